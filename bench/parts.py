@@ -1,0 +1,104 @@
+"""Starting what is measured: a made-up API server, and the extender as people run it, as processes."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: bench
+clusters: [{{name: bench, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: bench, user: {{}}}}]
+contexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]
+"""
+
+
+@dataclass(frozen=True)
+class Extender:
+    """`pid` is the serving process. `ready_seconds`: from the start of the process to its first answer."""
+
+    port: int
+    pid: int
+    ready_seconds: float
+
+    def rss_mib(self) -> tuple[float, float]:
+        """Resident memory now and at its peak."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith("Vm")}
+        return int(found["VmRSS"]) / 1024, int(found["VmHWM"]) / 1024
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    """Below the range from which outgoing connections take theirs."""
+    for port in range(21_000 + os.getpid() % 5000, 32_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port")
+
+
+@contextlib.contextmanager
+def world(nodes: int, pods: int) -> Iterator[Path]:
+    """A kubeconfig of a made-up API server of this size."""
+    with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
+        port_file = Path(directory) / "port"
+        arguments = [sys.executable, "-m", "bench.world", str(nodes), str(pods), str(port_file)]
+        with subprocess.Popen(arguments, cwd=ROOT) as process:
+            try:
+                while not port_file.exists():
+                    if process.poll() is not None:
+                        raise RuntimeError("the made-up API server did not start")
+                    time.sleep(0.05)
+                kubeconfig = Path(directory) / "kubeconfig"
+                kubeconfig.write_text(_KUBECONFIG.format(port=port_file.read_text()))
+                yield kubeconfig
+            finally:
+                process.kill()
+
+
+@contextlib.contextmanager
+def extender(kubeconfig: Path, *options: str) -> Iterator[Extender]:
+    """The extender on plain HTTP, ready."""
+    port, metrics = free_port(), free_port() + 1
+    arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--plain-http"]
+    arguments += ["--bind", f"127.0.0.1:{port}", "--metrics-bind", f"127.0.0.1:{metrics}", "--log-level", "warning"]
+    began = time.monotonic()
+    with subprocess.Popen([*arguments, *options], cwd=ROOT) as process:
+        try:
+            while not _ready(port):
+                if process.poll() is not None:
+                    raise RuntimeError("the extender did not start")
+                time.sleep(0.02)
+            seconds = time.monotonic() - began
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            yield Extender(port, int(children[0]), seconds)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _ready(port: int) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    return False

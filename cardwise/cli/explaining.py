@@ -1,0 +1,95 @@
+"""`cardwise explain`: why a pod waits, or why it is where it is, in sentences and a table of cards."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cardwise.core import assignment, explanation, names, policies, request
+from cardwise.core.ledger import Holding
+from cardwise.kube.survey import Survey
+
+
+def explain(pod: Mapping[str, Any], survey: Survey) -> str:
+    """The whole text for one pod (decoded JSON) in the cluster as surveyed."""
+    metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+    where = f"pod {metadata['namespace']}/{metadata['name']}"
+    try:
+        asked = request.parse(pod)
+    except request.InvalidRequest as error:
+        return f"{where} can never be placed: {error}\n"
+    if asked is None:
+        return f"{where} asks for no GPU of Cardwise ({', '.join(names.REQUESTED)}).\n"
+    text = f"{where} asks for {_in_words(asked)}.\n"
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return text + f"It has ended ({status['phase']}) and holds nothing.\n"
+    node = spec.get("nodeName")
+    return text + (_placed(pod, node, survey) if node else _waiting(pod, asked, survey))
+
+
+def _in_words(asked: request.PodRequest) -> str:
+    parts = []
+    for c in asked.containers:
+        amount = f"{c.cards} whole card{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
+        over = f" over {c.cards} cards" if c.cards > 1 and not c.whole else ""
+        core = f" and {c.core} % of the SMs" if c.core else ""
+        parts.append(f"{amount}{over}{core} (container {c.name})")
+    return " + ".join(parts)
+
+
+def _placed(pod: Mapping[str, Any], node: str, survey: Survey) -> str:
+    annotations = pod["metadata"].get("annotations") or {}
+    try:
+        assigned = assignment.decode(annotations)
+    except assignment.InvalidAssignment as error:
+        return f"It is on node {node}, and its annotations cannot be read: {error}.\n"
+    if assigned is None:
+        return (
+            f"It is on node {node} without an assignment: it was not bound by the Cardwise extender, so its containers "
+            "do not start. Delete it, and check that kube-scheduler uses the extender.\n"
+        )
+    lines = [f"It is on node {node}:"]
+    held = survey.ledger.holdings(node)
+    for key, shares in assigned.containers.items():
+        for share in shares:
+            others = [h for h in held if h.uid != pod["metadata"]["uid"] and _touches(h, share.index)]
+            beside = f", beside {', '.join(map(_name, others))}" if others else ", alone"
+            part = f"{share.mem} of {share.total} MiB ({assignment.fraction(share.mem, share.total)})"
+            lines.append(f"  container {key}: {part} of card {share.index} {share.uuid}{beside}")
+    granted = annotations.get(names.ASSIGNED) == "true"
+    lines.append("The node has granted it." if granted else "The node has not granted it yet: its container is not up.")
+    return "\n".join(lines) + "\n"
+
+
+def _waiting(pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey) -> str:
+    policy = asked.policy or policies.DEFAULT
+    views = explanation.explain(survey.ledger, [n.name for n in survey.ledger.nodes()], asked, policy)
+    lines = []
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    said = next((c.get("message") for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), None)
+    if said:
+        lines.append(f"kube-scheduler says: {said}")
+    if not views:
+        lines.append("No node has a card that Cardwise shares: is the device plugin running?")
+    fitting = [view.name for view in views if view.refusal is None]
+    if fitting:
+        lines.append(
+            f"Cards that fit are free on {', '.join(fitting)} (best first, {policy}); if it still waits, look at its "
+            "node selector, taints, cpu and memory, and whether kube-scheduler reaches the extender."
+        )
+    for view in views:
+        if view.refusal is not None:
+            lines.append(f"  {view.name}: {view.refusal.text}")
+        for card in view.cards if view.refusal is not None else ():
+            sick = "" if card.healthy else ", unhealthy"
+            short = f", {card.short} MiB short" if card.short else ""
+            by = f", held by {', '.join(map(_name, card.holders))}" if card.holders else ""
+            lines.append(f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{short}{sick}{by}")
+    return "\n".join(lines) + "\n"
+
+
+def _touches(holding: Holding, index: int) -> bool:
+    return index in holding.assignment.indices()
+
+
+def _name(holding: Holding) -> str:
+    mem = f"{holding.namespace}/{holding.name} ({holding.assignment.mem} MiB)"
+    return f"{mem} {holding.mark}" if holding.mark else mem

@@ -1,0 +1,1 @@
+"""The domain: pure functions and values, standard library only."""

@@ -1,0 +1,161 @@
+"""The codec of an assignment: which card holds how much for which container, as pod annotations.
+
+The annotations are the truth of every assignment (architecture.md section 3): bind writes them, everything else
+reads them here. gpushare's own five are written beside ours and read alone for pods of a former installation
+(gpushare-scheduler-extender `pkg/utils/pod.go`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from sys import intern
+
+from cardwise.core import names
+from cardwise.core.quantity import MiB, Percent
+
+_VERSION = 1
+_LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
+
+
+class InvalidAssignment(ValueError):
+    """Annotations that name no readable assignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardShare:
+    """A share of one card: MiB, percent of its SMs, and the card's total MiB. `uuid` is "" for gpushare's pods."""
+
+    index: int
+    uuid: str
+    mem: MiB
+    core: Percent
+    total: MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The cards of a pod by container key."""
+
+    containers: Mapping[str, tuple[CardShare, ...]]
+
+    @property
+    def legacy(self) -> bool:
+        """Whether it was written by gpushare."""
+        return _LEGACY_KEY in self.containers
+
+    def shares(self) -> list[CardShare]:
+        """All shares, container by container."""
+        return [share for shares in self.containers.values() for share in shares]
+
+    @property
+    def mem(self) -> MiB:
+        """MiB held on all cards."""
+        return MiB(sum(share.mem for share in self.shares()))
+
+    def indices(self) -> list[int]:
+        """The cards' indices, each once, in ascending order."""
+        return sorted({share.index for share in self.shares()})
+
+
+def fraction(limit: MiB, total: MiB) -> str:
+    """Limit / total, rounded down to 4 digits, so that a framework never takes more than its share."""
+    ten_thousandths = limit * 10_000 // total
+    return f"{ten_thousandths // 10_000}.{ten_thousandths % 10_000:04d}"
+
+
+def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
+    """MiB that the container may use on each of its cards, and the fraction; of the tightest card."""
+    tightest = min(shares, key=lambda share: share.mem * 10_000 // share.total)
+    return MiB(min(share.mem for share in shares)), fraction(tightest.mem, tightest.total)
+
+
+def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
+    """The annotations of a Binding. `assume_time_ns` is UnixNano, as gpushare's."""
+    shares = assignment.shares()
+    truth = {
+        "v": _VERSION,
+        "containers": {
+            key: [[s.index, s.uuid, s.mem, s.core, s.total] for s in shares_of]
+            for key, shares_of in assignment.containers.items()
+        },
+    }
+    annotations = {
+        names.IDX: ",".join(map(str, assignment.indices())),
+        names.POD_MEM: str(assignment.mem),
+        names.DEV_MEM: str(shares[0].total),
+        names.ASSIGNED: "false",
+        names.ASSUME_TIME: str(assume_time_ns),
+        names.ASSIGNMENT: json.dumps(truth, separators=(",", ":")),
+    }
+    for key, shares_of in assignment.containers.items():
+        limit, part = per_card_limit(shares_of)
+        annotations[names.DEVICES_OF + key] = ",".join(share.uuid for share in shares_of)
+        annotations[names.LIMIT_MIB_OF + key] = str(limit)
+        annotations[names.FRACTION_OF + key] = part
+        annotations[names.LIMIT_BYTES_OF + key] = str(limit * 1024 * 1024)
+    return annotations
+
+
+def decode(annotations: Mapping[str, str]) -> Assignment | None:
+    """The assignment in a pod's annotations; None where there is none. Raises InvalidAssignment."""
+    text = annotations.get(names.ASSIGNMENT)
+    if text is not None:
+        return _decode_ours(text)
+    if names.GPUSHARE_ALLOCATION in annotations:
+        return _decode_framework(annotations[names.GPUSHARE_ALLOCATION])
+    if names.IDX in annotations:
+        return _decode_gpushare(annotations)
+    return None
+
+
+def _decode_ours(text: str) -> Assignment:
+    try:
+        truth = json.loads(text)
+        if truth["v"] != _VERSION:
+            raise InvalidAssignment(f"{names.ASSIGNMENT} has version {truth['v']}, this program reads {_VERSION}")
+        containers = {
+            intern(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, InvalidAssignment):
+            raise
+        raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {text[:200]!r}") from error
+    if not containers or not all(containers.values()):
+        raise InvalidAssignment(f"{names.ASSIGNMENT} names no card")
+    return Assignment(containers)
+
+
+def _share(index: int, uuid: str, mem: int, core: int, total: int) -> CardShare:
+    numbers = (index, mem, core, total)
+    if not all(type(number) is int for number in numbers) or min(numbers) < 0 or not (mem and total):
+        raise InvalidAssignment(f"a share of {numbers} is impossible")
+    return CardShare(index, intern(uuid), MiB(mem), Percent(core), MiB(total))
+
+
+def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
+    try:
+        index, mem = int(annotations[names.IDX]), int(annotations[names.POD_MEM])
+        total = int(annotations.get(names.DEV_MEM, mem))
+    except (KeyError, ValueError) as error:
+        raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are no numbers") from error
+    if index < 0 or mem <= 0:
+        raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no card was found by gpushare")
+    share = CardShare(index, "", MiB(mem), Percent(0), MiB(max(total, mem)))
+    return Assignment({_LEGACY_KEY: (share,)})
+
+
+def _decode_framework(text: str) -> Assignment:
+    """Alibaba's framework version: {"<container>": {"<card>": MiB}}."""
+    by_card: dict[int, int] = {}
+    try:
+        for cards in json.loads(text).values():
+            for index, mem in cards.items():
+                by_card[int(index)] = by_card.get(int(index), 0) + int(mem)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} is unreadable") from error
+    shares = tuple(
+        CardShare(index, "", MiB(mem), Percent(0), MiB(mem)) for index, mem in sorted(by_card.items()) if mem > 0
+    )
+    if not shares:
+        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} names no card")
+    return Assignment({_LEGACY_KEY: shares})

@@ -1,0 +1,256 @@
+"""Who holds what on which card: a cache of the pods' annotations, never a second truth.
+
+Kept in flat lists per node so that placement answers from it in microseconds. Not thread-safe: its owner locks.
+Holdings survive what happens to cards: when the cards of a node become known, change or go, the node's lists are
+counted anew from its holdings, so the order of events does not matter.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.cardindex import CardIndex, Entry
+from cardwise.core.cards import Card
+from cardwise.core.quantity import MiB
+
+Undo = Callable[[], None]
+
+FULL_CORE = 100  # percent of one card's SMs
+MAX_CLIENTS = 48  # MPS clients per card before driver 590, see mps.md 1.1
+POSITION = 10  # bits of a card's position in a code: a node has at most 1024 cards
+
+
+def card_code(free: int, position: int = 0) -> int:
+    """A card as one integer that sorts by free MiB, then by position in the node's lists."""
+    return free << POSITION | position
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod)."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    assignment: Assignment
+    mark: str = ""
+
+
+class NodeState:
+    """Cards of one node and what is left on each; index i of every list is the same card."""
+
+    __slots__ = (
+        "_ascending",
+        "_empties",
+        "cards",
+        "clients",
+        "free",
+        "free_core",
+        "healthy",
+        "largest",
+        "max_clients",
+        "name",
+        "uids",
+        "used",
+    )
+
+    def __init__(self, name: str, max_clients: int) -> None:
+        self.name = name
+        self.max_clients = max_clients
+        self.cards: list[Card] = []
+        self.largest = 0  # MiB of the biggest card
+        self.healthy = 0  # cards
+        self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
+        self.free_core: list[int] = []  # percent
+        self.clients: list[int] = []
+        self.used: list[int] = []  # MiB
+        self.uids: set[str] = set()
+        self._ascending: list[int] | None = None
+        self._empties: list[int] | None = None
+
+    def open(self, i: int) -> bool:
+        """Whether the card takes one more share at all."""
+        return self.cards[i].healthy and self.clients[i] < self.max_clients
+
+    def empty(self, i: int) -> bool:
+        """Whether the card can be given away whole."""
+        return self.cards[i].healthy and self.clients[i] == 0
+
+    def ascending(self) -> list[int]:
+        """Open cards as `card_code`s, the fullest first."""
+        codes = self._ascending
+        if codes is None:
+            free = self.free
+            codes = sorted(card_code(free[i], i) for i in range(len(free)) if self.open(i))
+            self._ascending = codes
+        return codes
+
+    def empties(self) -> list[int]:
+        """As `ascending`, of the cards that can be given away whole."""
+        codes = self._empties
+        if codes is None:
+            clients = self.clients
+            codes = [code for code in self.ascending() if code > 0 and not clients[code & ~(-1 << POSITION)]]
+            self._empties = codes
+        return codes
+
+    def position(self, share: CardShare) -> int | None:
+        """Where the share's card is in the lists; None where the node has it no more."""
+        for i, card in enumerate(self.cards):
+            if card.uuid == share.uuid or (not share.uuid and card.index == share.index):
+                return i
+        return None
+
+    def count(self, share: CardShare, sign: int) -> None:
+        """Add (sign 1) or take away (sign -1) a share."""
+        i = self.position(share)
+        if i is not None:
+            self.free[i] -= sign * share.mem
+            self.used[i] += sign * share.mem
+            self.free_core[i] -= sign * share.core
+            self.clients[i] += sign
+        self._ascending = self._empties = None
+
+    def reset(self, cards: Sequence[Card], headroom: MiB) -> None:
+        """Begin anew with these cards and no shares."""
+        self.cards = sorted(cards, key=lambda card: card.index)
+        self.largest = max((card.mem for card in cards), default=0)
+        self.healthy = sum(card.healthy for card in cards)
+        self.free = [card.mem - headroom for card in self.cards]
+        self.used = [0] * len(self.cards)
+        self.free_core = [FULL_CORE] * len(self.cards)
+        self.clients = [0] * len(self.cards)
+        self._ascending = self._empties = None
+
+
+class Ledger:
+    """All nodes and all holdings.
+
+    `headroom` is MiB kept back on each card for driver, contexts and MPS server; `max_clients` bounds the shares on
+    one card.
+    """
+
+    def __init__(self, *, headroom: MiB = MiB(0), max_clients: int = MAX_CLIENTS) -> None:
+        self._index = CardIndex()
+        self._touched: set[str] = set()  # nodes that the index does not know as they are now
+        self._headroom = headroom
+        self._max_clients = max_clients
+        self._nodes: dict[str, NodeState] = {}
+        self._holdings: dict[str, Holding] = {}
+
+    def node(self, name: str) -> NodeState | None:
+        """A node that has cards, or holdings on cards yet unknown."""
+        return self._nodes.get(name)
+
+    def by_name(self) -> Mapping[str, NodeState]:
+        """As `node`, for those who ask for thousands. Not to be kept."""
+        return self._nodes
+
+    def nodes(self) -> Iterator[NodeState]:
+        """All nodes in the order of their names."""
+        return iter(sorted(self._nodes.values(), key=lambda node: node.name))
+
+    def holding(self, uid: str) -> Holding | None:
+        """What the pod with this UID holds."""
+        return self._holdings.get(uid)
+
+    def index(self) -> CardIndex:
+        """All open cards in the order of their free memory, as of now."""
+        if self._touched:
+            self._index.refresh((name, self._open_cards(name)) for name in self._touched)
+            self._touched.clear()
+        return self._index
+
+    def holdings(self, node: str | None = None) -> list[Holding]:
+        """All holdings, or those on one node."""
+        if node is None:
+            return list(self._holdings.values())
+        state = self._nodes.get(node)
+        return [self._holdings[uid] for uid in sorted(state.uids)] if state else []
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def set_cards(self, node: str, cards: Iterable[Card]) -> None:
+        """The node has these cards now, and no others. An empty node without holdings is forgotten."""
+        cards = list(cards)
+        state = self._state(node)
+        if state.cards == sorted(cards, key=lambda card: card.index):
+            self._forget_if_empty(state)
+            return
+        self._touched.add(node)
+        state.reset(cards, self._headroom)
+        for uid in state.uids:
+            for share in self._holdings[uid].assignment.shares():
+                state.count(share, 1)
+        self._forget_if_empty(state)
+
+    def hold(self, holding: Holding) -> Undo:
+        """Put the holding in place of whatever its pod held. Returns the way back."""
+        before = self._holdings.get(holding.uid)
+        if before is not None and before.node == holding.node and before.assignment == holding.assignment:
+            self._holdings[holding.uid] = holding  # only the mark or the name is new: nothing to count
+        else:
+            if before is not None:
+                self._take_out(before)
+            self._put_in(holding)
+        return self._undo_to(holding.uid, before)
+
+    def release(self, uid: str) -> Undo:
+        """The pod holds nothing any more. Returns the way back."""
+        before = self._holdings.get(uid)
+        if before is not None:
+            self._take_out(before)
+        return self._undo_to(uid, before)
+
+    def violations(self) -> list[str]:
+        """What rule 1 forbids, for tests and the audit: cards that hold more than they have."""
+        found = []
+        for state in self.nodes():
+            for i, card in enumerate(state.cards):
+                if state.used[i] > card.mem:
+                    found.append(f"{state.name} card {card.index}: {state.used[i]} of {card.mem} MiB are held")
+        return found
+
+    def _undo_to(self, uid: str, before: Holding | None) -> Undo:
+        def undo() -> None:
+            now = self._holdings.get(uid)
+            if now is not None:
+                self._take_out(now)
+            if before is not None:
+                self._put_in(before)
+
+        return undo
+
+    def _open_cards(self, name: str) -> list[Entry]:
+        state = self._nodes.get(name)
+        codes = state.ascending() if state is not None else ()
+        return [(code >> POSITION, name, code & ~(-1 << POSITION)) for code in codes]
+
+    def _state(self, name: str) -> NodeState:
+        state = self._nodes.get(name)
+        if state is None:
+            state = self._nodes[name] = NodeState(name, self._max_clients)
+        return state
+
+    def _put_in(self, holding: Holding) -> None:
+        state = self._state(holding.node)
+        self._holdings[holding.uid] = holding
+        state.uids.add(holding.uid)
+        self._touched.add(holding.node)
+        for share in holding.assignment.shares():
+            state.count(share, 1)
+
+    def _take_out(self, holding: Holding) -> None:
+        state = self._nodes[holding.node]
+        del self._holdings[holding.uid]
+        state.uids.discard(holding.uid)
+        self._touched.add(holding.node)
+        for share in holding.assignment.shares():
+            state.count(share, -1)
+        self._forget_if_empty(state)
+
+    def _forget_if_empty(self, state: NodeState) -> None:
+        if not state.cards and not state.uids:
+            self._nodes.pop(state.name, None)

@@ -1,0 +1,69 @@
+"""Kubernetes quantities to plain integers, once, at the edge.
+
+Apart, because the grammar has a trap: the API server prints the integer 8000 as `8k`, so a decimal suffix on
+gpu-mem is a plain multiplier of MiB, and only a binary suffix (`8Gi`) means bytes.
+Source: k8s.io/apimachinery `pkg/api/resource/quantity.go`.
+"""
+
+import re
+from fractions import Fraction
+from typing import NewType
+
+MiB = NewType("MiB", int)
+Percent = NewType("Percent", int)
+
+_GRAMMAR = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?\d{1,3}))?")
+_BINARY = {suffix: Fraction(1024**power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
+_DECIMAL = {
+    "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
+    "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9),
+    "T": Fraction(10**12), "P": Fraction(10**15), "E": Fraction(10**18),
+}  # fmt: skip
+_MIB = 1024**2
+
+
+class InvalidQuantity(ValueError):
+    """A text that is no usable quantity; `problem` and `remedy` are for the user."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}: {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
+def parse(text: str | int) -> tuple[Fraction, bool]:
+    """Value of a quantity, and whether it was written with a binary suffix (`Gi`)."""
+    text = str(text).strip()
+    match = _GRAMMAR.fullmatch(text)
+    if match is None:
+        raise InvalidQuantity(f"{text!r} is not a quantity", "write a number such as 8138 or 8Gi")
+    sign, digits, suffix, exponent = match.groups()
+    value = Fraction(digits)
+    if exponent is not None:
+        value *= Fraction(10) ** int(exponent)
+    elif suffix is not None:
+        value *= _BINARY.get(suffix) or _DECIMAL[suffix]
+    return (-value if sign == "-" else value), suffix in _BINARY
+
+
+def memory(text: str | int) -> MiB:
+    """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes. Raises InvalidQuantity."""
+    value, is_bytes = parse(text)
+    if is_bytes:
+        value /= _MIB
+    if value <= 0:
+        raise InvalidQuantity(f"{text} is not above zero", "write at least 1 (MiB), or leave it out")
+    if value.denominator != 1:
+        below = value.numerator // value.denominator
+        near = f"{max(below, 1)} or {below + 1}" if below else "1"
+        raise InvalidQuantity(f"{text} is not a whole number of MiB", f"write {near}")
+    return MiB(value.numerator)
+
+
+def count(text: str | int, *, least: int = 1, most: int | None = None) -> int:
+    """A whole number of something, for example cards. Raises InvalidQuantity."""
+    value, _ = parse(text)
+    limits = f"a whole number from {least}" + (f" to {most}" if most is not None else "")
+    if value.denominator != 1 or value < least or (most is not None and value > most):
+        raise InvalidQuantity(f"{text} is out of range", f"write {limits}")
+    return value.numerator

@@ -1,0 +1,208 @@
+"""What a pod asks of its cards: from the pod's JSON to a `PodRequest`.
+
+The only place that reads GPU requests. Parse, don't validate: the result is a whole request, None (the pod asks
+for no card of ours), or `InvalidRequest` with the field and the remedy.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core import names, policies, quantity
+from cardwise.core.quantity import MiB, Percent
+
+Json = Mapping[str, Any]
+
+
+class InvalidRequest(ValueError):
+    """A request that can never be served as written."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRequest:
+    """What one container asks. `mem` is MiB over all its cards, 0 for whole cards."""
+
+    key: str
+    name: str
+    cards: int
+    mem: MiB = MiB(0)
+    core: Percent = Percent(0)
+
+    @property
+    def whole(self) -> bool:
+        return self.mem == 0
+
+    @property
+    def mem_per_card(self) -> MiB:
+        return MiB(self.mem // self.cards)
+
+    @property
+    def core_per_card(self) -> Percent:
+        return Percent(self.core // self.cards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRequest:
+    """What a pod asks: one entry per container that uses a card, in the pod's order."""
+
+    containers: tuple[ContainerRequest, ...]
+    policy: str | None = None
+
+    @property
+    def mem(self) -> MiB:
+        """Sum of the asked MiB; whole cards ask for none."""
+        return MiB(sum(container.mem for container in self.containers))
+
+    @property
+    def largest_share(self) -> MiB:
+        """The most MiB that one card must hold for this pod."""
+        together = sum(c.mem for c in self.containers if not c.whole and c.cards == 1)
+        return MiB(max([together, *(c.mem_per_card for c in self.containers if c.cards > 1)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container of a pod with its key and its path, for messages."""
+
+    key: str
+    path: str
+    spec: Json
+    ordinary_init: bool
+
+
+def containers(pod: Json) -> Iterator[Container]:
+    """The pod's containers, native sidecars and ordinary init containers, init containers first."""
+    spec = pod.get("spec") or {}
+    for i, c in enumerate(spec.get("initContainers") or ()):
+        yield Container(f"init-{i}", f"spec.initContainers[{i}]", c, c.get("restartPolicy") != "Always")
+    for i, c in enumerate(spec.get("containers") or ()):
+        yield Container(str(i), f"spec.containers[{i}]", c, ordinary_init=False)
+
+
+def parse(pod: Json) -> PodRequest | None:
+    """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    found = [r for c in containers(pod) if (r := _container_request(c, annotations)) is not None]
+    if not found:
+        return None
+    policy = annotations.get(names.POLICY)
+    if policy is not None and policy not in policies.POLICIES:
+        known = ", ".join(sorted(policies.POLICIES))
+        field = f"metadata.annotations[{names.POLICY}]"
+        raise InvalidRequest(field, f"{policy!r} is no placement policy", f"write one of: {known}")
+    return PodRequest(containers=tuple(found), policy=policy)
+
+
+def parse_mutated(pod: Json) -> PodRequest | None:
+    """As `parse`, for a pod that must have passed the webhook. Raises InvalidRequest where it has not."""
+    request = parse(pod)
+    if request is None:
+        return None
+    asked = {container.key for container in request.containers}
+    for c in containers(pod):
+        limits = _resources(c, "limits")
+        canonical = names.GPU_COUNT not in limits and str(limits.get(names.GPU_MEM, "0")).isdigit()
+        if c.key in asked and (str(limits.get(names.SHARE)) != "1" or not canonical):
+            raise InvalidRequest(
+                f"{c.path}.resources.limits",
+                "the pod was not rewritten by the Cardwise webhook",
+                "create it again once the webhook is up",
+            )
+    return request
+
+
+def _resources(container: Container, kind: str) -> Json:
+    return (container.spec.get("resources") or {}).get(kind) or {}
+
+
+def _container_request(c: Container, annotations: Json) -> ContainerRequest | None:
+    limits, requests = _resources(c, "limits"), _resources(c, "requests")
+    asked = [name for name in names.REQUESTED if name in limits or name in requests]
+    if not asked:
+        return None
+    if c.ordinary_init:
+        raise InvalidRequest(
+            f"{c.path}.resources.limits[{asked[0]}]",
+            "an ordinary init container cannot hold a GPU share",
+            "ask in a container, or give this one restartPolicy: Always",
+        )
+    values = {name: _amount(c, name, limits, requests) for name in asked}
+    mem, core = values.get(names.GPU_MEM, 0), values.get(names.GPU_CORE, 0)
+    counts = {name: values[name] for name in (names.GPU_COUNT, names.WHOLE_GPU) if name in values}
+    field = f"{c.path}.resources.limits"
+    if len(set(counts.values())) > 1:
+        raise InvalidRequest(
+            f"{field}[{names.GPU_COUNT}]", f"differs from {names.WHOLE_GPU}", f"write only {names.GPU_COUNT}"
+        )
+    cards = next(iter(counts.values()), 1)
+    if not mem:
+        if not counts:
+            raise InvalidRequest(
+                f"{field}[{names.GPU_CORE}]",
+                "a share of the cores needs a share of the memory",
+                f"add {names.GPU_MEM} with the MiB that the container needs",
+            )
+        if core:
+            raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "whole cards have all their cores", "leave it out")
+        return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards)
+    if names.WHOLE_GPU in counts:
+        raise InvalidRequest(
+            f"{field}[{names.WHOLE_GPU}]",
+            f"whole cards and {names.GPU_MEM} exclude each other",
+            f"write {names.GPU_COUNT} to split the memory over several cards, or leave {names.GPU_MEM} out",
+        )
+    if not counts:
+        cards = _annotated_count(c.key, annotations)
+    for name, value in ((names.GPU_MEM, mem), (names.GPU_CORE, core)):
+        if value % cards:
+            low = value - value % cards
+            near = f"{low} or {low + cards}" if low else str(cards)
+            raise InvalidRequest(f"{field}[{name}]", f"{value} does not divide over {cards} cards", f"write {near}")
+    name = c.spec.get("name", "")
+    return ContainerRequest(key=c.key, name=name, cards=cards, mem=MiB(mem), core=Percent(core))
+
+
+def _annotated_count(key: str, annotations: Json) -> int:
+    """Cards of a split share, where the webhook has put it."""
+    annotation = names.GPU_COUNT_OF + key
+    if annotation not in annotations:
+        return 1
+    try:
+        return quantity.count(annotations[annotation])
+    except quantity.InvalidQuantity as error:
+        raise InvalidRequest(f"metadata.annotations[{annotation}]", error.problem, error.remedy) from error
+
+
+def _amount(c: Container, name: str, limits: Json, requests: Json) -> int:
+    """The amount of one resource; request and limit must agree, as for every extended resource."""
+    field = f"{c.path}.resources.limits[{name}]"
+    if name not in limits:
+        raise InvalidRequest(field, "is missing beside the request", f"write {name} in limits only")
+    limit = _parse_amount(field, name, limits[name])
+    if name in requests:
+        request_field = f"{c.path}.resources.requests[{name}]"
+        request = _parse_amount(request_field, name, requests[name])
+        if request != limit:
+            raise InvalidRequest(
+                request_field,
+                f"{requests[name]} differs from the limit {limits[name]}",
+                f"write {name} in limits only",
+            )
+    return limit
+
+
+def _parse_amount(field: str, name: str, text: str | int) -> int:
+    try:
+        if name == names.GPU_MEM:
+            return quantity.memory(text)
+        if name == names.GPU_CORE:
+            return quantity.count(text, most=6400)
+        return quantity.count(text)
+    except quantity.InvalidQuantity as error:
+        raise InvalidRequest(field, error.problem, error.remedy) from error

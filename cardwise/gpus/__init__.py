@@ -1,0 +1,1 @@
+"""The physical cards of a node, behind one seam with two implementations: NVML and a YAML file."""

@@ -1,0 +1,202 @@
+"""Cards of NVIDIA's driver, by NVML.
+
+Health has two sources. Xid events say at once that a card failed. Probing says that it does not answer, and it is the
+only thing that can say that it is well again, which other plugins never notice (peers.md C13): a card comes back when
+it has answered for a quiet time and the driver asks for no reset.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pynvml
+import structlog
+
+from cardwise.core.quantity import MiB
+from cardwise.gpus import xids
+from cardwise.gpus.protocol import HEALTHY, DevicePath, GpuCard, GpusUnavailable, Health
+
+_log = structlog.get_logger(__name__)
+
+_MIB = 1024 * 1024
+_EVENT_WAIT_MS = 500
+_FIELD_RECOVERY_ACTION = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+
+
+class NvmlGpus:
+    """`Gpus` of this machine. `probe_seconds`: between two probes; `quiet_seconds`: without fault until well again."""
+
+    def __init__(
+        self,
+        *,
+        ignored_xids: frozenset[int] = frozenset(),
+        probe_seconds: float = 5.0,
+        quiet_seconds: float = 30.0,
+    ) -> None:
+        """Raises GpusUnavailable where there is no driver."""
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise GpusUnavailable(
+                f"NVML does not start ({error}); is the NVIDIA driver installed, and its library mounted into this "
+                "container? For simulated cards give --simulated-cards FILE"
+            ) from error
+        self._ignored = ignored_xids
+        self._probe_seconds = probe_seconds
+        self._quiet_seconds = quiet_seconds
+        self._lock = threading.Lock()
+        self._handles: dict[str, Any] = {}
+        self._cards = self._enumerate()
+        self._faults: dict[str, tuple[str, float]] = {}  # uuid -> reason, when it was last seen
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._probe, name="nvml-probe", daemon=True),
+            threading.Thread(target=self._listen, name="nvml-xids", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def cards(self) -> list[GpuCard]:
+        with self._lock:
+            return list(self._cards)
+
+    def health(self) -> Mapping[str, Health]:
+        with self._lock:
+            return {
+                card.uuid: Health(healthy=False, reason=self._faults[card.uuid][0])
+                if card.uuid in self._faults
+                else HEALTHY
+                for card in self._cards
+            }
+
+    def wait_change(self, timeout: float) -> bool:
+        changed = self._changed.wait(timeout)
+        self._changed.clear()
+        return changed and not self._closing.is_set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._changed.set()
+        for thread in self._threads:
+            thread.join(5.0)
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+    def _enumerate(self) -> list[GpuCard]:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        cards = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            card = _describe(index, handle, driver)
+            self._handles[card.uuid] = handle
+            cards.append(card)
+        return cards
+
+    def _probe(self) -> None:
+        while not self._closing.wait(self._probe_seconds):
+            for uuid, handle in list(self._handles.items()):
+                self._judge(uuid, _trouble(handle), time.monotonic())
+
+    def _judge(self, uuid: str, trouble: str, now: float) -> None:
+        with self._lock:
+            before = self._faults.get(uuid)
+            if trouble:
+                self._faults[uuid] = (trouble, now)
+            elif before is not None and now - before[1] >= self._quiet_seconds:
+                del self._faults[uuid]
+            after = self._faults.get(uuid)
+        if (before and before[0]) != (after and after[0]):
+            if after:
+                _log.error("card is unhealthy", uuid=uuid, reason=after[0])
+            else:
+                _log.info("card is well again", uuid=uuid)
+            self._changed.set()
+
+    def _listen(self) -> None:
+        try:
+            events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            _log.warning("no Xid events; health comes from probing alone", error=str(error))
+            return
+        try:
+            for uuid, handle in self._handles.items():
+                try:
+                    pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+                except pynvml.NVMLError as error:
+                    # Some cards (vGPU guests) know no events. That is no fault of theirs.
+                    _log.warning("the card reports no Xid events", uuid=uuid, error=str(error))
+            while not self._closing.is_set():
+                self._take_event(events)
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(events)
+
+    def _take_event(self, events: Any) -> None:
+        try:
+            event = pynvml.nvmlEventSetWait_v2(events, _EVENT_WAIT_MS)
+        except pynvml.NVMLError_Timeout:
+            return
+        except pynvml.NVMLError as error:
+            _log.warning("waiting for Xid events failed", error=str(error))
+            self._closing.wait(1.0)
+            return
+        xid = int(event.eventData)
+        try:
+            named = [str(pynvml.nvmlDeviceGetUUID(event.device))]
+        except pynvml.NVMLError:
+            named = list(self._handles)  # a card that cannot say who it is: until the probe knows better, any
+        if not xids.is_sick(xid, self._ignored):
+            _log.info("an application failed on a card", uuid=named[0], xid=xid, meaning=xids.describe(xid))
+            return
+        for uuid in named:
+            self._judge(uuid, xids.describe(xid), time.monotonic())
+
+
+def _trouble(handle: Any) -> str:
+    """Why the card does not answer as it should; "" when it does."""
+    try:
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
+        pynvml.nvmlDeviceGetPciInfo(handle)
+    except pynvml.NVMLError as error:
+        return f"the card does not answer: {error}"
+    if _FIELD_RECOVERY_ACTION is not None:
+        with contextlib.suppress(pynvml.NVMLError):
+            (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [_FIELD_RECOVERY_ACTION])
+            if value.nvmlReturn == pynvml.NVML_SUCCESS and value.value.uiVal != 0:
+                return f"the driver asks for recovery action {value.value.uiVal} (1: reset, 2: reboot, 3: drain)"
+    return ""
+
+
+def _describe(index: int, handle: Any, driver: str) -> GpuCard:
+    properties = {"driver": driver}
+
+    def ask(name: str, question: Callable[[], object]) -> None:
+        # What a card or driver does not know is left out; no property is needed for sharing.
+        with contextlib.suppress(pynvml.NVMLError, AttributeError):
+            properties[name] = str(question())
+
+    ask("clockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    ask("memoryClockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))
+    ask("architecture", lambda: _ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle), "unknown"))
+    ask("computeCapability", lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))))
+    minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
+    path = f"/dev/nvidia{minor}"
+    return GpuCard(
+        index=index,
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        model=str(pynvml.nvmlDeviceGetName(handle)),
+        memory=MiB(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB),
+        devices=(DevicePath(path, path),),
+        pci_bus_id=str(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+        properties=properties,
+    )
+
+
+_ARCHITECTURES = {
+    value: name.removeprefix("NVML_DEVICE_ARCH_").capitalize()
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_DEVICE_ARCH_")
+}

@@ -1,0 +1,65 @@
+"""The seam between Cardwise and the cards of the machine it runs on.
+
+Apart so that everything above it works alike on real cards and on simulated ones; one contract test is held against
+both (tests/gpus/test_contract.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cardwise.core.quantity import MiB
+
+
+class GpusUnavailable(Exception):
+    """There is no way to ask for cards here; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePath:
+    """A device node on this machine, and where a container expects it."""
+
+    host: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCard:
+    """A card as its driver describes it. `index` is its position in PCI bus order; `memory` its total in MiB."""
+
+    index: int
+    uuid: str
+    model: str
+    memory: MiB
+    devices: tuple[DevicePath, ...]
+    pci_bus_id: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a card takes new shares; `reason` says why not, "" when it does."""
+
+    healthy: bool
+    reason: str = ""
+
+
+HEALTHY = Health(healthy=True)
+
+
+class Gpus(Protocol):
+    """Cards and their health. Methods may be called from any thread."""
+
+    def cards(self) -> list[GpuCard]:
+        """All cards of this machine in the order of their index, sick ones included."""
+
+    def health(self) -> Mapping[str, Health]:
+        """Health by card UUID, an entry for each of `cards()`."""
+
+    def wait_change(self, timeout: float) -> bool:
+        """Blocks until cards or health may have changed, at most `timeout` seconds; whether they may have.
+
+        For one waiting thread. `close` ends the wait.
+        """
+
+    def close(self) -> None: ...

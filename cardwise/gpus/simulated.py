@@ -1,0 +1,167 @@
+"""Cards from a YAML file that is read again whenever it changes.
+
+The way to have mixed cards, to add one and to make one sick without hardware: in tests, in the demo, and on a node
+without GPU. A file that cannot be read as cards never takes the last good ones away.
+
+    cards:
+      - index: 0
+        uuid: GPU-11111111-1111-1111-1111-111111111111
+        model: Tesla-P100
+        memoryMiB: 16276
+        device: /path/to/device-node     # optional: what a container is given
+        containerPath: /dev/nvidia0      # optional: where it finds it; /dev/nvidia<index>
+        healthy: true                    # optional
+        reason: ""                       # optional: why it is not healthy
+        properties: {}                   # optional
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+import yaml
+from msgspec import Struct
+
+from cardwise.core.quantity import MiB
+from cardwise.gpus.protocol import HEALTHY, DevicePath, GpuCard, GpusUnavailable, Health
+
+_log = structlog.get_logger(__name__)
+
+_POLL_SECONDS = 0.2
+
+
+class InvalidCards(ValueError):
+    """A file of cards that is not usable; the message names the file, the line or the field, and the remedy."""
+
+
+class _CardEntry(
+    Struct, rename={"memory_mib": "memoryMiB", "container_path": "containerPath"}, forbid_unknown_fields=True
+):
+    index: int
+    uuid: str
+    memory_mib: int
+    model: str = "Simulated"
+    device: str = ""
+    container_path: str = ""
+    healthy: bool = True
+    reason: str = ""
+    properties: dict[str, str | int | float] = {}
+
+
+class _CardsFile(Struct, forbid_unknown_fields=True):
+    cards: list[_CardEntry]
+
+
+Inventory = tuple[list[GpuCard], dict[str, Health]]
+_Stamp = tuple[int, int, int, int]
+
+
+def parse(text: str, source: str) -> Inventory:
+    """Cards and health of a file's text. Raises InvalidCards."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark is not None else source
+        raise InvalidCards(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    try:
+        entries = msgspec.convert(document, _CardsFile).cards
+    except msgspec.ValidationError as error:
+        raise InvalidCards(f"{source}: {error}; see the format in docs/reference/deviceplugin.md") from error
+    cards, health = [], {}
+    indices: set[int] = set()
+    for position, entry in enumerate(entries):
+        field = f"{source}: cards[{position}]"
+        if entry.memory_mib <= 0:
+            raise InvalidCards(f"{field}.memoryMiB: {entry.memory_mib} is not above zero; write the card's MiB")
+        if entry.index < 0 or entry.index in indices:
+            raise InvalidCards(f"{field}.index: {entry.index} is negative or used twice; number the cards from 0")
+        if not entry.uuid or entry.uuid in health:
+            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} is empty or used twice; give each card one of its own")
+        indices.add(entry.index)
+        inside = entry.container_path or f"/dev/nvidia{entry.index}"
+        cards.append(
+            GpuCard(
+                index=entry.index,
+                uuid=entry.uuid,
+                model=entry.model,
+                memory=MiB(entry.memory_mib),
+                devices=(DevicePath(entry.device, inside),) if entry.device else (),
+                properties={key: str(value) for key, value in entry.properties.items()},
+            )
+        )
+        health[entry.uuid] = (
+            HEALTHY if entry.healthy else Health(healthy=False, reason=entry.reason or "healthy: false in the file")
+        )
+    cards.sort(key=lambda card: card.index)
+    return cards, health
+
+
+class SimulatedGpus:
+    """`Gpus` of one file. Notices a change within a fifth of a second while someone waits."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises GpusUnavailable when there are no cards to begin with."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._stamp = _stamp(path)
+        self._unreadable = False
+        try:
+            self._text = path.read_text()
+            self._inventory = parse(self._text, str(path))
+        except (OSError, UnicodeDecodeError, InvalidCards) as error:
+            raise GpusUnavailable(f"no simulated cards: {error}") from error
+
+    def cards(self) -> list[GpuCard]:
+        return list(self._read()[0])
+
+    def health(self) -> Mapping[str, Health]:
+        return dict(self._read()[1])
+
+    def wait_change(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        before = self._inventory
+        while not self._closed.is_set():
+            if self._read() is not before:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._closed.wait(min(_POLL_SECONDS, left))
+        return False
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _read(self) -> Inventory:
+        with self._lock:
+            stamp = _stamp(self._path)
+            # A file that was caught half-written is read again until it is whole, whatever its times say.
+            if stamp == self._stamp and not self._unreadable:
+                return self._inventory
+            try:
+                text = self._path.read_text()
+                if text != self._text:
+                    self._inventory = parse(text, str(self._path))
+                    _log.info("simulated cards read", path=str(self._path), cards=len(self._inventory[0]))
+            except (OSError, UnicodeDecodeError, InvalidCards) as error:
+                if stamp != self._stamp or not self._unreadable:
+                    _log.error("simulated cards unreadable; the last good ones stay", error=str(error))
+                self._unreadable = True
+            else:
+                self._text = text
+                self._unreadable = False
+            self._stamp = stamp
+            return self._inventory
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_ctime_ns

@@ -1,0 +1,146 @@
+"""What can go wrong in a call to the API server, as one small tree.
+
+Apart from the client because callers catch these and must not import the transport. Sorted by what a caller does
+next: read again (Conflict), list again (Gone), wait (TooManyRequests, ServerError, Unreachable), or give up and tell
+the user. Bodies are truncated: an object can hold secrets and a log line must stay a line.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+MAX_MESSAGE = 512
+
+
+class KubeError(Exception):
+    """An answer of the API server that is not a success.
+
+    `status` is the HTTP status (0: no answer), `reason` the machine word of the Status object ("AlreadyExists"),
+    `message` what the server said, at most 512 characters. `retry_after` is in seconds, None if none was named.
+    """
+
+    def __init__(self, status: int, reason: str = "", message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(status, reason, message)
+        self.status = status
+        self.reason = reason
+        self.message = truncated(message)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.reason}: {self.message}" if self.status else f"{self.reason}: {self.message}"
+
+
+class BadRequest(KubeError):
+    """400: the request is malformed; repeating it cannot help."""
+
+
+class Unauthorized(KubeError):
+    """401: the credentials are missing or no longer valid."""
+
+
+class Forbidden(KubeError):
+    """403: RBAC, an admission webhook or a quota refused."""
+
+
+class NotFound(KubeError):
+    """404: no such object, or no such kind (is the CRD installed?)."""
+
+
+class Conflict(KubeError):
+    """409: the object changed meanwhile; read it again and decide again."""
+
+
+class AlreadyExists(Conflict):
+    """409 on create: another one was first."""
+
+
+class Gone(KubeError):
+    """410: the resourceVersion or the continue token is too old; list again."""
+
+
+class Invalid(KubeError):
+    """422: the object breaks its schema or an immutable field, or a JSON patch `test` failed."""
+
+
+class TooManyRequests(KubeError):
+    """429: wait `retry_after` seconds. Also what an eviction gets while a PodDisruptionBudget holds it back."""
+
+
+class ServerError(KubeError):
+    """5xx: the server's own trouble; the request may or may not have been carried out."""
+
+
+class Unreachable(KubeError):
+    """No (whole) answer: refused, timed out, cut. The request may or may not have been carried out."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "Unreachable", message)
+
+
+class KubeConfigError(Exception):
+    """There are no usable credentials; the message says where they were looked for."""
+
+
+_BY_STATUS: dict[int, type[KubeError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+    429: TooManyRequests,
+}
+
+
+class _Details(msgspec.Struct, rename="camel"):
+    retry_after_seconds: float = 0
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
+_decode_status = msgspec.json.Decoder(_Status).decode
+
+
+def from_response(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
+    """The error for an HTTP answer of 400 and above; `body` is a Status object or whatever a proxy wrote."""
+    try:
+        said = _decode_status(body)
+    except msgspec.DecodeError:
+        said = _Status(message=body[:MAX_MESSAGE].decode(errors="replace").strip())
+    return _build(status, said, _retry_after(headers.get("Retry-After")))
+
+
+def from_status(body: bytes) -> KubeError:
+    """The error of an ERROR event in a watch, whose object is a Status."""
+    try:
+        said = _decode_status(body)
+    except msgspec.DecodeError:
+        said = _Status(message="undecodable Status in a watch", code=500)
+    return _build(said.code or 500, said, None)
+
+
+def truncated(text: str, limit: int = MAX_MESSAGE) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _build(status: int, said: _Status, retry_after: float | None) -> KubeError:
+    kind = _BY_STATUS.get(status, ServerError if status >= 500 else KubeError)
+    if status == 409 and said.reason == "AlreadyExists":
+        kind = AlreadyExists
+    # A watch reports an expired version with this reason and, from some proxies, another code.
+    if said.reason in ("Expired", "Gone"):
+        kind = Gone
+    if retry_after is None and said.details is not None and said.details.retry_after_seconds > 0:
+        retry_after = said.details.retry_after_seconds
+    return kind(status, said.reason, said.message, retry_after=retry_after)
+
+
+def _retry_after(value: str | None) -> float | None:
+    # The API server writes whole seconds; the HTTP-date form is a proxy's, and then our own backoff serves as well.
+    return float(value) if value is not None and value.isdigit() else None

@@ -1,0 +1,233 @@
+"""Tells users what happened, as Kubernetes Events on their objects.
+
+Apart because an Event must never cost the work it reports on: recording returns at once, repeats are counted in one
+object, a noisy object is cut off, and every failure ends here in a counter and a log line.
+"""
+
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import structlog
+
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+EventKind = Literal["Normal", "Warning"]
+
+_log = structlog.get_logger(__name__)
+
+_MAX_MESSAGE = 1024  # the API's limit
+_REMEMBERED = 4096  # repeats and buckets kept, the least recent go first
+_REPEAT_SECONDS = 600.0  # a repeat later than this is a new Event
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """The object an Event is about. `field_path` such as "spec.containers{cuda}" is optional."""
+
+    api_version: str
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    field_path: str = ""
+
+    @classmethod
+    def pod(cls, namespace: str, name: str, uid: str = "") -> "ObjectRef":
+        return cls("v1", "Pod", name, namespace, uid)
+
+    @classmethod
+    def node(cls, name: str, uid: str = "") -> "ObjectRef":
+        # kubectl describe node looks events up by uid = name, as the kubelet writes them.
+        return cls("v1", "Node", name, "", uid or name)
+
+    def to_wire(self) -> dict[str, str]:
+        fields = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "namespace": self.namespace,
+            "uid": self.uid,
+            "resourceVersion": self.resource_version,
+            "fieldPath": self.field_path,
+        }
+        return {key: value for key, value in fields.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    regarding: ObjectRef
+    reason: str
+    message: str
+    type: EventKind
+    at: str
+
+
+@dataclass(slots=True)
+class _Written:
+    path: str
+    count: int
+    at: float
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at: float
+
+
+class EventRecorder:
+    """Its thread starts with the first record (so also after a fork). Counters: `written`, `dropped`, `failed`.
+
+    An object may get `burst` Events at once and then one every `refill_seconds`.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        component: str,
+        *,
+        instance: str = "",
+        capacity: int = 1000,
+        burst: int = 25,
+        refill_seconds: float = 60.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.written = 0
+        self.dropped = 0
+        self.failed = 0
+        self._client = client
+        self._component = component
+        self._instance = instance or component
+        self._burst = burst
+        self._refill = refill_seconds
+        self._monotonic = monotonic
+        self._queue: queue.Queue[_Note | None] = queue.Queue(capacity)
+        self._seen: OrderedDict[tuple[ObjectRef, str, str, str], _Written] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._stopped = False
+
+    def record(
+        self,
+        regarding: ObjectRef,
+        reason: str,
+        message: str,
+        type: EventKind = "Normal",  # noqa: A002
+    ) -> None:
+        """Returns at once and never raises. `reason` is CamelCase and specific; `message` is cut at 1024 characters."""
+        if self._stopped:
+            self.dropped += 1
+            return
+        if self._thread is None:
+            self._start()
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        note = _Note(regarding, reason, errors.truncated(message, _MAX_MESSAGE), type, at)
+        try:
+            self._queue.put_nowait(note)
+        except queue.Full:
+            self.dropped += 1
+
+    def stop(self, timeout: float = 3.0) -> None:
+        """Writes out what is queued, for at most `timeout` seconds."""
+        self._stopped = True
+        thread = self._thread
+        if thread is None:
+            return
+        deadline = time.monotonic() + timeout
+        try:
+            self._queue.put(None, timeout=timeout)
+        except queue.Full:
+            return
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while (note := self._queue.get()) is not None:
+            try:
+                self._write(note)
+            except errors.KubeError as error:
+                self.failed += 1
+                _log.warning("event not written", reason=note.reason, about=note.regarding.name, error=str(error))
+            except Exception:  # noqa: BLE001 - outermost loop; logged and counted
+                self.failed += 1
+                _log.exception("event not written", reason=note.reason, about=note.regarding.name)
+
+    def _write(self, note: _Note) -> None:
+        if not self._may(note.regarding):
+            self.dropped += 1
+            return
+        key = (note.regarding, note.reason, note.message, note.type)
+        now = self._monotonic()
+        before = self._seen.get(key)
+        if before is not None and now - before.at < _REPEAT_SECONDS and self._repeat(before, note):
+            before.at = now
+            self._seen.move_to_end(key)
+        else:
+            self._seen[key] = self._create(note, now)
+            self._seen.move_to_end(key)
+            _trim(self._seen)
+        self.written += 1
+
+    def _repeat(self, before: _Written, note: _Note) -> bool:
+        try:
+            self._client.patch(before.path, {"count": before.count + 1, "lastTimestamp": note.at}, "merge")
+        except errors.NotFound:
+            return False  # its hour is over and the API server has dropped it
+        before.count += 1
+        return True
+
+    def _create(self, note: _Note, now: float) -> _Written:
+        # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
+        namespace = note.regarding.namespace or "default"
+        name = f"{note.regarding.name[:230]}.{time.time_ns():x}"
+        event: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": note.regarding.to_wire(),
+            "reason": note.reason,
+            "message": note.message,
+            "type": note.type,
+            "count": 1,
+            "firstTimestamp": note.at,
+            "lastTimestamp": note.at,
+            "source": {"component": self._component, "host": self._instance},
+            "reportingComponent": self._component,
+            "reportingInstance": self._instance,
+        }
+        self._client.create(paths.events(namespace), event)
+        return _Written(paths.events(namespace, name), 1, now)
+
+    def _may(self, regarding: ObjectRef) -> bool:
+        key = (regarding.kind, regarding.namespace, regarding.uid or regarding.name)
+        now = self._monotonic()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(float(self._burst), now)
+            _trim(self._buckets)
+        bucket.tokens = min(float(self._burst), bucket.tokens + (now - bucket.at) / self._refill)
+        bucket.at = now
+        self._buckets.move_to_end(key)
+        if bucket.tokens < 1.0:
+            return False
+        bucket.tokens -= 1.0
+        return True
+
+
+def _trim(table: OrderedDict[Any, Any]) -> None:
+    while len(table) > _REMEMBERED:
+        table.popitem(last=False)

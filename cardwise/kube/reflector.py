@@ -1,0 +1,257 @@
+"""Keeps a projection of one kind of object in step with the API server: list, then watch, for as long as it lives.
+
+Own code because the official informer has no socket timeout, no paging, no bookmarks and no back-off
+(style-and-ecosystem.md section 5). The thread and the I/O are here; what is known and what changed is `store.Store`.
+"""
+
+import contextlib
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from cardwise.kube import errors, wire
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient, Query
+from cardwise.kube.store import Diff, Store
+from cardwise.kube.watching import Watch
+
+T = TypeVar("T")
+H_contra = TypeVar("H_contra", contravariant=True)
+
+Project = Callable[[bytes], tuple[str, T] | None]
+
+_log = structlog.get_logger(__name__)
+
+_decode_list = msgspec.json.Decoder(wire.List).decode
+_decode_event = msgspec.json.Decoder(wire.WatchEvent).decode
+_decode_head = msgspec.json.Decoder(wire.ObjectHead).decode
+
+
+class Handler(Protocol[H_contra]):
+    """Called from the reflector's thread, one change at a time, after the store has it.
+
+    An exception is logged with its traceback and counted; the thread goes on with the next change.
+    """
+
+    def on_change(self, key: str, old: H_contra | None, new: H_contra) -> None:
+        """`old` is None when the key is new."""
+
+    def on_delete(self, key: str, old: H_contra) -> None: ...
+
+    def on_synced(self) -> None:
+        """After each list whose changes have all been handed over; the first one means: the picture is whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds. The watch lasts a random time in [watch_min, watch_max]; silence of `slack` beyond that is a cut."""
+
+    watch_min: float = 240.0
+    watch_max: float = 480.0
+    slack: float = 30.0
+    backoff_initial: float = 0.5
+    backoff_cap: float = 30.0
+
+
+class Reflector(Generic[T]):
+    """`project` turns an object's JSON into (key, compact value), or None to ignore it (and drop it if it was known).
+
+    Metrics read the plain counters: `relists`, `events`, `errors` (failed calls), `handler_errors` (exceptions of
+    handler or projection). `store` may be read from any thread; `synced` is set after the first whole list.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        project: Project[T],
+        handler: Handler[T],
+        *,
+        query: Query | None = None,
+        name: str = "",
+        list_limit: int = 1000,
+        pace: Pace | None = None,
+    ) -> None:
+        self.name = name or path.rsplit("/", 1)[-1]
+        self.store: Store[T] = Store()
+        self.synced = threading.Event()
+        self.relists = 0
+        self.events = 0
+        self.errors = 0
+        self.handler_errors = 0
+        self._client = client
+        self._path = path
+        self._query = dict(query or {})
+        self._project = project
+        self._handler = handler
+        self._limit = list_limit
+        self._pace = pace or Pace()
+        self._version = ""
+        self._heard: float | None = None
+        self._stopping = threading.Event()
+        self._expired_before = False
+        self._lock = threading.Lock()
+        self._watch: Watch | None = None
+        self._log = _log.bind(reflector=self.name)
+        self._thread = threading.Thread(target=self._run, name=f"reflector-{self.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the watch and waits for the thread, at most `timeout` seconds. No handler is called afterwards."""
+        self._stopping.set()
+        with self._lock:
+            if self._watch is not None:
+                self._watch.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def staleness_seconds(self) -> float:
+        """Since the API server last told us anything (list, event, bookmark, regular end of a watch); inf before."""
+        heard = self._heard
+        return math.inf if heard is None else time.monotonic() - heard
+
+    def _run(self) -> None:
+        backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
+        while not self._stopping.is_set():
+            delay = 0.0
+            before = self.events
+            try:
+                if not self._version:
+                    self._relist()
+                if self._stopping.is_set():
+                    return
+                healthy = self._follow()
+                if healthy:
+                    backoff.reset()
+                else:
+                    delay = backoff.next()
+            except errors.Gone as error:
+                self._log.info("list again: version expired", error=str(error))
+                self._version = ""
+                delay = backoff.next()
+            except errors.KubeError as error:
+                self.errors += 1
+                if isinstance(error, errors.BadRequest) or "Too large resource version" in error.message:
+                    # Our version is from a future that the server no longer knows: etcd was restored from a backup.
+                    self._version = ""
+                delay = backoff.next(error.retry_after)
+                self._log.warning("cannot follow the API server", error=str(error), retry_in=round(delay, 1))
+            except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                # The outermost loop: whatever it was, a fresh list puts it right or shows it again.
+                self.errors += 1
+                self._version = ""
+                delay = backoff.next()
+                self._log.exception("reflector failed, will list again", retry_in=round(delay, 1))
+            if self.events > before:
+                # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
+                backoff.reset()
+            self._stopping.wait(delay)
+
+    def _relist(self) -> None:
+        fresh: list[tuple[str, str, T]] = []
+        unreadable: list[str] = []
+        version = ""
+        # After a page expired under way, one big answer is what always ends.
+        limit = 0 if self._expired_before else self._limit
+        try:
+            for page in self._client.list_pages(self._path, self._query, limit):
+                if self._stopping.is_set():
+                    return
+                decoded = _decode_list(page)
+                version = decoded.metadata.resource_version
+                for raw in decoded.items or ():
+                    head = _decode_head(raw).metadata
+                    identity = _identity(head)
+                    try:
+                        projected = self._project(bytes(raw))
+                    except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                        self._count_handler_error("projection failed", identity)
+                        unreadable.append(identity)
+                        continue
+                    if projected is not None:
+                        fresh.append((identity, *projected))
+        except errors.Gone:
+            self._expired_before = True
+            raise
+        self._expired_before = False
+        self.relists += 1
+        self._version = version
+        self._hand_over(self.store.replace(fresh, keep=unreadable))
+        self._heard = time.monotonic()
+        self._call(self._handler.on_synced)
+        self.synced.set()
+
+    def _follow(self) -> bool:
+        """Watches once. False when it ended so soon and so silent that another try at once would spin."""
+        started = time.monotonic()
+        seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
+        watch = self._client.watch(
+            self._path, self._query, self._version, seconds, read_timeout=seconds + self._pace.slack
+        )
+        with self._lock:
+            self._watch = watch
+            if self._stopping.is_set():
+                watch.close()
+        before = self.events
+        try:
+            with contextlib.closing(iter(watch)) as lines:
+                for line in lines:
+                    if self._stopping.is_set():
+                        return True
+                    self._take(line)
+        finally:
+            with self._lock:
+                self._watch = None
+        self._heard = time.monotonic()
+        return self.events > before or time.monotonic() - started >= min(1.0, self._pace.watch_min)
+
+    def _take(self, line: bytes) -> None:
+        event = _decode_event(line)
+        if event.type == wire.EventType.ERROR:
+            raise errors.from_status(bytes(event.object))
+        head = _decode_head(event.object).metadata
+        self.events += 1
+        self._heard = time.monotonic()
+        if event.type != wire.EventType.BOOKMARK:
+            identity = _identity(head)
+            try:
+                projected = None if event.type == wire.EventType.DELETED else self._project(bytes(event.object))
+            except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                self._count_handler_error("projection failed", identity)
+            else:
+                self._hand_over(self.store.apply(identity, projected))
+        if head.resource_version:
+            self._version = head.resource_version
+
+    def _hand_over(self, diff: Diff[T]) -> None:
+        for key, old in diff.deleted:
+            self._call(self._handler.on_delete, key, old)
+        for key, old, new in diff.updated:
+            self._call(self._handler.on_change, key, old, new)
+        for key, new in diff.added:
+            self._call(self._handler.on_change, key, None, new)
+
+    def _call(self, method: Callable[..., None], *args: object) -> None:
+        if self._stopping.is_set():
+            return
+        try:
+            method(*args)
+        except Exception:  # noqa: BLE001 - foreign code; logged and counted
+            self._count_handler_error("handler failed", str(args[0]) if args else method.__name__)
+
+    def _count_handler_error(self, what: str, key: str) -> None:
+        self.handler_errors += 1
+        self._log.exception(what, key=key)
+
+
+def _identity(head: wire.Identity) -> str:
+    return f"{head.namespace}/{head.name}" if head.namespace else head.name

@@ -1,0 +1,95 @@
+"""The pure half of a reflector: what is known, and what changed by an event or by a new list.
+
+No I/O, no clock and no threads, so that its one promise can be property-tested: list + events = the truth, and the
+diffs, played one after the other, rebuild it.
+"""
+
+from collections.abc import Collection, ItemsView, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Diff(Generic[T]):
+    """What one step changed. Apply `deleted` first: what it frees, `added` may take."""
+
+    added: list[tuple[str, T]] = field(default_factory=list)
+    updated: list[tuple[str, T, T]] = field(default_factory=list)  # key, old, new; old != new
+    deleted: list[tuple[str, T]] = field(default_factory=list)
+
+
+class Store(Generic[T]):
+    """Projected values by key, kept in step with API objects by identity ("namespace/name").
+
+    The key is the projection's own choice (often the uid), so that an object that was deleted and created again under
+    the same name while nobody watched is one deletion and one addition, never an update. Values must compare by `==`;
+    an event that leaves the value equal is no change. Written by one thread; reads from any thread are safe.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, T] = {}
+        # Identity -> key, only where they differ: with 60,000 pods this table is worth not having.
+        self._aliases: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str) -> T | None:
+        return self._values.get(key)
+
+    def snapshot(self) -> dict[str, T]:
+        """A copy of all, taken in one step."""
+        return dict(self._values)
+
+    def items(self) -> ItemsView[str, T]:
+        """Live, for the thread that writes; others take a snapshot."""
+        return self._values.items()
+
+    def apply(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
+        """One event: the object now projects to (key, value), or to nothing (deleted, or no longer of interest)."""
+        diff: Diff[T] = Diff()
+        known = self._aliases.get(identity, identity)
+        if projected is None:
+            self._forget(identity, known, diff)
+            return diff
+        key, value = projected
+        if known != key:
+            self._forget(identity, known, diff)
+        self._put(identity, key, value, diff)
+        return diff
+
+    def replace(self, items: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
+        """A whole list of (identity, key, value): everything else goes, but identities in `keep` stay as they are."""
+        diff: Diff[T] = Diff()
+        fresh = {key: (identity, value) for identity, key, value in items}
+        kept = {self._aliases.get(identity, identity) for identity in keep}
+        gone = [key for key in self._values if key not in fresh and key not in kept]
+        if gone:
+            identities = {key: identity for identity, key in self._aliases.items()}
+            for key in gone:
+                self._forget(identities.get(key, key), key, diff)
+        for key, (identity, value) in fresh.items():
+            self._put(identity, key, value, diff)
+        return diff
+
+    def _put(self, identity: str, key: str, value: T, diff: Diff[T]) -> None:
+        if key in self._values:
+            old = self._values[key]
+            if old == value:
+                return
+            diff.updated.append((key, old, value))
+        else:
+            diff.added.append((key, value))
+            if key != identity:
+                self._aliases[identity] = key
+        self._values[key] = value
+
+    def _forget(self, identity: str, key: str, diff: Diff[T]) -> None:
+        self._aliases.pop(identity, None)
+        if key in self._values:
+            diff.deleted.append((key, self._values.pop(key)))

@@ -1,0 +1,53 @@
+"""A running watch: lines of a response that comes for minutes, and that another thread can end.
+
+Apart from the client because ending a blocked read from outside is the delicate part of a clean shutdown.
+"""
+
+import contextlib
+from collections.abc import Generator
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from cardwise.kube import errors
+
+_READ_BYTES = 65536
+
+
+class Watch:
+    """Iterate once, in one thread, for the raw event lines. `close` may come from any thread."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, path: str, read_timeout: float | None) -> None:
+        self._response = response
+        self._path = path
+        self._closed = False
+        connection = getattr(response, "connection", None)
+        if connection is not None and connection.sock is not None:
+            connection.sock.settimeout(read_timeout)
+
+    def __iter__(self) -> Generator[bytes]:
+        """Yields until the server ends the watch or `close` is called. Raises `errors.Unreachable` on a cut."""
+        rest = b""
+        try:
+            for chunk in self._response.stream(_READ_BYTES, decode_content=False):
+                head, newline, tail = chunk.rpartition(b"\n")
+                if not newline:
+                    rest += chunk
+                    continue
+                yield from (line for line in (rest + head).split(b"\n") if line)
+                rest = tail
+        except (HTTPError, OSError, ValueError) as error:
+            # ValueError: http.client on a connection that close() has shut.
+            if not self._closed:
+                raise errors.Unreachable(f"watch of {self._path}: {error}") from error
+        finally:
+            # A half-read stream cannot serve another request.
+            with contextlib.suppress(HTTPError, OSError):
+                self._response.close()
+
+    def close(self) -> None:
+        """Ends the iteration at once, also one that waits for bytes."""
+        self._closed = True
+        # Not `close()`: closing a descriptor under a thread that reads from it frees the number for reuse.
+        with contextlib.suppress(HTTPError, OSError, ValueError, RuntimeError):
+            self._response.shutdown()

@@ -1,0 +1,184 @@
+"""What we read of Kubernetes objects, as msgspec structs: a field that is not named here costs nothing to skip.
+
+Apart from the domain types of `cardwise.core`: these mirror the wire and change with the API. Parts project pods with
+structs or dicts of their own; what several of them share is here.
+"""
+
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct, field
+
+
+class ObjectMeta(Struct, rename="camel", frozen=True):
+    """Times are RFC 3339 strings as sent; the grace period is in seconds."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+    creation_timestamp: str | None = None
+
+
+class EventType(StrEnum):
+    """The closed set of watch event types."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+    ERROR = "ERROR"
+
+
+class WatchEvent(Struct):
+    """One line of a watch; `object` is still JSON (a Status for ERROR)."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class ListMeta(Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = field(default="", name="continue")
+    remaining_item_count: int | None = None
+
+
+class ListHead(Struct):
+    """A List without its items."""
+
+    metadata: ListMeta = field(default_factory=ListMeta)
+
+
+class List(Struct):
+    """A List whose items are still JSON. They point into the page's bytes: keep projections, not items."""
+
+    metadata: ListMeta = field(default_factory=ListMeta)
+    items: list[msgspec.Raw] | None = None
+
+
+class Identity(Struct, rename="camel"):
+    """The part of metadata that every consumer of a watch needs."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class ObjectHead(Struct):
+    """Any object, of which only the identity is read."""
+
+    metadata: Identity
+
+
+class ContainerRunning(Struct, rename="camel"):
+    started_at: str | None = None
+
+
+class ContainerTerminated(Struct, rename="camel"):
+    exit_code: int = 0
+    reason: str = ""
+    finished_at: str | None = None
+
+
+class ContainerWaiting(Struct):
+    reason: str = ""
+
+
+class ContainerState(Struct):
+    """At most one is set; none means waiting."""
+
+    running: ContainerRunning | None = None
+    terminated: ContainerTerminated | None = None
+    waiting: ContainerWaiting | None = None
+
+
+class ContainerStatus(Struct, rename="camel"):
+    name: str
+    container_id: str = field(default="", name="containerID")
+    state: ContainerState = field(default_factory=ContainerState)
+
+
+class PodSpecHead(Struct, rename="camel"):
+    node_name: str = ""
+
+
+class PodStatusHead(Struct, rename="camel"):
+    phase: str = ""
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+
+
+class PodHead(Struct):
+    """Of a pod: who it is, where it is, and which containers run."""
+
+    metadata: ObjectMeta
+    spec: PodSpecHead = field(default_factory=PodSpecHead)
+    status: PodStatusHead = field(default_factory=PodStatusHead)
+
+
+class NodeSpec(Struct):
+    unschedulable: bool = False
+
+
+class NodeAddress(Struct):
+    type: str = ""
+    address: str = ""
+
+
+class NodeStatus(Struct):
+    """Quantities are strings as sent; `cardwise.core.quantity` parses them."""
+
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    addresses: list[NodeAddress] | None = None
+
+
+class Node(Struct):
+    metadata: ObjectMeta
+    spec: NodeSpec = field(default_factory=NodeSpec)
+    status: NodeStatus = field(default_factory=NodeStatus)
+
+
+class Namespace(Struct):
+    metadata: ObjectMeta
+
+
+class ExtendedResourceSpec(Struct, rename="camel"):
+    """One physical card, as its device plugin describes it (docs/design/0001-contracts.md)."""
+
+    node: str
+    index: int
+    uuid: str
+    model: str = ""
+    memory_mib: int = field(default=0, name="memoryMiB")
+    properties: dict[str, str] = {}
+
+
+class HeldShare(Struct, rename="camel"):
+    """A share of a pod whose object is gone and whose containers are not."""
+
+    pod_uid: str = field(name="podUID")
+    namespace: str = ""
+    name: str = ""
+    memory_mib: int = field(default=0, name="memoryMiB")
+    core_percent: int = 0
+
+
+class ExtendedResourceStatus(Struct, rename="camel"):
+    """`health` is Healthy or Unhealthy, "" before the first report; `card_access` is cdi or env."""
+
+    health: str = ""
+    reason: str = ""
+    card_access: str = ""
+    held: list[HeldShare] | None = None
+
+
+class ExtendedResource(Struct):
+    metadata: ObjectMeta
+    spec: ExtendedResourceSpec
+    status: ExtendedResourceStatus = field(default_factory=ExtendedResourceStatus)

@@ -1,0 +1,165 @@
+"""Makes certificates: an own CA, server and client leafs, all ECDSA P-256.
+
+Apart from their rotation: this is what is written into a certificate, `rotation` is when. Go verifies names by SAN
+only; Python 3.13 wants key identifiers and critical basic constraints. Times are aware datetimes, in UTC.
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+# Clocks of nodes differ; a certificate of this second must be good on all of them.
+_BACKDATE = timedelta(hours=1)
+
+
+class Use(Enum):
+    """What a leaf may be shown for."""
+
+    SERVER = ExtendedKeyUsageOID.SERVER_AUTH
+    CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """PEM of a certificate and of its PKCS#8 key."""
+
+    cert: bytes
+    key: bytes
+
+    def certificate(self) -> x509.Certificate:
+        """Raises ValueError when the PEM is damaged."""
+        return x509.load_pem_x509_certificate(self.cert)
+
+    def private_key(self) -> ec.EllipticCurvePrivateKey:
+        """Raises ValueError when the PEM is damaged or the key is of another kind."""
+        key = serialization.load_pem_private_key(self.key, None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError("not an EC key")
+        return key
+
+    def matches(self) -> bool:
+        """Whether certificate and key are readable and belong together."""
+        try:
+            return self.certificate().public_key() == self.private_key().public_key()
+        except (ValueError, TypeError):
+            return False
+
+
+def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPair:
+    """A self-signed CA that can sign leafs and nothing below."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    # The time makes the subjects of two CAs differ: a verifier that finds issuers by name finds the right one.
+    name = _name(f"{common_name} {now:%Y-%m-%d %H:%M:%S}")
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = (
+        _builder(name, name, key.public_key(), now, now + lifetime)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+    )
+    return _pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def new_leaf(
+    authority: KeyPair, common_name: str, hosts: Sequence[str], use: Use, *, now: datetime, lifetime: timedelta
+) -> KeyPair:
+    """A leaf for `hosts` (DNS names and IP addresses); it never outlives its CA."""
+    issuer, issuer_key = authority.certificate(), authority.private_key()
+    key = ec.generate_private_key(ec.SECP256R1())
+    until = min(now + lifetime, issuer.not_valid_after_utc)
+    builder = (
+        _builder(_name(common_name), issuer.subject, key.public_key(), now, until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([use.value]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(_authority_identifier(issuer), critical=False)
+    )
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False)
+    return _pair(builder.sign(issuer_key, hashes.SHA256()), key)
+
+
+def issued_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the CA's key signed the leaf."""
+    try:
+        leaf.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
+    """The DNS names and IP addresses that the certificate is good for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return frozenset(names.get_values_for_type(x509.DNSName)) | {str(address) for address in addresses}
+
+
+def normal_hosts(hosts: Sequence[str]) -> frozenset[str]:
+    """As `hosts_of` spells them."""
+    return frozenset(str(name.value) for name in map(_general_name, hosts))
+
+
+def _general_name(host: str) -> x509.DNSName | x509.IPAddress:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _name(common_name: str) -> x509.Name:
+    # 64 characters are the limit of a common name.
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATE)
+        .not_valid_after(until)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _authority_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    subject = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject)
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+    return KeyPair(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )

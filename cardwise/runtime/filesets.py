@@ -1,0 +1,94 @@
+"""Files that belong together, replaced together: a reader never meets a new certificate beside an old key for long.
+
+Apart because two writers need it (the certificate store on disk and the directory that servers read). The way is the
+kubelet's for Secret volumes: a fresh directory, and one rename of the link `..data` that all names go through.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_CURRENT = "..data"
+_READ_ATTEMPTS = 100
+
+
+def read(directory: Path) -> dict[str, bytes]:
+    """All files of the set, by name; empty when there is none yet. Raises OSError."""
+    for _ in range(_READ_ATTEMPTS):
+        current = _target(directory)
+        if current is None:
+            return {}
+        try:
+            files = {path.name: path.read_bytes() for path in current.iterdir()}
+        except FileNotFoundError:
+            files = {}  # being removed, or the link dangles after a damage: the next lines tell which
+        # A directory that is being removed may also list as empty; what is still current afterwards was whole.
+        if _target(directory) == current:
+            return files
+    raise OSError(f"{directory}: replaced again and again while it was read")
+
+
+def write(directory: Path, files: Mapping[str, bytes]) -> bool:
+    """Makes `files` the whole set; names that end in .key get mode 0600, others 0644. False when nothing had to change.
+
+    Survives a crash at any point: either the old set is there or the new one. Raises OSError.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if read(directory) == dict(files) and all((directory / name).is_symlink() for name in files):
+        return False
+    before = _target(directory)
+    fresh = Path(tempfile.mkdtemp(prefix="..", dir=directory))
+    try:
+        fresh.chmod(0o755)
+        for name, content in files.items():
+            _write_file(fresh / name, content, 0o600 if name.endswith(".key") else 0o644)
+        _sync_directory(fresh)
+        _link(fresh.name, directory / _CURRENT)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    for name in files:
+        if not (directory / name).is_symlink():
+            _link(f"{_CURRENT}/{name}", directory / name)
+    _sync_directory(directory)
+    for path in directory.iterdir():
+        # Dangling links are names that the set no longer has.
+        if path.is_symlink() and not path.exists():
+            path.unlink()
+    if before is not None and before != fresh:
+        shutil.rmtree(before, ignore_errors=True)
+    return True
+
+
+def _target(directory: Path) -> Path | None:
+    """Where `..data` points, whether or not that exists; None when there is no link."""
+    with contextlib.suppress(FileNotFoundError):
+        return directory / (directory / _CURRENT).readlink()
+    return None
+
+
+def _write_file(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), mode)  # whatever the umask
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(target: str, path: Path) -> None:
+    temporary = path.with_name(f"..{path.name.lstrip('.')}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,144 @@
+"""gunicorn's thread worker, made safe against clients that hang, and with a second set of threads for one port.
+
+Apart from `serving` because it leans on gunicorn's internals: what a new gunicorn may break is in this file.
+Stock gthread gives every new connection a thread at once and no time limit to the TLS handshake or to reads, so four
+silent clients stop four threads; and it lingers for up to two seconds in its main loop over a connection it closes.
+"""
+
+import contextlib
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from selectors import EVENT_READ
+from typing import Any
+
+import structlog
+from gunicorn import util
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+_log = structlog.get_logger(__name__)
+
+# Seconds without a byte, inside a handshake or a request, before a client is given up.
+IO_SECONDS = 10.0
+# Seconds that a new connection may stay silent. It holds no thread meanwhile.
+FIRST_BYTE_SECONDS = 30.0
+# Seconds that silent new connections stay open when stopping.
+_STOP_LINGER = 1.0
+
+
+class _Bounded:
+    """Mixed into sockets: "blocking" means with a time limit, and a time-out is a lost connection."""
+
+    def setblocking(self, flag: bool) -> None:
+        super().settimeout(IO_SECONDS if flag else 0.0)  # type: ignore[misc]
+
+    def recv(self, *args: Any) -> bytes:
+        try:
+            return super().recv(*args)  # type: ignore[misc,no-any-return]
+        except TimeoutError as error:
+            # What gunicorn takes quietly for a client that went away.
+            raise ConnectionResetError(errno.ECONNRESET, "client too slow") from error
+
+
+class _PlainSocket(_Bounded, socket.socket):
+    pass
+
+
+class _TlsSocket(_Bounded, ssl.SSLSocket):
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except TimeoutError as error:
+            raise ConnectionResetError(errno.ECONNRESET, "client too slow in the handshake") from error
+
+
+def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    """TLS 1.2 and up; with `client_ca`, clients must show a certificate of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslsocket_class = _TlsSocket
+    context.load_cert_chain(cert, key)
+    if client_ca is not None:
+        context.load_verify_locations(cafile=client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class _Connection(TConn):  # type: ignore[misc]
+    slow = False
+    closers: ThreadPoolExecutor
+
+    def close(self, graceful: bool = False) -> None:
+        if graceful:
+            # Lingers until the client has closed too: not in the main loop.
+            with contextlib.suppress(RuntimeError):
+                self.closers.submit(util.close_graceful, self.sock)
+                return
+        util.close(self.sock)
+
+
+class Worker(ThreadWorker):  # type: ignore[misc]
+    """See the module. `slow` and `slow_threads` are set by `worker_class`."""
+
+    slow = False
+    slow_threads = 64
+    on_drain: Callable[[], None] | None = None
+
+    def init_process(self) -> None:
+        self._slow_pool = ThreadPoolExecutor(self.slow_threads, thread_name_prefix="slow")
+        self._closers = ThreadPoolExecutor(4, thread_name_prefix="close")
+        super().init_process()
+
+    def get_thread_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.cfg.threads, thread_name_prefix="fast")
+
+    def accept(self, listener: Any) -> None:
+        try:
+            accepted, address = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                # Raising would end the worker and with it every connection. Give the others a moment to end.
+                _log.error("cannot accept connections", error=str(error))
+                time.sleep(0.05)
+            elif error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK, errno.EPROTO):
+                raise
+            return
+        connection = _Connection(self.cfg, _PlainSocket(fileno=accepted.detach()), address, listener.getsockname())
+        connection.closers = self._closers
+        # serving puts the slow address last.
+        connection.slow = self.slow and listener is self.sockets[-1]
+        connection.timeout = time.monotonic() + FIRST_BYTE_SECONDS
+        self.nr_conns += 1
+        # To the poller, not to a thread: a thread is for somebody who has said something.
+        self.pending_conns.append(connection)
+        self.poller.register(connection.sock, EVENT_READ, partial(self.on_pending_socket_readable, connection))
+
+    def enqueue_req(self, conn: _Connection) -> None:
+        pool = self._slow_pool if conn.slow else self.tpool
+        future = pool.submit(self.handle, conn)
+        future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        super().set_accept_enabled(enabled)
+        if not enabled and not self.alive:
+            # The first step of stopping.
+            limit = time.monotonic() + _STOP_LINGER
+            for connection in self.pending_conns:
+                connection.timeout = min(connection.timeout, limit)
+            if self.on_drain is not None:
+                self.on_drain()
+
+    def run(self) -> None:
+        super().run()
+        self._slow_pool.shutdown(wait=False, cancel_futures=True)
+        self._closers.shutdown(wait=False)
+
+
+def worker_class(*, slow: bool, slow_threads: int) -> type[Worker]:
+    """With `slow`, the last address is served by a second pool of `slow_threads` threads."""
+    return type("CardwiseWorker", (Worker,), {"slow": slow, "slow_threads": slow_threads})

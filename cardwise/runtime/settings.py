@@ -1,0 +1,148 @@
+"""The options that every part has, and the option types that they share.
+
+Every option has an environment variable, `CARDWISE_<NAME>`: give `context_settings=CONTEXT_SETTINGS` to the command.
+A bad value ends the start with a message that names the option and says what to write.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import click
+
+from cardwise.runtime.logs import LogFormat, LogLevel
+
+CONTEXT_SETTINGS: dict[str, Any] = {
+    "auto_envvar_prefix": "CARDWISE",
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+}
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """An address to listen on. `host` has no brackets; "" means all addresses."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "host:port", "[v6]:port" or ":port". Raises ValueError."""
+        host, colon, port = text.strip().rpartition(":")
+        if not colon or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is not HOST:PORT; write for example 0.0.0.0:8443, [::]:8443 or :8443")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if ":" in host and not bracketed:
+            raise ValueError(f"{text!r}: put an IPv6 address in brackets, for example [::1]:8443")
+        return cls(host[1:-1] if bracketed else host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of "30s", "1.5m", "1h30m" or "250ms"; "0" is allowed without a unit. Raises ValueError."""
+    text = text.strip()
+    if text == "0":
+        return 0.0
+    if not text or _DURATION.sub("", text):
+        raise ValueError(f"{text!r} is not a duration; write a number with a unit, for example 30s, 5m, 1h30m or 250ms")
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+
+
+class HostPortParam(click.ParamType[HostPort]):
+    """Option type of `HostPort`."""
+
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> HostPort:
+        if isinstance(value, HostPort):
+            return value
+        try:
+            return HostPort.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class DurationParam(click.ParamType[float]):
+    """Option type of a duration; the value is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+HOST_PORT = HostPortParam()
+DURATION = DurationParam()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What `common_options` hands to the command as `common`."""
+
+    kubeconfig: Path | None
+    log_level: LogLevel
+    log_format: LogFormat
+    metrics_bind: HostPort
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator, below `@click.command`: adds the shared options and passes them as one argument, `common: Common`."""
+
+    @click.option(
+        "--kubeconfig",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar="CARDWISE_KUBECONFIG",
+        show_envvar=True,
+        help="Kubeconfig file. Default: the pod's service account, outside a pod $KUBECONFIG or ~/.kube/config.",
+    )
+    @click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        envvar="CARDWISE_LOG_LEVEL",
+        show_envvar=True,
+        help="Least important lines to log.",
+    )
+    @click.option(
+        "--log-format",
+        type=click.Choice(["json", "text"]),
+        default="json",
+        envvar="CARDWISE_LOG_FORMAT",
+        show_envvar=True,
+        help="JSON lines for machines or text for people.",
+    )
+    @click.option(
+        "--metrics-bind",
+        type=HOST_PORT,
+        default=HostPort("", 9400),
+        envvar="CARDWISE_METRICS_BIND",
+        show_envvar=True,
+        help="Where /metrics, /healthz and /readyz are served.",
+    )
+    @functools.wraps(command)
+    def wrapper(
+        *args: Any,
+        kubeconfig: Path | None,
+        log_level: LogLevel,
+        log_format: LogFormat,
+        metrics_bind: HostPort,
+        **kwargs: Any,
+    ) -> Any:
+        common = Common(kubeconfig=kubeconfig, log_level=log_level, log_format=log_format, metrics_bind=metrics_bind)
+        return command(*args, common=common, **kwargs)
+
+    return wrapper

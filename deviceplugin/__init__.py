@@ -1,0 +1,1 @@
+"""The node agent: cards into the cluster, shares into containers."""

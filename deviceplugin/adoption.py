@@ -1,0 +1,50 @@
+"""Grants for containers that run although this node's disk knows nothing of them.
+
+Happens when the state folder was lost or a grant was unreadable. Without it the card would look empty to the check at
+PreStart, and the container could not be restarted while the API server is away.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from deviceplugin.grants import Grant, GrantStore
+from deviceplugin.kubelet import KnownContainer
+from deviceplugin.pods import Pods, PodView
+from deviceplugin.prestart import Refused, grant_of
+
+_log = structlog.get_logger(__name__)
+
+
+def missing(
+    known: Mapping[str, Sequence[KnownContainer]], pods: Mapping[str, PodView], granted: set[tuple[str, str]]
+) -> list[Grant]:
+    """The grants that are missing for the checkpoint's containers. Pure."""
+    slots: dict[tuple[str, str], list[str]] = {}
+    for slot, holders in known.items():
+        for holder in holders:
+            slots.setdefault((holder.pod_uid, holder.container), []).append(slot)
+    found = []
+    for (uid, container), theirs in slots.items():
+        pod = pods.get(uid)
+        if pod is None or pod.finished or (uid, container) in granted:
+            continue
+        try:
+            found.append(grant_of(pod, container, sorted(theirs))[0])
+        except Refused as error:
+            _log.warning("a container holds a share slot without an assignment", uid=uid, error=str(error))
+    return found
+
+
+def adopt(
+    known: Mapping[str, Sequence[KnownContainer]], pods: Pods, grants: GrantStore, alive: Mapping[str, set[str]]
+) -> list[Grant]:
+    """Enters what is missing for containers that are alive by the runtime's word. Raises OSError."""
+    granted = {(grant.pod_uid, grant.container) for grant in grants.all()}
+    adopted = []
+    for grant in missing(known, {pod.uid: pod for pod in pods.all()}, granted):
+        if grant.container in alive.get(grant.pod_uid, ()):
+            grants.adopt(grant)
+            adopted.append(grant)
+            _log.warning("adopted a running container without a grant", pod=grant.pod, container=grant.container)
+    return adopted

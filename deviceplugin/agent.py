@@ -1,0 +1,193 @@
+"""The parts of the device plugin put together: what is made from what, and in which order it starts and stops."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from cardwise.gpus.protocol import Gpus
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder, ObjectRef
+from deviceplugin import access as card_access
+from deviceplugin import adoption, cdi, metrics
+from deviceplugin.access import Access, Delivery
+from deviceplugin.containers import Containers, RuntimeSilent
+from deviceplugin.grants import Grant, GrantStore
+from deviceplugin.inventory import Inventory
+from deviceplugin.kubelet import Kubelet, KubeletSilent
+from deviceplugin.marking import Marker
+from deviceplugin.pods import Pods
+from deviceplugin.prestart import PreStart, Refused
+from deviceplugin.registration import Registration
+from deviceplugin.release import Releaser
+from deviceplugin.server import PluginServer
+
+_log = structlog.get_logger(__name__)
+
+COMPONENT = "cardwise-deviceplugin"
+_RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`access` None: ask the runtime. `nvidia_specs` None: the cards are simulated. `slots` are the slot IDs."""
+
+    node: str
+    kubelet_dir: Path
+    cdi_dir: Path
+    state_dir: Path
+    cri_socket: Path
+    access: Access | None
+    slots: tuple[str, ...]
+    nvidia_specs: tuple[Path, ...] | None
+    start_on_sick_cards: bool = False
+
+
+class Agent:
+    """`start`, then `stop`. Raises OSError when its folders cannot be used."""
+
+    def __init__(self, settings: Settings, client: KubeClient, gpus: Gpus) -> None:
+        self._settings = settings
+        self._gpus = gpus
+        self._access = settings.access
+        self._restored = False
+        self._stopping = threading.Event()
+        self.grants = GrantStore(settings.state_dir / "grants")
+        nvidia = None if settings.nvidia_specs is None else cdi.NvidiaSpecs(settings.nvidia_specs)
+        self._delivery = Delivery(settings.cdi_dir, nvidia)
+        self._containers = Containers(settings.cri_socket)
+        self._kubelet = Kubelet(settings.kubelet_dir)
+        self._events = EventRecorder(client, COMPONENT, instance=settings.node)
+        self._marker = Marker(client)
+        self.pods = Pods(client, settings.node, self._pod_ended)
+        self._releaser = Releaser(
+            pods=self.pods,
+            containers=self._containers,
+            grants=self.grants,
+            delivery=self._delivery,
+            on_change=self._held_changed,
+        )
+        self._inventory = Inventory(
+            client,
+            settings.node,
+            gpus=gpus,
+            pods=self.pods,
+            access=lambda: self._access,
+            held=self._releaser.held,
+            granted=self.grants.held,
+        )
+        self._prestart = PreStart(
+            kubelet=self._kubelet,
+            pods=self.pods,
+            gpus=gpus,
+            grants=self.grants,
+            delivery=self._delivery,
+            access=lambda: self._access,
+            release=self._releaser.free,
+            granted=self._marker.mark,
+            start_on_sick_cards=settings.start_on_sick_cards,
+        )
+        self._registration = Registration(
+            settings.kubelet_dir / "device-plugins", self._serve, self._inventory.share_allocatable
+        )
+        self._settling = threading.Thread(target=self._settle, name="settle", daemon=True)
+
+    def start(self) -> None:
+        metrics.observe(
+            lambda: len(self.grants.all()),
+            lambda: sum(map(len, self._releaser.held().values())),
+            len(self.grants.unreadable),
+        )
+        for problem in self.grants.unreadable:
+            self._events.record(ObjectRef.node(self._settings.node), "GrantUnreadable", problem, "Warning")
+        self.pods.start()
+        self._marker.start()
+        self._releaser.start()
+        self._inventory.start()
+        self._registration.start()
+        self._settling.start()
+
+    def stop(self) -> None:
+        """In the order of who calls whom. Grants and CDI specs stay: the containers go on."""
+        self._stopping.set()
+        self._registration.stop()
+        self._inventory.stop()
+        self._releaser.stop()
+        self._marker.stop()
+        self.pods.stop()
+        self._settling.join(10.0)
+        self._events.stop()
+        self._kubelet.close()
+        self._containers.close()
+        self._gpus.close()
+
+    def problems(self) -> Sequence[str]:
+        """Why it is not ready, a line each."""
+        found = [self._registration.problem, self._releaser.silent]
+        if self._access is None:
+            found.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
+        if not self._inventory.settled:
+            found.append("the API server has not taken the cards of this node yet")
+        return [problem for problem in found if problem]
+
+    def _pod_ended(self) -> None:
+        self._releaser.wake()
+        self._inventory.wake()
+
+    def _held_changed(self) -> None:
+        self._inventory.wake()
+
+    def _serve(self, socket: Path) -> PluginServer | None:
+        access = self._known_access()
+        if access is None:
+            return None
+        metrics.REGISTRATIONS.inc()
+        return PluginServer(socket, slot_ids=self._settings.slots, access=access, prestart=self._timed_prestart)
+
+    def _known_access(self) -> Access | None:
+        if self._settings.access is None:
+            # Asked anew for each registration: the runtime may be another one since. Silent: what it said last.
+            self._access = card_access.probe(self._containers, self._delivery, self._gpus.cards()) or self._access
+        if self._access is Access.CDI and not self._restored:
+            self._delivery.restore(self.grants.all(), {card.uuid: card for card in self._gpus.cards()})
+            self._restored = True
+        return self._access
+
+    def _timed_prestart(self, slots: Sequence[str]) -> Grant:
+        began = time.monotonic()
+        outcome = "failed"
+        try:
+            grant = self._prestart(slots)
+            outcome = "granted"
+        except Refused:
+            outcome = "refused"
+            raise
+        finally:
+            metrics.PRE_START.labels(outcome).observe(time.monotonic() - began)
+        return grant
+
+    def _settle(self) -> None:
+        """Once after the start: what may have been lost or left undone while nobody ran here."""
+        while not self._stopping.is_set():
+            if self.pods.synced:
+                try:
+                    self._adopt()
+                except (KubeletSilent, RuntimeSilent, OSError) as error:
+                    _log.warning("running containers are not compared with the grants yet", error=str(error))
+                else:
+                    break
+            self._stopping.wait(_RETRY_SECONDS)
+        granted = {grant.pod_uid for grant in self.grants.all()}
+        for pod in self.pods.all():
+            if pod.uid in granted:
+                self._marker.mark(pod)
+
+    def _adopt(self) -> None:
+        known = self._kubelet.checkpoint()
+        alive = self._containers.alive({holder.pod_uid for holders in known.values() for holder in holders})
+        adopted = adoption.adopt(known, self.pods, self.grants, alive)
+        if adopted and self._access is Access.CDI:
+            self._delivery.restore(self.grants.all(), {card.uuid: card for card in self._gpus.cards()})

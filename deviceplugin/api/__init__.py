@@ -1,0 +1,1 @@
+"""Generated gRPC messages and stubs; see README.md here."""

@@ -1,0 +1,169 @@
+"""The CDI spec of a slot: the device nodes and the environment of the container that has it now.
+
+Written when the container is about to start and read by the runtime right after; the folder is often a tmpfs, so
+specs are made from the grants again whenever they are missing. On real cards the edits are those of the node's own
+nvidia.com/gpu spec for that card (device nodes, driver libraries, hooks), made by `nvidia-ctk cdi generate`.
+The format: SPEC.md of github.com/cncf-tags/container-device-interface.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from cardwise.core import names
+from cardwise.gpus.protocol import GpuCard
+from deviceplugin import environment
+from deviceplugin.grants import Grant
+
+Edits = dict[str, Any]
+
+CDI_VERSION = "0.6.0"
+_NVIDIA_KIND = "nvidia.com/gpu"
+_LISTS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
+
+
+class NoDevice(Exception):
+    """A card whose device cannot be given to a container; the message says why and what to do."""
+
+
+def device_name(slot: str) -> str:
+    """What Allocate answers."""
+    return f"{names.CDI_KIND}={slot}"
+
+
+def spec_path(folder: Path, slot: str) -> Path:
+    return folder / f"{names.CDI_KIND.replace('/', '-')}-{slot}.json"
+
+
+def plain_edits(card: GpuCard) -> Edits:
+    """The card's device nodes as this machine has them. Raises NoDevice."""
+    nodes = []
+    for device in card.devices:
+        try:
+            found = Path(device.host).stat()
+        except OSError as error:
+            raise NoDevice(f"card {card.index} ({card.uuid}): {device.host}: {error.strerror}") from error
+        if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+            raise NoDevice(f"card {card.index} ({card.uuid}): {device.host} is no device node; make one with mknod")
+        nodes.append(
+            {
+                "path": device.container,
+                "hostPath": device.host,
+                "type": "b" if stat.S_ISBLK(found.st_mode) else "c",
+                "major": os.major(found.st_rdev),
+                "minor": os.minor(found.st_rdev),
+                "permissions": "rw",
+            }
+        )
+    return {"deviceNodes": nodes}
+
+
+class NvidiaSpecs:
+    """The node's own CDI specs of NVIDIA's cards, read again when they change."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """`paths` are files, or folders whose *.json and *.yaml are looked through."""
+        self._paths = tuple(paths)
+        self._cache: dict[Path, tuple[int, dict[str, Any] | None]] = {}
+
+    def edits(self, card: GpuCard) -> tuple[Edits, str]:
+        """The card's edits with the spec's common ones, and the CDI version they need. Raises NoDevice."""
+        for spec in self._specs():
+            for wanted in (card.uuid, str(card.index)):
+                for device in spec.get("devices") or ():
+                    if str(device.get("name")) == wanted:
+                        common = spec.get("containerEdits") or {}
+                        return merged([common, device.get("containerEdits") or {}]), str(spec["cdiVersion"])
+        where = ", ".join(map(str, self._paths))
+        raise NoDevice(
+            f"card {card.index} ({card.uuid}) is in no {_NVIDIA_KIND} CDI spec below {where}; make it on the node with "
+            "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=uuid`"
+        )
+
+    def _specs(self) -> Iterable[dict[str, Any]]:
+        for path in self._paths:
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            for file in files:
+                # Our own are many, and none of them is NVIDIA's.
+                if file.suffix in {".json", ".yaml", ".yml"} and not file.name.startswith(_OWN_PREFIX):
+                    spec = self._read(file)
+                    if spec is not None:
+                        yield spec
+
+    def _read(self, file: Path) -> dict[str, Any] | None:
+        try:
+            stamp = file.stat().st_mtime_ns
+            if file in self._cache and self._cache[file][0] == stamp:
+                return self._cache[file][1]
+            spec = yaml.safe_load(file.read_text())  # JSON is YAML
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            return None
+        usable = isinstance(spec, dict) and spec.get("kind") == _NVIDIA_KIND and "cdiVersion" in spec
+        self._cache[file] = (stamp, spec if usable else None)
+        return self._cache[file][1]
+
+
+_OWN_PREFIX = names.CDI_KIND.replace("/", "-") + "-"
+
+
+def merged(all_edits: Iterable[Edits]) -> Edits:
+    """Edits one after the other, each device node, mount and hook once."""
+    result: Edits = {}
+    for edits in all_edits:
+        for key, value in edits.items():
+            if key in _LISTS or key == "env":
+                result.setdefault(key, [])
+                result[key] += [entry for entry in value or () if entry not in result[key]]
+            else:
+                result[key] = value
+    return result
+
+
+def spec(slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION) -> dict[str, Any]:
+    """The spec of one slot. What Cardwise owns in the environment replaces what `edits` set."""
+    ours = environment.of(grant)
+    theirs = [entry for entry in edits.get("env") or () if entry.partition("=")[0] not in ours]
+    env = [*theirs, *(f"{key}={value}" for key, value in ours.items())]
+    return {
+        "cdiVersion": max(version, CDI_VERSION, key=_version_number),
+        "kind": names.CDI_KIND,
+        "devices": [{"name": slot, "containerEdits": {**edits, "env": env}}],
+    }
+
+
+def write(folder: Path, slot: str, content: dict[str, Any]) -> None:
+    """In one step: the runtime reads a whole spec or none. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = spec_path(folder, slot)
+    # No name that the runtime would take for a spec.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        temporary.write_bytes(msgspec.json.encode(content))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove(folder: Path, slot: str) -> None:
+    """Raises OSError."""
+    spec_path(folder, slot).unlink(missing_ok=True)
+
+
+def stale(folder: Path, living: set[str]) -> list[Path]:
+    """Specs and unfinished files of ours that belong to none of the `living` slots."""
+    if not folder.is_dir():
+        return []
+    kept = {spec_path(folder, slot).name for slot in living}
+    pattern = re.compile(rf"\.?{re.escape(_OWN_PREFIX)}.*\.json.*")
+    return [path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.name not in kept]
+
+
+def _version_number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

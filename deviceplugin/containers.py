@@ -1,0 +1,124 @@
+"""Asks the container runtime (CRI) what is alive on this node: the proof that a share is free.
+
+The API server cannot give it: a forced deletion takes the pod object away at once, while its containers keep the card
+for their grace period, or for ever if they hang.
+"""
+
+import re
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from deviceplugin.api import cri_v1_pb2 as wire
+from deviceplugin.api import cri_v1_pb2_grpc as stubs
+from deviceplugin.kubelet import CHANNEL_OPTIONS
+
+UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
+NAME_LABEL = "io.kubernetes.container.name"
+_TIMEOUT = 5.0
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+class RuntimeSilent(Exception):
+    """The container runtime did not answer; nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFacts:
+    """What the runtime says of itself. `cdi` is None where it does not say; `cdi_dirs` likewise empty."""
+
+    name: str
+    version: str
+    cdi: bool | None
+    cdi_dirs: tuple[str, ...]
+
+
+class Containers:
+    """The runtime behind one CRI socket. Thread-safe."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+
+    def alive(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
+        """For each of the pods that has anything alive: the names of its containers, and "" for its sandbox.
+
+        A container that was only created counts, so does one whose state nobody knows. A sandbox that is ready counts,
+        because the kubelet may be about to create a container in it; in one that is not, none can start any more.
+        Raises RuntimeSilent.
+        """
+        selector = {UID_LABEL: next(iter(pod_uids))} if len(pod_uids) == 1 else {}
+        containers = wire.ListContainersRequest(filter=wire.ContainerFilter(label_selector=selector))
+        sandboxes = wire.ListPodSandboxRequest(filter=wire.PodSandboxFilter(label_selector=selector))
+        found: dict[str, set[str]] = {}
+        # Sandboxes first: what is created between the two calls is then in the second.
+        for sandbox in self._call("ListPodSandbox", sandboxes).items:
+            uid = sandbox.labels.get(UID_LABEL) or sandbox.metadata.uid
+            if uid in pod_uids and sandbox.state == wire.SANDBOX_READY:
+                found.setdefault(uid, set()).add("")
+        for container in self._call("ListContainers", containers).containers:
+            uid = container.labels.get(UID_LABEL, "")
+            if uid in pod_uids and container.state != wire.CONTAINER_EXITED:
+                found.setdefault(uid, set()).add(container.labels.get(NAME_LABEL) or container.id)
+        return found
+
+    def facts(self) -> RuntimeFacts:
+        """Raises RuntimeSilent."""
+        version = self._call("Version", wire.VersionRequest())
+        status = self._call("Status", wire.StatusRequest(verbose=True))
+        cdi: bool | None = None
+        dirs: tuple[str, ...] = ()
+        try:
+            config = msgspec.json.decode(status.info.get("config", "{}"))
+        except msgspec.DecodeError:
+            config = None
+        if isinstance(config, dict):
+            cdi, dirs = _cdi_of(config)
+        return RuntimeFacts(version.runtime_name, version.runtime_version, cdi, dirs)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+
+    def _call(self, method: str, message: Any) -> Any:
+        with self._lock:
+            if self._channel is None:
+                self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
+            stub = stubs.RuntimeServiceStub(self._channel)
+        try:
+            return getattr(stub, method)(message, timeout=_TIMEOUT)
+        except ValueError as error:  # another thread has closed the channel
+            raise RuntimeSilent(f"{method} at {self._socket}: {error}") from error
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                self.close()  # so that the next call looks at once who is behind the path now
+            raise RuntimeSilent(f"{method} at {self._socket}: {error.code().name}: {error.details()}") from error
+
+
+def serves_cdi(facts: RuntimeFacts) -> bool:
+    """Whether the runtime applies CDI devices: by its own word, else by what is known of the version."""
+    if facts.cdi is not None:
+        return facts.cdi
+    match = _VERSION.match(facts.version)
+    if match is None:
+        return False
+    version = int(match[1]), int(match[2])
+    # containerd: on by default since 2.0, off in 1.7 (k8s-mechanisms.md 1.19). CRI-O: always, since 1.23.
+    return {"containerd": version >= (2, 0), "cri-o": version >= (1, 23)}.get(facts.name, False)
+
+
+def _cdi_of(config: dict[str, Any]) -> tuple[bool | None, tuple[str, ...]]:
+    enabled = config.get("enableCDI")
+    dirs = config.get("cdiSpecDirs")
+    return (
+        enabled if isinstance(enabled, bool) else None,
+        tuple(str(path) for path in dirs) if isinstance(dirs, list) else (),
+    )

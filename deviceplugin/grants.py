@@ -1,0 +1,277 @@
+"""What this node has handed out, on its own disk: one file for each container that was given a share.
+
+The second truth beside the pods' annotations, and the only one about containers: it restarts containers while the API
+server is away, it refuses a card that is still in use by a pod that the API server has forgotten, and it outlives any
+crash. A grant is in memory before it is on disk, and on disk before its container may start.
+"""
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from cardwise.core.assignment import CardShare
+from cardwise.core.quantity import MiB, Percent
+
+_log = structlog.get_logger(__name__)
+
+FULL_CORE = 100  # percent
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
+_SUFFIX = ".json"
+_STRIPES = 64
+_VERSION = 1
+
+
+class UnsafeName(ValueError):
+    """A pod UID or container name that may not become a file name."""
+
+
+class Share(Struct, frozen=True):
+    """A part of one card, as in the assignment."""
+
+    index: int
+    uuid: str
+    mem: int
+    core: int
+    total: int
+
+    @classmethod
+    def of(cls, share: CardShare) -> "Share":
+        return cls(share.index, share.uuid, share.mem, share.core, share.total)
+
+    def to_core(self) -> CardShare:
+        return CardShare(self.index, self.uuid, MiB(self.mem), Percent(self.core), MiB(self.total))
+
+
+class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A container's share. `slots` are its device IDs; `pod_mem` and `indices` are of the whole pod."""
+
+    version: int = _VERSION
+    pod_uid: str
+    namespace: str
+    name: str
+    container: str
+    key: str
+    slots: tuple[str, ...]
+    shares: tuple[Share, ...]
+    pod_mem: int
+    indices: tuple[int, ...]
+    granted_ns: int = 0
+
+    @property
+    def pod(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Overfull(Struct, frozen=True):
+    """A card that cannot take a grant beside what others hold there: MiB (or percent of cores, if `cores`)."""
+
+    index: int
+    uuid: str
+    asked: int
+    held: int
+    total: int
+    cores: bool
+    holders: tuple[Grant, ...]
+
+    def __str__(self) -> str:
+        unit = "% of cores" if self.cores else "MiB"
+        names = sorted({f"{grant.pod} (uid {grant.pod_uid}, container {grant.container})" for grant in self.holders})
+        return (
+            f"card {self.index} ({self.uuid}): {self.held} of {self.total} {unit} are still held by "
+            f"{', '.join(names)}; {self.asked} {unit} more do not fit"
+        )
+
+
+class GrantStore:
+    """All grants of this node. Thread-safe; the lock is held for the check and the entry in memory, not for disk."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what is on disk; see `unreadable` for what could not be read."""
+        self._folder = folder
+        self._aside = folder.with_name(folder.name + "-unreadable")
+        self._lock = threading.Lock()
+        self._grants: dict[tuple[str, str], Grant] = {}
+        self._stamps: dict[tuple[str, str], int] = {}
+        self._epoch = 0
+        self._disk = [threading.Lock() for _ in range(_STRIPES)]
+        self.unreadable: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._load()
+
+    def all(self) -> list[Grant]:
+        with self._lock:
+            return list(self._grants.values())
+
+    def get(self, pod_uid: str, container: str) -> Grant | None:
+        with self._lock:
+            return self._grants.get((pod_uid, container))
+
+    def of_pod(self, pod_uid: str) -> list[Grant]:
+        with self._lock:
+            return [grant for (uid, _), grant in self._grants.items() if uid == pod_uid]
+
+    def owner(self, slot: str) -> Grant | None:
+        """The latest grant of a slot: the kubelet hands a slot out again when its pod has ended."""
+        with self._lock:
+            found = [grant for grant in self._grants.values() if slot in grant.slots]
+        return max(found, key=lambda grant: grant.granted_ns, default=None)
+
+    def claim(self, grant: Grant, pod_shares: Iterable[Share], totals: Mapping[str, int]) -> Overfull | None:
+        """Enter the grant, or say which card is over-full.
+
+        `pod_shares` are those of the whole pod, so that its first container does not start on a card that its second
+        will not fit on; `totals` are the MiB of this node's cards by UUID. The grant is on disk when this returns
+        None. Raises OSError; the grant then stays in memory, where the next try and `drop` find it.
+        """
+        return self._enter(grant, lambda: self._overfull(grant.pod_uid, pod_shares, totals))
+
+    def adopt(self, grant: Grant) -> None:
+        """Enter a grant whose container runs already, whatever the card has. Raises OSError."""
+        self._enter(grant, lambda: None)
+
+    def epoch(self) -> int:
+        """A mark in time for `drop`: what is granted from now on is later."""
+        with self._lock:
+            return self._epoch
+
+    def drop(self, pod_uid: str, epoch: int) -> list[Grant]:
+        """Forget all grants of a pod, on disk first, unless one was given (again) after `epoch`: then none.
+
+        The proof that a pod's containers are gone must have been sought after `epoch` was taken. Raises OSError.
+        """
+        with self._disk_of(pod_uid):
+            with self._lock:
+                found = {key: grant for key, grant in self._grants.items() if key[0] == pod_uid}
+                if any(self._stamps[key] > epoch for key in found):
+                    return []
+            folder = self._folder / pod_uid
+            if folder.is_dir():
+                for path in list(folder.iterdir()):
+                    path.unlink(missing_ok=True)
+                folder.rmdir()
+                _sync(self._folder)
+            with self._lock:
+                for key, grant in found.items():
+                    if self._grants.get(key) is grant:
+                        del self._grants[key], self._stamps[key]
+        return list(found.values())
+
+    def held(self) -> dict[str, int]:
+        """MiB granted by card UUID."""
+        sums: dict[str, int] = defaultdict(int)
+        for grant in self.all():
+            for share in grant.shares:
+                sums[share.uuid] += share.mem
+        return dict(sums)
+
+    def _overfull(self, pod_uid: str, pod_shares: Iterable[Share], totals: Mapping[str, int]) -> Overfull | None:
+        mem: dict[str, int] = defaultdict(int)
+        core: dict[str, int] = defaultdict(int)
+        indices: dict[str, int] = {}
+        for share in pod_shares:
+            mem[share.uuid] += share.mem
+            core[share.uuid] += share.core
+            indices[share.uuid] = share.index
+        for uuid, asked in mem.items():
+            others = [
+                (grant, share)
+                for (uid, _), grant in self._grants.items()
+                if uid != pod_uid
+                for share in grant.shares
+                if share.uuid == uuid
+            ]
+            holders = tuple(grant for grant, _ in others)
+            held, total = sum(share.mem for _, share in others), totals[uuid]
+            if held + asked > total:
+                return Overfull(indices[uuid], uuid, asked, held, total, cores=False, holders=holders)
+            held = sum(share.core for _, share in others)
+            if held + core[uuid] > FULL_CORE and core[uuid]:
+                return Overfull(indices[uuid], uuid, core[uuid], held, FULL_CORE, cores=True, holders=holders)
+        return None
+
+    def _enter(self, grant: Grant, check: Callable[[], Overfull | None]) -> Overfull | None:
+        _checked(grant)
+        grant = msgspec.structs.replace(grant, granted_ns=time.time_ns())
+        key = (grant.pod_uid, grant.container)
+        with self._lock:
+            overfull = check()
+            if overfull is not None:
+                return overfull
+            self._epoch += 1
+            self._grants[key], self._stamps[key] = grant, self._epoch
+        with self._disk_of(grant.pod_uid):
+            self._write(grant)
+        return None
+
+    def _write(self, grant: Grant) -> None:
+        folder = self._folder / grant.pod_uid
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700)
+            _sync(self._folder)
+        temporary = folder / f".{grant.container}.tmp"
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.encode(grant))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / (grant.container + _SUFFIX))
+        _sync(folder)
+
+    def _disk_of(self, pod_uid: str) -> threading.Lock:
+        return self._disk[hash(pod_uid) % _STRIPES]
+
+    def _load(self) -> None:
+        for folder in sorted(self._folder.iterdir()):
+            if not folder.is_dir():
+                self._move_aside(folder, "is no folder of a pod")
+                continue
+            for path in sorted(folder.iterdir()):
+                if path.name.startswith("."):
+                    path.unlink()  # never finished, so its container never started
+                    continue
+                try:
+                    grant = _read(path)
+                except (OSError, ValueError, UnsafeName) as error:
+                    self._move_aside(path, str(error))
+                    continue
+                self._grants[grant.pod_uid, grant.container] = grant
+                self._stamps[grant.pod_uid, grant.container] = 0
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+
+    def _move_aside(self, path: Path, why: str) -> None:
+        self._aside.mkdir(parents=True, exist_ok=True, mode=0o700)
+        target = self._aside / f"{path.parent.name}.{path.name}.{time.time_ns()}"
+        path.rename(target)
+        self.unreadable.append(f"{path}: {why}; moved to {target}")
+        _log.error("a grant on disk is unreadable and was moved aside", path=str(path), to=str(target), error=why)
+
+
+def _read(path: Path) -> Grant:
+    grant = msgspec.json.decode(path.read_bytes(), type=Grant)
+    if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name) or grant.version != _VERSION:
+        raise ValueError("it does not say what its name says, or has another version")
+    _checked(grant)
+    return grant
+
+
+def _checked(grant: Grant) -> None:
+    for name in (grant.pod_uid, grant.container):
+        if not _SAFE.fullmatch(name) or ".." in name:
+            raise UnsafeName(f"{name!r} is no pod UID or container name")
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,128 @@
+"""The pods of this node: of each what the agent needs, kept by a reflector, with a GET for what it has not seen yet."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from cardwise.core import names, quantity, request
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.reflector import Reflector
+
+_log = structlog.get_logger(__name__)
+
+_FINISHED = ("Succeeded", "Failed")
+_GET_TIMEOUT = 3.0  # seconds; PreStartContainer has 30
+_KEPT = (
+    names.ASSIGNMENT,
+    names.ASSIGNED,
+    names.IDX,
+    names.POD_MEM,
+    names.DEV_MEM,
+    names.GPUSHARE_ALLOCATION,
+)
+
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """A pod. `keys` are the container keys by name; `requests` what it asks of each resource of ours."""
+
+    uid: str
+    namespace: str
+    name: str
+    phase: str
+    annotations: Mapping[str, str]
+    keys: Mapping[str, str]
+    requests: Mapping[str, int]
+
+    @property
+    def finished(self) -> bool:
+        return self.phase in _FINISHED
+
+
+def view(pod: Mapping[str, Any]) -> PodView:
+    """From a pod as the API server writes it."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    keys: dict[str, str] = {}
+    asked: dict[str, int] = {}
+    for container in request.containers(pod):
+        if container.ordinary_init:
+            continue
+        keys[container.spec["name"]] = container.key
+        resources = container.spec.get("resources") or {}
+        for name, amount in (resources.get("requests") or resources.get("limits") or {}).items():
+            if name in names.REQUESTED:
+                with contextlib.suppress(quantity.InvalidQuantity):
+                    asked[name] = asked.get(name, 0) + quantity.count(amount, least=0)
+    return PodView(
+        uid=metadata["uid"],
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        phase=status.get("phase") or "",
+        annotations={key: annotations[key] for key in _KEPT if key in annotations},
+        keys=keys,
+        requests=asked,
+    )
+
+
+def _project(content: bytes) -> tuple[str, PodView]:
+    pod = view(_decode(content))
+    return pod.uid, pod
+
+
+class Pods:
+    """The pods bound to one node. `on_gone` is called, from the reflector's thread, when one has ended."""
+
+    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None]) -> None:
+        self._client = client
+        self._on_gone = on_gone
+        self._by_name: dict[tuple[str, str], PodView] = {}
+        query = {"fieldSelector": f"spec.nodeName={node}"}
+        self._reflector: Reflector[PodView] = Reflector(client, paths.pods(), _project, self, query=query, name="pods")
+
+    @property
+    def synced(self) -> bool:
+        return self._reflector.synced.is_set()
+
+    def start(self) -> None:
+        self._reflector.start()
+
+    def stop(self) -> None:
+        self._reflector.stop()
+
+    def all(self) -> list[PodView]:
+        return list(self._reflector.store.snapshot().values())
+
+    def known(self, uid: str) -> PodView | None:
+        """Without asking the API server."""
+        return self._reflector.store.get(uid)
+
+    def find(self, namespace: str, name: str, uid: str) -> PodView | None:
+        """The pod, None when it is certain that none of this UID exists. Raises KubeError."""
+        found = self._reflector.store.get(uid)
+        return found if found is not None else self.ask(namespace, name, uid)
+
+    def ask(self, namespace: str, name: str, uid: str) -> PodView | None:
+        """As `find`, from the API server itself: the newest state, never a cache. Raises KubeError."""
+        try:
+            pod = view(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
+        except errors.NotFound:
+            return None
+        return pod if pod.uid == uid else None
+
+    def on_change(self, key: str, old: PodView | None, new: PodView) -> None:  # noqa: ARG002 - the Handler protocol
+        if new.finished and (old is None or not old.finished):
+            self._on_gone()
+
+    def on_delete(self, key: str, old: PodView) -> None:  # noqa: ARG002
+        self._on_gone()
+
+    def on_synced(self) -> None:
+        self._on_gone()

@@ -1,0 +1,233 @@
+"""What happens before a container starts: find whose it is, check its assignment, grant it, and deliver the cards.
+
+Nothing is guessed and nothing is chosen: the kubelet says which container has the slot, bind's annotations say which
+card it was given. An error here is shown in the pod's events and the kubelet asks again (PreStartContainer is called at
+every start; k8s-mechanisms.md 1.9), so every refusal says what is the matter and what would end it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from cardwise.core import assignment as codec
+from cardwise.core.assignment import Assignment
+from cardwise.gpus.protocol import GpuCard, Gpus
+from cardwise.kube import errors
+from deviceplugin.access import Access, Delivery
+from deviceplugin.cdi import NoDevice
+from deviceplugin.grants import Grant, GrantStore, Overfull, Share, UnsafeName
+from deviceplugin.kubelet import Holders, KnownContainer, Kubelet, KubeletSilent, NamedContainer
+from deviceplugin.pods import Pods, PodView
+
+_log = structlog.get_logger(__name__)
+
+_CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within a second or two
+_CONFLICT_PAUSE = 0.1
+_MAX_WAITING = 16  # of the server's threads: the others must stay free for Allocate
+
+
+class Refused(Exception):
+    """The container may not start now; the message is for the pod's events."""
+
+
+def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str | None]) -> tuple[NamedContainer, str]:
+    """The container that has all these slots, with its pod's UID. Pure. Raises Refused.
+
+    `pod_of` tells "namespace/name" of a pod UID, None if unknown; it decides between entries of the checkpoint that the
+    kubelet has not cleaned up yet.
+    """
+    if not slots:
+        raise Refused("the kubelet named no device")
+    named: dict[NamedContainer, None] = {}
+    known: dict[KnownContainer, None] = {}
+    for slot in slots:
+        named |= dict.fromkeys(holders.named.get(slot, ()))
+        known |= dict.fromkeys(holders.known.get(slot, ()))
+    what = f"share slot {', '.join(slots)}"
+    if not named:
+        raise Refused(f"the kubelet does not list a container with {what} yet")
+    if len(named) > 1:
+        both = " and ".join(f"{one.namespace}/{one.pod} (container {one.container})" for one in named)
+        raise Refused(f"the kubelet gave {what} to {both}; delete one of these pods")
+    who = next(iter(named))
+    uids = [one.pod_uid for one in known if one.container == who.container]
+    if len(uids) > 1:
+        uids = [uid for uid in uids if pod_of(uid) in (f"{who.namespace}/{who.pod}", None)]
+    if len(uids) != 1:
+        found = ", ".join(f"{one.pod_uid}/{one.container}" for one in known) or "nobody"
+        raise Refused(
+            f"the kubelet's two records disagree on {what}: PodResources says {who.namespace}/{who.pod} "
+            f"(container {who.container}), its checkpoint says {found}"
+        )
+    return who, uids[0]
+
+
+def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> tuple[Grant, Assignment]:
+    """The grant that the pod's annotations order for a container. Pure. Raises Refused."""
+    what = f"pod {pod.namespace}/{pod.name}"
+    try:
+        assignment = codec.decode(pod.annotations)
+    except codec.InvalidAssignment as error:
+        raise Refused(f"{what}: {error}; create the pod again, so that it is placed again") from error
+    if assignment is None or assignment.legacy:
+        raise Refused(
+            f"{what} was not placed by the Cardwise extender: it has no cards in its annotations. "
+            "Create it without nodeName and let kube-scheduler, configured with the extender, bind it"
+        )
+    key = pod.keys.get(container)
+    shares = assignment.containers.get(key or "")
+    if key is None or not shares:
+        raise Refused(f"{what}: its assignment has no card for container {container!r} (key {key}); create it again")
+    grant = Grant(
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        container=container,
+        key=key,
+        slots=tuple(slots),
+        shares=tuple(Share.of(share) for share in shares),
+        pod_mem=assignment.mem,
+        indices=tuple(assignment.indices()),
+    )
+    return grant, assignment
+
+
+def check_cards(shares: Sequence[Share], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
+    """The cards of the shares. Pure. Raises Refused for one that is not here or is smaller than was assumed."""
+    found = []
+    for share in shares:
+        card = cards.get(share.uuid)
+        if card is None:
+            raise Refused(
+                f"card {share.index} ({share.uuid}) is not on this node (any more); delete the pod, so that it is "
+                "placed again"
+            )
+        found.append(card)
+    return found
+
+
+class PreStart:
+    """The verb. `release` frees the shares of pods of which nothing is alive; `granted` hears of each grant."""
+
+    def __init__(
+        self,
+        *,
+        kubelet: Kubelet,
+        pods: Pods,
+        gpus: Gpus,
+        grants: GrantStore,
+        delivery: Delivery,
+        access: Callable[[], Access | None],
+        release: Callable[[set[str]], None],
+        granted: Callable[[PodView], None],
+        start_on_sick_cards: bool = False,
+        conflict_seconds: float = _CONFLICT_SECONDS,
+    ) -> None:
+        self._kubelet = kubelet
+        self._pods = pods
+        self._gpus = gpus
+        self._grants = grants
+        self._delivery = delivery
+        self._access = access
+        self._release = release
+        self._granted = granted
+        self._start_on_sick_cards = start_on_sick_cards
+        self._conflict_seconds = conflict_seconds
+        self._waiting = threading.BoundedSemaphore(_MAX_WAITING)
+
+    def __call__(self, slots: Sequence[str]) -> Grant:
+        """Raises Refused."""
+        began = time.monotonic()
+        try:
+            who, uid = identify(slots, self._kubelet.holders(), self._name_of)
+        except KubeletSilent as error:
+            raise Refused(str(error)) from error
+        grant, pod_shares, pod = self._order(who, uid, slots)
+        cards = {card.uuid: card for card in self._gpus.cards()}
+        mine = check_cards(grant.shares, cards)
+        check_cards(pod_shares, cards)
+        self._check_health(mine)
+        try:
+            self._claim(grant, pod_shares, {card.uuid: card.memory for card in cards.values()})
+            if self._access() is not Access.ENV:
+                self._delivery.deliver(grant, mine)
+        except (OSError, UnsafeName, NoDevice) as error:
+            raise Refused(f"the grant of pod {grant.pod} could not be written: {error}") from error
+        if pod is not None:
+            self._granted(pod)
+        _log.info(
+            "granted",
+            pod=grant.pod,
+            uid=uid,
+            container=grant.container,
+            slots=list(slots),
+            cards=[share.index for share in grant.shares],
+            mib=sum(share.mem for share in grant.shares),
+            ms=round((time.monotonic() - began) * 1000, 1),
+        )
+        return grant
+
+    def _name_of(self, uid: str) -> str | None:
+        pod = self._pods.known(uid)
+        return None if pod is None else f"{pod.namespace}/{pod.name}"
+
+    def _order(
+        self, who: NamedContainer, uid: str, slots: Sequence[str]
+    ) -> tuple[Grant, tuple[Share, ...], PodView | None]:
+        """The grant to make, all shares of its pod, and the pod unless only the disk remembers it."""
+        before = self._grants.get(uid, who.container)
+        try:
+            pod = self._pods.find(who.namespace, who.pod, uid)
+        except errors.KubeError as error:
+            # A restart of a container needs no API server: the order is the one it was started with.
+            if before is None or (before.namespace, before.name) != (who.namespace, who.pod):
+                raise Refused(
+                    f"the assignment of pod {who.namespace}/{who.pod} is not known here and the API server "
+                    f"does not answer: {error}"
+                ) from error
+            again = msgspec.structs.replace(before, slots=tuple(slots))
+            return again, tuple(share for one in self._grants.of_pod(uid) for share in one.shares), None
+        if pod is None or (pod.namespace, pod.name) != (who.namespace, who.pod):
+            raise Refused(f"pod {who.namespace}/{who.pod} (uid {uid}) does not exist any more")
+        grant, assignment = grant_of(pod, who.container, slots)
+        return grant, tuple(Share.of(share) for share in assignment.shares()), pod
+
+    def _check_health(self, cards: list[GpuCard]) -> None:
+        health = self._gpus.health()
+        for card in cards:
+            state = health.get(card.uuid)
+            if state is not None and not state.healthy and not self._start_on_sick_cards:
+                raise Refused(
+                    f"card {card.index} ({card.uuid}) is unhealthy: {state.reason}; the container starts when it has "
+                    "recovered, or delete the pod, so that it is placed again"
+                )
+
+    def _claim(self, grant: Grant, pod_shares: tuple[Share, ...], totals: dict[str, int]) -> None:
+        overfull = self._grants.claim(grant, pod_shares, totals)
+        if overfull is None:
+            return
+        if not self._waiting.acquire(blocking=False):
+            raise Refused(str(overfull))
+        try:
+            overfull = self._wait_for_room(overfull, grant, pod_shares, totals)
+        finally:
+            self._waiting.release()
+        if overfull is not None:
+            raise Refused(str(overfull))
+
+    def _wait_for_room(
+        self, overfull: Overfull, grant: Grant, pod_shares: tuple[Share, ...], totals: dict[str, int]
+    ) -> Overfull | None:
+        """What holds the card has mostly ended already, and only nobody has asked the runtime yet."""
+        deadline = time.monotonic() + self._conflict_seconds
+        left: Overfull | None = overfull
+        while left is not None:
+            self._release({holder.pod_uid for holder in left.holders})
+            left = self._grants.claim(grant, pod_shares, totals)
+            if left is None or time.monotonic() >= deadline:
+                break
+            time.sleep(_CONFLICT_PAUSE)
+        return left

@@ -1,0 +1,191 @@
+"""Keeps us registered with the kubelet, through its restarts and ours.
+
+The kubelet forgets plugins when it restarts, deletes every socket in the folder when it starts, and can lose a plugin
+without either noticing (k8s-mechanisms.md 1.12 to 1.15). So each registration has a socket of its own, and is made
+again when kubelet.sock is another one, our socket is gone, the kubelet's stream has ended, or the node goes on showing
+no slots.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+
+from cardwise.core import names
+from cardwise.kube.backoff import Backoff
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
+from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
+from deviceplugin.kubelet import CHANNEL_OPTIONS
+from deviceplugin.server import OPTIONS, PluginServer
+
+_log = structlog.get_logger(__name__)
+
+API_VERSION = "v1beta1"
+PREFIX = "cardwise-share-"
+_POLL_SECONDS = 0.25
+_REGISTER_TIMEOUT = 10.0
+_STREAM_SECONDS = 3.0  # the kubelet connects back within a second
+_ZERO_SECONDS = 30.0  # the kubelet reports its node every 10 s
+
+Identity = tuple[int, int, int]
+
+
+def identity(socket: Path) -> Identity | None:
+    """What tells one socket from the next at the same path; None where there is none. An inode alone may recur."""
+    try:
+        found = socket.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is seen of a registration. Times in seconds, None: not so at present."""
+
+    kubelet: Identity | None
+    registered_with: Identity | None
+    own_socket: bool
+    without_stream: float | None
+    showing_zero: float | None
+
+
+def why_again(sight: Sight) -> str:
+    """Why we have to register (again), "" when we need not or cannot. Pure."""
+    if sight.kubelet is None:
+        return ""
+    if sight.registered_with is None:
+        return "not registered"
+    if sight.kubelet != sight.registered_with:
+        return "kubelet.sock is another one: the kubelet has restarted"
+    if not sight.own_socket:
+        return "our socket was removed"
+    if sight.without_stream is not None and sight.without_stream >= _STREAM_SECONDS:
+        return "the kubelet's stream has ended"
+    if sight.showing_zero is not None and sight.showing_zero >= _ZERO_SECONDS:
+        return f"the node goes on showing no {names.SHARE}"
+    return ""
+
+
+class Registration:
+    """One thread. `serve` makes the server for a socket path, None while it is too early to serve."""
+
+    def __init__(
+        self,
+        folder: Path,
+        serve: Callable[[Path], PluginServer | None],
+        share_allocatable: Callable[[], str],
+    ) -> None:
+        self._folder = folder
+        self._kubelet_socket = folder / "kubelet.sock"
+        self._serve = serve
+        self._share_allocatable = share_allocatable
+        self._server: PluginServer | None = None
+        self._registered_with: Identity | None = None
+        self._stream_lost: float | None = None
+        self._zero_since: float | None = None
+        self._count = 0
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(15.0)
+        self._end_server(grace=2.0)
+
+    @property
+    def problem(self) -> str:
+        """Why the kubelet does not count on us at present, "" when it does."""
+        server = self._server
+        if self._registered_with is None or server is None:
+            return f"not registered with the kubelet at {self._kubelet_socket}"
+        if identity(self._kubelet_socket) != self._registered_with:
+            return f"the kubelet at {self._kubelet_socket} is gone or new"
+        return "" if server.streams else "the kubelet has not connected back"
+
+    def _run(self) -> None:
+        backoff = Backoff(initial=0.5, cap=15.0)
+        while not self._stopping.is_set():
+            try:
+                why = why_again(self._look())
+                if why:
+                    _log.info("registering", why=why)
+                    if not self._register():
+                        self._stopping.wait(backoff.next())
+                        continue
+                elif self._server is not None and self._server.streams:
+                    backoff.reset()
+            except (grpc.RpcError, OSError) as error:
+                told = error.details() if isinstance(error, grpc.RpcError) else str(error)
+                delay = backoff.next()
+                _log.warning("registration failed", error=told, retry_in=round(delay, 1))
+                self._registered_with = None
+                self._stopping.wait(delay)
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                _log.exception("registration failed")
+                self._registered_with = None
+                self._stopping.wait(backoff.next())
+            self._wake.wait(_POLL_SECONDS)
+
+    def _look(self) -> Sight:
+        now = time.monotonic()
+        server = self._server
+        if server is None or server.streams:
+            self._stream_lost = None
+        elif self._stream_lost is None:
+            self._stream_lost = now
+        if self._share_allocatable() != "0" or server is None or not server.streams:
+            self._zero_since = None
+        elif self._zero_since is None:
+            self._zero_since = now
+        return Sight(
+            kubelet=identity(self._kubelet_socket),
+            registered_with=self._registered_with,
+            own_socket=server is not None and server.socket.exists(),
+            without_stream=None if self._stream_lost is None else now - self._stream_lost,
+            showing_zero=None if self._zero_since is None else now - self._zero_since,
+        )
+
+    def _register(self) -> bool:
+        # The old stream ends first: the kubelet up to 1.36 takes a late end for the new plugin's.
+        self._end_server(grace=0.5)
+        kubelet = identity(self._kubelet_socket)
+        self._count += 1
+        socket = self._folder / f"{PREFIX}{os.getpid()}-{time.time_ns() // 1_000_000 % 10**9}-{self._count}.sock"
+        server = self._serve(socket)
+        if server is None or kubelet is None:
+            return False
+        self._remove_stale()
+        server.start()
+        self._server = server
+        message = wire.RegisterRequest(
+            version=API_VERSION, endpoint=socket.name, resource_name=names.SHARE, options=OPTIONS
+        )
+        with grpc.insecure_channel(f"unix:{self._kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
+            stubs.RegistrationStub(channel).Register(message, timeout=_REGISTER_TIMEOUT)
+        self._registered_with = kubelet
+        self._stream_lost = self._zero_since = None
+        _log.info("registered", resource=names.SHARE, socket=socket.name)
+        return True
+
+    def _end_server(self, grace: float) -> None:
+        server, self._server = self._server, None
+        self._registered_with = None
+        if server is not None:
+            server.stop(grace)
+
+    def _remove_stale(self) -> None:
+        """Sockets of earlier processes of ours, which were killed. One agent runs on a node."""
+        for path in self._folder.glob(f"{PREFIX}*.sock"):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,188 @@
+"""Frees grants: when the pod has ended by the API server's word and nothing of it is alive by the runtime's.
+
+Both are needed. The API server alone forgets a force-deleted pod while its containers still use the card; the runtime
+alone cannot tell a container between two restarts from one that will never come back. And both together always free:
+also a pod whose containers never started. What waits for the second word is `held`, published with its card.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from cardwise.kube import errors
+from cardwise.kube.wire import HeldShare
+from deviceplugin.access import Delivery
+from deviceplugin.containers import Containers, RuntimeSilent
+from deviceplugin.grants import Grant, GrantStore
+from deviceplugin.pods import Pods
+
+_log = structlog.get_logger(__name__)
+
+_EVERY_SECONDS = 1.0
+
+
+def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
+    """By card UUID: what pods without object hold, one entry for each pod. Pure."""
+    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    pods: dict[str, Grant] = {}
+    for grant in grants:
+        pods[grant.pod_uid] = grant
+        for share in grant.shares:
+            entry = sums[share.uuid, grant.pod_uid]
+            entry[0] += share.mem
+            entry[1] += share.core
+    held: dict[str, list[HeldShare]] = defaultdict(list)
+    for (card, uid), (mem, core) in sorted(sums.items()):
+        pod = pods[uid]
+        held[card].append(
+            HeldShare(pod_uid=uid, namespace=pod.namespace, name=pod.name, memory_mib=mem, core_percent=core)
+        )
+    return dict(held)
+
+
+class Releaser:
+    """One thread that frees; `free` may also be called by who needs room now. `on_change`: held shares changed."""
+
+    def __init__(
+        self,
+        *,
+        pods: Pods,
+        containers: Containers,
+        grants: GrantStore,
+        delivery: Delivery,
+        on_change: Callable[[], None],
+        every_seconds: float = _EVERY_SECONDS,
+    ) -> None:
+        self._pods = pods
+        self._containers = containers
+        self._grants = grants
+        self._delivery = delivery
+        self._on_change = on_change
+        self._every = every_seconds
+        self._lock = threading.Lock()
+        self._held: dict[str, list[HeldShare]] = {}
+        self._ended: dict[str, int] = {}  # pod UID -> rounds that it has been ended but not gone
+        self._silent = ""
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="release", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def wake(self) -> None:
+        """Look now: a pod has ended."""
+        self._wake.set()
+
+    def held(self) -> Mapping[str, list[HeldShare]]:
+        """By card UUID, of pods that have ended by the API server's word and are alive by the runtime's."""
+        with self._lock:
+            return dict(self._held)
+
+    @property
+    def silent(self) -> str:
+        """Why shares cannot be freed at present, "" when they can."""
+        return self._silent
+
+    def free(self, pod_uids: set[str]) -> None:
+        """Free what can be freed of these pods' grants."""
+        # The mark comes first: a grant given while we ask is not covered by the answers.
+        epoch = self._grants.epoch()
+        ended = {uid for uid in pod_uids if self._ended_by_api(uid)}
+        if not ended:
+            return
+        try:
+            alive = self._containers.alive(ended)
+        except RuntimeSilent as error:
+            if not self._silent:
+                _log.error("shares of ended pods stay held: the container runtime is silent", error=str(error))
+            self._silent = str(error)
+            return
+        self._silent = ""
+        for uid in ended:
+            if uid in alive:
+                self._keep(uid, alive[uid])
+            else:
+                self._drop(uid, epoch)
+
+    def sweep(self) -> None:
+        """One round over all grants."""
+        uids = {grant.pod_uid for grant in self._grants.all()}
+        self.free(uids)
+        for uid in set(self._ended) - {grant.pod_uid for grant in self._grants.all()}:
+            self._ended.pop(uid, None)
+        self._publish()
+
+    def _ended_by_api(self, uid: str) -> bool:
+        """Whether the pod has finished or is gone, for certain."""
+        known = self._pods.known(uid)
+        if known is not None:
+            return known.finished
+        if not self._pods.synced:
+            return False
+        grants = self._grants.of_pod(uid)
+        if not grants:
+            return False
+        if uid in self._ended:
+            return True  # an object that is gone never comes back under its UID
+        try:
+            # Not in the reflector can also mean: not yet. The kubelet may know a pod before we do.
+            found = self._pods.ask(grants[0].namespace, grants[0].name, uid)
+        except errors.KubeError as error:
+            _log.warning("is the pod gone? the API server does not say", pod=grants[0].pod, uid=uid, error=str(error))
+            return False
+        return found is None or found.finished
+
+    def _keep(self, uid: str, alive: set[str]) -> None:
+        # A ready sandbox alone is on its way out, mostly; it is published only if it stays.
+        rounds = self._ended.get(uid, 0) + 1
+        if any(alive) and rounds < 2:
+            rounds = 2
+        if rounds == 2:
+            pod = next(iter(self._grants.of_pod(uid)), None)
+            what = sorted(name or "(sandbox)" for name in alive)
+            _log.info("an ended pod still holds its share", pod=pod and pod.pod, uid=uid, alive=what)
+        self._ended[uid] = rounds
+
+    def _drop(self, uid: str, epoch: int) -> None:
+        try:
+            dropped = self._grants.drop(uid, epoch)
+            for slot in {slot for grant in dropped for slot in grant.slots}:
+                # The kubelet may have given the slot to the next container by now.
+                self._delivery.withdraw(slot, lambda slot=slot: self._grants.owner(slot) is None)  # type: ignore[misc]
+        except OSError as error:
+            _log.error("a grant could not be removed; it is tried again", uid=uid, error=str(error))
+            return
+        if dropped:
+            self._ended.pop(uid, None)
+            _log.info("freed", pod=dropped[0].pod, uid=uid, containers=[grant.container for grant in dropped])
+
+    def _publish(self) -> None:
+        ended = {uid for uid, rounds in self._ended.items() if rounds >= 2}
+        held = held_shares(grant for grant in self._grants.all() if grant.pod_uid in ended)
+        with self._lock:
+            changed = held != self._held
+            self._held = held
+        if changed:
+            self._on_change()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(self._every)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self.sweep()
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                # The outermost loop: freeing must go on, whatever one round met.
+                _log.exception("a release round failed")
+                self._stopping.wait(self._every)

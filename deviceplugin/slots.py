@@ -1,0 +1,37 @@
+"""The share slots: interchangeable device IDs whose only use is that the kubelet calls us and names the container.
+
+Short and few, because the kubelet accepts no list above 4 MiB (dm: plugin/v1beta1/client.go, no MaxCallRecvMsgSize).
+"""
+
+from collections.abc import Sequence
+
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
+
+HEALTHY = "Healthy"  # deviceplugin/v1beta1/constants.go
+MAX_LIST_BYTES = 3 * 1024 * 1024
+DEFAULT_COUNT = 512
+
+
+class TooManySlots(ValueError):
+    """The list of slots would not reach the kubelet."""
+
+
+def slot_ids(count: int) -> tuple[str, ...]:
+    """`s001` and so on. Raises TooManySlots or ValueError."""
+    if count < 1:
+        raise ValueError(f"{count} slots: write at least 1, one for each container that may use a card at a time")
+    width = max(3, len(str(count)))
+    ids = tuple(f"s{number:0{width}}" for number in range(1, count + 1))
+    # Every entry is about as long as the last, so a huge count is refused before it is built.
+    size = len(listing(ids[-1:]).SerializeToString()) * count
+    if size > MAX_LIST_BYTES:
+        raise TooManySlots(
+            f"{count} slots make a message of {size} bytes, the kubelet takes {MAX_LIST_BYTES}: "
+            f"write at most {MAX_LIST_BYTES * count // size}"
+        )
+    return ids
+
+
+def listing(ids: Sequence[str]) -> wire.ListAndWatchResponse:
+    """What ListAndWatch answers. Slots are always healthy: a sick card is told in its ExtendedResource."""
+    return wire.ListAndWatchResponse(devices=[wire.Device(ID=slot, health=HEALTHY) for slot in ids])

@@ -1,0 +1,257 @@
+"""cardwise-extender: settings, and who starts what where."""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import prometheus_client
+
+from cardwise.core import names, policies
+from cardwise.core.ledger import MAX_CLIENTS
+from cardwise.core.quantity import MiB
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder
+from cardwise.runtime import logs, tls
+from cardwise.runtime.health import HealthServer
+from cardwise.runtime.serving import Server, TlsFiles, WsgiApp
+from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, HOST_PORT, Common, HostPort, common_options
+from extender.app import Parts, create_app
+from extender.binder import Binder
+from extender.feeds import Feeds
+from extender.metrics import Levels, Metrics
+from extender.requests import Requests
+from extender.state import Patience, State
+from extender.upkeep import Upkeep
+from extender.verbs import Preferences
+
+_FAST_THREADS = 4  # the scheduler asks one pod at a time; the rest is for inspect and for binds of a single stanza
+_BIND_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that the command line says, except how to serve."""
+
+    policy: str
+    one_best_node: bool
+    headroom: int
+    max_clients: int
+    bind_deadline: float
+    hold_seconds: float
+    ghost_seconds: float
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@common_options
+@click.option("--bind", type=HOST_PORT, default=HostPort("", 12345), help="Where all verbs are served.")
+@click.option(
+    "--bind-port-bind",
+    type=HOST_PORT,
+    default=None,
+    help="A second address with threads of its own, for the verb bind alone: pods may wait there for long, and filter "
+    "never feels it. Without it, bind is served with the others.",
+)
+@click.option(
+    "--tls-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Directory of ca.crt, tls.crt and tls.key. An empty one gets a CA of our own, and client.crt and client.key "
+    "for kube-scheduler.",
+)
+@click.option(
+    "--tls-secret",
+    default=None,
+    metavar="NAMESPACE/NAME",
+    help="Keep a CA of our own in this Secret, which all replicas share; the files go to --tls-dir.",
+)
+@click.option(
+    "--tls-host",
+    "tls_hosts",
+    multiple=True,
+    help="Name or address that kube-scheduler calls us by, for the certificate; may be given several times. "
+    "Default: the Service's names, this machine's name and the loopback addresses.",
+)
+@click.option("--plain-http", is_flag=True, help="No TLS, as gpushare's configuration has it. On loopback only.")
+@click.option(
+    "--policy",
+    type=click.Choice(sorted(policies.POLICIES)),
+    default=policies.DEFAULT,
+    help=f"Placement of pods that name none by the annotation {names.POLICY}.",
+)
+@click.option(
+    "--one-best-node/--all-nodes",
+    default=True,
+    help="Whether filter answers the one best node, or all that fit for the scheduler to choose from. Pods with soft "
+    f"preferences get all; the annotation {names.ONE_NODE} decides for a pod.",
+)
+@click.option(
+    "--headroom",
+    type=click.IntRange(min=0),
+    default=0,
+    help="MiB kept back on each card for driver, contexts and MPS server.",
+)
+@click.option("--max-clients", type=click.IntRange(min=1), default=MAX_CLIENTS, help="Most shares on one card.")
+@click.option(
+    "--bind-deadline",
+    type=DURATION,
+    default="4s",
+    help="How long after a bind call has come it may still be posted. Must be below httpTimeout of the bind stanza "
+    "(kube-scheduler's default: 5s).",
+)
+@click.option(
+    "--hold-seconds",
+    type=click.FloatRange(min=1),
+    default=30.0,
+    help="How long filter's choice is held for a pod whose bind does not come.",
+)
+@click.option(
+    "--ghost-seconds",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    help="How long the share of a pod that vanished while it ran counts, for its node to report it.",
+)
+def main(
+    *,
+    common: Common,
+    bind: HostPort,
+    bind_port_bind: HostPort | None,
+    tls_dir: Path | None,
+    tls_secret: str | None,
+    tls_hosts: tuple[str, ...],
+    plain_http: bool,
+    **settings: object,
+) -> None:
+    """Tells kube-scheduler which nodes have a card for a pod, chooses the card, and binds the pod.
+
+    Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect.
+    """
+    logs.setup("extender", common.log_level, common.log_format)
+    chosen = Settings(**settings)  # type: ignore[arg-type]
+    addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
+    _check(addresses, tls_dir, tls_secret, plain_http=plain_http)
+    client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
+    rotator = None
+    files = None
+    if not plain_http:
+        directory = tls_dir or Path("/run/cardwise/extender-tls")
+        rotator = _rotator(client, directory, tls_secret, tls_hosts, addresses)
+        if rotator is not None:
+            rotator.ensure()
+        files = TlsFiles.in_dir(directory)
+    process = _Process(client, chosen, common.metrics_bind, rotator)
+    Server(
+        process.app,
+        [bind],
+        threads=_FAST_THREADS,
+        tls=files,
+        client_ca=files is not None,
+        on_worker_start=process.start,
+        on_worker_stop=process.stop,
+        slow_bind=bind_port_bind,
+        slow_threads=_BIND_THREADS,
+    ).run()
+
+
+class _Process:
+    """The parts of the serving process, which is a fork of the one that read the settings."""
+
+    def __init__(
+        self, client: KubeClient, settings: Settings, metrics_bind: HostPort, rotator: tls.Rotator | None
+    ) -> None:
+        patience = Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds)
+        self._state = State(headroom=MiB(settings.headroom), max_clients=settings.max_clients, patience=patience)
+        self._requests = Requests()
+        self._binder = Binder(
+            client, self._state, self._requests, policy=settings.policy, seconds=settings.bind_deadline
+        )
+        self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname())
+        self._feeds = Feeds(client, self._state, self._events)
+        self._upkeep = Upkeep(client, self._state)
+        self._preferences = Preferences(policy=settings.policy, one_best_node=settings.one_best_node)
+        self._metrics_bind = metrics_bind
+        self._health: HealthServer | None = None
+        self._rotator = rotator
+
+    def app(self) -> WsgiApp:
+        registry = prometheus_client.REGISTRY
+        registry.register(Levels(self._state.marks, self._feeds.staleness))
+        parts = Parts(
+            state=self._state,
+            requests=self._requests,
+            binder=self._binder,
+            metrics=Metrics(registry),
+            preferences=self._preferences,
+            missing=self._feeds.missing,
+        )
+        return create_app(parts)
+
+    def start(self) -> None:
+        self._health = HealthServer(self._metrics_bind, ready=self._feeds.missing)
+        self._health.start()
+        self._feeds.start()
+        self._upkeep.start()
+        if self._rotator is not None:
+            self._rotator.start()
+
+    def stop(self) -> None:
+        self._upkeep.stop()
+        self._feeds.stop()
+        self._events.stop()
+        if self._rotator is not None:
+            self._rotator.stop()
+        if self._health is not None:
+            self._health.stop()
+
+
+def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: str | None, *, plain_http: bool) -> None:
+    """Raises click.UsageError with what to write instead."""
+    if not plain_http:
+        if tls_dir is None and tls_secret is None:
+            raise click.UsageError(
+                "give --tls-dir or --tls-secret; or --plain-http with --bind 127.0.0.1:PORT when kube-scheduler runs "
+                "on this machine"
+            )
+        if tls_secret is not None and (tls_secret.count("/") != 1 or not all(tls_secret.split("/"))):
+            raise click.UsageError(f"--tls-secret {tls_secret!r} is not NAMESPACE/NAME")
+        return
+    if tls_dir is not None or tls_secret is not None:
+        raise click.UsageError("--plain-http excludes --tls-dir and --tls-secret")
+    for address in addresses:
+        if not _loopback(address.host):
+            raise click.UsageError(
+                f"--plain-http would let anybody who reaches {address} bind pods: "
+                f"write 127.0.0.1:{address.port} as the address, or use TLS"
+            )
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _rotator(
+    client: KubeClient, directory: Path, secret: str | None, hosts: tuple[str, ...], addresses: list[HostPort]
+) -> tls.Rotator | None:
+    """Who keeps the certificates good; None where somebody else has put them into the directory."""
+    own = directory / "authority"
+    if secret is not None:
+        namespace, _, name = secret.partition("/")
+        store: tls.CertStore = tls.SecretStore(client, namespace, name)
+    elif (directory / "tls.crt").exists() and not own.exists():
+        return None
+    else:
+        store = tls.DirStore(own)
+    service = f"cardwise-extender.{names.NAMESPACE}"
+    ours = [address.host for address in addresses if address.host and address.host not in ("0.0.0.0", "::")]  # noqa: S104
+    wanted = hosts or (
+        "cardwise-extender", service, f"{service}.svc", socket.gethostname(), "localhost", "127.0.0.1", "::1", *ours
+    )  # fmt: skip
+    return tls.Rotator(store, tuple(dict.fromkeys(wanted)), directory, need_client=True, name="cardwise-extender")
+
+
+if __name__ == "__main__":
+    main()

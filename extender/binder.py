@@ -1,0 +1,219 @@
+"""bind: the one write of Cardwise's decision. Annotations and node name land in one Binding, or nothing does.
+
+Apart from the other verbs because it waits for the API server, and because all that can go wrong between two programs
+and a clock is here: a lost answer, a call that came twice, a pod that is another one by now.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import structlog
+
+from cardwise.core import assignment, request
+from cardwise.core.assignment import Assignment
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from extender.requests import Requests
+from extender.state import Decided, Stage, State
+from extender.wire import BindArgs
+
+_log = structlog.get_logger(__name__)
+
+_READ_SECONDS = 5.0  # for one look at the pod
+_POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
+
+Clock = Callable[[], float]
+
+
+class Failed(Exception):
+    """The pod is not bound by this call; the text goes to kube-scheduler, so to the pod's events."""
+
+    def __init__(self, outcome: str, text: str, *, unsure: bool = False) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+        self.unsure = unsure
+
+
+class _Look(Enum):
+    OURS = "ours"
+    UNBOUND = "unbound"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """What is posted; the same bytes at every try, so that it does not matter which one lands."""
+
+    args: BindArgs
+    assignment: Assignment | None
+    body: dict[str, Any]
+
+
+class Binder:
+    """Thread-safe. `seconds`: how long after its arrival a call may still post."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        requests: Requests,
+        *,
+        policy: str,
+        seconds: float,
+        clock: Clock = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._requests = requests
+        self._policy = policy
+        self._seconds = seconds
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._sleep = sleep
+
+    def bind(self, args: BindArgs) -> str:
+        """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed."""
+        deadline = self._clock() + self._seconds
+        decided = self._state.decided(args.pod_uid)
+        if decided is not None and decided.stage is Stage.BOUND:
+            return _already(decided, args)
+        asked = self._requests.take(args.pod_uid) or self._read_request(args)
+        if asked is None:
+            self._post(self._binding(args, None), deadline)  # no card: it came by its marker
+            return "bound"
+        who = (args.pod_namespace, args.pod_name)
+        chosen = self._state.begin_bind(args.pod_uid, who, asked, args.node, asked.policy or self._policy)
+        if isinstance(chosen, Decided):
+            return _already(chosen, args)
+        if isinstance(chosen, Refusal):
+            raise Failed("refused", chosen.text)
+        stage: Stage | None = Stage.UNSURE  # what holds if anything unforeseen is raised
+        try:
+            self._post(self._binding(args, chosen), deadline)
+            stage = Stage.BOUND
+        except Failed as failed:
+            stage = Stage.UNSURE if failed.unsure else None
+            raise
+        finally:
+            self._state.finish_bind(args.pod_uid, stage)
+        return "bound"
+
+    def _read_request(self, args: BindArgs) -> PodRequest | None:
+        """For a pod that no filter call of this process has shown."""
+        try:
+            pod = self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS)
+        except errors.NotFound as error:
+            raise Failed("gone", "the pod does not exist any more") from error
+        except errors.KubeError as error:
+            raise Failed("api", f"cannot read the pod: {error}") from error
+        if (pod.get("metadata") or {}).get("uid") != args.pod_uid:
+            raise Failed("gone", "the pod was deleted, and another one has its name")
+        try:
+            return request.parse_mutated(pod)
+        except request.InvalidRequest as error:
+            raise Failed("invalid", str(error)) from error
+
+    def _binding(self, args: BindArgs, chosen: Assignment | None) -> _Binding:
+        annotations = {} if chosen is None else assignment.encode(chosen, assume_time_ns=self._wall_ns())
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            # The UID makes it this pod, not one that was created under its name meanwhile.
+            "metadata": {"name": args.pod_name, "uid": args.pod_uid, "annotations": annotations},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": args.node},
+        }
+        return _Binding(args, chosen, body)
+
+    def _post(self, binding: _Binding, deadline: float) -> None:
+        """Until it is bound or surely is not, or until the deadline. Raises Failed."""
+        path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
+        backoff = Backoff(initial=0.05, cap=2.0)
+        unsure = False
+        trouble = "the time for this call was over before it could be posted"
+        while (left := deadline - self._clock()) > 0:
+            wait = None
+            try:
+                self._client.request("POST", path, body=binding.body, timeout=min(_POST_SECONDS, left))
+            except errors.Conflict as error:
+                if self._look(binding, deadline) is _Look.OURS:
+                    return
+                trouble = str(error)
+            except errors.TooManyRequests as error:
+                trouble, wait = str(error), error.retry_after
+            except (errors.ServerError, errors.Unreachable) as error:
+                # It may have been carried out, or may be yet; posting the same again cannot hurt.
+                unsure = True
+                trouble = str(error)
+                if self._look(binding, deadline) is _Look.OURS:
+                    return
+            except errors.NotFound as error:
+                raise Failed("gone", "the pod does not exist any more") from error
+            except errors.KubeError as error:
+                raise Failed("api", f"the API server refused the binding: {error}", unsure=unsure) from error
+            else:
+                return
+            pause = backoff.next(wait)
+            if self._clock() + pause >= deadline:
+                break
+            self._sleep(pause)
+        raise Failed("api", f"not bound in time: {trouble}", unsure=unsure)
+
+    def _look(self, binding: _Binding, deadline: float) -> _Look:
+        """How the pod is now. Raises Failed where it is lost to us."""
+        args = binding.args
+        path = paths.pods(args.pod_namespace, args.pod_name)
+        try:
+            pod = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock())))
+        except errors.NotFound as error:
+            raise Failed("gone", "the pod does not exist any more") from error
+        except errors.KubeError as error:
+            _log.info("cannot look at the pod after a failed binding", pod=args.pod_name, error=str(error))
+            return _Look.UNKNOWN
+        metadata = pod.get("metadata") or {}
+        if metadata.get("uid") != args.pod_uid:
+            raise Failed("gone", "the pod was deleted, and another one has its name")
+        node = (pod.get("spec") or {}).get("nodeName") or ""
+        if not node:
+            return _Look.UNBOUND
+        if node == args.node and _written(metadata) == binding.assignment:
+            return _Look.OURS
+        raise Failed("taken", f"the pod was bound to node {node} by somebody else")
+
+
+def look_up(client: KubeClient, state: State) -> None:
+    """Settles decisions that no watch event has confirmed in time, by a consistent read each."""
+    for holding in state.tick():
+        try:
+            pod = client.get(paths.pods(holding.namespace, holding.name), timeout=_READ_SECONDS)
+        except errors.NotFound:
+            state.looked_up(holding.uid, bound=False, exists=False)
+            continue
+        except errors.KubeError as error:
+            _log.info("cannot look up a bound pod", pod=holding.name, error=str(error))
+            continue
+        exists = (pod.get("metadata") or {}).get("uid") == holding.uid
+        bound = exists and bool((pod.get("spec") or {}).get("nodeName"))
+        state.looked_up(holding.uid, bound=bound, exists=exists)
+
+
+def _already(decided: Decided, args: BindArgs) -> str:
+    if decided.stage is not Stage.BOUND:
+        raise Failed("busy", "another bind of this pod is under way")
+    if decided.node != args.node:
+        raise Failed("taken", f"the pod is bound to node {decided.node} already")
+    return "repeated"
+
+
+def _written(metadata: dict[str, Any]) -> Assignment | None:
+    try:
+        return assignment.decode(metadata.get("annotations") or {})
+    except assignment.InvalidAssignment:
+        return None

@@ -1,0 +1,156 @@
+"""What the extender keeps of pods, cards and nodes: compact records out of their JSON.
+
+Apart from the state that is built of them, because the cost of a watch event and of the memory of 60,000 pods is
+decided here: what is not ours is dropped before it is decoded.
+"""
+
+from dataclasses import dataclass
+from sys import intern
+
+import msgspec
+from msgspec import Struct
+
+from cardwise.core import assignment
+from cardwise.core.assignment import Assignment
+from cardwise.core.cards import Card
+from cardwise.core.quantity import MiB
+from cardwise.kube import wire
+
+# A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
+_SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
+_FINISHED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """A pod that asks for cards or has some. `node` is "" until it is bound.
+
+    `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
+    bound pod's annotations could not be read.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str = ""
+    assignment: Assignment | None = None
+    finished: bool = False
+    ended: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRecord:
+    """A share of a pod whose object is gone, as the node reports it for one card."""
+
+    uid: str
+    namespace: str
+    name: str
+    mem: int
+    core: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardRecord:
+    """An ExtendedResource: the card, where it is, and what vanished pods still hold on it."""
+
+    node: str
+    card: Card
+    held: tuple[HeldRecord, ...] = ()
+
+
+class _Meta(Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Container(Struct):
+    state: wire.ContainerState = msgspec.field(default_factory=wire.ContainerState)
+
+
+class _Status(Struct, rename="camel"):
+    phase: str = ""
+    container_statuses: list[_Container] | None = None
+    init_container_statuses: list[_Container] | None = None
+
+
+class _Pod(Struct):
+    metadata: _Meta
+    spec: wire.PodSpecHead = msgspec.field(default_factory=wire.PodSpecHead)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_decode_pod = msgspec.json.Decoder(_Pod).decode
+_decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
+_decode_head = msgspec.json.Decoder(wire.ObjectHead).decode
+
+
+def pod(raw: bytes) -> tuple[str, PodRecord] | None:
+    """Key and record; None for a pod that is none of our business."""
+    if not any(sign in raw for sign in _SIGNS):
+        return None
+    read = _decode_pod(raw)
+    meta, node = read.metadata, read.spec.node_name
+    if not node:
+        return meta.uid, PodRecord(meta.uid, meta.namespace, meta.name)
+    held, problem = None, ""
+    try:
+        held = assignment.decode(meta.annotations or {})
+    except assignment.InvalidAssignment as error:
+        problem = str(error)
+    if held is None and not problem:
+        return None
+    finished = read.status.phase in _FINISHED
+    return meta.uid, PodRecord(
+        meta.uid,
+        intern(meta.namespace),
+        meta.name,
+        intern(node),
+        held,
+        finished,
+        _ended(read, finished=finished),
+        problem,
+    )
+
+
+def card(raw: bytes) -> tuple[str, CardRecord] | None:
+    """Key and record of an ExtendedResource."""
+    read = _decode_card(raw)
+    spec, status = read.spec, read.status
+    return read.metadata.name, CardRecord(
+        intern(spec.node),
+        Card(
+            index=spec.index,
+            uuid=intern(spec.uuid),
+            mem=MiB(spec.memory_mib),
+            model=intern(spec.model),
+            # Before the first report nobody knows what is held on it.
+            healthy=status.health == "Healthy",
+        ),
+        tuple(
+            HeldRecord(held.pod_uid, held.namespace, held.name, held.memory_mib, held.core_percent)
+            for held in status.held or ()
+            if held.pod_uid and held.memory_mib >= 0 and held.core_percent >= 0
+        ),
+    )
+
+
+def node(raw: bytes) -> tuple[str, bool] | None:
+    """Only that it is there."""
+    return intern(_decode_head(raw).metadata.name), True
+
+
+def _ended(read: _Pod, *, finished: bool) -> bool:
+    """Whether its containers are gone for good, by the kubelet's own word.
+
+    A terminated container alone is none: it may be on its way to its next start. No statuses are none either: the
+    kubelet may be starting the first container just now.
+    """
+    containers = [*(read.status.container_statuses or ()), *(read.status.init_container_statuses or ())]
+    if finished:
+        return all(container.state.running is None for container in containers)
+    dying = read.metadata.deletion_timestamp is not None
+    return dying and bool(containers) and all(container.state.terminated is not None for container in containers)

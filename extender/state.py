@@ -1,0 +1,413 @@
+"""The ledger, fed by what the API server tells and by what this process has decided but not yet seen confirmed.
+
+Exists apart from the ledger because it holds the rules of *who counts when*: a share is held while its pod exists and
+is not finished, then while its node reports it or until a grace time is over (docs/design/0001-contracts.md). For
+every pod UID there is one answer, `_effective`, computed from all that is known; so the order in which pods, cards and
+reports arrive does not matter. One lock; nothing here waits or does I/O.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from cardwise.core import placement
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.ledger import MAX_CLIENTS, Holding, Ledger
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.quantity import MiB, Percent
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from extender.projection import CardRecord, PodRecord
+from extender.wakeups import Waiting
+
+Clock = Callable[[], float]
+
+
+class Stage(Enum):
+    """How far a decision of ours has come that no watch event confirms yet; the value is the holding's mark."""
+
+    PLANNED = "plan"  # filter has answered this node
+    BINDING = "binding"  # a thread is posting it
+    UNSURE = "unsure"  # posted, and the answer was lost
+    BOUND = "bound"  # posted and accepted
+
+
+@dataclass(slots=True)
+class Tentative:
+    """A decision with its age. `gone`: the pod vanished while a thread was posting."""
+
+    holding: Holding
+    stage: Stage
+    since: float
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ghost:
+    """What a pod held that vanished without proof that its containers had ended."""
+
+    holding: Holding
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds: how long a plan waits for its bind, and a vanished pod's share for its node to report it.
+
+    `confirm`: after this a decision that no event has confirmed is looked up; longer than the API server may work on
+    one request.
+    """
+
+    hold: float = 30.0
+    ghost: float = 30.0
+    confirm: float = 75.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The pod has a node already, or may have: no other node is right."""
+
+    node: str
+    assignment: Assignment
+    stage: Stage
+
+
+class State:
+    """All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        headroom: MiB = MiB(0),
+        max_clients: int = MAX_CLIENTS,
+        patience: Patience | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.patience = patience or Patience()
+        self.waiting = Waiting()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ledger = Ledger(headroom=headroom, max_clients=max_clients)
+        self._pods: dict[str, PodRecord] = {}  # bound and not finished
+        self._tentative: dict[str, Tentative] = {}
+        self._ghosts: dict[str, Ghost] = {}
+        self._nodes: set[str] = set()
+        self._cards: dict[str, CardRecord] = {}
+        self._cards_of: dict[str, set[str]] = {}  # node -> names in _cards
+        self._held: dict[str, set[str]] = {}  # pod UID -> names in _cards that report it
+        self._changed_nodes: set[str] = set()  # whose cards the ledger does not know as they are now
+
+    @contextmanager
+    def view(self) -> Iterator[Ledger]:
+        """The ledger as of now, locked: read it and let go."""
+        with self._lock:
+            self._count_cards()
+            yield self._ledger
+
+    # What the API server tells.
+
+    def set_pod(self, pod: PodRecord) -> None:
+        """The pod is so now."""
+        with self._lock:
+            if not pod.node:
+                return
+            self.waiting.satisfied(pod.uid)
+            if pod.finished:
+                self._leave(pod.uid, ended=pod.ended)
+            elif pod.assignment is not None:
+                self._pods[pod.uid] = pod
+                self._ghosts.pop(pod.uid, None)
+                self._drop_tentative(pod.uid)
+                self._refresh(pod.uid)
+
+    def remove_pod(self, pod: PodRecord) -> None:
+        """The pod, last seen so, is no more."""
+        with self._lock:
+            self.waiting.satisfied(pod.uid)
+            self._leave(pod.uid, ended=pod.ended)
+
+    def set_card(self, name: str, card: CardRecord) -> None:
+        """The ExtendedResource is so now."""
+        with self._lock:
+            before = self._cards.get(name)
+            if before is not None and before.node != card.node:
+                self._forget_card(name)
+            self._cards[name] = card
+            self._cards_of.setdefault(card.node, set()).add(name)
+            if before is None or before.card != card.card or before.node != card.node:
+                self._changed_nodes.add(card.node)
+            reported = {held.uid for held in card.held}
+            silent = {held.uid for held in before.held} - reported if before is not None else set()
+            for uid in reported:
+                self._held.setdefault(uid, set()).add(name)
+            for uid in silent:
+                self._unreport(uid, name)
+                if uid not in self._held:
+                    self._ghosts.pop(uid, None)  # the node had it and let it go: that is the proof
+            for uid in reported | silent:
+                self._refresh(uid)
+
+    def remove_card(self, name: str) -> None:
+        with self._lock:
+            card = self._cards.get(name)
+            if card is not None:
+                self._forget_card(name)
+                for held in card.held:
+                    self._unreport(held.uid, name)
+                    self._refresh(held.uid)
+
+    def set_node(self, name: str) -> None:
+        with self._lock:
+            self._nodes.add(name)
+            self._changed_nodes.add(name)
+
+    def remove_node(self, name: str) -> None:
+        with self._lock:
+            self._nodes.discard(name)
+            self._changed_nodes.add(name)
+
+    # What filter and bind decide.
+
+    def decided(self, uid: str) -> Decided | None:
+        """Where the pod is or may be bound already."""
+        with self._lock:
+            return self._decided(uid)
+
+    def plan(
+        self, uid: str, who: tuple[str, str], request: PodRequest, nodes: Collection[str], policy: str
+    ) -> Placement | Unplaceable | Decided:
+        """The best node, held for the pod until its bind comes; in place of an earlier plan. `who`: namespace, name."""
+        with self._lock:
+            decided = self._decided(uid)
+            if decided is not None:
+                return decided
+            self._count_cards()
+            replanned = self._tentative.pop(uid, None) is not None
+            undo = self._ledger.release(uid) if replanned else None
+            placed = placement.place(self._ledger, nodes, request, policy)
+            if isinstance(placed, Unplaceable):
+                if undo is not None:
+                    self._refresh(uid)
+                return placed
+            self._tentative[uid] = Tentative(_holding(uid, who, placed, Stage.PLANNED), Stage.PLANNED, self._clock())
+            self._refresh(uid)
+            self.waiting.satisfied(uid)
+            return placed
+
+    def refused(self, uid: str) -> None:
+        """Filter found no card with enough room for this pod: it waits for what only we may see."""
+        with self._lock:
+            self.waiting.refused(uid, self._clock())
+
+    def begin_bind(
+        self, uid: str, who: tuple[str, str], request: PodRequest, node: str, policy: str
+    ) -> Assignment | Decided | Refusal:
+        """The cards to write, held until `finish_bind`: those of the plan where they still hold, else chosen now."""
+        with self._lock:
+            decided = self._decided(uid)
+            if decided is not None and not (decided.stage is Stage.UNSURE and decided.node == node):
+                return decided
+            self._count_cards()
+            tentative = self._tentative.get(uid)
+            kept = tentative is not None and tentative.holding.node == node
+            if tentative is not None and kept and (decided is not None or self._good(tentative.holding)):
+                # Unsure: it may be written already, so no other cards will do.
+                holding = replace(tentative.holding, mark=Stage.BINDING.value)
+            else:
+                self._tentative.pop(uid, None)
+                self._refresh(uid)
+                placed = placement.place_on(self._ledger.node(node), request, policy)
+                if isinstance(placed, Refusal):
+                    return placed
+                holding = _holding(uid, who, placed, Stage.BINDING)
+            self._tentative[uid] = Tentative(holding, Stage.BINDING, self._clock())
+            self._refresh(uid)
+            return holding.assignment
+
+    def finish_bind(self, uid: str, stage: Stage | None) -> None:
+        """How the posting ended: BOUND, UNSURE, or None for surely not."""
+        with self._lock:
+            tentative = self._tentative.get(uid)
+            if tentative is None or tentative.stage is not Stage.BINDING:
+                return
+            del self._tentative[uid]
+            if stage is not None and tentative.gone:
+                self._haunt(tentative.holding)
+            elif stage is not None and uid not in self._pods:
+                holding = replace(tentative.holding, mark=stage.value)
+                self._tentative[uid] = Tentative(holding, stage, self._clock())
+            self._refresh(uid)
+
+    # What time does.
+
+    def tick(self) -> list[Holding]:
+        """Ends what is over; returns decisions that should have been confirmed by now, for someone to look up."""
+        with self._lock:
+            now = self._clock()
+            plans = [
+                uid
+                for uid, t in self._tentative.items()
+                if t.stage is Stage.PLANNED and now - t.since > self.patience.hold
+            ]
+            for uid in plans:
+                del self._tentative[uid]
+            ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in self._held]
+            for uid in ghosts:
+                del self._ghosts[uid]
+            for uid in (*plans, *ghosts):
+                self._refresh(uid)
+            return [
+                t.holding
+                for t in self._tentative.values()
+                if t.stage in (Stage.UNSURE, Stage.BOUND) and now - t.since > self.patience.confirm
+            ]
+
+    def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:
+        """What a consistent read said of a decision from `tick`."""
+        with self._lock:
+            tentative = self._tentative.get(uid)
+            if tentative is None or tentative.stage not in (Stage.UNSURE, Stage.BOUND):
+                return
+            if bound:
+                tentative.since = self._clock()  # the watch is behind; ask again later
+                return
+            del self._tentative[uid]
+            if not exists:
+                # It may have been bound and deleted between two looks.
+                self._haunt(tentative.holding)
+            self._refresh(uid)
+
+    def touch_due(self) -> str | None:
+        """A node to touch so that waiting pods are tried again, at most one a second; see `wakeups`."""
+        with self._lock:
+            self._count_cards()
+            return self.waiting.due(self._clock())
+
+    def marks(self) -> dict[str, int]:
+        """Holdings by mark, for metrics."""
+        with self._lock:
+            counts = {"bound": len(self._pods)}
+            for t in self._tentative.values():
+                counts[t.stage.value] = counts.get(t.stage.value, 0) + 1
+            counts["ghost"] = len(self._ghosts)
+            counts["held"] = sum(uid not in self._pods and uid not in self._ghosts for uid in self._held)
+            return counts
+
+    # Everything below runs under the lock.
+
+    def _decided(self, uid: str) -> Decided | None:
+        pod = self._pods.get(uid)
+        if pod is not None and pod.assignment is not None:
+            return Decided(node=pod.node, assignment=pod.assignment, stage=Stage.BOUND)
+        tentative = self._tentative.get(uid)
+        if tentative is None or tentative.stage is Stage.PLANNED:
+            return None
+        holding = tentative.holding
+        return Decided(node=holding.node, assignment=holding.assignment, stage=tentative.stage)
+
+    def _leave(self, uid: str, *, ended: bool) -> None:
+        """The pod is over. What it held ends with its containers, not with its object."""
+        pod = self._pods.pop(uid, None)
+        tentative = self._tentative.get(uid)
+        if tentative is not None and tentative.stage is Stage.BINDING:
+            tentative.gone = True
+        else:
+            self._tentative.pop(uid, None)
+        last = _of_pod(pod) if pod is not None else None
+        if last is None and tentative is not None and tentative.stage in (Stage.UNSURE, Stage.BOUND):
+            last = tentative.holding
+        if last is not None and not ended:
+            self._haunt(last)
+        self._refresh(uid, seen=True)
+
+    def _haunt(self, last: Holding) -> None:
+        self._ghosts[last.uid] = Ghost(replace(last, mark="ghost"), self._clock() + self.patience.ghost)
+
+    def _drop_tentative(self, uid: str) -> None:
+        tentative = self._tentative.get(uid)
+        if tentative is not None and tentative.stage is not Stage.BINDING:
+            del self._tentative[uid]
+
+    def _effective(self, uid: str) -> Holding | None:
+        """What the pod holds, all told."""
+        pod = self._pods.get(uid)
+        if pod is not None:
+            return _of_pod(pod)
+        tentative = self._tentative.get(uid)
+        if tentative is not None:
+            return tentative.holding
+        ghost = self._ghosts.get(uid)
+        if uid in self._held:
+            return self._reported(uid) if ghost is None else replace(ghost.holding, mark="held")
+        return ghost.holding if ghost is not None else None
+
+    def _refresh(self, uid: str, *, seen: bool = False) -> None:
+        """Bring the ledger to what holds. `seen`: the scheduler sees the cause itself."""
+        now = self._effective(uid)
+        before = self._ledger.holding(uid)
+        if now is None:
+            if before is not None:
+                self._ledger.release(uid)
+        elif now != before:
+            self._ledger.hold(now)
+        if before is not None and (now is None or now.node != before.node):
+            self.waiting.freed(before.node, self._clock(), seen=seen)
+
+    def _reported(self, uid: str) -> Holding | None:
+        """The holding that the nodes report, for a pod that this process has never seen."""
+        shares = []
+        namespace = name = node = ""
+        for card_name in sorted(self._held[uid]):
+            record = self._cards[card_name]
+            if node and record.node != node:
+                continue  # no pod is on two nodes; whatever this is, the other report stands
+            for held in record.held:
+                if held.uid == uid:
+                    namespace, name, node = held.namespace, held.name, record.node
+                    card = record.card
+                    shares.append(CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem))
+        return Holding(uid, namespace, name, node, Assignment({"pod": tuple(shares)}), "held") if shares else None
+
+    def _good(self, holding: Holding) -> bool:
+        """Whether a plan still holds: its cards are there, take shares, and are not over-full with it."""
+        state = self._ledger.node(holding.node)
+        if state is None:
+            return False
+        positions = [state.position(share) for share in holding.assignment.shares()]
+        return all(p is not None and state.cards[p].healthy and state.free[p] >= 0 for p in positions)
+
+    def _count_cards(self) -> None:
+        """Tell the ledger of changed cards; late, because at the start they come one by one and by thousands."""
+        for node in self._changed_nodes:
+            names = self._cards_of.get(node, ()) if node in self._nodes else ()
+            self._ledger.set_cards(node, [self._cards[name].card for name in names])
+            self.waiting.freed(node, self._clock(), seen=False)
+        self._changed_nodes.clear()
+
+    def _forget_card(self, name: str) -> None:
+        node = self._cards.pop(name).node
+        names = self._cards_of[node]
+        names.discard(name)
+        if not names:
+            del self._cards_of[node]
+        self._changed_nodes.add(node)
+
+    def _unreport(self, uid: str, name: str) -> None:
+        names = self._held.get(uid)
+        if names is not None:
+            names.discard(name)
+            if not names:
+                del self._held[uid]
+
+
+def _of_pod(pod: PodRecord) -> Holding:
+    if pod.assignment is None:  # only pods with one are kept
+        raise AssertionError(pod)
+    return Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment)
+
+
+def _holding(uid: str, who: tuple[str, str], placed: Placement, stage: Stage) -> Holding:
+    return Holding(uid, who[0], who[1], placed.node, placed.assignment, stage.value)

@@ -1,0 +1,162 @@
+"""filter, prioritize and inspect: from a call to its answer, on a view of the state.
+
+Apart from the HTTP shell so that tests ask them without a server, and from the binder, the only one that writes.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core import names, placement, request
+from cardwise.core.ledger import Ledger, NodeState
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from extender.requests import Requests
+from extender.state import Decided, Stage, State
+from extender.wire import FilterArgs, FilterResult, HostPriority
+
+TOP = 10  # kube-scheduler's MaxExtenderPriority
+
+_UNSEEN = (Stage.PLANNED.value, Stage.BINDING.value)  # counted as used, but no pod is there yet
+UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is tried again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """Settings of the answers."""
+
+    policy: str
+    one_best_node: bool
+
+
+def filter_nodes(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> FilterResult:
+    """The nodes that can take the pod: the best one, or all that fit where the scheduler should weigh itself."""
+    pod, candidates = args.pod or {}, args.names() or []
+    uid, who = _identity(pod)
+    try:
+        asked = request.parse_mutated(pod)
+    except request.InvalidRequest as error:
+        return FilterResult(error=str(error))
+    if asked is None:
+        return _fits(args, candidates)  # it came by its marker only
+    policy = asked.policy or preferences.policy
+    requests.put(uid, asked)
+    if not candidates:
+        return _fits(args, [])
+    found: Placement | Unplaceable | Decided | list[str] | None
+    if uid and one_best_node(pod, preferences):
+        found = state.plan(uid, who, asked, candidates, policy)
+    else:
+        found = state.decided(uid)
+        if found is None:
+            found = _all(state, candidates, asked, policy)
+    if isinstance(found, Decided) and found.node not in candidates:
+        return FilterResult(error=UNDECIDED)
+    if isinstance(found, Unplaceable):
+        state.refused(uid)
+        return _refused(found.refusals)
+    return _fits(args, found if isinstance(found, list) else [found.node])
+
+
+def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
+    """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
+    candidates = args.names() or []
+    try:
+        asked = request.parse_mutated(args.pod or {})
+    except request.InvalidRequest:
+        asked = None  # filter has said it; the scheduler ignores errors here
+    if asked is None:
+        return [HostPriority(name, 0) for name in candidates]
+    with state.view() as ledger:
+        scored, _ = placement.Scorer(asked, asked.policy or preferences.policy).score_all(ledger, candidates)
+    if not scored:
+        return [HostPriority(name, 0) for name in candidates]
+    most = max(scored.values())
+    least = min(scored.values())
+    best = min(name for name, score in scored.items() if score == most)
+    width = most - least + 1
+    return [
+        HostPriority(name, TOP if name == best else (scored[name] - least) * TOP // width if name in scored else 0)
+        for name in candidates
+    ]
+
+
+def inspect(state: State, node: str | None = None) -> dict[str, Any]:
+    """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`)."""
+    with state.view() as ledger:
+        if node is None:
+            return {"nodes": [_inspected(ledger, each) for each in ledger.nodes() if each.cards]}
+        known = ledger.node(node)
+        if known is None or not known.cards:
+            return {"nodes": [], "error": f"node {node} has no GPU card that Cardwise shares"}
+        return {"nodes": [_inspected(ledger, known)]}
+
+
+def one_best_node(pod: Mapping[str, Any], preferences: Preferences) -> bool:
+    """Whether to answer the best node alone: not where the pod has wishes that only the scheduler can weigh."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    wish = annotations.get(names.ONE_NODE)
+    if wish in ("true", "false"):
+        return bool(wish == "true")
+    if not preferences.one_best_node:
+        return False
+    spec = pod.get("spec") or {}
+    affinity = spec.get("affinity") or {}
+    soft = any(
+        (affinity.get(kind) or {}).get("preferredDuringSchedulingIgnoredDuringExecution")
+        for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")
+    )
+    spreads = spec.get("topologySpreadConstraints") or ()
+    return not soft and not any(spread.get("whenUnsatisfiable") == "ScheduleAnyway" for spread in spreads)
+
+
+def _identity(pod: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
+    metadata = pod.get("metadata") or {}
+    return metadata.get("uid") or "", (metadata.get("namespace") or "", metadata.get("name") or "")
+
+
+def _all(state: State, candidates: Collection[str], asked: PodRequest, policy: str) -> list[str] | Unplaceable:
+    with state.view() as ledger:
+        scores, refusals = placement.Scorer(asked, policy).score_all(ledger, candidates)
+    return list(scores) if scores else Unplaceable(refusals=refusals)
+
+
+def _fits(args: FilterArgs, fitting: list[str]) -> FilterResult:
+    # The others' reasons are left out: the scheduler reads them only when no node is left, and they cost both sides.
+    if args.nodes is None:
+        return FilterResult(node_names=fitting)
+    return FilterResult(nodes=args.nodes.only(set(fitting)), node_names=fitting)
+
+
+def _refused(refusals: Mapping[str, Refusal]) -> FilterResult:
+    failed: dict[str, str] = {}
+    hopeless: dict[str, str] = {}
+    for name, refusal in refusals.items():
+        (failed if refusal.resolvable else hopeless)[name] = refusal.text
+    return FilterResult(node_names=[], failed_nodes=failed, failed_and_unresolvable_nodes=hopeless)
+
+
+def _inspected(ledger: Ledger, node: NodeState) -> dict[str, Any]:
+    pods: dict[int, list[dict[str, Any]]] = {}
+    for holding in ledger.holdings(node.name):
+        if holding.mark in _UNSEEN:
+            continue
+        on: dict[int, int] = {}
+        for share in holding.assignment.shares():
+            position = node.position(share)
+            if position is not None:
+                on[position] = on.get(position, 0) + share.mem
+        for position, mem in on.items():
+            shown = {"name": holding.name, "namespace": holding.namespace, "usedGPU": mem}
+            pods.setdefault(position, []).append(shown)
+    devices = [
+        {"id": card.index, "totalGPU": card.mem, "usedGPU": node.used[i], "pods": pods.get(i, [])}
+        for i, card in enumerate(node.cards)
+    ]
+    return {
+        "name": node.name,
+        "totalGPU": sum(card.mem for card in node.cards),
+        "usedGPU": sum(node.used),
+        "devs": devices,
+    }

@@ -1,0 +1,47 @@
+"""When to wake pods that kube-scheduler has parked, for a reason that is no cluster event to it.
+
+kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. A plan that ended, a card that
+healed or a share that its node gave up is none of those, so a change of one node annotation makes it one; one node is
+enough, because the scheduler takes every node change as a reason. Pure; the thread that touches is `upkeep`.
+"""
+
+_MOST = 50_000  # pods remembered; beyond that waking is by whoever is remembered, which wakes all
+_RACE = 2.0  # seconds in which the scheduler may have asked before we knew what it knows
+_EVERY = 1.0  # seconds between two touches: each makes the scheduler try all waiting pods
+
+
+class Waiting:
+    """Who was refused for want of room, and whether room has come since. Times are in seconds, of one clock."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, float] = {}
+        self._last_refusal = float("-inf")
+        self._freed: str | None = None
+        self._touched = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def refused(self, uid: str, now: float) -> None:
+        self._last_refusal = now
+        if len(self._refused) < _MOST:
+            self._refused[uid] = now
+
+    def satisfied(self, uid: str) -> None:
+        """It was placed, or is gone."""
+        self._refused.pop(uid, None)
+
+    def freed(self, node: str, now: float, *, seen: bool) -> None:
+        """There may be room on this node. `seen`: the scheduler sees the cause and retries by itself."""
+        if self._refused and (not seen or now - self._last_refusal < _RACE):
+            self._freed = node
+
+    def due(self, now: float) -> str | None:
+        """The node to touch now, if any; says so once."""
+        if self._freed is None or now - self._touched < _EVERY:
+            return None
+        node, self._freed = self._freed, None
+        if not self._refused:
+            return None
+        self._touched = now
+        return node

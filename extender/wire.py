@@ -1,0 +1,140 @@
+"""What kube-scheduler says and hears: its extender types, which have no JSON tags.
+
+So the keys are the Go field names, and Go reads them in any case: gpushare's old schedulers sent `pod`, `nodenames`.
+The usual spelling takes a fast path; anything else is read as Go would. Replies use the Go names exactly.
+Source: k8s.io/kube-scheduler `extender/v1/types.go`.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class Malformed(ValueError):
+    """A body that is no call of this verb; the text says what was wrong."""
+
+
+class FilterArgs(Struct, rename="pascal"):
+    """Of filter and prioritize. `nodes` is set when the scheduler was told nodeCacheCapable: false."""
+
+    pod: dict[str, Any] | None = None
+    nodes: "NodeList | None" = None
+    node_names: list[str] | None = None
+
+    def names(self) -> list[str] | None:
+        """The candidates, however they came."""
+        if self.node_names is not None or self.nodes is None:
+            return self.node_names
+        return [node.metadata.name for node in self.nodes.decoded()]
+
+
+class NodeName(Struct):
+    name: str = ""
+
+
+class NodeHead(Struct):
+    metadata: NodeName
+
+
+class NodeList(Struct):
+    """A v1 NodeList; the items stay as they came and go back so."""
+
+    items: list[msgspec.Raw] | None = None
+
+    def decoded(self) -> list[NodeHead]:
+        return [_decode_node(item) for item in self.items or ()]
+
+    def only(self, names: set[str]) -> "NodeList":
+        """The items of these nodes."""
+        items = self.items or []
+        kept = [item for item, node in zip(items, self.decoded(), strict=True) if node.metadata.name in names]
+        return NodeList(items=kept)
+
+
+class FilterResult(Struct, rename="pascal"):
+    """Nodes that fit, and why the others do not."""
+
+    nodes: NodeList | None = None
+    node_names: list[str] | None = None
+    failed_nodes: dict[str, str] = {}
+    failed_and_unresolvable_nodes: dict[str, str] = {}
+    error: str = ""
+
+
+class HostPriority(Struct, rename="pascal"):
+    host: str
+    score: int
+
+
+class BindArgs(Struct, rename="pascal"):
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = msgspec.field(default="", name="PodUID")
+    node: str = ""
+
+
+class BindResult(Struct, rename="pascal"):
+    error: str = ""
+
+
+encode = msgspec.json.Encoder().encode
+_decode_node = msgspec.json.Decoder(NodeHead).decode
+_decode_filter = msgspec.json.Decoder(FilterArgs).decode
+_decode_bind = msgspec.json.Decoder(BindArgs).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def filter_args(body: bytes) -> FilterArgs:
+    """Of filter and prioritize. Raises Malformed."""
+    try:
+        args = _decode_filter(body)
+        if args.pod is None or args.names() is None:
+            args = _decode_filter(_as_go_reads(body, FilterArgs))
+        if args.pod is None:
+            raise Malformed("arg or pod is nil")  # gpushare's text, as the next
+        if args.names() is None:
+            raise Malformed("cannot get node names")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(_what(body, error)) from error
+    return args
+
+
+def bind_args(body: bytes) -> BindArgs:
+    """Raises Malformed."""
+    try:
+        args = _decode_bind(body)
+        if not (args.pod_name and args.node):
+            args = _decode_bind(_as_go_reads(body, BindArgs))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(_what(body, error)) from error
+    missing = [name for name in ("PodName", "PodNamespace", "PodUID", "Node") if not getattr(args, _FIELDS[name])]
+    if missing:
+        raise Malformed(f"{' and '.join(missing)} missing in the bind call")
+    for name in ("PodName", "PodNamespace", "Node"):
+        if not _is_name(getattr(args, _FIELDS[name])):
+            raise Malformed(f"{name} is no Kubernetes name")
+    return args
+
+
+_FIELDS = {"PodName": "pod_name", "PodNamespace": "pod_namespace", "PodUID": "pod_uid", "Node": "node"}
+
+
+def _is_name(text: str) -> bool:
+    """Whether it is safe in a URL path: names of the API server always are."""
+    return len(text) <= 253 and all(c.isascii() and (c.isalnum() or c in "-.") for c in text) and text[0].isalnum()
+
+
+def _as_go_reads(body: bytes, kind: type[Struct]) -> bytes:
+    """The body with its keys in the usual spelling, as encoding/json matches them: without regard to case."""
+    known = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
+    found: dict[str, msgspec.Raw] = {}
+    for key, value in _decode_raw(body).items():
+        name = known.get(key.lower())
+        if name is not None and (key == name or name not in found):
+            found[name] = value
+    return encode(found)
+
+
+def _what(body: bytes, error: Exception) -> str:
+    return f"cannot read the call: {error}" if body.strip() else "EOF"  # gpushare's (Go's) answer to an empty body

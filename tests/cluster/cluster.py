@@ -1,0 +1,317 @@
+"""The whole cluster as one object: up, look inside, break something, down."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from tests.cluster import binaries, cards, node, parts, processes, simnodes
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.network import Network
+from tests.cluster.node import Node
+from tests.cluster.processes import Process, wait_for
+
+# The order in which things end: those who would complain of a loss first.
+_STOP_FIRST = ("deviceplugin", "extender", "webhook", "simnodes", "kubelet", "kube-scheduler", "kube-controller")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """`nodes` are real kubelets n1, n2, … (root), `sim_nodes` are sim-1, sim-2, …; `cards` see `cards.py`."""
+
+    state_dir: Path
+    nodes: int = 0
+    sim_nodes: int = 0
+    cards: Path | None = None
+    parts: bool = True
+    part_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    keeper: bool = True
+
+
+class Cluster:
+    """A running cluster. `start` cleans up what an earlier run left in the same folder."""
+
+    def __init__(self, state_dir: Path, say: binaries.Say = lambda _: None) -> None:
+        self.state_dir = state_dir.resolve()
+        self._say = say
+        self.bin_dir = binaries.kube(say)
+        self.control_plane = ControlPlane(self.state_dir, self.bin_dir)
+        self.network = Network(self.state_dir)
+        self._api: KubeClient | None = None
+
+    @classmethod
+    def attach(cls, state_dir: Path) -> Self:
+        """A cluster that another process started."""
+        if not (state_dir / "spec.json").exists():
+            raise LookupError(f"no cluster in {state_dir}; `python -m tests.cluster up` starts one")
+        return cls(state_dir)
+
+    @classmethod
+    def start(cls, spec: ClusterSpec, say: binaries.Say = lambda _: None) -> Self:
+        """Bring everything up and wait until it is ready."""
+        if spec.nodes:
+            _require_node_tools(say)
+        if (spec.state_dir / "run").exists():
+            say("cleaning up what an earlier run left")
+            cls(spec.state_dir, say).stop()
+        spec.state_dir.mkdir(parents=True, exist_ok=True)
+        cluster = cls(spec.state_dir, say)
+        try:
+            cluster._start(spec)
+        except BaseException:
+            kept = cluster._keep_logs()
+            cluster.stop()
+            if kept:
+                say(f"the logs are kept in {kept}")
+            raise
+        return cluster
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.control_plane.kubeconfig("admin")
+
+    @property
+    def api(self) -> KubeClient:
+        """A client with all rights."""
+        if self._api is None:
+            self._api = KubeClient.load(self.kubeconfig)
+        return self._api
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The real nodes."""
+        return [Node(self.state_dir, name) for name in self._spec()["nodes"]]
+
+    @property
+    def parts(self) -> parts.Parts:
+        return parts.Parts(self.state_dir, self.control_plane.url, self._spec()["part_args"])
+
+    def node(self, name: str) -> Node:
+        return Node(self.state_dir, name)
+
+    def process(self, name: str) -> Process:
+        """etcd, kube-apiserver, kube-scheduler, …, extender, webhook, deviceplugin-n1, kubelet-n1, containerd-n1."""
+        return Process(self.state_dir, name)
+
+    def log_tail(self, name: str, lines: int = 50) -> str:
+        return self.process(name).log_tail(lines)
+
+    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 60) -> str:
+        """Run kubectl as the admin; returns stdout. Raises CommandFailed with stderr."""
+        return processes.run([*self._kubectl, *args], stdin=stdin, check=check, timeout=timeout)
+
+    def apply(self, documents: str | Sequence[Mapping[str, Any]]) -> str:
+        """kubectl apply of YAML text or decoded objects."""
+        text = documents if isinstance(documents, str) else yaml.safe_dump_all([dict(d) for d in documents])
+        return self.kubectl("apply", "-f", "-", stdin=text)
+
+    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 30) -> None:
+        """Wait for a condition. Raises AssertionError that names it."""
+        if not wait_for(ready, timeout):
+            raise AssertionError(f"{what}: not so after {timeout:.0f} s")
+
+    def environment(self) -> dict[str, str]:
+        """What a shell needs to look at the cluster."""
+        values = {
+            "KUBECONFIG": str(self.kubeconfig),
+            "PATH": f"{self.bin_dir}:{os.environ['PATH']}",
+            "CARDWISE_APISERVER_URL": self.control_plane.url,
+        }
+        if self._spec()["parts"]:
+            values |= {
+                "CARDWISE_EXTENDER_URL": self.parts.url("extender"),
+                "CARDWISE_EXTENDER_TLS": str(self.parts.tls_dir),
+                "CARDWISE_WEBHOOK_URL": self.parts.url("webhook"),
+            }
+        return values
+
+    def stop(self) -> None:
+        """End everything that was started from the state folder, and remove the folder."""
+        if self._api is not None:
+            self._api.close()
+        noted = processes.noted_names(self.state_dir)
+        first = [name for prefix in _STOP_FIRST for name in noted if name.startswith(prefix)]
+        for name in first:
+            self.process(name).kill()
+        node.cleanup(self.state_dir)
+        for name in reversed([name for name in noted if name not in first]):
+            self.process(name).kill()
+        self.network.remove()
+        shutil.rmtree(self.state_dir, ignore_errors=True)
+
+    @staticmethod
+    def leftovers(state_dir: Path) -> list[str]:
+        """What still exists of a cluster of this folder: empty after `stop`."""
+        found = [f"folder {state_dir}"] if state_dir.exists() else []
+        found += [f"process {name}" for name in processes.noted_names(state_dir) if Process(state_dir, name).alive()]
+        found += [f"mount {line.split()[4]}" for line in _mounts() if str(state_dir) in line]
+        if Network(state_dir).exists():
+            found.append(f"bridge {Network(state_dir).bridge}")
+        found += [f"process {line}" for line in _commands() if str(state_dir) in line]
+        return found + node.leftovers(state_dir)
+
+    @property
+    def _kubectl(self) -> list[str]:
+        return [str(self.bin_dir / "kubectl"), f"--kubeconfig={self.kubeconfig}"]
+
+    def _spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = json.loads((self.state_dir / "spec.json").read_text())
+        return spec
+
+    def _start(self, spec: ClusterSpec) -> None:
+        inventory = cards.read(spec.cards)
+        real = [f"n{i}" for i in range(1, spec.nodes + 1)]
+        simulated = [f"sim-{i}" for i in range(1, spec.sim_nodes + 1)]
+        noted = {"nodes": real, "simulated": simulated, "parts": spec.parts}
+        noted["part_args"] = {part: list(args) for part, args in spec.part_args.items()}
+        (self.state_dir / "spec.json").write_text(json.dumps(noted))
+        clock = _Clock(self._say)
+        self.control_plane.write_credentials(real)
+        self.control_plane.start_api()
+        clock.say("etcd and kube-apiserver are ready")
+        self.control_plane.start_controllers(simulated_nodes=bool(simulated))
+        if real:
+            self._start_nodes(real, inventory)
+            clock.say(f"{len(real)} kubelets and containerds have started")
+        stanzas: list[dict[str, Any]] = []
+        self.parts.apply_crds(self._kubectl)
+        if simulated:
+            of_node = [(name, inventory.get(name, inventory["default"])) for name in simulated]
+            simnodes.create(self.api, of_node)
+            if spec.keeper:
+                keeper = [str(_python()), "-m", "tests.cluster.simnodes", str(self.kubeconfig)]
+                self.process("simnodes").start(keeper, {"PYTHONPATH": str(parts.ROOT)})
+            clock.say(f"{len(simulated)} simulated nodes are there")
+        if spec.parts:
+            self.parts.apply_chart(self._kubectl, self.api, self._say)
+            self.parts.start(self.nodes)
+            stanzas = self.parts.stanzas()
+            clock.say("webhook and extender are ready")
+        self.control_plane.start_scheduler(stanzas)
+        self._wait_ready(real, spec)
+        clock.say("the cluster is ready")
+
+    def _start_nodes(self, real: Sequence[str], inventory: Mapping[str, Sequence[cards.TestCard]]) -> None:
+        self.network.create(len(real))
+        node_bin = binaries.containerd(self._say)
+        for number, name in enumerate(real, start=1):
+            cards.write_inventory(self.node(name).folder, name, inventory.get(name, inventory["default"]))
+            self.node(name).start(
+                node_bin=node_bin,
+                kube_bin=self.bin_dir,
+                kubeconfig=self.control_plane.kubeconfig(f"kubelet-{name}"),
+                network=self.network,
+                number=number,
+            )
+
+    def _wait_ready(self, real: Sequence[str], spec: ClusterSpec) -> None:
+        def default_account() -> bool:
+            try:
+                self.api.get("/api/v1/namespaces/default/serviceaccounts/default")
+            except errors.NotFound:
+                return False
+            return True
+
+        manager = self.process("kube-controller-manager")
+        manager.wait_until(default_account, "the default service account", 30)
+        for name in real:
+            self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready", 60)
+            if spec.parts:
+                plugin = self.process(f"deviceplugin-{name}")
+                plugin.wait_until(lambda name=name: self._node_has_cards(name), "cards in the node's status", 30)
+        if spec.parts:
+            webhook = self.process("webhook")
+            webhook.wait_until(lambda: parts.ca_is_patched(self.api), "caBundle in the webhook configuration", 30)
+
+    def _node_ready(self, name: str) -> bool:
+        try:
+            conditions = self.api.get(paths.nodes(name))["status"].get("conditions", ())
+        except errors.NotFound:
+            return False
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def _node_has_cards(self, name: str) -> bool:
+        allocatable = self.api.get(paths.nodes(name))["status"].get("allocatable", {})
+        return allocatable.get(names.SHARE, "0") != "0" and allocatable.get(names.GPU_MEM, "0") != "0"
+
+    def _keep_logs(self) -> Path | None:
+        """Copy the logs of a failed start to where the clean-up does not reach."""
+        logs = self.state_dir / "logs"
+        if not logs.exists():
+            return None
+        kept = self.state_dir.with_name(f"{self.state_dir.name}-failed-logs")
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(logs, kept)
+        return kept
+
+
+class _Clock:
+    def __init__(self, say: binaries.Say) -> None:
+        self._say = say
+        self._started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self._say(f"{time.monotonic() - self._started:5.1f} s  {text}")
+
+
+def _python() -> Path:
+    return parts.ROOT / ".venv" / "bin" / "python"
+
+
+def _require_node_tools(say: binaries.Say) -> None:
+    if os.geteuid() != 0:
+        raise PermissionError("real nodes need root (kubelet, mounts, bridges); use --nodes 0 with --sim-nodes instead")
+    missing = node.missing_packages()
+    if missing:
+        say(f"installing Debian packages for the nodes: {' '.join(missing)}")
+        quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", *missing]):
+            done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise processes.CommandFailed(f"{' '.join(command)} failed: {done.stderr.strip()}")
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def _commands() -> list[str]:
+    """Command lines of all other processes."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        if int(path.parent.name) in (os.getpid(), os.getppid()):
+            continue
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        lines.append(f"{path.parent.name} {b' '.join(words).decode(errors='replace')}")
+    return lines
+
+
+def default_state_dir() -> Path:
+    """A short path (sockets are limited to 108 bytes), one per user."""
+    return Path(f"/tmp/cardwise-{os.getuid()}")
+
+
+def check_owner(state_dir: Path) -> None:
+    """Refuse a folder of somebody else in /tmp."""
+    if state_dir.exists() and (state_dir.stat().st_uid != os.getuid() or not stat.S_ISDIR(state_dir.stat().st_mode)):
+        raise PermissionError(f"{state_dir} belongs to another user; give --state-dir")

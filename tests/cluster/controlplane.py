@@ -1,0 +1,187 @@
+"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler as processes on loopback.
+
+Apart from `cluster.py`, because a test of the API seam alone needs no more than the first two of them.
+"""
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import pki, ports
+from tests.cluster.processes import Process
+
+ETCD = "etcd"
+APISERVER = "kube-apiserver"
+CONTROLLERS = "kube-controller-manager"
+SCHEDULER = "kube-scheduler"
+_SERVICES = "10.96.0.0/16"  # of Services; nothing routes it
+_TIMEOUT = 60  # seconds
+
+
+class ControlPlane:
+    """The control plane of one state folder. Also an object of a cluster that another process started."""
+
+    def __init__(self, state: Path, bin_dir: Path) -> None:
+        self._state = state
+        self._bin = bin_dir
+        self._ports_file = state / "control-plane.json"
+
+    @property
+    def ports(self) -> dict[str, int]:
+        if not self._ports_file.exists():
+            names = (ETCD, "etcd-peer", APISERVER, CONTROLLERS, SCHEDULER)
+            self._ports_file.write_text(json.dumps(dict(zip(names, ports.free(len(names)), strict=True))))
+        numbers: dict[str, int] = json.loads(self._ports_file.read_text())
+        return numbers
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.ports[APISERVER]}"
+
+    def kubeconfig(self, name: str) -> Path:
+        """Of `admin`, a control plane process, or `kubelet-<node>`."""
+        return self._state / "kubeconfig" / name
+
+    def process(self, name: str) -> Process:
+        return Process(self._state, name)
+
+    def write_credentials(self, nodes: Sequence[str]) -> None:
+        """The CA, the servers' certificates and a kubeconfig for each of the cluster's own identities."""
+        authority = pki.Authority(self._pki)
+        authority.service_account_key()
+        authority.issue("apiserver", "kube-apiserver", hosts=("127.0.0.1", "localhost", "10.96.0.1"))
+        # Only kubelets believe this one: it is how `kubectl logs` and `exec` get through.
+        authority.issue("apiserver-kubelet", "kube-apiserver", ("system:masters",))
+        identities: dict[str, tuple[str, tuple[str, ...]]] = {
+            "admin": ("admin", ("system:masters",)),
+            CONTROLLERS: (f"system:{CONTROLLERS}", ()),
+            SCHEDULER: (f"system:{SCHEDULER}", ()),
+        }
+        identities |= {f"kubelet-{node}": (f"system:node:{node}", ("system:nodes",)) for node in nodes}
+        self.kubeconfig("admin").parent.mkdir(parents=True, exist_ok=True)
+        for name, (user, groups) in identities.items():
+            pair = authority.issue(name, user, groups)
+            pki.kubeconfig(self.kubeconfig(name), server=self.url, ca=authority.cert, pair=pair)
+
+    def start_api(self, extra: Sequence[str] = ()) -> None:
+        """etcd and kube-apiserver, ready."""
+        client = f"http://127.0.0.1:{self.ports[ETCD]}"
+        peer = f"http://127.0.0.1:{self.ports['etcd-peer']}"
+        etcd = self.process(ETCD)
+        etcd.start(
+            [
+                str(self._bin / ETCD),
+                f"--data-dir={self._state / 'etcd'}",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=default={peer}",
+                "--unsafe-no-fsync",
+                "--log-level=warn",
+            ]
+        )
+        # Else the apiserver's first try fails, and it waits a whole second before the next.
+        etcd.wait_until(lambda: _answers(f"{client}/health"), "/health", _TIMEOUT)
+        apiserver = self.process(APISERVER)
+        apiserver.start(
+            [
+                str(self._bin / APISERVER),
+                f"--etcd-servers={client}",
+                "--bind-address=127.0.0.1",
+                "--advertise-address=127.0.0.1",
+                "--endpoint-reconciler-type=none",  # it refuses loopback
+                f"--secure-port={self.ports[APISERVER]}",
+                f"--tls-cert-file={self._pki / 'apiserver.crt'}",
+                f"--tls-private-key-file={self._pki / 'apiserver.key'}",
+                f"--client-ca-file={self._pki / 'ca.crt'}",
+                f"--kubelet-client-certificate={self._pki / 'apiserver-kubelet.crt'}",
+                f"--kubelet-client-key={self._pki / 'apiserver-kubelet.key'}",
+                "--kubelet-preferred-address-types=InternalIP",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                f"--service-account-key-file={self._service_account_key}",
+                f"--service-account-signing-key-file={self._service_account_key}",
+                f"--service-cluster-ip-range={_SERVICES}",
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+                "--allow-privileged",
+                "--profiling=false",
+                *extra,
+            ]
+        )
+        # Anonymous users may look at it (ClusterRole system:public-info-viewer).
+        apiserver.wait_until(lambda: _answers(f"{self.url}/readyz"), "/readyz", _TIMEOUT)
+
+    def start_controllers(self, *, simulated_nodes: bool, extra: Sequence[str] = ()) -> None:
+        """kube-controller-manager; without waiting for it."""
+        # Simulated nodes renew no Lease: for thousands of them that would cost more than what is measured.
+        grace = ["--node-monitor-grace-period=240h"] if simulated_nodes else []
+        self.process(CONTROLLERS).start(
+            [
+                str(self._bin / CONTROLLERS),
+                f"--kubeconfig={self.kubeconfig(CONTROLLERS)}",
+                "--bind-address=127.0.0.1",
+                f"--secure-port={self.ports[CONTROLLERS]}",
+                f"--service-account-private-key-file={self._service_account_key}",
+                f"--root-ca-file={self._pki / 'ca.crt'}",
+                "--use-service-account-credentials",
+                "--leader-elect=false",
+                *grace,
+                *extra,
+            ]
+        )
+
+    def start_scheduler(self, extenders: Sequence[dict[str, Any]], extra: Sequence[str] = ()) -> None:
+        """The stock kube-scheduler, with the extender's stanzas when there is an extender; ready."""
+        configuration = self._state / "kube-scheduler.yaml"
+        connection = {"kubeconfig": str(self.kubeconfig(SCHEDULER)), "qps": 5000, "burst": 5000}
+        configuration.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "kubescheduler.config.k8s.io/v1",
+                    "kind": "KubeSchedulerConfiguration",
+                    "clientConnection": connection,
+                    "leaderElection": {"leaderElect": False},
+                    "percentageOfNodesToScore": 100,
+                    "extenders": list(extenders),
+                }
+            )
+        )
+        port = self.ports[SCHEDULER]
+        scheduler = self.process(SCHEDULER)
+        scheduler.start(
+            [
+                str(self._bin / SCHEDULER),
+                f"--config={configuration}",
+                "--bind-address=127.0.0.1",
+                f"--secure-port={port}",
+                *extra,
+            ]
+        )
+        scheduler.wait_until(lambda: _answers(f"https://127.0.0.1:{port}/readyz"), "/readyz", _TIMEOUT)
+
+    @property
+    def _pki(self) -> Path:
+        return self._state / "pki"
+
+    @property
+    def _service_account_key(self) -> Path:
+        return self._pki / "service-accounts.key"
+
+
+def _answers(url: str) -> bool:
+    # Health only, and open to everybody; the scheduler signs its own certificate at every start.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(url, context=context, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,128 @@
+"""Container images made on the spot, as OCI archives: no registry and no engine.
+
+Source of the layout: OCI image spec, `image-layout.md`; containerd takes the name from an annotation.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+BUSYBOX = "cardwise.local/busybox:1"
+PAUSE = "cardwise.local/pause:1"
+
+# PID 1 ignores TERM unless it says otherwise, and then a pod takes its whole grace period to end.
+IDLE = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
+_BUSYBOX_BINARY = Path("/bin/busybox")
+
+
+def write_all(folder: Path) -> list[Path]:
+    """Archives of the images that every node has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    layer = _busybox_layer()
+    archives = []
+    for file, name in (("busybox", BUSYBOX), ("pause", PAUSE)):
+        path = folder / f"{file}.tar"
+        write(path, name, layer, ["/bin/sh", "-c", IDLE])
+        archives.append(path)
+    return archives
+
+
+def write(path: Path, name: str, layer: bytes, command: Sequence[str]) -> None:
+    """An OCI archive of one image with one layer (a tar, not compressed)."""
+    packed = gzip.compress(layer, compresslevel=1, mtime=0)
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Cmd": list(command), "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+    }
+    config_blob = json.dumps(config).encode()
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": _descriptor("application/vnd.oci.image.config.v1+json", config_blob),
+        "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar+gzip", packed)],
+    }
+    manifest_blob = json.dumps(manifest).encode()
+    entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest_blob)
+    entry |= {"annotations": {"io.containerd.image.name": name}, "platform": {"architecture": "amd64", "os": "linux"}}
+    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry]}
+    with tarfile.open(path, "w") as archive:
+        _add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+        _add(archive, "index.json", json.dumps(index).encode())
+        for blob in (config_blob, manifest_blob, packed):
+            _add(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
+
+
+def _busybox_layer() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as layer:
+        for folder in ("bin", "dev", "etc", "proc", "sys", "tmp", "var"):
+            info = tarfile.TarInfo(folder)
+            info.type, info.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            layer.addfile(info)
+        _add(layer, "bin/busybox", _BUSYBOX_BINARY.read_bytes(), 0o755)
+        _add(layer, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n")
+        for applet in _APPLETS:
+            info = tarfile.TarInfo(f"bin/{applet}")
+            info.type, info.linkname = tarfile.SYMTYPE, "busybox"
+            layer.addfile(info)
+    return buffer.getvalue()
+
+
+_APPLETS = [
+    "sh",
+    "cat",
+    "ls",
+    "sleep",
+    "echo",
+    "env",
+    "printenv",
+    "mknod",
+    "dd",
+    "head",
+    "tail",
+    "grep",
+    "sed",
+    "awk",
+    "kill",
+    "ps",
+    "id",
+    "date",
+    "touch",
+    "rm",
+    "mkdir",
+    "stat",
+    "test",
+    "true",
+    "false",
+    "wc",
+    "sort",
+    "tr",
+    "cut",
+    "nc",
+    "wget",
+    "timeout",
+    "mount",
+    "umount",
+    "hexdump",
+    "od",
+]
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), mode
+    archive.addfile(info, io.BytesIO(data))
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _descriptor(media_type: str, data: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": _digest(data), "size": len(data)}

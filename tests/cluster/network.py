@@ -1,0 +1,58 @@
+"""The pod network of one cluster: a bridge on this machine with an address per node, made and removed by us."""
+
+import json
+import subprocess
+import zlib
+from pathlib import Path
+
+from tests.cluster.processes import run
+
+
+class Network:
+    """Bridge and /16 of a state folder: node i has .0.i, its pods .i.10 and up."""
+
+    def __init__(self, state: Path) -> None:
+        self._note = state / "network.json"
+        if self._note.exists():
+            self._prefix = json.loads(self._note.read_text())["prefix"]
+        else:
+            self._prefix = f"10.{self._free_second_byte(state)}"
+        self.bridge = f"cw{zlib.crc32(str(state).encode()):08x}"
+
+    def node_address(self, number: int) -> str:
+        return f"{self._prefix}.0.{number}"
+
+    def create(self, nodes: int) -> None:
+        self._note.write_text(json.dumps({"prefix": self._prefix}))
+        run(["ip", "link", "add", self.bridge, "type", "bridge"])
+        for number in range(1, nodes + 1):
+            run(["ip", "address", "add", f"{self.node_address(number)}/16", "dev", self.bridge])
+        run(["ip", "link", "set", self.bridge, "up"])
+
+    def remove(self) -> None:
+        run(["ip", "link", "delete", self.bridge], check=False)
+
+    def exists(self) -> bool:
+        return Path(f"/sys/class/net/{self.bridge}").exists()
+
+    def write_cni(self, folder: Path, number: int) -> Path:
+        """The CNI configuration of a node; returns its folder."""
+        conf = folder / "cni"
+        conf.mkdir(parents=True, exist_ok=True)
+        addresses = {
+            "subnet": f"{self._prefix}.0.0/16",
+            "rangeStart": f"{self._prefix}.{number}.10",
+            "rangeEnd": f"{self._prefix}.{number}.250",
+        }
+        ipam = {"type": "host-local", "dataDir": str(folder / "cni-addresses"), "ranges": [[addresses]]}
+        bridge = {"type": "bridge", "bridge": self.bridge, "ipam": ipam}
+        config = {"cniVersion": "1.0.0", "name": self.bridge, "plugins": [bridge]}
+        (conf / "10-cardwise.conflist").write_text(json.dumps(config))
+        return conf
+
+    @staticmethod
+    def _free_second_byte(state: Path) -> int:
+        """One that no interface of this machine uses, the same for the same folder where possible."""
+        taken = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
+        first = 64 + zlib.crc32(str(state).encode()) % 128
+        return next(n for n in [*range(first, 224), *range(64, first)] if f" 10.{n}." not in taken)

@@ -1,0 +1,246 @@
+"""A real node: kubelet on containerd and runc, in a mount namespace of its own.
+
+The namespace is why several kubelets fit on one machine: the device plugin folder is fixed at
+/var/lib/kubelet/device-plugins and shims keep sockets under /run, so both are private here. A holder process keeps
+the namespace while containerd and kubelet are restarted; when it ends, every mount of the node goes with it.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.cluster import images, ports
+from tests.cluster.network import Network
+from tests.cluster.processes import Process, run, wait_for
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_KUBELET_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Folders and processes of one real node."""
+
+    state: Path
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.state / "nodes" / self.name
+
+    @property
+    def kubelet_dir(self) -> Path:
+        return self.folder / "kubelet"
+
+    @property
+    def cdi_dir(self) -> Path:
+        return self.folder / "cdi"
+
+    @property
+    def cri_socket(self) -> Path:
+        return self.folder / "containerd" / "containerd.sock"
+
+    def process(self, part: str) -> Process:
+        return Process(self.state, f"{part}-{self.name}")
+
+    def start(self, *, node_bin: Path, kube_bin: Path, kubeconfig: Path, network: Network, number: int) -> None:
+        """From nothing to a registered node; `number` (from 1) gives its address."""
+        for path in (self.kubelet_dir / "device-plugins", self.cdi_dir, self.folder / "containerd"):
+            path.mkdir(parents=True, exist_ok=True)
+        self._write_containerd_config(network.write_cni(self.folder, number))
+        address = network.node_address(number)
+        self._write_kubelet_config(address)
+        self._hold_namespace()
+        self._start_containerd(node_bin)
+        self._import_images(node_bin)
+        self._start_kubelet(kube_bin, kubeconfig, address)
+
+    def _hold_namespace(self) -> None:
+        # The mount point must exist on the host; cluster.down removes it when it is empty and ours.
+        _KUBELET_PLUGINS.mkdir(parents=True, exist_ok=True)
+        ready = self.folder / "namespace-ready"
+        ready.unlink(missing_ok=True)
+        script = (
+            "set -e; mount -t tmpfs cardwise /run; mkdir -p /run/netns; "
+            f"mount --bind {self.kubelet_dir / 'device-plugins'} {_KUBELET_PLUGINS}; "
+            f"touch {ready}; exec sleep infinity"
+        )
+        holder = self.process("namespace")
+        holder.start(["unshare", "--mount", "--propagation", "private", "sh", "-c", script])
+        holder.wait_until(ready.exists, "mounts", 10)
+
+    def _inside(self, *command: str) -> list[str]:
+        return ["nsenter", f"--mount=/proc/{self.process('namespace').pid}/ns/mnt", "--", *command]
+
+    def _start_containerd(self, node_bin: Path) -> None:
+        config = self.folder / "containerd.toml"
+        path = f"{node_bin}:/usr/sbin:/usr/bin:/sbin:/bin"
+        process = self.process("containerd")
+        process.start(self._inside(str(node_bin / "containerd"), "--config", str(config)), {"PATH": path})
+        process.wait_until(self.cri_socket.exists, "socket", 20)
+
+    def _import_images(self, node_bin: Path) -> None:
+        for archive in images.write_all(self.state / "images"):
+            ctr = [str(node_bin / "ctr"), "--address", str(self.cri_socket), "-n", "k8s.io"]
+            # The socket exists a moment before containerd answers on it.
+            wait_for(lambda ctr=ctr: bool(run([*ctr, "version"], check=False)), 10)
+            run(self._inside(*ctr, "images", "import", str(archive)))
+
+    def _start_kubelet(self, kube_bin: Path, kubeconfig: Path, address: str) -> None:
+        command = self._inside(
+            str(kube_bin / "kubelet"),
+            f"--config={self.folder / 'kubelet.yaml'}",
+            f"--kubeconfig={kubeconfig}",
+            f"--hostname-override={self.name}",
+            f"--root-dir={self.kubelet_dir}",
+            f"--cert-dir={self.folder / 'kubelet-pki'}",
+            f"--node-ip={address}",
+        )
+        self.process("kubelet").start(command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+
+    def _write_kubelet_config(self, address: str) -> None:
+        port, health_port = ports.free(2)
+        config = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": address,
+            "port": port,
+            "readOnlyPort": 0,
+            "healthzPort": health_port,
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": False},
+                "x509": {"clientCAFile": str(self.state / "pki" / "ca.crt")},
+            },
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": f"unix://{self.cri_socket}",
+            "cgroupDriver": "cgroupfs",
+            "cgroupsPerQOS": False,
+            "enforceNodeAllocatable": [],
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+            "makeIPTablesUtilChains": False,
+            "podLogsDir": str(self.folder / "pod-logs"),
+            "clusterDNS": ["10.0.0.10"],  # nothing answers there; without one every pod gets a warning
+            "maxPods": 250,
+            "registerNode": True,
+            "nodeStatusUpdateFrequency": "5s",
+            "serializeImagePulls": False,
+            "syncFrequency": "10s",
+            "kubeAPIQPS": 200,
+            "kubeAPIBurst": 400,
+            "shutdownGracePeriod": "0s",
+        }
+        (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
+
+    def _write_containerd_config(self, cni_conf: Path) -> None:
+        base = self.folder / "containerd"
+        (self.folder / "containerd.toml").write_text(f"""\
+version = 3
+root = "{base}/root"
+state = "{base}/state"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp"]
+[grpc]
+  address = "{self.cri_socket}"
+[ttrpc]
+  address = "{base}/ttrpc.sock"
+[plugins."io.containerd.cri.v1.runtime"]
+  enable_cdi = true
+  cdi_spec_dirs = ["{self.cdi_dir}"]
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["/usr/lib/cni"]
+    conf_dir = "{cni_conf}"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+      BinaryName = "/usr/sbin/runc"
+      SystemdCgroup = false
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{images.PAUSE}"
+""")
+
+
+def cleanup(state: Path) -> None:
+    """End what a node leaves when its processes are killed: containers, shims and their cgroups."""
+    ids = _container_ids(state)
+    for cgroup in _cgroups_of(ids):
+        _kill_members(cgroup)
+    for pid in _shims(state):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not _shims(state), 5)
+    for cgroup in _cgroups_of(ids):
+        wait_for(lambda cgroup=cgroup: _remove(cgroup), 5)
+        with contextlib.suppress(OSError):
+            cgroup.parent.rmdir()  # k8s.io, when nobody else has containers there
+    for folder in (_KUBELET_PLUGINS, _KUBELET_PLUGINS.parent):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def leftovers(state: Path) -> list[str]:
+    """Containers' cgroups and shims that still exist."""
+    found = [f"cgroup {path}" for path in _cgroups_of(_container_ids(state))]
+    return found + [f"shim {pid}" for pid in _shims(state)]
+
+
+def _container_ids(state: Path) -> set[str]:
+    """Ids of containers that this state folder's containerds have started, from their bundles and our note."""
+    note = state / "container-ids.json"
+    known = set(json.loads(note.read_text())) if note.exists() else set()
+    for tasks in state.glob("nodes/*/containerd/state/io.containerd.runtime.v2.task/k8s.io"):
+        known |= {path.name for path in tasks.iterdir()}
+    if state.exists():
+        note.write_text(json.dumps(sorted(known)))
+    return known
+
+
+def _cgroups_of(ids: set[str]) -> list[Path]:
+    """cgroup v1: one folder per controller; v2: one. Both under k8s.io/<container id>."""
+    return [path for path in _CGROUPS.glob("**/k8s.io/*") if path.name in ids] if ids else []
+
+
+def _kill_members(cgroup: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (cgroup / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def _remove(cgroup: Path) -> bool:
+    with contextlib.suppress(OSError):
+        _kill_members(cgroup)
+        cgroup.rmdir()
+    return not cgroup.exists()
+
+
+def _shims(state: Path) -> list[int]:
+    """Shims name their containerd's socket, which lies in the state folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            mine = any(word.startswith(f"{state}/nodes/".encode()) for word in words)
+            if mine and words[0].endswith(b"containerd-shim-runc-v2"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that a real node needs and this machine lacks."""
+    needed = {
+        "runc": Path("/usr/sbin/runc"),
+        "containernetworking-plugins": Path("/usr/lib/cni/bridge"),
+        "busybox-static": Path("/bin/busybox"),
+    }
+    missing = [package for package, path in needed.items() if not path.exists()]
+    programs = {"iproute2": "ip", "util-linux": "nsenter", "iptables": "iptables"}
+    return missing + [package for package, program in programs.items() if not shutil.which(program)]

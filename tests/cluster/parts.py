@@ -1,0 +1,152 @@
+"""Cardwise's own parts as processes of the test cluster, with the chart's policies and the chart's identities.
+
+The chart is rendered by the real Helm with the workloads switched off, so CRDs, RBAC, webhook configurations and
+admission policies are those that people install; each part runs with a token of its own ServiceAccount.
+"""
+
+import base64
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cardwise.core import names, schedulerconfig
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from tests.cluster import binaries, pki, ports
+from tests.cluster.node import Node
+from tests.cluster.processes import Process, run
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "cardwise"
+SERVICE_ACCOUNTS = ("cardwise-webhook", "cardwise-extender", "cardwise-deviceplugin")
+
+
+class Parts:
+    """Webhook, extender and one device plugin per real node."""
+
+    def __init__(self, state: Path, api_url: str, extra: Mapping[str, Sequence[str]]) -> None:
+        self._state = state
+        self._api_url = api_url
+        self._extra = extra
+        self._ports_file = state / "parts.json"
+
+    @property
+    def ports(self) -> dict[str, int]:
+        if not self._ports_file.exists():
+            keys = ("webhook", "webhook-metrics", "extender", "extender-bind", "extender-metrics")
+            self._ports_file.write_text(json.dumps(dict(zip(keys, ports.free(len(keys)), strict=True))))
+        numbers: dict[str, int] = json.loads(self._ports_file.read_text())
+        return numbers
+
+    @property
+    def tls_dir(self) -> Path:
+        return self._state / "extender-tls"
+
+    def url(self, part: str) -> str:
+        return f"https://127.0.0.1:{self.ports[part]}"
+
+    def apply_crds(self, kubectl: Sequence[str]) -> None:
+        """The chart's CustomResourceDefinitions, until the apiserver serves them."""
+        crds = [flag for path in sorted((CHART / "crds").glob("*.yaml")) for flag in ("-f", str(path))]
+        run([*kubectl, "apply", "--server-side", *crds])
+        run([*kubectl, "wait", "--for=condition=Established", "--timeout=30s", *crds])
+
+    def apply_chart(self, kubectl: Sequence[str], client: KubeClient, say: binaries.Say) -> None:
+        """RBAC, webhook configurations and policies, and a kubeconfig per part."""
+        helm = str(binaries.helm(say) / "helm")
+        settings = {
+            "webhook.enabled": "false",
+            "extender.enabled": "false",
+            "deviceplugin.enabled": "false",
+            "webhook.url": self.url("webhook"),
+        }
+        flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
+        version = ["--kube-version", binaries.KUBERNETES]
+        rendered = run([helm, "template", "cardwise", str(CHART), "-n", names.NAMESPACE, *version, *flags])
+        try:
+            client.create(paths.namespaces(), {"metadata": {"name": names.NAMESPACE}})
+        except errors.Conflict:
+            say(f"namespace {names.NAMESPACE} is there already")
+        run([*kubectl, "apply", "--server-side", "--force-conflicts", "-n", names.NAMESPACE, "-f", "-"], stdin=rendered)
+        for account in SERVICE_ACCOUNTS:
+            self._write_kubeconfig(client, account)
+
+    def _write_kubeconfig(self, client: KubeClient, account: str) -> None:
+        path = f"/api/v1/namespaces/{names.NAMESPACE}/serviceaccounts/{account}/token"
+        answer = client.create(path, {"spec": {"expirationSeconds": 7 * 24 * 3600}})
+        token = answer["status"]["token"]
+        authority = self._state / "pki" / "ca.crt"
+        pki.kubeconfig(self._kubeconfig(account), server=self._api_url, ca=authority, token=token)
+
+    def _kubeconfig(self, account: str) -> Path:
+        return self._state / "kubeconfig" / account
+
+    def start(self, nodes: Sequence[Node]) -> None:
+        """All parts; returns when webhook and extender say they are ready."""
+        self._start(
+            "webhook",
+            "cardwise-webhook",
+            f"--bind=127.0.0.1:{self.ports['webhook']}",
+            "--tls-hosts=127.0.0.1",
+            f"--metrics-bind=127.0.0.1:{self.ports['webhook-metrics']}",
+        )
+        self._start(
+            "extender",
+            "cardwise-extender",
+            f"--bind=127.0.0.1:{self.ports['extender']}",
+            f"--bind-port-bind=127.0.0.1:{self.ports['extender-bind']}",
+            f"--tls-dir={self.tls_dir}",
+            f"--metrics-bind=127.0.0.1:{self.ports['extender-metrics']}",
+        )
+        for node in nodes:
+            self._start(
+                f"deviceplugin-{node.name}",
+                "cardwise-deviceplugin",
+                f"--node-name={node.name}",
+                f"--simulated-cards={node.folder / 'cards.yaml'}",
+                f"--kubelet-dir={node.kubelet_dir}",
+                f"--cdi-dir={node.cdi_dir}",
+                f"--state-dir={node.folder / 'cardwise'}",
+                f"--cri-socket={node.cri_socket}",
+                "--metrics-bind=127.0.0.1:0",
+            )
+        for part in ("webhook", "extender"):
+            self.wait_ready(part, 30)
+
+    def wait_ready(self, part: str, timeout: float) -> None:
+        """Until /readyz of webhook or extender says yes."""
+        Process(self._state, part).wait_until(lambda: self._ready(part), "/readyz", timeout)
+
+    def stanzas(self) -> list[dict[str, Any]]:
+        """What kube-scheduler needs to reach the extender."""
+        return schedulerconfig.extender_stanzas(
+            filter_url=self.url("extender"),
+            bind_url=self.url("extender-bind"),
+            ca_file=str(self.tls_dir / "ca.crt"),
+            cert_file=str(self.tls_dir / "client.crt"),
+            key_file=str(self.tls_dir / "client.key"),
+        )
+
+    def _start(self, name: str, program: str, *flags: str) -> None:
+        account = program if program in SERVICE_ACCOUNTS else ""
+        command = [str(Path(sys.executable).parent / program), f"--kubeconfig={self._kubeconfig(account)}", *flags]
+        part = name.partition("-")[0]
+        Process(self._state, name).start([*command, *self._extra.get(part, ())])
+
+    def _ready(self, part: str) -> bool:
+        try:
+            url = f"http://127.0.0.1:{self.ports[f'{part}-metrics']}/readyz"
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+def ca_is_patched(client: KubeClient) -> bool:
+    """Whether the webhook has told the apiserver its CA."""
+    config = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
+    return all(base64.b64decode(hook["clientConfig"].get("caBundle", "")) for hook in config["webhooks"])

@@ -1,0 +1,191 @@
+"""Starting, waiting for and ending the cluster's processes, also those of a test run that was killed.
+
+Every process is noted in the state folder with its id and start time, so that a later `up` or `down` ends exactly
+the processes that we started, never a stranger that got the same id.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL = 0.05  # seconds
+
+
+class CommandFailed(RuntimeError):
+    """A command that ended with an error; the text has its stderr."""
+
+
+class NotReady(RuntimeError):
+    """Something did not become ready in time; the text has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """One process on record."""
+
+    name: str
+    pid: int
+    started: int  # clock ticks since boot, from /proc/PID/stat: with the pid it names one process for ever
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class Process:
+    """A process of the cluster. All methods also work from another Python process (`Cluster.attach`)."""
+
+    # Children of this Python process by id: a dead child stays a zombie until somebody polls it.
+    _children: dict[int, subprocess.Popen[bytes]] = {}  # noqa: RUF012 - one table for the whole process, on purpose
+
+    def __init__(self, state: Path, name: str) -> None:
+        self._record = state / "run" / f"{name}.json"
+        self.name = name
+        self.log = state / "logs" / f"{name}.log"
+
+    @property
+    def noted(self) -> Noted | None:
+        try:
+            data = json.loads(self._record.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return Noted(**data | {"command": tuple(data["command"])})
+
+    @property
+    def pid(self) -> int:
+        noted = self.noted
+        if noted is None:
+            raise LookupError(f"{self.name} was never started")
+        return noted.pid
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start it; extra environment variables are added to ours."""
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        extra = dict(environment or {})
+        with self.log.open("ab") as log:
+            child = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | extra,
+                start_new_session=True,  # Ctrl-C in a terminal reaches us, and we end them in order
+            )
+        self._children[child.pid] = child
+        noted = {
+            "name": self.name,
+            "pid": child.pid,
+            "started": start_time(child.pid) or 0,
+            "command": list(command),
+            "environment": extra,
+        }
+        scratch = self._record.with_suffix(".new")
+        scratch.write_text(json.dumps(noted))
+        scratch.rename(self._record)
+
+    def alive(self) -> bool:
+        """Whether the very process that we started still runs."""
+        noted = self.noted
+        if noted is None:
+            return False
+        child = self._children.get(noted.pid)
+        if child is not None:
+            child.poll()
+        return start_time(noted.pid) == noted.started
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._signal(signal.SIGKILL)
+        self._gone(5)
+
+    def stop(self, timeout: float = 10) -> None:
+        """SIGTERM, and SIGKILL when that does not help within `timeout` seconds."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        if not self._gone(timeout):
+            self.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP the process and its children (gunicorn's workers): it hangs."""
+        for pid in [self.pid, *children(self.pid)]:
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for pid in [self.pid, *children(self.pid)]:
+            os.kill(pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """The same command again, after ending what still runs."""
+        noted = self.noted
+        if noted is None:
+            raise LookupError(f"{self.name} was never started")
+        if self.alive():
+            self.stop()
+        self.start(noted.command, noted.environment)
+
+    def log_tail(self, lines: int = 50) -> str:
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+    def wait_until(self, ready: Callable[[], bool], what: str, timeout: float) -> None:
+        """Wait for a condition of this process. Raises NotReady with the end of its log."""
+        if not wait_for(ready, timeout, self.alive):
+            state = "does not run" if not self.alive() else f"was not ready in {timeout:.0f} s"
+            raise NotReady(f"{self.name} {state} ({what}); the end of {self.log}:\n{self.log_tail(30)}")
+
+    def _signal(self, number: int) -> None:
+        if self.alive():
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return
+
+    def _gone(self, timeout: float) -> bool:
+        return wait_for(lambda: not self.alive(), timeout)
+
+
+def wait_for(ready: Callable[[], bool], timeout: float, while_: Callable[[], bool] = lambda: True) -> bool:
+    """Poll until `ready`; False after `timeout` seconds, or as soon as `while_` is false."""
+    deadline = time.monotonic() + timeout
+    while not ready():
+        if time.monotonic() > deadline or not while_():
+            return ready()
+        time.sleep(POLL)
+    return True
+
+
+def start_time(pid: int) -> int | None:
+    """Start time in clock ticks since boot; None for no process or a zombie. Source: proc(5), field 22."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def children(pid: int) -> list[int]:
+    """Ids of the child processes."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def run(command: Sequence[str], *, stdin: str | None = None, timeout: float = 120, check: bool = True) -> str:
+    """Run to the end and return stdout. Raises CommandFailed."""
+    done = subprocess.run(list(command), input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    if check and done.returncode:
+        raise CommandFailed(f"{' '.join(map(str, command))} failed ({done.returncode}): {done.stderr.strip()}")
+    return done.stdout
+
+
+def noted_names(state: Path) -> list[str]:
+    """Names of all processes on record, the latest started last."""
+    records = (state / "run").glob("*.json") if (state / "run").exists() else ()
+    return [path.stem for path in sorted(records, key=lambda path: path.stat().st_mtime_ns)]

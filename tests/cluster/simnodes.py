@@ -1,0 +1,176 @@
+"""Simulated nodes: Node and ExtendedResource objects by the hundred, and a keeper that plays their kubelet.
+
+The keeper marks their pods running, ends those that have a run time (annotation `cardwise.dev/sim-run-seconds`) and
+finishes deletions. It is a process of the cluster: `python -m tests.cluster.simnodes KUBECONFIG`.
+"""
+
+import heapq
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cardwise.core import names
+from cardwise.kube import errors, paths, wire
+from cardwise.kube.client import KubeClient
+from tests.cluster.cards import TestCard, card_uuid
+
+LABEL = "cardwise.dev/simulated"
+RUN_SECONDS = "cardwise.dev/sim-run-seconds"
+_GONE = (errors.NotFound, errors.Conflict)
+
+
+def create(client: KubeClient, nodes: Sequence[tuple[str, Sequence[TestCard]]]) -> None:
+    """Nodes that are Ready, with their cards. Existing ones are left as they are."""
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(_create_node, client, name, cards) for name, cards in nodes]:
+            done.result()
+
+
+def _create_node(client: KubeClient, name: str, cards: Sequence[TestCard]) -> None:
+    labels = {LABEL: "true", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
+    try:
+        client.create(paths.nodes(), {"metadata": {"name": name, "labels": labels}})
+    except errors.Conflict:
+        return
+    # Admission adds a not-ready taint, which only the node lifecycle controller would take away.
+    client.patch(paths.nodes(name), {"spec": {"taints": None}})
+    total = sum(card.memory_mib for card in cards)
+    capacity = {"cpu": "64", "memory": "512Gi", "pods": "500", "ephemeral-storage": "1Ti"}
+    if cards:
+        capacity |= {
+            names.GPU_MEM: str(total),
+            names.GPU_COUNT: str(len(cards)),
+            names.GPU_CORE: str(100 * len(cards)),
+            names.WHOLE_GPU: str(len(cards)),
+            names.SHARE: "512",
+        }
+    ready = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "kept by tests/cluster/simnodes.py"}
+    addresses = [{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": name}]
+    status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready], "addresses": addresses}
+    client.patch(paths.nodes(name, "status"), {"status": status})
+    for index, card in enumerate(cards):
+        _create_card(client, name, index, card)
+
+
+def _create_card(client: KubeClient, node: str, index: int, card: TestCard) -> None:
+    uuid = card_uuid(node, index)
+    name = names.extended_resource_name(uuid)
+    spec = {"node": node, "index": index, "uuid": uuid, "model": card.model, "memoryMiB": card.memory_mib}
+    resource = {
+        "apiVersion": names.API_VERSION,
+        "kind": "ExtendedResource",
+        "metadata": {"name": name, "labels": {names.NODE_LABEL: node}},
+        "spec": spec,
+    }
+    client.create(paths.extendedresources(), resource)
+    status = {"status": {"health": "Healthy", "cardAccess": "cdi"}}
+    client.patch(paths.extendedresources(name, "status"), status)
+
+
+class _Pod(msgspec.Struct):
+    metadata: wire.ObjectMeta
+    spec: wire.PodSpecHead
+    status: wire.PodStatusHead
+
+
+class Keeper:
+    """Plays the kubelets of all simulated nodes until it is stopped."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._nodes: set[str] = set()
+        self._pool = ThreadPoolExecutor(4)
+        self._ending: list[tuple[float, str, str]] = []
+        self._lock = threading.Lock()
+        self._seen: dict[str, str] = {}  # uid -> what was last asked for
+
+    def run(self) -> None:
+        """Watch pods for ever; a broken watch starts anew."""
+        threading.Thread(target=self._end_pods, daemon=True).start()
+        while True:
+            try:
+                self._watch()
+            except errors.KubeError as error:
+                print(f"watch ended: {error}", flush=True)
+                time.sleep(0.5)
+
+    def _watch(self) -> None:
+        for page in self._client.list_pages(paths.nodes(), {"labelSelector": f"{LABEL}=true"}):
+            nodes = msgspec.json.decode(page)["items"]
+            self._nodes |= {node["metadata"]["name"] for node in nodes}
+        version = ""
+        for page in self._client.list_pages(paths.pods(), {"fieldSelector": "spec.nodeName!="}):
+            parts = msgspec.json.decode(page, type=wire.List)
+            version = parts.metadata.resource_version
+            for raw in parts.items or ():
+                self._take(msgspec.json.decode(raw, type=_Pod))
+        query = {"fieldSelector": "spec.nodeName!="}
+        for line in self._client.watch(paths.pods(), query, version, 600):
+            event = msgspec.json.decode(line, type=wire.WatchEvent)
+            if event.type == wire.EventType.ERROR:
+                return
+            if event.type in (wire.EventType.ADDED, wire.EventType.MODIFIED):
+                self._take(msgspec.json.decode(event.object, type=_Pod))
+
+    def _take(self, pod: _Pod) -> None:
+        meta = pod.metadata
+        if pod.spec.node_name not in self._nodes:
+            return
+        wanted = "delete" if meta.deletion_timestamp else "run" if pod.status.phase == "Pending" else ""
+        with self._lock:
+            if not wanted or self._seen.get(meta.uid) == wanted:
+                return
+            self._seen[meta.uid] = wanted
+            seconds = meta.annotations.get(RUN_SECONDS)
+            if wanted == "run" and seconds:
+                heapq.heappush(self._ending, (time.monotonic() + float(seconds), meta.namespace, meta.name))
+        action = self._delete if wanted == "delete" else self._mark_running
+        self._pool.submit(self._try, action, meta)
+
+    def _try(self, action: Any, meta: wire.ObjectMeta) -> None:
+        try:
+            action(meta)
+        except _GONE:
+            return
+        except errors.KubeError as error:
+            print(f"{meta.namespace}/{meta.name}: {error}", flush=True)
+            with self._lock:
+                self._seen.pop(meta.uid, None)
+
+    def _delete(self, meta: wire.ObjectMeta) -> None:
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}
+        self._client.delete(paths.pods(meta.namespace, meta.name), options)
+        with self._lock:
+            self._seen.pop(meta.uid, None)
+
+    def _mark_running(self, meta: wire.ObjectMeta) -> None:
+        self._patch_phase(meta.namespace, meta.name, "Running", ready="True")
+
+    def _end_pods(self) -> None:
+        while True:
+            with self._lock:
+                due = []
+                while self._ending and self._ending[0][0] <= time.monotonic():
+                    due.append(heapq.heappop(self._ending))
+            for _, namespace, name in due:
+                meta = wire.ObjectMeta(name=name, namespace=namespace)
+                self._pool.submit(self._try, self._mark_succeeded, meta)
+            time.sleep(0.2)
+
+    def _mark_succeeded(self, meta: wire.ObjectMeta) -> None:
+        self._patch_phase(meta.namespace, meta.name, "Succeeded", ready="False")
+
+    def _patch_phase(self, namespace: str, name: str, phase: str, *, ready: str) -> None:
+        conditions = [{"type": kind, "status": ready} for kind in ("Ready", "ContainersReady")]
+        status = {"status": {"phase": phase, "conditions": conditions}}
+        self._client.patch(paths.pods(namespace, name, "status"), status, "strategic")
+
+
+if __name__ == "__main__":
+    Keeper(KubeClient.load(Path(sys.argv[1]))).run()

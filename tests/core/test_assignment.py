@@ -1,0 +1,70 @@
+import pytest
+
+from cardwise.core import assignment, names
+from cardwise.core.assignment import Assignment, CardShare
+from tests.build import shares
+
+
+def test_the_five_annotations_of_gpushare():
+    written = assignment.encode(Assignment({"0": shares(8138, 1)}), assume_time_ns=1)
+    assert {key: value for key, value in written.items() if key.startswith("ALIYUN")} == {
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_POD": "8138",
+        "ALIYUN_COM_GPU_MEM_DEV": "16276",
+        "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+        "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1",
+    }
+    assert written[names.FRACTION_OF + "0"] == "0.5000"
+
+
+def test_several_cards_and_containers():
+    both = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
+    written = assignment.encode(both, assume_time_ns=1)
+    assert written[names.IDX] == "0,2"
+    assert written[names.POD_MEM] == "8100"
+    assert written[names.DEVICES_OF + "0"] == "GPU-n1-0,GPU-n1-2"
+    assert written[names.LIMIT_MIB_OF + "0"] == "4000"
+    assert assignment.decode(written) == both
+
+
+def test_fractions_round_down():
+    assert assignment.fraction(1, 3) == "0.3333"
+    assert assignment.fraction(16276, 16276) == "1.0000"
+    assert assignment.per_card_limit((CardShare(0, "a", 5, 0, 10), CardShare(1, "b", 5, 0, 20))) == (5, "0.2500")
+
+
+def test_pods_of_gpushare_are_read_from_its_annotations():
+    read = assignment.decode({names.IDX: "1", names.POD_MEM: "4069", names.DEV_MEM: "16276"})
+    assert read.legacy
+    assert [(s.index, s.mem) for s in read.shares()] == [(1, 4069)]
+
+
+def test_the_framework_version_of_gpushare():
+    read = assignment.decode({names.GPUSHARE_ALLOCATION: '{"0":{"1":10},"1":{"1":5,"3":7}}'})
+    assert [(s.index, s.mem) for s in read.shares()] == [(1, 15), (3, 7)]
+
+
+def test_no_annotations_no_assignment():
+    assert assignment.decode({}) is None
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {names.ASSIGNMENT: "{"},
+        {names.ASSIGNMENT: "[]"},
+        {names.ASSIGNMENT: '{"v":2,"containers":{}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",-5,0,10]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",5,0]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,7,5,0,10]]}}'},
+        {names.IDX: "-1", names.POD_MEM: "1"},
+        {names.IDX: "0"},
+        {names.GPUSHARE_ALLOCATION: "{}"},
+        {names.GPUSHARE_ALLOCATION: '{"0":3}'},
+    ],
+)
+def test_unreadable_annotations_are_an_error_of_their_own(annotations):
+    with pytest.raises(assignment.InvalidAssignment):
+        assignment.decode(annotations)

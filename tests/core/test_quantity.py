@@ -1,0 +1,49 @@
+import pytest
+
+from cardwise.core import quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("8138", 8138),
+        (8138, 8138),
+        ("8k", 8000),  # how the API server prints 8000
+        ("8Gi", 8192),
+        ("8192Mi", 8192),
+        ("0.5Gi", 512),
+        ("512Mi", 512),
+        ("1048576Ki", 1024),
+        ("8e3", 8000),
+        ("1024.0", 1024),
+        ("+5", 5),
+    ],
+)
+def test_memory_reads_mib(text, mib):
+    assert quantity.memory(text) == mib
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0", "above zero"),
+        ("-1", "above zero"),
+        ("-8Gi", "above zero"),
+        ("1.5", "write 1 or 2"),
+        ("8138500m", "write 8138 or 8139"),
+        ("512Ki", "write 1"),
+        ("eight", "is not a quantity"),
+        ("8 Gi", "is not a quantity"),
+        ("8GiB", "is not a quantity"),
+        ("", "is not a quantity"),
+        ("1e9999", "is not a quantity"),
+    ],
+)
+def test_memory_refuses_and_says_what_to_write(text, says):
+    with pytest.raises(quantity.InvalidQuantity, match=says):
+        quantity.memory(text)
+
+
+def test_count_names_its_range():
+    with pytest.raises(quantity.InvalidQuantity, match="from 1 to 100"):
+        quantity.count("101", most=100)

@@ -1,0 +1,76 @@
+import pytest
+
+from cardwise.core import names, request
+from tests.build import container, pod
+
+
+def keys(parsed):
+    return [(c.key, c.mem, c.cards, c.whole) for c in parsed.containers]
+
+
+def test_a_pod_without_gpu_is_not_ours():
+    assert request.parse(pod(containers=[{"name": "x"}])) is None
+
+
+def test_share():
+    assert keys(request.parse(pod(gpu_mem="8Gi"))) == [("0", 8192, 1, False)]
+
+
+def test_whole_cards_by_either_name():
+    assert keys(request.parse(pod(gpu_count=2))) == [("0", 0, 2, True)]
+    assert keys(request.parse(pod(whole_gpu=2))) == [("0", 0, 2, True)]
+
+
+def test_split_share_before_and_after_the_webhook():
+    assert keys(request.parse(pod(gpu_mem=8000, gpu_count=2))) == [("0", 8000, 2, False)]
+    moved = pod(gpu_mem=8000, share=1, annotations={names.GPU_COUNT_OF + "0": "2"})
+    assert keys(request.parse_mutated(moved)) == [("0", 8000, 2, False)]
+
+
+def test_sidecars_count_like_containers():
+    sidecar = container("agent", gpu_mem=100) | {"restartPolicy": "Always"}
+    parsed = request.parse(pod(containers=[container(gpu_mem=200)], init=[{"name": "setup"}, sidecar]))
+    assert keys(parsed) == [("init-1", 100, 1, False), ("0", 200, 1, False)]
+    assert parsed.mem == parsed.largest_share == 300
+
+
+def both(limit, asked):
+    return {"name": "x", "resources": {"limits": {names.GPU_MEM: limit}, "requests": {names.GPU_MEM: asked}}}
+
+
+@pytest.mark.parametrize(
+    ("bad", "field", "says"),
+    [
+        (pod(gpu_mem=-1), "spec.containers[0].resources.limits[aliyun.com/gpu-mem]", "at least 1"),
+        (pod(gpu_mem="1.5"), "limits[aliyun.com/gpu-mem]", "write 1 or 2"),
+        (pod(gpu_count=0), "limits[aliyun.com/gpu-count]", "whole number from 1"),
+        (pod(containers=[both("8138", "4069")]), "requests[aliyun.com/gpu-mem]", "in limits only"),
+        (
+            pod(containers=[{"name": "x", "resources": {"requests": {names.GPU_MEM: "1"}}}]),
+            "limits[aliyun.com/gpu-mem]",
+            "is missing",
+        ),
+        (pod(containers=[{"name": "x"}], init=[container(gpu_mem=1)]), "spec.initContainers[0]", "restartPolicy"),
+        (pod(gpu_mem=10, whole_gpu=1), "limits[cardwise.dev/gpu]", "exclude each other"),
+        (pod(gpu_count=1, whole_gpu=2), "limits[aliyun.com/gpu-count]", "differs"),
+        (pod(gpu_mem=10001, gpu_count=2), "limits[aliyun.com/gpu-mem]", "write 10000 or 10002"),
+        (pod(gpu_core=10), "limits[aliyun.com/gpu-core.percentage]", "add aliyun.com/gpu-mem"),
+        (pod(gpu_core=10, gpu_count=1), "limits[aliyun.com/gpu-core.percentage]", "leave it out"),
+        (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, spread"),
+        (pod(gpu_mem=2, annotations={names.GPU_COUNT_OF + "0": "x"}), "cardwise.dev/gpu-count.0", "not a quantity"),
+    ],
+)
+def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):
+    with pytest.raises(request.InvalidRequest) as error:
+        request.parse(bad)
+    assert field in error.value.field
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [pod(gpu_mem=10), pod(gpu_mem="8Gi", share=1), pod(gpu_count=1, share=1), pod(gpu_mem=10, share=2)],
+)
+def test_a_pod_that_missed_the_webhook_is_recognised(raw):
+    with pytest.raises(request.InvalidRequest, match="not rewritten"):
+        request.parse_mutated(raw)

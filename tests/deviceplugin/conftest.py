@@ -1,0 +1,192 @@
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+
+from cardwise.core import assignment as codec
+from cardwise.core import names
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.gpus.simulated import SimulatedGpus
+from cardwise.kube.client import KubeClient
+from deviceplugin import slots
+from deviceplugin.access import Access
+from deviceplugin.agent import Agent, Settings
+from tests.deviceplugin.fakeapi import FakeApi
+from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime
+
+NODE = "n1"
+P100 = 16276  # MiB
+PODS, NODES, RESOURCES = "/api/v1/pods", "/api/v1/nodes", "/apis/cardwise.dev/v1alpha1/extendedresources"
+
+
+def card_uuid(index: int) -> str:
+    return f"GPU-{NODE}-{index}"
+
+
+def eventually(ask: Callable[[], object], timeout: float = 10, what: str = "") -> object:
+    deadline = time.monotonic() + timeout
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, what or "not so in time"
+        time.sleep(0.02)
+    return answer
+
+
+class Rig:
+    """A node with two cards and an agent on it."""
+
+    def __init__(self, folder: Path, cards: int = 2, access: Access | None = None, **runtime: object) -> None:
+        self.folder = folder
+        self.cards_file = folder / "cards.yaml"
+        self.cards = [
+            {"index": i, "uuid": card_uuid(i), "model": "Tesla-P100", "memoryMiB": P100, "device": self.device(i)}
+            for i in range(cards)
+        ]
+        self.write_cards()
+        self.access = access
+        self.api = FakeApi()
+        self.api.put(NODES, {"metadata": {"name": NODE}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}})
+        self.kubelet = FakeKubelet(folder / "kubelet")
+        self.runtime = FakeRuntime(folder / "cri.sock", **runtime)
+        self.agent: Agent | None = None
+        self.client: KubeClient | None = None
+
+    def device(self, index: int) -> str:
+        path = self.folder / f"nvidia{index}"
+        try:
+            os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(4, 20 + index))
+        except PermissionError:
+            return "/dev/null"  # without root: a device node all the same
+        return str(path)
+
+    def write_cards(self) -> None:
+        scratch = self.cards_file.with_suffix(".new")
+        scratch.write_text(yaml.safe_dump({"cards": self.cards}))
+        scratch.rename(self.cards_file)
+
+    def start(self) -> "Rig":
+        settings = Settings(
+            node=NODE,
+            kubelet_dir=self.kubelet.folder,
+            cdi_dir=self.folder / "cdi",
+            state_dir=self.folder / "state",
+            cri_socket=self.runtime.socket,
+            access=self.access,
+            slots=slots.slot_ids(32),
+            nvidia_specs=None,
+        )
+        self.client = KubeClient(self.api.url)
+        self.agent = Agent(settings, self.client, SimulatedGpus(self.cards_file))
+        before = len(self.kubelet.registered)
+        self.agent.start()
+        if self.kubelet.registration is not None:
+            self.kubelet.wait_registered(before + 1)
+        return self
+
+    def stop(self) -> None:
+        if self.agent is not None:
+            self.agent.stop()
+            self.client.close()
+            self.agent = self.client = None
+
+    def close(self) -> None:
+        self.stop()
+        self.kubelet.stop()
+        self.runtime.stop()
+        self.api.close()
+
+    def bind(
+        self, name: str, shares: Sequence[tuple[int, int]], *, containers: Sequence[str] = ("main",), **metadata: str
+    ) -> dict:
+        """A bound pod: `shares` are (card index, MiB) of each of its containers."""
+        given = tuple(CardShare(index, card_uuid(index), mib, 0, P100) for index, mib in shares)
+        assignment = Assignment({str(position): given for position in range(len(containers))})
+        limits = {"limits": {names.GPU_MEM: str(sum(mib for _, mib in shares)), names.SHARE: "1"}}
+        pod = {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": metadata.get("uid", str(uuid.uuid4())),
+                "annotations": codec.encode(assignment, assume_time_ns=1),
+            },
+            "spec": {"nodeName": NODE, "containers": [{"name": one, "resources": limits} for one in containers]},
+            "status": {"phase": "Pending"},
+        }
+        return self.api.put(PODS, pod)
+
+    def run(self, pod: dict, container: str = "main", slot: str | None = None) -> str:
+        """All that the kubelet does to start a container. Raises grpc.RpcError."""
+        slot = self.kubelet.admit(pod, container, slot)
+        self.kubelet.pre_start(slot)
+        self.runtime.run(pod, container)
+        return slot
+
+    def end(self, pod: dict) -> None:
+        """A graceful deletion: containers first, then the object."""
+        self.runtime.kill(pod["metadata"]["uid"])
+        self.force_delete(pod)
+        self.kubelet.forget(pod["metadata"]["uid"])
+
+    def force_delete(self, pod: dict) -> None:
+        self.api.delete(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
+
+    def spec(self, slot: str) -> dict | None:
+        path = self.folder / "cdi" / f"cardwise.dev-share-{slot}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def edits(self, slot: str) -> dict:
+        return self.spec(slot)["devices"][0]["containerEdits"]
+
+    def env(self, slot: str) -> dict[str, str]:
+        return dict(entry.split("=", 1) for entry in self.edits(slot)["env"])
+
+    def card(self, index: int) -> dict | None:
+        return self.api.get(RESOURCES, card_uuid(index).lower())
+
+    def status(self, index: int) -> dict:
+        return (self.card(index) or {}).get("status") or {}
+
+    def held_on_disk(self, index: int) -> int:
+        total = 0
+        for path in (self.folder / "state" / "grants").glob("*/*.json"):
+            total += sum(share["mem"] for share in json.loads(path.read_text())["shares"] if share["index"] == index)
+        return total
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, because socket paths end at 108 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="cwdp-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def rig(folder: Path) -> Iterator[Rig]:
+    made = Rig(folder)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def idle_rig(folder: Path) -> Iterator[Rig]:
+    """Not started yet."""
+    made = Rig(folder)
+    yield made
+    made.close()
+
+
+def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    """Status and message of a gRPC call that must fail."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()

@@ -1,0 +1,211 @@
+"""A kubelet and a container runtime as the device plugin sees them: three gRPC services and a checkpoint file."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from cardwise.core import names
+from deviceplugin.api import cri_v1_pb2 as cri
+from deviceplugin.api import cri_v1_pb2_grpc as cri_stubs
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin
+from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as plugin_stubs
+from deviceplugin.api import podresources_v1_pb2 as resources
+from deviceplugin.api import podresources_v1_pb2_grpc as resources_stubs
+
+
+class _Service:
+    def __init__(self, socket: Path, add) -> None:
+        self.socket = socket
+        self.server = grpc.server(ThreadPoolExecutor(16))
+        add(self.server)
+        self.server.add_insecure_port(f"unix:{socket}")
+        self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop(0).wait()
+        self.socket.unlink(missing_ok=True)
+
+
+class FakeKubelet:
+    """Hands out slots to containers, and calls the plugin as the kubelet does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plugins = folder / "device-plugins"
+        self.plugins.mkdir(parents=True)
+        (folder / "pod-resources").mkdir()
+        self.lock = threading.Lock()
+        self.holders: dict[str, list[tuple[str, str, str, str]]] = {}  # slot -> (namespace, pod, uid, container)
+        self.registered: list[plugin.RegisterRequest] = []
+        self.devices: list[str] = []
+        self.lists = 0
+        self.refuse_lists = 0  # so many Lists are answered as over the rate limit
+        self.channel: grpc.Channel | None = None
+        self.stream = None
+        self.changed = threading.Condition()
+        self.write_checkpoint()
+        self.start()
+
+    def start(self) -> None:
+        self.registration = _Service(
+            self.plugins / "kubelet.sock", lambda s: plugin_stubs.add_RegistrationServicer_to_server(self, s)
+        )
+        self.resources = _Service(
+            self.folder / "pod-resources" / "kubelet.sock",
+            lambda s: resources_stubs.add_PodResourcesListerServicer_to_server(self, s),
+        )
+
+    def stop(self) -> None:
+        self.disconnect()
+        self.registration.stop()
+        self.resources.stop()
+
+    def restart(self) -> None:
+        """As the kubelet: forgets its plugins, and deletes every socket in the folder when it starts."""
+        self.stop()
+        for path in self.plugins.glob("*.sock"):
+            path.unlink()
+        self.start()
+
+    def disconnect(self) -> None:
+        channel, self.channel = self.channel, None
+        if self.stream is not None:
+            self.stream.cancel()
+            self.stream = None
+        if channel is not None:
+            channel.close()
+
+    def Register(self, request, context):
+        self.disconnect()
+        channel = grpc.insecure_channel(f"unix:{self.plugins / request.endpoint}")
+        stub = plugin_stubs.DevicePluginStub(channel)
+        options = stub.GetDevicePluginOptions(plugin.Empty(), timeout=5)
+        assert options.pre_start_required
+        self.stream = stub.ListAndWatch(plugin.Empty())
+        first = next(self.stream)
+        with self.changed:
+            self.channel = channel
+            self.devices = [device.ID for device in first.devices]
+            self.registered.append(request)
+            self.changed.notify_all()
+        return plugin.Empty()
+
+    def wait_registered(self, count: int = 1, timeout: float = 10) -> None:
+        with self.changed:
+            done = self.changed.wait_for(lambda: len(self.registered) >= count, timeout)
+        assert done, f"{len(self.registered)} registrations, not {count}"
+
+    @property
+    def plugin(self) -> plugin_stubs.DevicePluginStub:
+        return plugin_stubs.DevicePluginStub(self.channel)
+
+    def List(self, request, context):
+        with self.lock:
+            self.lists += 1
+            if self.refuse_lists:
+                self.refuse_lists -= 1
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            answer = resources.ListPodResourcesResponse()
+            for slot, holders in self.holders.items():
+                for namespace, pod, _, container in holders:
+                    entry = answer.pod_resources.add(name=pod, namespace=namespace)
+                    entry.containers.add(name=container).devices.add(resource_name=names.SHARE, device_ids=[slot])
+            return answer
+
+    def admit(self, pod: dict, container: str, slot: str | None = None) -> str:
+        """Admission: a free slot, Allocate, the checkpoint."""
+        metadata = pod["metadata"]
+        with self.lock:
+            slot = slot or next(one for one in self.devices if one not in self.holders)
+            self.holders.setdefault(slot, []).append(
+                (metadata["namespace"], metadata["name"], metadata["uid"], container)
+            )
+            self.write_checkpoint()
+        self.allocation = self.plugin.Allocate(
+            plugin.AllocateRequest(container_requests=[plugin.ContainerAllocateRequest(devices_ids=[slot])]), timeout=5
+        )
+        return slot
+
+    def forget(self, pod_uid: str) -> None:
+        """The pod has ended for the kubelet: its slots are free again."""
+        with self.lock:
+            for slot, holders in list(self.holders.items()):
+                left = [holder for holder in holders if holder[2] != pod_uid]
+                if left:
+                    self.holders[slot] = left
+                else:
+                    del self.holders[slot]
+            self.write_checkpoint()
+
+    def pre_start(self, slot: str, timeout: float = 30) -> None:
+        self.plugin.PreStartContainer(plugin.PreStartContainerRequest(devices_ids=[slot]), timeout=timeout)
+
+    def write_checkpoint(self) -> None:
+        entries = [
+            {
+                "PodUID": uid,
+                "ContainerName": container,
+                "ResourceName": names.SHARE,
+                "DeviceIDs": {"-1": [slot]},
+                "AllocResp": "",
+            }
+            for slot, holders in self.holders.items()
+            for _, _, uid, container in holders
+        ]
+        path = self.plugins / "kubelet_internal_checkpoint"
+        scratch = path.with_suffix(".new")
+        scratch.write_text(json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}))
+        scratch.rename(path)
+
+
+class FakeRuntime:
+    """Containers that are alive, by pod UID."""
+
+    def __init__(self, socket: Path, *, cdi: bool | None = True, version: str = "v2.1.4") -> None:
+        self.socket = socket
+        self.cdi = cdi
+        self.version = version
+        self.running: dict[str, set[str]] = {}
+        self.sandboxes: set[str] = set()
+        self.service: _Service | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.service = _Service(self.socket, lambda s: cri_stubs.add_RuntimeServiceServicer_to_server(self, s))
+
+    def stop(self) -> None:
+        if self.service is not None:
+            self.service.stop()
+            self.service = None
+
+    def run(self, pod: dict, container: str) -> None:
+        self.sandboxes.add(pod["metadata"]["uid"])
+        self.running.setdefault(pod["metadata"]["uid"], set()).add(container)
+
+    def kill(self, pod_uid: str) -> None:
+        self.running.pop(pod_uid, None)
+        self.sandboxes.discard(pod_uid)
+
+    def Version(self, request, context):
+        return cri.VersionResponse(runtime_name="containerd", runtime_version=self.version)
+
+    def Status(self, request, context):
+        config = {} if self.cdi is None else {"enableCDI": self.cdi}
+        return cri.StatusResponse(info={"config": json.dumps(config)})
+
+    def ListPodSandbox(self, request, context):
+        answer = cri.ListPodSandboxResponse()
+        for uid in list(self.sandboxes):
+            answer.items.add(id=uid, state=cri.SANDBOX_READY, labels={"io.kubernetes.pod.uid": uid})
+        return answer
+
+    def ListContainers(self, request, context):
+        answer = cri.ListContainersResponse()
+        for uid, containers in list(self.running.items()):
+            for name in containers:
+                labels = {"io.kubernetes.pod.uid": uid, "io.kubernetes.container.name": name}
+                answer.containers.add(id=f"{uid}/{name}", state=cri.CONTAINER_RUNNING, labels=labels)
+        return answer

@@ -1,0 +1,329 @@
+"""The whole agent against a kubelet, a runtime and an API server over real sockets: what a container gets, and when."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from cardwise.core import names
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
+from tests.deviceplugin.conftest import NODE, NODES, P100, PODS, card_uuid, eventually, refusal
+
+
+def test_the_cluster_learns_of_the_cards(rig):
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
+    assert capacity == {
+        "cpu": "8",
+        "aliyun.com/gpu-mem": "32552",
+        "aliyun.com/gpu-count": "2",
+        "aliyun.com/gpu-core.percentage": "200",
+        "cardwise.dev/gpu": "2",
+    }
+    card = rig.card(1)
+    assert card["metadata"]["labels"] == {"cardwise.dev/node": NODE}
+    assert card["spec"] | {"properties": {}} == {
+        "node": NODE,
+        "index": 1,
+        "uuid": card_uuid(1),
+        "model": "Tesla-P100",
+        "memoryMiB": P100,
+        "properties": {},
+    }
+    assert rig.status(1) == {"health": "Healthy", "reason": "", "cardAccess": "cdi", "held": []}
+    eventually(lambda: rig.agent.problems() == [])
+
+
+def test_a_container_gets_the_card_of_its_annotations(rig):
+    slot = rig.run(rig.bind("a", [(1, 8138)]))
+    assert [device.name for device in rig.kubelet.allocation.container_responses[0].cdi_devices] == [
+        f"cardwise.dev/share={slot}"
+    ]
+    assert rig.spec(slot)["kind"] == "cardwise.dev/share"
+    assert rig.spec(slot)["cdiVersion"] == "0.6.0"
+    (node,) = rig.edits(slot)["deviceNodes"]
+    assert node["path"] == "/dev/nvidia1"
+    assert node["hostPath"] == rig.cards[1]["device"]
+    assert rig.env(slot) == {
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_POD": "8138",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "8138",
+        "ALIYUN_COM_GPU_MEM_DEV": "16276",
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CARDWISE_MEM_LIMIT_MIB": "8138",
+        "CARDWISE_MEM_FRACTION": "0.5000",
+        "CUPY_GPU_MEMORY_LIMIT": str(8138 * 1024 * 1024),
+    }
+
+
+def test_the_pod_is_marked_as_assigned_afterwards(rig):
+    rig.run(rig.bind("a", [(1, 8138)]))
+    eventually(lambda: rig.api.get(PODS, "a", "default")["metadata"]["annotations"][names.ASSIGNED] == "true")
+
+
+def test_several_cards_of_one_container_all_come(rig):
+    slot = rig.run(rig.bind("a", [(0, 1000), (1, 1000)]))
+    assert [node["path"] for node in rig.edits(slot)["deviceNodes"]] == ["/dev/nvidia0", "/dev/nvidia1"]
+    assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
+    assert rig.env(slot)["ALIYUN_COM_GPU_MEM_POD"] == "2000"
+    assert rig.env(slot)["CARDWISE_MEM_LIMIT_MIB"] == "1000"
+
+
+def test_containers_of_one_pod_share_its_card(rig):
+    pod = rig.bind("a", [(0, 1000)], containers=("one", "two"))
+    slots = [rig.run(pod, "one"), rig.run(pod, "two")]
+    assert [rig.edits(slot)["deviceNodes"][0]["path"] for slot in slots] == ["/dev/nvidia0"] * 2
+    assert [rig.env(slot)["ALIYUN_COM_GPU_MEM_POD"] for slot in slots] == ["2000"] * 2
+    assert rig.held_on_disk(0) == 2000
+
+
+def test_equal_pods_started_together_are_never_swapped(rig):
+    pods = [rig.bind(f"p{i}", [(i % 2, 500)]) for i in range(24)]
+    with ThreadPoolExecutor(24) as threads:
+        slots = list(threads.map(rig.run, pods))
+    for i, slot in enumerate(slots):
+        assert rig.edits(slot)["deviceNodes"][0]["path"] == f"/dev/nvidia{i % 2}"
+        assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == str(i % 2)
+    assert rig.kubelet.lists < 24 + 2, "simultaneous starts share a look at the kubelet"
+
+
+def test_the_rate_limit_of_pod_resources_is_waited_out(rig):
+    rig.kubelet.refuse_lists = 3
+    assert rig.spec(rig.run(rig.bind("a", [(0, 1)])))
+
+
+def test_a_card_that_others_hold_is_refused_by_name(rig):
+    rig.run(rig.bind("first", [(0, 10000)]))
+    code, why = refusal(lambda: rig.run(rig.bind("second", [(0, 10000)])))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "10000 of 16276 MiB are still held by default/first" in why
+    assert rig.held_on_disk(0) == 10000
+
+
+def test_a_pod_is_refused_whole_not_at_its_second_container(rig):
+    rig.run(rig.bind("first", [(0, 10000)]))
+    pod = rig.bind("second", [(0, 5000)], containers=("one", "two"))
+    assert refusal(lambda: rig.run(pod, "one"))[0] is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
+    first = rig.bind("first", [(0, P100)])
+    slot = rig.run(first)
+    rig.end(first)
+    rig.run(rig.bind("second", [(0, P100)]))
+    assert rig.held_on_disk(0) == P100
+    assert not any("held" in (change.get("status") or {}) and change["status"]["held"] for _, change in rig.api.patches)
+    assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == "0", "the slot went to the second pod"
+
+
+def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
+    first = rig.bind("first", [(0, P100)])
+    rig.run(first)
+    rig.force_delete(first)
+    held = eventually(lambda: rig.status(0).get("held"))
+    assert held == [
+        {
+            "podUID": first["metadata"]["uid"],
+            "namespace": "default",
+            "name": "first",
+            "memoryMiB": P100,
+            "corePercent": 0,
+        }
+    ]
+    rig.agent._prestart._conflict_seconds = 0.3
+    second = rig.bind("second", [(0, P100)])
+    assert "first" in refusal(lambda: rig.run(second))[1]
+    before = rig.api.get(NODES, NODE)["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
+    rig.runtime.kill(first["metadata"]["uid"])
+    eventually(lambda: rig.status(0).get("held") == [])
+    rig.kubelet.forget(first["metadata"]["uid"])
+    rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
+    eventually(lambda: rig.api.get(NODES, NODE)["metadata"]["annotations"][names.NODE_CHANGED] != before)
+
+
+def test_a_pod_whose_containers_never_started_is_freed(rig):
+    pod = rig.bind("a", [(0, P100)])
+    slot = rig.kubelet.admit(pod, "main")
+    rig.kubelet.pre_start(slot)
+    rig.force_delete(pod)
+    rig.kubelet.forget(pod["metadata"]["uid"])
+    eventually(lambda: not rig.agent.grants.all())
+    eventually(lambda: rig.spec(slot) is None)
+
+
+def test_a_finished_pod_is_freed(rig):
+    pod = rig.bind("job", [(0, P100)])
+    rig.run(pod)
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.api.put(PODS, pod | {"status": {"phase": "Succeeded"}})
+    eventually(lambda: not rig.agent.grants.all())
+
+
+def test_nothing_is_freed_while_the_runtime_is_silent(rig):
+    pod = rig.bind("a", [(0, P100)])
+    rig.run(pod)
+    rig.runtime.stop()
+    rig.force_delete(pod)
+    eventually(lambda: any("ListPodSandbox" in problem for problem in rig.agent.problems()))
+    assert rig.agent.grants.all()
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.runtime.start()
+    eventually(lambda: not rig.agent.grants.all())
+
+
+def test_a_restart_of_a_container_needs_no_api_server(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    slot = rig.run(pod)
+    rig.stop()
+    rig.api.stop_answering()
+    (rig.folder / "cdi" / f"cardwise.dev-share-{slot}.json").unlink()
+    rig.start()
+    assert rig.spec(slot), "the slot's spec is made anew at the start"
+    (rig.folder / "cdi" / f"cardwise.dev-share-{slot}.json").unlink()
+    rig.kubelet.pre_start(slot)
+    assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
+    code, why = refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "the API server does not answer" in why
+
+
+def test_the_kubelet_restarts(rig):
+    slot = rig.run(rig.bind("a", [(1, 8138)]))
+    rig.kubelet.restart()
+    rig.kubelet.wait_registered(2)
+    first, second = rig.kubelet.registered
+    assert first.endpoint != second.endpoint
+    rig.kubelet.pre_start(slot)
+    assert [path.name for path in rig.kubelet.plugins.glob("cardwise-*.sock")] == [second.endpoint]
+
+
+def test_a_lost_stream_is_registered_again(rig):
+    rig.kubelet.disconnect()
+    rig.kubelet.wait_registered(2, timeout=15)
+
+
+def test_the_agent_leaves_no_socket_and_removes_those_of_a_killed_one(rig):
+    stale = rig.kubelet.plugins / "cardwise-share-1-1-1.sock"
+    stale.touch()
+    rig.stop()
+    assert [path.name for path in rig.kubelet.plugins.glob("cardwise-*.sock")] == [stale.name]
+    rig.start()
+    assert not stale.exists()
+
+
+def test_a_sick_card_is_told_and_recovers(rig):
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    rig.cards[1] |= {"healthy": False, "reason": "Xid 79: fallen off the bus"}
+    rig.write_cards()
+    eventually(lambda: rig.status(1).get("health") == "Unhealthy", timeout=2)
+    assert rig.status(1)["reason"] == "Xid 79: fallen off the bus"
+    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
+    eventually(lambda: names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {}))
+    pod = rig.bind("a", [(1, 100)])
+    assert "is unhealthy: Xid 79" in refusal(lambda: rig.run(pod))[1]
+    rig.cards[1]["healthy"] = True
+    rig.write_cards()
+    eventually(lambda: rig.status(1).get("health") == "Healthy", timeout=2)
+    rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
+
+
+def test_a_card_that_left_is_forgotten_when_nothing_holds_it(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    rig.run(pod)
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    del rig.cards[1]
+    rig.write_cards()
+    eventually(lambda: rig.status(1).get("health") == "Unhealthy")
+    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
+    rig.end(pod)
+    eventually(lambda: rig.card(1) is None)
+    eventually(lambda: rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == str(P100))
+
+
+def test_capacities_are_asserted_again(rig):
+    eventually(lambda: "aliyun.com/gpu-mem" in rig.api.get(NODES, NODE)["status"]["capacity"])
+    node = rig.api.get(NODES, NODE)
+    rig.api.put(NODES, node | {"status": {"capacity": {"aliyun.com/gpu-mem": "0"}}})
+    eventually(lambda: rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552")
+
+
+def test_a_running_container_without_a_grant_is_adopted(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    slot = rig.run(pod)
+    uid = pod["metadata"]["uid"]
+    rig.stop()
+    (rig.folder / "state" / "grants" / uid / "main.json").write_text("{")
+    rig.start()
+    assert any(uid in problem for problem in rig.agent.grants.unreadable)
+    eventually(lambda: rig.held_on_disk(1) == 8138)
+    assert rig.agent.grants.owner(slot).pod_uid == uid
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda pod: pod["metadata"]["annotations"].clear(), "was not placed by the Cardwise extender"),
+        (
+            lambda pod: pod["metadata"]["annotations"].update({names.ASSIGNMENT: '{"v":1,"containers":'}),
+            "is unreadable",
+        ),
+        (
+            lambda pod: pod["metadata"]["annotations"].update(
+                {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[7,"GPU-none",1,0,1]]}}'}
+            ),
+            "card 7 (GPU-none) is not on this node",
+        ),
+        (
+            lambda pod: pod["metadata"]["annotations"].update(
+                {names.ASSIGNMENT: '{"v":1,"containers":{"5":[[0,"GPU-n1-0",1,0,1]]}}'}
+            ),
+            "no card for container 'main'",
+        ),
+    ],
+    ids=["unplaced", "unreadable", "foreign card", "other container"],
+)
+def test_a_bad_assignment_is_refused_with_a_reason(rig, break_it, says):
+    pod = rig.bind("a", [(0, 100)])
+    break_it(pod)
+    pod = rig.api.put(PODS, pod)
+    eventually(lambda: rig.agent.pods.known(pod["metadata"]["uid"]) is not None)
+    eventually(
+        lambda: dict(rig.agent.pods.known(pod["metadata"]["uid"]).annotations).items()
+        <= pod["metadata"]["annotations"].items()
+    )
+    code, why = refusal(lambda: rig.run(pod))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert says in why
+    assert not rig.agent.grants.all()
+
+
+def test_one_slot_at_two_pods_is_refused(rig):
+    slot = rig.run(rig.bind("a", [(0, 100)]))
+    code, why = refusal(lambda: rig.run(rig.bind("b", [(1, 100)]), slot=slot))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "default/a (container main) and default/b (container main)" in why
+    assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia0"
+
+
+def test_a_pod_replaced_under_its_name_does_not_get_the_new_ones_card(rig):
+    old = rig.bind("a", [(0, 100)])
+    slot = rig.kubelet.admit(old, "main")
+    rig.force_delete(old)
+    rig.bind("a", [(1, 100)])
+    assert "does not exist any more" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+
+
+@pytest.mark.parametrize("verb", ["Allocate", "PreStartContainer"])
+@pytest.mark.parametrize("body", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x06\x0a\x04none"], ids=["bytes", "cut", "slot"])
+def test_a_malformed_request_gets_a_clean_status(rig, verb, body, caplog):
+    call = rig.kubelet.channel.unary_unary(f"/v1beta1.DevicePlugin/{verb}")
+    code, why = refusal(lambda: call(body, timeout=5))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert why
+    assert "Traceback" not in caplog.text
+
+
+def test_an_empty_prestart_is_refused(rig):
+    call = lambda: rig.kubelet.plugin.PreStartContainer(wire.PreStartContainerRequest(), timeout=5)  # noqa: E731
+    assert refusal(call)[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,74 @@
+"""The index over all cards answers as asking node by node does."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cardwise.core import placement, policies, request
+from cardwise.core.ledger import Ledger
+from cardwise.core.placement import Placement, Scorer, Unplaceable, place_on
+from cardwise.core.verdict import Refusal
+from tests.build import cards, container, holding, pod
+
+NODES = [f"n{i}" for i in range(6)]
+
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("cards"), st.sampled_from(NODES), st.lists(st.sampled_from([40, 80]), max_size=4)),
+        st.tuples(st.just("hold"), st.sampled_from(NODES), st.integers(0, 3), st.integers(1, 60), st.integers(0, 15)),
+        st.tuples(st.just("release"), st.integers(0, 15)),
+        st.tuples(st.just("look")),
+    ),
+    max_size=40,
+)
+asked = st.one_of(
+    st.builds(lambda mem: container(gpu_mem=mem), st.integers(1, 90)),
+    st.builds(lambda mem, core: container(gpu_mem=mem, gpu_core=core), st.integers(1, 90), st.integers(1, 100)),
+    st.builds(lambda count: container(gpu_count=count), st.integers(1, 3)),
+    st.builds(lambda mem: container(gpu_mem=mem * 2, gpu_count=2), st.integers(1, 45)),
+)
+
+
+def slowly(ledger, nodes, wanted, policy):
+    """What `place` must answer, node by node."""
+    scorer = Scorer(wanted, policy)
+    scores = {name: scorer.score(ledger.node(name)) for name in nodes}
+    fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
+    if not fitting:
+        return Unplaceable(refusals=scores)
+    best = min(fitting, key=lambda name: (-fitting[name], name))
+    return place_on(ledger.node(best), wanted, policy)
+
+
+@given(changes, asked, st.sets(st.sampled_from([*NODES, "unknown"])), st.sampled_from(sorted(policies.POLICIES)))
+def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, policy):
+    ledger = Ledger(max_clients=4)
+    for kind, *how in history:
+        if kind == "cards":
+            ledger.set_cards(how[0], cards(*how[1], node=how[0]))
+        elif kind == "hold":
+            node, index, mem, uid = how
+            ledger.hold(holding(str(uid), mem, index, node=node))
+        elif kind == "release":
+            ledger.release(str(how[0]))
+        else:
+            ledger.index()
+    wanted = request.parse(pod(containers=[wanted]))
+    nodes = sorted(candidates)
+    found = placement.place(ledger, nodes, wanted, policy)
+    assert found == slowly(ledger, nodes, wanted, policy)
+    if isinstance(found, Placement):
+        assert found.node in candidates
+
+
+def test_many_changed_nodes_are_sorted_anew_and_the_answer_is_the_same():
+    ledger = Ledger()
+    for i in range(2500):
+        ledger.set_cards(f"n{i:04}", cards(100, 200, node=f"n{i:04}"))
+    ledger.hold(holding("a", 60, 1, node="n1234"))
+    wanted = request.parse(pod(gpu_mem=120))
+    found = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
+    assert (found.node, found.assignment.indices()) == ("n1234", [1])
+    ledger.set_cards("n1234", [])
+    ledger.release("a")
+    found = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
+    assert (found.node, found.assignment.indices()) == ("n0000", [1])

@@ -1,0 +1,361 @@
+"""Who counts when: the rules of extender/state.py, one sentence each."""
+
+import json
+
+import pytest
+
+from cardwise.core import names, request
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.verdict import Refusal
+from extender import projection
+from extender.state import Decided, Stage
+from tests.extender.worlds import (
+    ENDED,
+    P100,
+    RUNNING,
+    WAITING,
+    Clock,
+    as_card,
+    as_pod,
+    asking,
+    bound,
+    free,
+    held,
+    mark,
+    resource,
+    state,
+    with_cards,
+)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def world(clock):
+    """One node with two cards."""
+    made = with_cards(state(clock), n1=2)
+    assert free(made) == [P100, P100]
+    return made
+
+
+def plan(world, name="p", mem=8138, nodes=("n1",)):
+    return world.plan(f"uid-{name}", ("default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack")
+
+
+def begin(world, name="p", mem=8138, node="n1"):
+    asked = request.parse(asking(name, gpu_mem=mem))
+    return world.begin_bind(f"uid-{name}", ("default", name), asked, node, "binpack")
+
+
+def test_a_bound_pod_holds_its_share(world):
+    world.set_pod(as_pod(bound("a", 4069, 1)))
+    assert free(world) == [P100, P100 - 4069]
+
+
+def test_a_pod_that_is_being_deleted_still_holds_its_share(world):
+    world.set_pod(as_pod(bound("a", 4069, 1, deleting=True)))
+    assert free(world) == [P100, P100 - 4069]
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_finished_pod_holds_nothing(world, phase):
+    world.set_pod(as_pod(bound("a", 4069, 1)))
+    world.set_pod(as_pod(bound("a", 4069, 1, phase=phase, containers=ENDED)))
+    assert free(world) == [P100, P100]
+
+
+def test_a_finished_pod_whose_container_still_runs_holds_its_share_for_the_grace_time(world, clock):
+    world.set_pod(as_pod(bound("a", 4069, 1)))
+    world.set_pod(as_pod(bound("a", 4069, 1, phase="Failed", containers=RUNNING)))
+    assert free(world) == [P100, P100 - 4069]
+    clock.now += 21
+    world.tick()
+    assert free(world) == [P100, P100]
+
+
+def test_a_deleted_pod_whose_containers_have_ended_is_free_at_once(world):
+    last = as_pod(bound("a", 4069, 1, deleting=True, containers=ENDED))
+    world.set_pod(last)
+    world.remove_pod(last)
+    assert free(world) == [P100, P100]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param(bound("a", 4069, 1), id="running"),
+        pytest.param(bound("a", 4069, 1, containers=None), id="no statuses: the kubelet may be starting it"),
+        pytest.param(bound("a", 4069, 1, containers=WAITING), id="waiting"),
+        pytest.param(bound("a", 4069, 1, containers=ENDED), id="terminated, but it may restart"),
+    ],
+)
+def test_a_vanished_pod_without_proof_counts_for_the_grace_time(world, clock, last):
+    world.set_pod(as_pod(last))
+    world.remove_pod(as_pod(last))
+    assert mark(world, "uid-a") == "ghost"
+    assert free(world) == [P100, P100 - 4069]
+    clock.now += 19
+    world.tick()
+    assert free(world) == [P100, P100 - 4069]
+    clock.now += 2
+    world.tick()
+    assert free(world) == [P100, P100]
+
+
+def test_a_ghost_that_its_node_reports_counts_until_the_node_lets_go(world, clock):
+    last = as_pod(bound("a", 4069, 1))
+    world.set_pod(last)
+    world.remove_pod(last)
+    world.set_card(*as_card(resource(1, held=[held("uid-a", 4069)])))
+    clock.now += 1000
+    world.tick()
+    assert mark(world, "uid-a") == "held"
+    assert free(world) == [P100, P100 - 4069]
+    world.set_card(*as_card(resource(1)))
+    assert free(world) == [P100, P100]
+
+
+def test_a_ghost_is_free_before_its_time_when_the_node_lets_go(world):
+    last = as_pod(bound("a", 4069, 1))
+    world.set_pod(last)
+    world.set_card(*as_card(resource(1, held=[held("uid-a", 4069)])))
+    world.remove_pod(last)
+    world.set_card(*as_card(resource(1)))
+    assert free(world) == [P100, P100]
+
+
+def test_after_a_restart_what_nodes_report_counts(world):
+    world.set_card(*as_card(resource(1, held=[held("unknown", 4069)])))
+    assert mark(world, "unknown") == "held"
+    assert free(world) == [P100, P100 - 4069]
+    world.remove_card(as_card(resource(1))[0])
+    assert mark(world, "unknown") is None
+    assert free(world) == [P100]
+
+
+def test_a_report_on_a_pod_that_exists_counts_once(world):
+    world.set_card(*as_card(resource(1, held=[held("uid-a", 4069)])))
+    world.set_pod(as_pod(bound("a", 4069, 1)))
+    assert free(world) == [P100, P100 - 4069]
+
+
+def test_pods_of_gpushare_count_by_card_index(world):
+    annotations = {names.IDX: "1", names.POD_MEM: "3000", names.DEV_MEM: str(P100), names.ASSIGNED: "true"}
+    world.set_pod(as_pod(bound("old", 3000, 1, annotations=annotations)))
+    assert free(world) == [P100, P100 - 3000]
+
+
+def test_unreadable_annotations_on_a_bound_pod_are_a_problem_and_hold_nothing(world):
+    record = as_pod(bound("bad", 3000, 1, annotations={names.ASSIGNMENT: "{"}))
+    assert "unreadable" in record.problem
+    world.set_pod(record)
+    assert free(world) == [P100, P100]
+
+
+def test_annotations_that_become_unreadable_leave_the_share_as_it_was(world):
+    world.set_pod(as_pod(bound("a", 3000, 1)))
+    world.set_pod(as_pod(bound("a", 3000, 1, annotations={names.ASSIGNMENT: "{"})))
+    assert free(world) == [P100, P100 - 3000]
+
+
+def test_pods_that_are_none_of_our_business_are_not_kept():
+    assert projection.pod(json.dumps({"metadata": {"name": "x", "uid": "u"}, "spec": {"nodeName": "n"}}).encode()) is None
+
+
+def test_a_card_counts_only_once_it_was_reported_healthy(world):
+    world.set_card(*as_card(resource(2, health="")))
+    placed = plan(world, mem=P100)
+    assert isinstance(placed, Placement)
+    assert placed.assignment.indices() == [0]
+    world.set_card(*as_card(resource(0, health="Unhealthy")))
+    world.set_card(*as_card(resource(1, health="Unhealthy")))
+    refused = plan(world, "q")
+    assert isinstance(refused, Unplaceable)
+    assert refused.refusals == {"n1": Refusal.UNHEALTHY}
+
+
+def test_cards_of_a_node_that_is_gone_are_gone(world):
+    world.remove_node("n1")
+    assert free(world) == []
+    world.set_node("n1")
+    assert free(world) == [P100, P100]
+
+
+def test_a_plan_holds_its_memory_so_that_the_next_pod_takes_other_memory(world):
+    first, second, third = plan(world, "a", P100), plan(world, "b", P100), plan(world, "c", P100)
+    assert first.assignment.indices() == [0]
+    assert second.assignment.indices() == [1]
+    assert isinstance(third, Unplaceable)
+
+
+def test_a_plan_is_replaced_by_the_pods_next_one(world):
+    plan(world, mem=P100)
+    placed = plan(world, mem=P100)
+    assert placed.assignment.indices() == [0]
+    assert free(world) == [0, P100]
+
+
+def test_a_plan_ends_with_its_pod(world):
+    plan(world)
+    world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
+    assert free(world) == [P100, P100]
+
+
+def test_a_plan_ends_with_its_time(world, clock):
+    plan(world)
+    clock.now += 31
+    world.tick()
+    assert free(world) == [P100, P100]
+
+
+def test_a_plan_ends_when_filter_finds_no_node_for_the_pod_any_more(world):
+    plan(world)
+    assert isinstance(plan(world, nodes=["other"]), Unplaceable)
+    assert free(world) == [P100, P100]
+
+
+def test_bind_takes_the_planned_cards(world):
+    world.set_pod(as_pod(bound("x", P100 - 8138, 0)))
+    planned = plan(world)
+    assert planned.assignment.indices() == [0]
+    world.set_pod(as_pod(bound("y", P100 - 8138, 1)))  # now card 1 would do as well
+    assert begin(world) == planned.assignment
+    assert mark(world, "uid-p") == "binding"
+
+
+def test_bind_on_another_node_than_planned_chooses_there(world):
+    with_cards(world, n2=1)
+    plan(world, nodes=["n1"])
+    chosen = begin(world, node="n2")
+    assert chosen.shares()[0].uuid == "GPU-n2-0"
+    assert free(world, "n1") == [P100, P100]
+    assert free(world, "n2") == [P100 - 8138]
+
+
+def test_bind_chooses_anew_when_the_planned_card_fell_sick(world):
+    assert plan(world).assignment.indices() == [0]
+    world.set_card(*as_card(resource(0, health="Unhealthy")))
+    assert begin(world).indices() == [1]
+
+
+def test_bind_chooses_anew_when_the_planned_card_was_filled_by_somebody_else(world):
+    assert plan(world).assignment.indices() == [0]
+    world.set_pod(as_pod(bound("legacy", P100 - 100, 0)))
+    assert begin(world).indices() == [1]
+
+
+def test_bind_is_refused_when_no_card_of_the_node_has_room_any_more(world):
+    world.set_pod(as_pod(bound("x", P100, 0)))
+    world.set_pod(as_pod(bound("y", P100, 1)))
+    assert begin(world) is Refusal.NO_MEMORY
+    assert mark(world, "uid-p") is None
+
+
+def test_a_failed_bind_frees_the_cards(world):
+    begin(world)
+    world.finish_bind("uid-p", None)
+    assert free(world) == [P100, P100]
+
+
+def test_a_bind_counts_until_the_watch_shows_the_pod_and_then_by_the_pod(world):
+    chosen = begin(world)
+    world.finish_bind("uid-p", Stage.BOUND)
+    assert mark(world, "uid-p") == "bound"
+    world.set_pod(as_pod(asking("p", gpu_mem=8138)))  # an event from before the bind
+    assert mark(world, "uid-p") == "bound"
+    world.set_pod(as_pod(bound("p", 8138, *chosen.indices())))
+    assert mark(world, "uid-p") == ""
+    assert free(world) == [P100 - 8138, P100]
+
+
+def test_a_second_bind_while_one_is_posting_learns_so(world):
+    begin(world)
+    assert begin(world) == Decided(node="n1", assignment=begin(world).assignment, stage=Stage.BINDING)
+
+
+def test_filter_answers_a_bound_pod_with_its_node(world):
+    begin(world)
+    world.finish_bind("uid-p", Stage.BOUND)
+    assert plan(world, nodes=["n1", "n2"]).node == "n1"
+
+
+def test_a_pod_deleted_while_its_bind_was_posted_counts_as_a_ghost(world):
+    begin(world)
+    world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
+    assert free(world) == [P100 - 8138, P100]
+    world.finish_bind("uid-p", Stage.BOUND)
+    assert mark(world, "uid-p") == "ghost"
+
+
+def test_a_pod_that_vanished_before_its_bind_was_seen_counts_as_a_ghost(world):
+    begin(world)
+    world.finish_bind("uid-p", Stage.BOUND)
+    world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
+    assert mark(world, "uid-p") == "ghost"
+
+
+def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world):
+    chosen = begin(world)
+    world.finish_bind("uid-p", Stage.UNSURE)
+    assert plan(world, nodes=["n1"]) == Decided(node="n1", assignment=chosen, stage=Stage.UNSURE)
+    world.set_card(*as_card(resource(0, health="Unhealthy")))
+    assert begin(world) == chosen
+    assert isinstance(begin(world, node="n2"), Decided)
+
+
+@pytest.mark.parametrize(("bound_", "exists", "then"), [(True, True, "unsure"), (False, True, None), (False, False, "ghost")])
+def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists, then):
+    begin(world)
+    world.finish_bind("uid-p", Stage.UNSURE)
+    assert world.tick() == []
+    clock.now += 76
+    (holding,) = world.tick()
+    world.looked_up(holding.uid, bound=bound_, exists=exists)
+    assert mark(world, "uid-p") == then
+
+
+def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
+    last = as_pod(bound("a", P100, 0))
+    world.set_pod(last)
+    world.remove_pod(last)
+    world.refused("uid-w")
+    clock.now += 5
+    assert world.touch_due() is None
+    clock.now += 30
+    world.tick()
+    assert world.touch_due() == "n1"
+    assert world.touch_due() is None
+
+
+def test_nobody_is_woken_when_nobody_waits(world, clock):
+    plan(world)
+    clock.now += 31
+    world.tick()
+    assert world.touch_due() is None
+
+
+def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world, clock):
+    world.refused("uid-w")
+    for expected in ("n1", None):
+        world.set_card(*as_card(resource(0, health="Unhealthy")))
+        world.set_card(*as_card(resource(0)))
+        assert world.touch_due() == expected
+    clock.now += 1.1
+    assert world.touch_due() == "n1"
+
+
+def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(world, clock):
+    last = as_pod(bound("a", P100, 0, deleting=True, containers=ENDED))
+    world.touch_due()
+    world.set_pod(last)
+    world.refused("uid-w")
+    clock.now += 10
+    world.remove_pod(last)
+    assert world.touch_due() is None
+    world.set_pod(last)
+    world.refused("uid-w")
+    world.remove_pod(last)
+    assert world.touch_due() == "n1"

@@ -1,0 +1,106 @@
+"""Builders for the extender's tests: JSON as the API server sends it, and a state with a clock to turn."""
+
+import json
+from typing import Any
+
+from cardwise.core import assignment, names
+from cardwise.core.assignment import Assignment
+from extender import projection
+from extender.state import Patience, State
+from tests.build import P100, container, pod, shares
+
+WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def state(clock: Clock | None = None, **patience: float) -> State:
+    return State(clock=clock or Clock(), patience=Patience(**{"hold": 30.0, "ghost": 20.0, "confirm": 75.0} | patience))
+
+
+def asking(name: str, *, uid: str | None = None, annotations: dict[str, str] | None = None, **resources: int) -> dict:
+    """A pending pod as the webhook leaves it."""
+    return pod(name, uid=uid or f"uid-{name}", annotations=annotations, **({"share": 1} | resources))
+
+
+def bound(
+    name: str,
+    mem: int,
+    *indices: int,
+    node: str = "n1",
+    uid: str | None = None,
+    phase: str = "Running",
+    containers: str | None = RUNNING,
+    deleting: bool = False,
+    annotations: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """A pod that holds `mem` on each of these cards."""
+    made = asking(name, uid=uid, gpu_mem=mem)
+    made["spec"]["nodeName"] = node
+    where = Assignment({"0": shares(mem, *indices, node=node)})
+    made["metadata"]["annotations"] = annotations or assignment.encode(where, assume_time_ns=1)
+    made["status"] = {"phase": phase}
+    if containers is not None:
+        made["status"]["containerStatuses"] = [{"name": "main", "state": {containers: {}}}]
+    if deleting:
+        made["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    return made
+
+
+def resource(
+    index: int, *, node: str = "n1", mem: int = P100, health: str = "Healthy", held: list[dict] | None = None
+) -> dict[str, Any]:
+    """The ExtendedResource of a card."""
+    uuid = f"GPU-{node}-{index}"
+    return {
+        "metadata": {"name": names.extended_resource_name(uuid)},
+        "spec": {"node": node, "index": index, "uuid": uuid, "memoryMiB": mem, "model": "P100"},
+        "status": {"health": health, "held": held or []},
+    }
+
+
+def held(uid: str, mem: int) -> dict[str, Any]:
+    return {"podUID": uid, "namespace": "default", "name": uid, "memoryMiB": mem, "corePercent": 0}
+
+
+def as_pod(made: dict) -> projection.PodRecord:
+    found = projection.pod(json.dumps(made).encode())
+    assert found is not None, "the projection has no use for this pod"
+    return found[1]
+
+
+def as_card(made: dict) -> tuple[str, projection.CardRecord]:
+    found = projection.card(json.dumps(made).encode())
+    assert found is not None
+    return found
+
+
+def with_cards(made: State, **nodes: int) -> State:
+    """The state with this many P100 cards on each node."""
+    for node, count in nodes.items():
+        made.set_node(node)
+        for i in range(count):
+            made.set_card(*as_card(resource(i, node=node)))
+    return made
+
+
+def free(made: State, node: str = "n1") -> list[int]:
+    """MiB left on each card."""
+    with made.view() as ledger:
+        known = ledger.node(node)
+        return list(known.free) if known is not None else []
+
+
+def mark(made: State, uid: str) -> str | None:
+    with made.view() as ledger:
+        holding = ledger.holding(uid)
+        return holding.mark if holding is not None else None
+
+
+__all__ = ["P100", "container"]

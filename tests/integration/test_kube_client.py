@@ -1,0 +1,279 @@
+"""The seam to the API server against the real one (etcd and kube-apiserver, no controllers)."""
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.reflector import Pace, Reflector
+from cardwise.runtime import filesets
+from cardwise.runtime.cabundle import CaBundle
+from cardwise.runtime.certstore import SecretStore
+from cardwise.runtime.tls import Rotator
+from tests.cluster import binaries
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import Process
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(1200),  # the first run of all builds the programs
+    pytest.mark.xdist_group("kube-client"),
+    # The harness keeps its processes by pid and lets the Popen objects go.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory):
+    state = tmp_path_factory.mktemp("plane")
+    plane = ControlPlane(state, binaries.kube(print))
+    plane.write_credentials([])
+    try:
+        plane.start_api()
+        yield plane
+    finally:
+        for name in ("kube-apiserver", "etcd"):
+            Process(state, name).stop()
+
+
+@pytest.fixture(scope="module")
+def client(plane):
+    made = KubeClient.load(plane.kubeconfig("admin"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def namespace(client, request):
+    name = f"t-{abs(hash(request.node.name)) % 10**9}"
+    client.create(paths.namespaces(), {"metadata": {"name": name}})
+    # No controller makes it here, and admission wants it for every pod.
+    client.create(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+    return name
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not come true in time"
+        time.sleep(0.02)
+
+
+def pod(name: str) -> dict:
+    return {
+        "metadata": {"name": name},
+        "spec": {"schedulerName": "nobody", "containers": [{"name": "c", "image": "none"}]},
+    }
+
+
+def test_errors_are_told_apart(client: KubeClient, namespace: str):
+    made = client.create(paths.configmaps(namespace), {"metadata": {"name": "a"}, "data": {"x": "1"}})
+    with pytest.raises(errors.AlreadyExists):
+        client.create(paths.configmaps(namespace), {"metadata": {"name": "a"}})
+    client.patch(paths.configmaps(namespace, "a"), {"data": {"x": "2"}})
+    with pytest.raises(errors.Conflict):
+        client.update(paths.configmaps(namespace, "a"), made)
+    with pytest.raises(errors.NotFound):
+        client.get(paths.configmaps(namespace, "b"))
+    with pytest.raises(errors.Invalid):
+        client.create(paths.configmaps(namespace), {"metadata": {"name": "NOT A NAME"}})
+    stale = [{"op": "test", "path": "/metadata/resourceVersion", "value": "1"}]
+    with pytest.raises(errors.Invalid):
+        client.patch(paths.configmaps(namespace, "a"), stale, "json")
+    with pytest.raises(errors.BadRequest):
+        client.request("POST", paths.configmaps(namespace), body=b"{")
+    applied = client.patch(
+        paths.configmaps(namespace, "c"),
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"y": "1"}},
+        "apply",
+        "cardwise",
+    )
+    assert applied["data"] == {"y": "1"}
+    with pytest.raises(errors.Conflict):
+        client.delete(paths.configmaps(namespace, "a"), {"preconditions": {"uid": "another"}})
+
+
+def test_binding_writes_node_and_annotations_at_once(client: KubeClient, namespace: str):
+    made = client.create(paths.pods(namespace), pod("p"))
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "p", "uid": made["metadata"]["uid"], "annotations": {"cardwise.dev/assignment": "x"}},
+        "target": {"kind": "Node", "name": "n1"},
+    }
+    client.request("POST", paths.pods(namespace, "p", "binding"), body=binding)
+    bound = client.get(paths.pods(namespace, "p"))
+    assert bound["spec"]["nodeName"] == "n1"
+    assert bound["metadata"]["annotations"]["cardwise.dev/assignment"] == "x"
+    with pytest.raises(errors.Conflict):
+        client.request("POST", paths.pods(namespace, "p", "binding"), body=binding)
+
+
+class Mirror:
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def on_change(self, key, old, new):
+        assert self.values.get(key) == old
+        self.values[key] = new
+
+    def on_delete(self, key, old):
+        assert self.values.pop(key) == old
+
+    def on_synced(self): ...
+
+
+def project(raw: bytes) -> tuple[str, str]:
+    obj = json.loads(raw)
+    return obj["metadata"]["name"], obj.get("data", {}).get("x", "")
+
+
+def truth(client: KubeClient, namespace: str) -> dict[str, str]:
+    return dict(project(json.dumps(each).encode()) for each in client.get(paths.configmaps(namespace))["items"])
+
+
+def test_reflector_through_churn_and_a_restart_of_the_api_server(plane, client: KubeClient, namespace: str):
+    where = paths.configmaps(namespace)
+    for number in range(60):
+        client.create(where, {"metadata": {"name": f"c{number}"}, "data": {"x": "0"}})
+    handler = Mirror()
+    pace = Pace(watch_min=1.0, watch_max=2.0, slack=2.0, backoff_initial=0.1, backoff_cap=1.0)
+    reflector = Reflector(client, where, project, handler, list_limit=25, pace=pace)
+    reflector.start()
+    try:
+        assert reflector.synced.wait(10)
+        assert handler.values == truth(client, namespace)
+        for number in range(0, 60, 2):
+            client.patch(f"{where}/c{number}", {"data": {"x": "1"}})
+        for number in range(0, 60, 5):
+            client.delete(f"{where}/c{number}")
+        eventually(lambda: handler.values == truth(client, namespace))
+        # Several watches long: the version is carried over, not listed again.
+        relists, events = reflector.relists, reflector.events
+        time.sleep(3)
+        client.create(where, {"metadata": {"name": "late"}})
+        eventually(lambda: "late" in handler.values)
+        assert reflector.relists == relists == 1
+        assert reflector.events > events
+        Process(plane._state, "kube-apiserver").restart()
+        plane.wait_ready(30)
+        client.create(where, {"metadata": {"name": "after"}})
+        client.delete(f"{where}/late")
+        eventually(lambda: handler.values == truth(client, namespace))
+        assert reflector.handler_errors == 0
+    finally:
+        reflector.stop()
+    assert not reflector._thread.is_alive()
+
+
+def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str):
+    where = paths.configmaps(namespace)
+    handler = Mirror()
+    pace = Pace(watch_min=1.0, watch_max=1.5, slack=0.5, backoff_initial=0.1, backoff_cap=0.5)
+    reflector = Reflector(client, where, project, handler, pace=pace)
+    reflector.start()
+    try:
+        assert reflector.synced.wait(10)
+        process = Process(plane._state, "kube-apiserver")
+        process.pause()
+        try:
+            eventually(lambda: reflector.errors > 0)
+            assert reflector.staleness_seconds() > 1.0
+        finally:
+            process.resume()
+        client.create(where, {"metadata": {"name": "after"}})
+        eventually(lambda: "after" in handler.values)
+    finally:
+        reflector.stop()
+
+
+def test_version_too_old_is_gone(client: KubeClient, namespace: str):
+    with pytest.raises(errors.KubeError) as caught:
+        list(client.list_pages(paths.configmaps(namespace), {"continue": "bm90IGEgdG9rZW4"}))
+    assert isinstance(caught.value, errors.BadRequest | errors.Gone)
+
+
+def test_watch_can_be_ended_from_another_thread(client: KubeClient, namespace: str):
+    version = client.get(paths.configmaps(namespace))["metadata"]["resourceVersion"]
+    watch = client.watch(paths.configmaps(namespace), resource_version=version, timeout_seconds=100)
+    threading.Timer(0.3, watch.close).start()
+    started = time.monotonic()
+    for _ in watch:
+        pass
+    assert time.monotonic() - started < 3
+
+
+def test_events_are_accepted(client: KubeClient, namespace: str):
+    made = client.create(paths.pods(namespace), pod("p"))
+    recorder = EventRecorder(client, "cardwise-extender")
+    about = ObjectRef.pod(namespace, "p", made["metadata"]["uid"])
+    for _ in range(3):
+        recorder.record(about, "GpuMemoryExhausted", "no card has 8138 MiB free", "Warning")
+    recorder.record(ObjectRef.node("n1"), "CardUnhealthy", "card 1", "Warning")
+    recorder.stop(10)
+    assert (recorder.written, recorder.failed) == (4, 0)
+    (event,) = client.get(paths.events(namespace), {"fieldSelector": "involvedObject.name=p"})["items"]
+    assert (event["count"], event["reason"]) == (3, "GpuMemoryExhausted")
+
+
+def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, namespace, tmp_path):
+    hosts = ["cardwise-webhook.cardwise.svc"]
+    past = datetime.now(UTC) - timedelta(days=300)
+    rotators = [
+        Rotator(SecretStore(client, namespace, "certs"), hosts, tmp_path / str(number), need_client=True)
+        for number in range(4)
+    ]
+    for seed in (None, past):
+        if seed is not None:
+            client.delete(paths.secrets(namespace, "certs"))
+            Rotator(SecretStore(client, namespace, "certs"), hosts, tmp_path / "seed", now=lambda: past).ensure()
+        threads = [threading.Thread(target=each.ensure) for each in rotators]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        sets = [filesets.read(tmp_path / str(number)) for number in range(4)]
+        assert sets[0]
+        assert all(each == sets[0] for each in sets)
+
+    pem = rotators[0].ensure()
+    name = f"hooks-{namespace}"
+    hook = {
+        "name": "a.cardwise.dev",
+        "clientConfig": {"url": "https://localhost/x"},
+        "rules": [{"apiGroups": ["none.dev"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["x"]}],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    bundle = CaBundle(client, mutating=[name], validating=[name], interval=600)
+    bundle.set(pem)
+    bundle.start()
+    try:
+        where = [paths.mutatingwebhookconfigurations(name), paths.validatingwebhookconfigurations(name)]
+        # The chart's objects come later than we do.
+        for path in where:
+            client.create(
+                path.rpartition("/")[0], {"metadata": {"name": name}, "webhooks": [hook, {**hook, "name": "b.x.dev"}]}
+            )
+
+        def carried() -> set[str]:
+            return {each["clientConfig"].get("caBundle", "") for path in where for each in client.get(path)["webhooks"]}
+
+        expected = {base64.b64encode(pem).decode()}
+        eventually(lambda: carried() == expected)
+        assert bundle.asserted.wait(10)
+        # An upgrade drops it: the watch brings it back, long before the interval.
+        client.patch(where[0], [{"op": "remove", "path": "/webhooks/1/clientConfig/caBundle"}], "json")
+        eventually(lambda: carried() == expected)
+    finally:
+        bundle.stop()
+        for path in where:
+            client.delete(path)

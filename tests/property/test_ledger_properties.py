@@ -1,0 +1,178 @@
+"""Rules 1 and 3 of architecture.md section 5 on the ledger, for any order of events."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cardwise.core import assignment, placement, policies, request
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.cards import Card
+from cardwise.core.ledger import Holding, Ledger
+from tests.build import container, pod
+
+NODES = ["n1", "n2", "n3"]
+
+sizes = st.integers(1, 120)
+asked_containers = st.one_of(
+    st.builds(lambda m: container(gpu_mem=m), sizes),
+    st.builds(lambda m, n: container(gpu_mem=m * n, gpu_count=n), st.integers(1, 60), st.integers(2, 3)),
+    st.builds(lambda n: container(gpu_count=n), st.integers(1, 3)),
+    st.builds(lambda m, c: container(gpu_mem=m, gpu_core=c), sizes, st.integers(1, 100)),
+)
+asked_pods = st.builds(
+    lambda containers: request.parse(pod(containers=containers)), st.lists(asked_containers, min_size=1, max_size=3)
+)
+card_lists = st.lists(
+    st.tuples(st.sampled_from([40, 80, 100]), st.booleans()).map(lambda pair: pair), min_size=0, max_size=4
+)
+policy_names = st.sampled_from(sorted(policies.POLICIES))
+
+
+def make_cards(node, sizes_and_health):
+    return [
+        Card(index=i, uuid=f"{node}-{mem}-{i}", mem=mem, healthy=healthy)
+        for i, (mem, healthy) in enumerate(sizes_and_health)
+    ]
+
+
+def picture(ledger):
+    """All that can be seen of a ledger."""
+    return {
+        node.name: (node.cards, node.free, node.free_core, node.clients, node.used, sorted(node.uids))
+        for node in ledger.nodes()
+    }
+
+
+def rebuilt(ledger):
+    """The same ledger from nothing but its cards and holdings."""
+    anew = Ledger()
+    for h in ledger.holdings():
+        anew.hold(h)
+    for node in ledger.nodes():
+        anew.set_cards(node.name, node.cards)
+    return anew
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.ledger = Ledger()
+        self.next_uid = 0
+
+    @rule(node=st.sampled_from(NODES), cards=card_lists)
+    def cards_change(self, node, cards):
+        self.ledger.set_cards(node, make_cards(node, cards))
+
+    @rule(asked=asked_pods, policy=policy_names)
+    def pod_is_placed(self, asked, policy):
+        placed = placement.place(self.ledger, NODES, asked, policy)
+        if isinstance(placed, placement.Unplaceable):
+            assert set(placed.refusals) == set(NODES)
+            return
+        before = picture(self.ledger)
+        self.next_uid += 1
+        uid = f"u{self.next_uid}"
+        undo = self.ledger.hold(Holding(uid, "d", uid, placed.node, placed.assignment))
+        undo()
+        assert picture(self.ledger) == before
+        self.ledger.hold(Holding(uid, "d", uid, placed.node, placed.assignment))
+        node = self.ledger.node(placed.node)
+        for share in placed.assignment.shares():
+            i = node.position(share)
+            assert node.cards[i].healthy
+            assert node.free[i] >= 0
+            assert node.used[i] <= node.cards[i].mem
+            assert node.free_core[i] >= 0
+
+    @precondition(lambda self: len(self.ledger))
+    @rule(data=st.data())
+    def pod_ends(self, data):
+        uid = data.draw(st.sampled_from(sorted(h.uid for h in self.ledger.holdings())))
+        before = picture(self.ledger)
+        undo = self.ledger.release(uid)
+        undo()
+        assert picture(self.ledger) == before
+        self.ledger.release(uid)
+        assert self.ledger.holding(uid) is None
+
+    @rule()
+    def everything_ends(self):
+        for h in self.ledger.holdings():
+            self.ledger.release(h.uid)
+        for node in self.ledger.nodes():
+            assert node.used == [0] * len(node.cards)
+            assert node.free == [card.mem for card in node.cards]
+
+    @invariant()
+    def incremental_equals_rebuilt(self):
+        assert picture(rebuilt(self.ledger)) == picture(self.ledger)
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@given(cards=card_lists, asked=asked_pods, policy=policy_names, held=st.lists(sizes, max_size=6))
+@settings(deadline=None)
+def test_score_and_placement_agree_and_whole_cards_are_empty(cards, asked, policy, held):
+    ledger = Ledger()
+    ledger.set_cards("n1", make_cards("n1", cards))
+    for i, mem in enumerate(held):
+        placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=mem)), "binpack")
+        if isinstance(placed, placement.Placement):
+            ledger.hold(Holding(f"h{i}", "d", "h", "n1", placed.assignment))
+    node = ledger.node("n1")
+    score = placement.Scorer(asked, policy).score(node)
+    placed = placement.place_on(node, asked, policy)
+    if not isinstance(placed, placement.Placement):
+        assert placed is score
+        return
+    assert placed.score == score
+    for c in asked.containers:
+        got = placed.assignment.containers[c.key]
+        assert len({share.index for share in got}) == c.cards
+        for share in got:
+            i = node.position(share)
+            assert not c.whole or node.clients[i] == 0
+    singles = {placed.assignment.containers[c.key][0].index for c in asked.containers if not c.whole and c.cards == 1}
+    assert len(singles) <= 1, "single-card containers of a pod share one card"
+
+
+@given(cards=card_lists, held=st.lists(sizes, max_size=8), mem=sizes)
+@settings(deadline=None)
+def test_one_share_is_refused_only_if_no_card_could_take_it(cards, held, mem):
+    ledger = Ledger()
+    ledger.set_cards("n1", make_cards("n1", cards))
+    for i, size in enumerate(held):
+        placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=size)), "spread")
+        if isinstance(placed, placement.Placement):
+            ledger.hold(Holding(f"h{i}", "d", "h", "n1", placed.assignment))
+    node = ledger.node("n1")
+    fits = (
+        [free for card, free in zip(node.cards, node.free, strict=True) if card.healthy and free >= mem] if node else []
+    )
+    for policy, best in (("binpack", min), ("spread", max)):
+        placed = placement.place_on(node, request.parse(pod(gpu_mem=mem)), policy)
+        assert isinstance(placed, placement.Placement) == bool(fits)
+        if fits:
+            (share,) = placed.assignment.shares()
+            assert node.free[node.position(share)] == best(fits)
+
+
+card_shares = st.builds(
+    lambda i, mem, core, spare: CardShare(i, f"GPU-{i}", mem, core, mem + spare),
+    st.integers(0, 15), st.integers(1, 200_000), st.integers(0, 100), st.integers(0, 1000),
+)  # fmt: skip
+assignments = st.dictionaries(
+    st.sampled_from(["0", "1", "7", "init-0", "init-12"]),
+    st.lists(card_shares, min_size=1, max_size=8).map(tuple),
+    min_size=1,
+).map(Assignment)
+
+
+@given(assignments)
+def test_the_codec_round_trips(made):
+    written = assignment.encode(made, assume_time_ns=1)
+    assert assignment.decode(written) == made
+    assert all(isinstance(value, str) for value in written.values())
+    assert all(len(key.rpartition("/")[2]) <= 63 for key in written)

@@ -1,0 +1,246 @@
+"""Real gunicorn in a process of its own."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cardwise.runtime import serving
+from cardwise.runtime.certstore import DirStore
+from cardwise.runtime.settings import HostPort
+from cardwise.runtime.tls import Rotator
+
+PROGRAM = Path(__file__).with_name("servingprogram.py")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Running:
+    def __init__(self, **settings) -> None:
+        self.port = settings.setdefault("port", free_port())
+        self.slow = settings.get("slow", 0)
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=PROGRAM.parents[2],
+            env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},
+        )
+
+    def ready(self) -> "Running":
+        until = time.monotonic() + 15
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                assert time.monotonic() < until
+                assert self.process.poll() is None, self.process.stderr.read()
+                time.sleep(0.02)
+            else:
+                return self
+
+    def stop(self) -> tuple[str, str]:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            raise
+
+
+def get(port: int, path: str, context: ssl.SSLContext | None = None, timeout: float = 10) -> str:
+    connection = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context)
+        if context
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    )
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.status == 200
+        return response.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def running():
+    started: list[Running] = []
+
+    def run(**settings) -> Running:
+        started.append(Running(**settings))
+        return started[-1].ready()
+
+    yield run
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.communicate()
+
+
+def test_fast_port_answers_while_the_slow_port_is_saturated(running):
+    server = running(slow=free_port())
+    waiting = [threading.Thread(target=get, args=(server.slow, "/wait"), kwargs={"timeout": 30}) for _ in range(6)]
+    for thread in waiting:
+        thread.start()
+    time.sleep(0.3)
+    # Clients that connect and say nothing hold no thread either.
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
+    for _ in range(5):
+        started = time.monotonic()
+        assert "/fast fast_" in get(server.port, "/fast")
+        assert time.monotonic() - started < 1.0
+    for each in silent:
+        each.close()
+    out, err = server.stop()  # on_drain lets the waiting ones end; they get their answers
+    for thread in waiting:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert out.split() == ["app", "start", "drain", "stop"]
+    assert server.process.returncode == 0
+    for line in err.splitlines():
+        assert json.loads(line)["component"] == "test"
+
+
+def test_slow_requests_run_in_the_slow_threads_and_connections_stay_open(running):
+    server = running(slow=free_port())
+    connection = http.client.HTTPConnection("127.0.0.1", server.slow, timeout=5)
+    for _ in range(3):
+        connection.request("POST", "/body", body=b"x" * 100_000)
+        response = connection.getresponse()
+        assert response.getheader("Connection", "").lower() != "close"
+        assert b" slow_" in response.read()
+    connection.close()
+    server.stop()
+
+
+def test_sigterm_lets_a_running_request_finish(running):
+    server = running()
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(get(server.port, "/nap")))
+    thread.start()
+    time.sleep(0.3)
+    server.stop()
+    thread.join(5)
+    assert len(answers) == 1
+    assert server.process.returncode == 0
+
+
+def test_request_that_hangs_ends_with_the_graceful_timeout_and_stop_still_runs(running):
+    server = running(slow=free_port(), release=False, graceful=3)
+    hanging = socket.create_connection(("127.0.0.1", server.slow))
+    hanging.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    time.sleep(0.3)
+    started = time.monotonic()
+    out, _ = server.stop()
+    assert time.monotonic() - started < 6
+    assert out.split() == ["app", "start", "drain", "stop"]
+    hanging.close()
+
+
+def test_failure_at_start_ends_the_process(running):
+    server = Running(fail=True)
+    _, err = server.process.communicate(timeout=15)
+    assert server.process.returncode != 0
+    assert "cannot start" in err
+
+
+def test_stalled_request_does_not_keep_a_thread(running):
+    server = running(io_seconds=0.5)
+    stalled = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+    for each in stalled:
+        each.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n123")
+    time.sleep(0.1)
+    assert get(server.port, "/fast", timeout=5)  # both threads were taken, for half a second
+    for each in stalled:
+        each.close()
+    server.stop()
+
+
+def client_context(directory: Path, *, show: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=directory / "ca.crt")
+    if show:
+        context.load_cert_chain(directory / "client.crt", directory / "client.key")
+    return context
+
+
+def test_mutual_tls_refuses_a_client_without_certificate(running, tmp_path):
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path / "tls", need_client=True).ensure()
+    server = running(tls=str(tmp_path / "tls"), client_ca=True, slow=free_port())
+    assert "/x" in get(server.port, "/x", client_context(tmp_path / "tls", show=True))
+    assert "/x slow_" in get(server.slow, "/x", client_context(tmp_path / "tls", show=True))
+    for port in (server.port, server.slow):
+        with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+            get(port, "/x", client_context(tmp_path / "tls", show=False))
+    # A server certificate of the same CA is no client certificate.
+    wrong = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.crt")
+    wrong.load_cert_chain(tmp_path / "tls" / "tls.crt", tmp_path / "tls" / "tls.key")
+    with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+        get(server.port, "/x", wrong)
+    old = client_context(tmp_path / "tls", show=True)
+    with pytest.warns(DeprecationWarning, match="TLS"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, OSError)):
+        get(server.port, "/x", old)
+    server.stop()
+
+
+def test_renewed_certificate_is_served_without_a_restart(running, tmp_path):
+    def serial(port: int) -> int:
+        context = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.crt")
+        with (
+            socket.create_connection(("127.0.0.1", port), 5) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            return int(secure.getpeercert()["serialNumber"], 16)
+
+    now = datetime.now(UTC)
+    store = DirStore(tmp_path / "store")
+    Rotator(store, ["127.0.0.1"], tmp_path / "tls", now=lambda: now - timedelta(days=300)).ensure()
+    server = running(tls=str(tmp_path / "tls"))
+    first, worker = serial(server.port), get(server.port, "/x", client_context(tmp_path / "tls", show=False))
+    assert serial(server.port) == first
+    Rotator(store, ["127.0.0.1"], tmp_path / "tls").ensure()
+    assert serial(server.port) != first
+    assert get(server.port, "/x", client_context(tmp_path / "tls", show=False)).split()[-1] == worker.split()[-1]
+    # Broken files: the last good certificate goes on.
+    (tmp_path / "tls" / "tls.crt").unlink()
+    (tmp_path / "tls" / "tls.crt").write_bytes(b"half of it")
+    assert serial(server.port) != first
+    server.stop()
+
+
+def test_silent_client_in_the_handshake_does_not_keep_a_thread(running, tmp_path):
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path / "tls").ensure()
+    server = running(tls=str(tmp_path / "tls"), io_seconds=0.5)
+    stalled = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+    for each in stalled:
+        each.sendall(b"\x16\x03\x01\x02\x00")  # the start of a ClientHello
+    time.sleep(0.1)
+    assert get(server.port, "/fast", client_context(tmp_path / "tls", show=False), timeout=5)
+    for each in stalled:
+        each.close()
+    _, err = server.stop()
+    assert "Traceback" not in err
+
+
+def test_client_ca_needs_a_ca():
+    with pytest.raises(ValueError, match="client_ca"):
+        serving.Server(lambda: lambda environ, start: [], [HostPort("", 1)], client_ca=True)

@@ -1,0 +1,84 @@
+"""The HTTP shell: POST /mutate, /mutate/defaults and /validate; GET /healthz.
+
+Thin on purpose: it decodes, has the decision made, encodes and counts. A body that is no AdmissionReview gets 400 and a
+reason; what fails inside gets 500 and a line in the log, never a traceback in the answer.
+"""
+
+import time
+from collections.abc import Mapping
+
+import structlog
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from cardwise.kube.errors import KubeError
+from webhook import decisions, metrics, review
+from webhook.decisions import Decide, Settings, View
+from webhook.review import Decision
+
+# An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
+MAX_BODY = 8 * 1024 * 1024
+
+PATHS: Mapping[str, Decide] = {
+    "/mutate": decisions.on_mutate,
+    "/mutate/defaults": decisions.on_defaults,
+    "/validate": decisions.on_validate,
+}
+
+_log = structlog.get_logger(__name__)
+
+
+def create_app(view: View, settings: Settings) -> Flask:
+    app = Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+
+    def answer(path: str, decide: Decide) -> Response:
+        started = time.perf_counter()
+        if request.mimetype != "application/json":
+            raise review.BadReview(f"Content-Type must be application/json, not {request.mimetype[:80] or 'nothing'}")
+        asked = review.decode(request.get_data(cache=False))
+        decision = decide(asked, view, settings)
+        body = review.encode(asked, decision)
+        metrics.REVIEWS.labels(path, _outcome(decision)).inc()
+        metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
+        if not decision.allowed:
+            _log.info("refused", path=path, namespace=asked.namespace, name=asked.name, message=decision.message)
+        return Response(body, mimetype="application/json")
+
+    for path, decide in PATHS.items():
+        app.add_url_rule(path, path, answer, methods=["POST"], defaults={"path": path, "decide": decide})
+    app.add_url_rule("/healthz", "healthz", lambda: _text("ok", 200), methods=["GET"])
+    app.register_error_handler(review.BadReview, _malformed)
+    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(Exception, _failed)
+    return app
+
+
+def _outcome(decision: Decision) -> str:
+    if not decision.allowed:
+        return "refused"
+    return "patched" if decision.patch else "allowed"
+
+
+def _malformed(error: review.BadReview) -> Response:
+    metrics.REVIEWS.labels(request.path, "malformed").inc()
+    return _text(str(error), 400)
+
+
+def _http_error(error: HTTPException) -> Response:
+    return _text(f"{error.name}: {error.description}", error.code or 500)
+
+
+def _failed(error: Exception) -> Response:
+    path = request.path if request.path in PATHS else "other"
+    metrics.REVIEWS.labels(path, "failed").inc()
+    if isinstance(error, KubeError):
+        # The API server shows the text to whoever created the object.
+        _log.warning("cannot decide", path=path, error=str(error))
+        return _text("the webhook cannot read what it needs from the API server; try again", 503)
+    _log.exception("review failed", path=path, exc_info=error)
+    return _text("the webhook failed on this review; its log says why", 500)
+
+
+def _text(message: str, status: int) -> Response:
+    return Response(message + "\n", status, mimetype="text/plain")
