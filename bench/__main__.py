@@ -51,5 +51,18 @@ def memory(nodes: int, pods: int) -> None:
 main.add_command(memory, "start")
 
 
+@main.command()
+@click.option("--nodes", default=500)
+@click.option("--pods", default=2000)
+@click.option("--runs", default=3)
+@click.option("--plain-http", is_flag=True)
+@click.argument("options", nargs=-1)
+def throughput(nodes: int, pods: int, runs: int, plain_http: bool, options: tuple[str, ...]) -> None:
+    """Pods a second of the real kube-scheduler, with and without us. OPTIONS go to the extender, after `--`."""
+    from bench import throughput as bench  # noqa: PLC0415
+
+    _show(bench.run(nodes, pods, runs, options, plain_http=plain_http))
+
+
 if __name__ == "__main__":
     main()

@@ -114,6 +114,7 @@ class Agent:
         """In the order of who calls whom. Grants and CDI specs stay: the containers go on."""
         self._stopping.set()
         self._registration.stop()
+        self._gpus.close()  # ends the inventory's wait for a change
         self._inventory.stop()
         self._releaser.stop()
         self._marker.stop()
@@ -122,7 +123,6 @@ class Agent:
         self._events.stop()
         self._kubelet.close()
         self._containers.close()
-        self._gpus.close()
 
     def problems(self) -> Sequence[str]:
         """Why it is not ready, a line each."""

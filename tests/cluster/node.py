@@ -1,8 +1,9 @@
 """A real node: kubelet on containerd and runc, in a mount namespace of its own.
 
 The namespace is why several kubelets fit on one machine: the device plugin folder is fixed at
-/var/lib/kubelet/device-plugins and shims keep sockets under /run, so both are private here. A holder process keeps
-the namespace while containerd and kubelet are restarted; when it ends, every mount of the node goes with it.
+/var/lib/kubelet/device-plugins and shims keep sockets under /run, so /var/lib and /run are private here (not bind
+mounts on folders of the machine: removing such a folder would undo the mount of every other cluster). A holder
+process keeps the namespace while containerd and kubelet are restarted; when it ends, the node's mounts go with it.
 """
 
 import contextlib
@@ -62,12 +63,11 @@ class Node:
         self._start_kubelet(kube_bin, kubeconfig, address)
 
     def _hold_namespace(self) -> None:
-        # The mount point must exist on the host; cluster.down removes it when it is empty and ours.
-        _KUBELET_PLUGINS.mkdir(parents=True, exist_ok=True)
         ready = self.folder / "namespace-ready"
         ready.unlink(missing_ok=True)
         script = (
-            "set -e; mount -t tmpfs cardwise /run; mkdir -p /run/netns; "
+            "set -e; mount -t tmpfs cardwise /run; mount -t tmpfs cardwise /var/lib; "
+            f"mkdir -p /run/netns {_KUBELET_PLUGINS}; "
             f"mount --bind {self.kubelet_dir / 'device-plugins'} {_KUBELET_PLUGINS}; "
             f"touch {ready}; exec sleep infinity"
         )
@@ -181,9 +181,6 @@ def cleanup(state: Path) -> None:
         wait_for(lambda cgroup=cgroup: _remove(cgroup), 5)
         with contextlib.suppress(OSError):
             cgroup.parent.rmdir()  # k8s.io, when nobody else has containers there
-    for folder in (_KUBELET_PLUGINS, _KUBELET_PLUGINS.parent):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 def leftovers(state: Path) -> list[str]:
@@ -204,8 +201,9 @@ def _container_ids(state: Path) -> set[str]:
 
 
 def _cgroups_of(ids: set[str]) -> list[Path]:
-    """cgroup v1: one folder per controller; v2: one. Both under k8s.io/<container id>."""
-    return [path for path in _CGROUPS.glob("**/k8s.io/*") if path.name in ids] if ids else []
+    """k8s.io/<container id> of each controller (cgroup v1) and of the unified hierarchy (v2)."""
+    parents = [_CGROUPS, *(path for path in _CGROUPS.iterdir() if path.is_dir())]
+    return [path for parent in parents for name in ids if (path := parent / "k8s.io" / name).is_dir()]
 
 
 def _kill_members(cgroup: Path) -> None:

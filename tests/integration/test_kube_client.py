@@ -19,7 +19,6 @@ from cardwise.runtime.certstore import SecretStore
 from cardwise.runtime.tls import Rotator
 from tests.cluster import binaries
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.processes import Process
 
 pytestmark = [
     pytest.mark.cluster,
@@ -41,7 +40,7 @@ def plane(tmp_path_factory):
         yield plane
     finally:
         for name in ("kube-apiserver", "etcd"):
-            Process(state, name).stop()
+            plane.process(name).stop()
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +64,13 @@ def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < until, "did not come true in time"
         time.sleep(0.02)
+
+
+def answers(client: KubeClient) -> bool:
+    try:
+        return client.request("GET", "/readyz") == b"ok"
+    except errors.KubeError:
+        return False
 
 
 def pod(name: str) -> dict:
@@ -163,8 +169,8 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(plane, client: 
         eventually(lambda: "late" in handler.values)
         assert reflector.relists == relists == 1
         assert reflector.events > events
-        Process(plane._state, "kube-apiserver").restart()
-        plane.wait_ready(30)
+        plane.process("kube-apiserver").restart()
+        eventually(lambda: answers(client), 30)
         client.create(where, {"metadata": {"name": "after"}})
         client.delete(f"{where}/late")
         eventually(lambda: handler.values == truth(client, namespace))
@@ -182,7 +188,7 @@ def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str)
     reflector.start()
     try:
         assert reflector.synced.wait(10)
-        process = Process(plane._state, "kube-apiserver")
+        process = plane.process("kube-apiserver")
         process.pause()
         try:
             eventually(lambda: reflector.errors > 0)

@@ -18,10 +18,12 @@ has(c.resources) && (
   (has(c.resources.requests) && c.resources.requests.exists(k, {{ include "cardwise.cel.ourResource" . }})))
 {{- end }}
 
-{{/* Whether the pod `object` asks for a resource of ours anywhere. */}}
+{{/* Whether the pod `object` asks for a resource of ours anywhere. dyn: the type checker of policies knows no limits. */}}
 {{- define "cardwise.cel.asks" -}}
-(object.spec.containers.exists(c, {{ include "cardwise.cel.containerAsks" . | nindent 2 }}) ||
-(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {{ include "cardwise.cel.containerAsks" . | nindent 2 }})))
+(dyn(object.spec.containers).exists(c,
+  {{- include "cardwise.cel.containerAsks" . | nindent 2 }}) ||
+(has(object.spec.initContainers) && dyn(object.spec.initContainers).exists(c,
+  {{- include "cardwise.cel.containerAsks" . | nindent 2 }})))
 {{- end }}
 
 {{/* Static pods are the node's: their mirrors must pass as they are. The kubelet never runs a mirror from the API. */}}

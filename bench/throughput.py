@@ -1,0 +1,191 @@
+"""Pods a second of the real kube-scheduler with our extender, as a ratio to the same without.
+
+A real control plane (tests/cluster) with simulated nodes. The scheduler is stopped (SIGSTOP) while the pods are
+created and then let go, so that what is measured is scheduling alone; pods are counted by a watch. Stock runs place
+pods of 1 CPU, ours shares of 1,024 to 16,276 MiB; both with percentageOfNodesToScore 100, by turns on one machine.
+"""
+
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from bench.timing import Row
+from cardwise.core import schedulerconfig
+from cardwise.kube import paths
+from tests.cluster import Cluster, ClusterSpec, ports
+from tests.cluster.processes import Process, children, wait_for
+
+NAMESPACE = "default"
+LOW, HIGH = 1024, 16276  # MiB
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run. `cpu`: milliseconds of CPU for a pod by process."""
+
+    pods_per_second: float
+    cpu: dict[str, float]
+
+
+def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_http: bool) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="cwb-") as directory:
+        cards = Path(directory) / "cards.yaml"
+        cards.write_text(yaml.safe_dump({"default": [{"model": "Tesla P100", "memoryMiB": HIGH}] * 8}))
+        spec = ClusterSpec(
+            state_dir=Path(directory) / "c", sim_nodes=nodes, cards=cards, parts=False, keeper=False
+        )
+        with Cluster.start(spec, lambda text: print(text, file=sys.stderr)) as cluster:
+            bench = _Bench(cluster, pods)
+            results: dict[str, list[Result]] = {"stock": [], "ours": []}
+            for number in range(runs):
+                for kind in ("stock", "ours"):
+                    stanzas = bench.start_extender(options, plain_http=plain_http) if kind == "ours" else []
+                    result = bench.measure(f"{kind}{number}", stanzas, gpu=kind == "ours")
+                    print(f"{kind} {number}: {result.pods_per_second:.0f} pods/s {result.cpu}", file=sys.stderr)
+                    results[kind].append(result)
+            rows = [_row(kind, each) for kind, each in results.items()]
+            best = {kind: _median([each.pods_per_second for each in found]) for kind, found in results.items()}
+            rows.append(Row(f"ratio, {nodes} nodes x 8 cards, {pods} pods", {"of medians": f"{best['ours'] / best['stock']:.2f}"}))
+            return rows
+
+
+class _Bench:
+    def __init__(self, cluster: Cluster, pods: int) -> None:
+        self._cluster = cluster
+        self._pods = pods
+
+    def start_extender(self, options: tuple[str, ...], *, plain_http: bool) -> list[dict]:
+        """Anew, as ours end with every run. Returns the scheduler's stanzas."""
+        process = self._cluster.process("extender")
+        fast, slow, metrics = ports.free(3)
+        tls = self._cluster.state_dir / "extender-tls"
+        where = ["--plain-http"] if plain_http else ["--tls-dir", str(tls)]
+        process.start(
+            [
+                str(Path(sys.executable).parent / "cardwise-extender"),
+                "--kubeconfig", str(self._cluster.kubeconfig),
+                "--bind", f"127.0.0.1:{fast}",
+                "--bind-port-bind", f"127.0.0.1:{slow}",
+                "--metrics-bind", f"127.0.0.1:{metrics}",
+                *where,
+                *options,
+            ]
+        )  # fmt: skip
+        process.wait_until(lambda: _ready(metrics), "/readyz", 30)
+        scheme = "http" if plain_http else "https"
+        files = {} if plain_http else {
+            "ca_file": str(tls / "ca.crt"), "cert_file": str(tls / "client.crt"), "key_file": str(tls / "client.key")
+        }  # fmt: skip
+        return schedulerconfig.extender_stanzas(
+            filter_url=f"{scheme}://127.0.0.1:{fast}", bind_url=f"{scheme}://127.0.0.1:{slow}", **files
+        )
+
+    def measure(self, name: str, stanzas: list[dict], *, gpu: bool) -> Result:
+        cluster = self._cluster
+        scheduler = cluster.process("kube-scheduler")
+        scheduler.stop()
+        cluster.control_plane.start_scheduler(stanzas)
+        time.sleep(2)
+        scheduler.pause()
+        version = self._create(name, gpu=gpu)
+        counter = _Counter(cluster, version, self._pods)
+        cpu = self._cpu()
+        began = time.monotonic()
+        scheduler.resume()
+        seconds = counter.wait(began, 600)
+        after = self._cpu()
+        if gpu:
+            cluster.process("extender").stop()
+        cluster.api.delete(paths.pods(NAMESPACE), {"gracePeriodSeconds": 0}, timeout=60)
+        if not wait_for(lambda: not cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["items"], 60):
+            raise RuntimeError("pods were not deleted")
+        used = {who: round((after[who] - cpu[who]) * 1000 / self._pods, 2) for who in after if who in cpu}
+        return Result(self._pods / seconds, used)
+
+    def _create(self, name: str, *, gpu: bool) -> str:
+        draw = random.Random(1)
+
+        def pod(i: int) -> dict:
+            limits = {"cpu": "1"}
+            if gpu:
+                limits = {"aliyun.com/gpu-mem": str(draw.randint(LOW, HIGH)), "cardwise.dev/share": "1"}
+            container = {"name": "main", "image": "example.com/app:1", "resources": {"limits": limits}}
+            return {"metadata": {"name": f"{name}-{i}"}, "spec": {"containers": [container]}}
+
+        pods = [pod(i) for i in range(self._pods)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda each: self._cluster.api.create(paths.pods(NAMESPACE), each), pods))
+        return self._cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["metadata"]["resourceVersion"]
+
+    def _cpu(self) -> dict[str, float]:
+        found = {}
+        for name in ("etcd", "kube-apiserver", "kube-scheduler", "extender"):
+            process: Process = self._cluster.process(name)
+            if process.noted is not None and process.alive():
+                found[name] = sum(_cpu_seconds(pid) for pid in [process.pid, *children(process.pid)])
+        return found
+
+
+class _Counter:
+    """Counts pods as they get a node."""
+
+    def __init__(self, cluster: Cluster, version: str, pods: int) -> None:
+        self._cluster = cluster
+        self._pods = pods
+        self._done = threading.Event()
+        self._at = 0.0
+        self._seen = 0
+        self._thread = threading.Thread(target=self._run, args=(version,), daemon=True)
+        self._thread.start()
+
+    def wait(self, began: float, limit: float) -> float:
+        if not self._done.wait(limit):
+            raise RuntimeError(f"only {self._seen} of {self._pods} pods were scheduled in {limit:.0f} s")
+        return self._at - began
+
+    def _run(self, version: str) -> None:
+        query = {"fieldSelector": "spec.nodeName!="}
+        for line in self._cluster.api.watch(paths.pods(NAMESPACE), query, version, 600):
+            if line.startswith(b'{"type":"ADDED"'):
+                self._seen += 1
+                if self._seen == self._pods:
+                    self._at = time.monotonic()
+                    self._done.set()
+                    return
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _ready(port: int) -> bool:
+    import urllib.error  # noqa: PLC0415
+    import urllib.request  # noqa: PLC0415
+
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+            return answer.status == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _row(kind: str, results: list[Result]) -> Row:
+    rates = [each.pods_per_second for each in results]
+    values = {"pods/s, median": f"{_median(rates):.0f}", "runs": " ".join(f"{rate:.0f}" for rate in rates)}
+    for who in ("etcd", "kube-apiserver", "kube-scheduler", "extender"):
+        used = [each.cpu[who] for each in results if who in each.cpu]
+        values[f"{who}, CPU/pod"] = f"{_median(used):.2f} ms" if used else "-"
+    return Row("stock, pods of 1 CPU" if kind == "stock" else "with the extender, GPU shares", values)
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

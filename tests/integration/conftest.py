@@ -1,0 +1,68 @@
+"""Real clusters for the tests of this folder, each started once per session, and their logs when a test fails."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, ClusterSpec
+
+SOAK = bool(os.environ.get("CARDWISE_SOAK"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need a kubelet are skipped without root; soak tests run by `make soak` only."""
+    for item in items:
+        if item.get_closest_marker("node") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="real nodes need root: kubelet, mounts, bridges"))
+        if item.get_closest_marker("soak") and not SOAK:
+            item.add_marker(pytest.mark.skip(reason="big counts: make soak"))
+
+
+def started(spec_of: "SpecOf") -> Iterator[Cluster]:
+    """A cluster in a short folder of its own (socket paths are limited), taken down and checked for leftovers."""
+    state = Path(tempfile.mkdtemp(prefix="cw-", dir="/tmp"))
+    cluster = Cluster.start(spec_of(state), print)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(state, ignore_errors=True)
+        assert Cluster.leftovers(state) == []
+
+
+class SpecOf:
+    """A ClusterSpec but for its folder."""
+
+    def __init__(self, **settings: object) -> None:
+        self._settings = settings
+
+    def __call__(self, state: Path) -> ClusterSpec:
+        return ClusterSpec(state_dir=state, **self._settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def sim_cluster() -> Iterator[Cluster]:
+    """Control plane and parts with four simulated nodes of two P100 cards, sim-1 to sim-4."""
+    yield from started(SpecOf(sim_nodes=4))
+
+
+@pytest.fixture(scope="session")
+def node_cluster() -> Iterator[Cluster]:
+    """Two real nodes, n1 and n2, of two P100 cards each, and all parts."""
+    yield from started(SpecOf(nodes=2))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
+    report = yield
+    if report.failed and call.when == "call":
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Cluster):
+                for log in sorted((value.state_dir / "logs").glob("*.log")):
+                    lines = log.read_text(errors="replace").splitlines()[-15:]
+                    report.sections.append((f"end of {log.name}", "\n".join(line[:600] for line in lines)))
+    return report

@@ -1,0 +1,314 @@
+"""The device plugin on a real kubelet and containerd; bindings are made by hand, so no other part is needed."""
+
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import assignment as codec
+from cardwise.core import names
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.quantity import MiB, Percent
+from cardwise.kube import errors, paths
+from tests.cluster import Cluster, ClusterSpec
+from tests.cluster.cards import device_numbers
+from tests.cluster.images import BUSYBOX
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(180)]
+
+NODE = "n1"
+P100 = 16276  # MiB
+PLUGIN = f"deviceplugin-{NODE}"
+
+# Tells what it was given into a folder that the host can read also while the API server is away. A card that was not
+# given is tried by a node of the container's own making; the number is filled in.
+TELL = """
+for card in 0 1; do
+  if [ -e /dev/nvidia$card ]; then (exec 3</dev/nvidia$card) && echo "has $card"; fi
+done
+mknod /tmp/other c %(major)s %(minor)s && (exec 4</tmp/other) 2>&1 && echo "opened the other"
+env | grep -E 'ALIYUN|NVIDIA|CARDWISE|CUDA|CUPY'
+echo "started"
+"""
+STAY = "trap 'exit 0' TERM; while [ ! -e /told/go ]; do sleep 0.2; done; rm /told/go; exit 1"
+STUBBORN = "trap '' TERM; while :; do sleep 0.2; done"
+
+
+class Hand:
+    """Makes pods and binds them to a card, as the webhook and the extender would."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.folder = cluster.node(NODE).folder
+        inventory = yaml.safe_load((self.folder / "cards.yaml").read_text())
+        self.cards = inventory["cards"]
+        # runc lets every container open /dev/net/tun (10:200), so it proves nothing as a card.
+        numbers = [number for number in device_numbers(8) if number != os.makedev(10, 200)]
+        for card, number in zip(self.cards, numbers, strict=False):
+            path = self.folder / f"card{card['index']}"
+            os.mknod(path, 0o666 | stat.S_IFCHR, number)
+            card["device"] = str(path)
+        self.write_cards()
+
+    def start_plugin(self) -> None:
+        node = self.cluster.node(NODE)
+        self.cluster.process(PLUGIN).start(
+            [
+                str(Path(sys.executable).parent / "cardwise-deviceplugin"),
+                f"--kubeconfig={self.cluster.kubeconfig}",
+                f"--node-name={NODE}",
+                f"--simulated-cards={self.folder / 'cards.yaml'}",
+                f"--kubelet-dir={node.kubelet_dir}",
+                f"--cdi-dir={node.cdi_dir}",
+                f"--state-dir={self.folder / 'cardwise'}",
+                f"--cri-socket={node.cri_socket}",
+                "--metrics-bind=127.0.0.1:0",
+            ]
+        )
+        self.wait(lambda: self.allocatable() == "512", "share slots in the node's status")
+
+    def allocatable(self) -> str:
+        node = self.cluster.api.get(paths.nodes(NODE))
+        return node["status"]["allocatable"].get(names.SHARE, "")
+
+    def write_cards(self) -> None:
+        scratch = self.folder / "cards.yaml.new"
+        scratch.write_text(yaml.safe_dump({"cards": self.cards}))
+        scratch.rename(self.folder / "cards.yaml")
+
+    def number(self, index: int) -> tuple[int, int]:
+        found = os.stat(self.cards[index]["device"]).st_rdev
+        return os.major(found), os.minor(found)
+
+    def pod(self, name: str, index: int, mib: int, then: str = STAY, *, grace: int = 1, env: dict | None = None) -> str:
+        """Creates and binds; returns the UID."""
+        other = self.number(1 - index)
+        limits = {names.GPU_MEM: str(mib), names.SHARE: "1"}
+        script = f"({TELL % {'major': other[0], 'minor': other[1]}}) >> /told/log 2>&1; {then}"
+        pod = {
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "schedulerName": "by-hand",
+                "automountServiceAccountToken": False,
+                "terminationGracePeriodSeconds": grace,
+                "volumes": [{"name": "told", "emptyDir": {}}],
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": BUSYBOX,
+                        "imagePullPolicy": "Never",
+                        "command": ["/bin/sh", "-c", script],
+                        "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
+                        "resources": {"limits": limits},
+                        "volumeMounts": [{"name": "told", "mountPath": "/told"}],
+                    }
+                ],
+            },
+        }
+        uid = self.cluster.api.create(paths.pods("default"), pod)["metadata"]["uid"]
+        share = CardShare(index, self.cards[index]["uuid"], MiB(mib), Percent(0), MiB(P100))
+        binding = {
+            "metadata": {
+                "name": name,
+                "uid": uid,
+                "annotations": codec.encode(Assignment({"0": (share,)}), assume_time_ns=time.time_ns()),
+            },
+            "target": {"kind": "Node", "name": NODE},
+        }
+        self.cluster.api.create(paths.pods("default", name, "binding"), binding)
+        return str(uid)
+
+    def told(self, uid: str) -> str:
+        path = self._volume(uid) / "log"
+        return path.read_text() if path.exists() else ""
+
+    def starts(self, uid: str) -> int:
+        return self.told(uid).splitlines().count("started")
+
+    def let_it_exit(self, uid: str) -> None:
+        (self._volume(uid) / "go").touch()
+
+    def _volume(self, uid: str) -> Path:
+        return self.cluster.node(NODE).kubelet_dir / "pods" / uid / "volumes" / "kubernetes.io~empty-dir" / "told"
+
+    def delete(self, *pods: str, force: bool = False) -> None:
+        extra = ["--force", "--grace-period=0"] if force else ["--wait"]
+        self.cluster.kubectl("delete", "pod", *pods, *extra)
+
+    def status(self, index: int) -> dict:
+        card = self.cluster.api.get(paths.extendedresources(self.cards[index]["uuid"].lower()))
+        return dict(card.get("status") or {})
+
+    def events(self, pod: str) -> str:
+        found = self.cluster.api.get(paths.events("default"), {"fieldSelector": f"involvedObject.name={pod}"})
+        return "\n".join(event["message"] for event in found["items"])
+
+    def grants(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in (self.folder / "cardwise" / "grants").glob("*/*.json")]
+
+    def wait(self, ready: Callable[[], object], what: str, timeout: float = 30) -> None:
+        def so() -> bool:
+            try:
+                return bool(ready())
+            except errors.KubeError:
+                return False
+
+        self.cluster.wait(so, what, timeout)
+
+
+@pytest.fixture(scope="module")
+def hand() -> Iterator[Hand]:
+    state = Path(tempfile.mkdtemp(prefix="cw-", dir="/tmp"))
+    cluster = Cluster.start(ClusterSpec(state_dir=state, nodes=1, parts=False), print)
+    try:
+        made = Hand(cluster)
+        made.start_plugin()
+        yield made
+    finally:
+        cluster.stop()
+        shutil.rmtree(state, ignore_errors=True)
+        assert Cluster.leftovers(state) == []
+
+
+@pytest.fixture(autouse=True)
+def clean(hand: Hand) -> Iterator[None]:
+    yield
+    hand.cluster.kubectl("delete", "pod", "--all", "--wait")
+    hand.wait(lambda: not hand.grants(), "every share freed")
+
+
+def test_a_container_has_its_card_and_no_other(hand):
+    env = {"NVIDIA_VISIBLE_DEVICES": "all", "CARDWISE_MEM_LIMIT_MIB": "99999"}
+    uid = hand.pod("a", 1, 8138, env=env)
+    hand.wait(lambda: hand.starts(uid), "the container told")
+    lines = hand.told(uid).splitlines()
+    assert "has 1" in lines
+    assert "has 0" not in lines
+    assert "opened the other" not in lines
+    assert any("Operation not permitted" in line for line in lines), "mknod or open of the other card is refused"
+    assert "NVIDIA_VISIBLE_DEVICES=void" in lines
+    assert "CARDWISE_MEM_LIMIT_MIB=8138" in lines
+    assert "CARDWISE_MEM_FRACTION=0.5000" in lines
+    assert "ALIYUN_COM_GPU_MEM_IDX=1" in lines
+    assigned = lambda: hand.cluster.api.get(paths.pods("default", "a"))["metadata"]["annotations"][names.ASSIGNED]  # noqa: E731
+    hand.wait(lambda: assigned() == "true", "the pod marked as assigned")
+
+
+def test_equal_pods_bound_together_are_not_swapped(hand):
+    with ThreadPoolExecutor(8) as threads:
+        uids = list(threads.map(lambda i: hand.pod(f"p{i}", i % 2, 500), range(40)))
+    hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told", 90)
+    for i, uid in enumerate(uids):
+        lines = hand.told(uid).splitlines()
+        assert f"has {i % 2}" in lines
+        assert f"has {1 - i % 2}" not in lines
+        assert "opened the other" not in lines
+
+
+def test_a_kubelet_restart_changes_nothing_for_containers(hand):
+    uid = hand.pod("a", 1, 8138)
+    hand.wait(lambda: hand.starts(uid), "the container told")
+    hand.cluster.process(f"kubelet-{NODE}").restart()
+    after = hand.pod("b", 0, 8138)
+    hand.wait(lambda: hand.starts(after), "a new pod after the restart", 60)
+    hand.let_it_exit(uid)
+    hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again", 60)
+    assert hand.told(uid).count("has 1") == 2
+    assert "has 0" not in hand.told(uid)
+
+
+def test_a_killed_plugin_comes_back(hand):
+    uid = hand.pod("a", 1, 8138)
+    hand.wait(lambda: hand.starts(uid), "the container told")
+    hand.cluster.process(PLUGIN).kill()
+    hand.cluster.process(PLUGIN).restart()
+    after = hand.pod("b", 0, 8138)
+    hand.wait(lambda: hand.starts(after), "a new pod after the restart", 60)
+    hand.let_it_exit(uid)
+    hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again", 60)
+    sockets = list((hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob("cardwise-*.sock"))
+    assert len(sockets) == 1
+
+
+def test_a_container_restarts_while_the_api_server_is_stopped(hand):
+    uid = hand.pod("a", 1, 8138)
+    hand.wait(lambda: hand.starts(uid), "the container told")
+    hand.cluster.process("kube-apiserver").stop()
+    try:
+        hand.cluster.process(PLUGIN).kill()
+        hand.cluster.process(PLUGIN).restart()
+        hand.let_it_exit(uid)
+        hand.wait(lambda: hand.starts(uid) == 2, "the container starts again", 60)
+    finally:
+        hand.cluster.process("kube-apiserver").restart()
+    hand.wait(lambda: hand.cluster.api.get(paths.nodes(NODE)), "the API server is back")
+    assert hand.told(uid).count("has 1") == 2
+    assert "has 0" not in hand.told(uid)
+    assert hand.told(uid).count("CARDWISE_MEM_LIMIT_MIB=8138") == 2
+
+
+def test_a_force_deleted_pod_is_held_until_its_container_is_gone(hand):
+    uid = hand.pod("lingers", 0, P100, STUBBORN, grace=12)
+    hand.wait(lambda: hand.starts(uid), "the container told")
+    hand.delete("lingers", force=True)
+    hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held", 8)
+    claimant = hand.pod("claimant", 0, P100)
+    hand.wait(lambda: "still held by default/lingers" in hand.events("claimant"), "the claimant is told who", 15)
+    assert not hand.starts(claimant)
+    assert hand.status(0)["held"]
+    hand.wait(lambda: hand.status(0).get("held") == [], "no longer held", 30)
+    hand.wait(lambda: hand.starts(claimant), "the claimant starts", 60)
+
+
+def test_a_full_card_changes_hands(hand):
+    for turn in range(3):
+        uid = hand.pod(f"turn{turn}", 0, P100)
+        hand.wait(lambda uid=uid: hand.starts(uid), f"turn {turn}")
+        hand.delete(f"turn{turn}")
+    assert "still held" not in hand.events("turn1") + hand.events("turn2")
+
+
+def test_a_sick_card_is_told_within_two_seconds_and_recovers(hand):
+    hand.cards[1] |= {"healthy": False, "reason": "Xid 79"}
+    hand.write_cards()
+    hand.wait(lambda: hand.status(1).get("health") == "Unhealthy", "told", 2)
+    uid = hand.pod("a", 1, 100)
+    hand.wait(lambda: "is unhealthy: Xid 79" in hand.events("a"), "the pod is told", 15)
+    hand.cards[1]["healthy"] = True
+    hand.write_cards()
+    hand.wait(lambda: hand.status(1).get("health") == "Healthy", "told", 2)
+    hand.wait(lambda: hand.starts(uid), "the container starts", 60)
+
+
+def test_a_pod_that_nobody_placed_does_not_start(hand):
+    hand.cluster.apply(
+        [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "unplaced", "namespace": "default"},
+                "spec": {
+                    "nodeName": NODE,
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [
+                        {
+                            "name": "main",
+                            "image": BUSYBOX,
+                            "imagePullPolicy": "Never",
+                            "resources": {"limits": {names.SHARE: "1"}},
+                        }
+                    ],
+                },
+            }
+        ]
+    )
+    hand.wait(lambda: "was not placed by the Cardwise extender" in hand.events("unplaced"), "told why", 20)

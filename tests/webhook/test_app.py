@@ -1,0 +1,141 @@
+"""The HTTP shell: answers of the right form, and never a 500 for what somebody sends."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import names
+from cardwise.kube import errors
+from tests import build
+from tests.webhook.reviews import Known, body, review
+from webhook import app as shell
+from webhook.decisions import Settings
+from webhook.defaults import Defaults
+
+PATHS = sorted(shell.PATHS)
+
+
+@pytest.fixture(scope="module")
+def client() -> FlaskClient:
+    known = Known(namespaces={"default": Defaults("1Gi", "spread")})
+    return shell.create_app(known, Settings()).test_client()
+
+
+def post(client: FlaskClient, path: str, data: bytes, content_type: str = "application/json") -> Any:
+    return client.post(path, data=data, content_type=content_type)
+
+
+def test_a_patch_is_base64_of_a_json_patch(client: FlaskClient) -> None:
+    answer = post(client, "/mutate", body(build.pod(gpu_mem="8Gi"))).get_json()
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    response = answer["response"]
+    assert response["uid"] == review({})["request"]["uid"]
+    assert response["patchType"] == "JSONPatch"
+    assert any(names.SHARE.replace("/", "~1") in op["path"] for op in json.loads(base64.b64decode(response["patch"])))
+
+
+def test_a_refusal_is_an_answer_with_the_field_and_the_remedy(client: FlaskClient) -> None:
+    answer = post(client, "/mutate", body(build.pod(gpu_mem="-1")))
+    assert answer.status_code == 200
+    response = answer.get_json()["response"]
+    assert (response["allowed"], response["status"]["code"]) == (False, 422)
+    assert response["status"]["message"].startswith(f"spec.containers[0].resources.limits[{names.GPU_MEM}]: ")
+
+
+def test_nothing_to_do_is_no_patch(client: FlaskClient) -> None:
+    response = post(client, "/mutate", body(build.pod())).get_json()["response"]
+    assert response == {"uid": response["uid"], "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type", "says"),
+    [
+        pytest.param(b"", "application/json", "no AdmissionReview", id="empty"),
+        pytest.param(b"{", "application/json", "no AdmissionReview", id="truncated"),
+        pytest.param(b"\xff\xfe", "application/json", "no AdmissionReview", id="no UTF-8"),
+        pytest.param(b"[" * 100_000, "application/json", "no AdmissionReview", id="deep"),
+        pytest.param(b'{"kind":"Pod"}', "application/json", "apiVersion", id="something else"),
+        pytest.param(
+            body({}).replace(b"/v1", b"/v1beta1"), "application/json", "expected admission.k8s.io/v1", id="version"
+        ),
+        pytest.param(body(None), "application/json", "request.object", id="no object"),
+        pytest.param(body({"spec": {"containers": 7}}), "application/json", "$.spec.containers", id="misshapen pod"),
+        pytest.param(body(build.pod(gpu_mem="9" * 5000)), "application/json", "64", id="number of 5000 digits"),
+        pytest.param(body({}), "text/plain", "Content-Type must be application/json", id="content type"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_malformed_requests_get_400_and_a_reason(
+    client: FlaskClient, path: str, data: bytes, content_type: str, says: str
+) -> None:
+    answer = post(client, path, data, content_type)
+    assert answer.status_code == 400
+    assert says in answer.text
+    assert "Traceback" not in answer.text
+    assert len(answer.text) < 1000
+
+
+def test_other_methods_paths_and_sizes(client: FlaskClient) -> None:
+    assert client.get("/mutate").status_code == 405
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/healthz").status_code == 200
+    assert post(client, "/mutate", b" " * (shell.MAX_BODY + 1)).status_code == 413
+
+
+def test_an_unreachable_api_server_is_told_as_such() -> None:
+    class Lost(Known):
+        def fresh_defaults(self, namespace: str) -> Defaults | None:
+            raise errors.Unreachable("GET /api/v1/namespaces/x: refused")
+
+    answer = post(shell.create_app(Lost(), Settings()).test_client(), "/mutate/defaults", body(build.pod()))
+    assert answer.status_code == 503
+    assert "try again" in answer.text
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+_KEYS = st.sampled_from(
+    ["metadata", "spec", "containers", "initContainers", "resources", "limits", "requests", "env", "name", "annotations",
+     "valueFrom", "fieldRef", "hard", "max", "envFrom", "nodeName", names.GPU_MEM, names.GPU_COUNT, names.SHARE]
+)  # fmt: skip
+_LIKE_OBJECTS = st.recursive(
+    st.none() | st.text(max_size=4) | st.integers() | st.just("8Gi") | st.just("1e999"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+_RESOURCES = st.sampled_from(["pods", "resourcequotas", "limitranges", "bindings", "namespaces", "nodes"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(PATHS), data=st.binary(max_size=200))
+def test_random_bytes_never_fail_us(client: FlaskClient, path: str, data: bytes) -> None:
+    assert post(client, path, data).status_code == 400
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(PATHS), data=_JSON)
+def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -> None:
+    assert post(client, path, json.dumps(data).encode()).status_code == 400
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(
+    path=st.sampled_from(PATHS), resource=_RESOURCES, obj=_LIKE_OBJECTS, operation=st.sampled_from(["CREATE", "UPDATE"])
+)
+def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: str, obj: Any, operation: str) -> None:
+    assert post(client, path, body(obj, resource, operation=operation)).status_code in {200, 400}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(path=st.sampled_from(PATHS), container=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=6))
+def test_random_containers_never_fail_us(client: FlaskClient, path: str, container: Any) -> None:
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [container, build.container("x", gpu_mem=1)]}}
+    assert post(client, path, body(pod)).status_code in {200, 400}

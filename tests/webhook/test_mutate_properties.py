@@ -1,0 +1,116 @@
+"""Mutation is a fixed point and keeps the request, whatever the pod."""
+
+from copy import deepcopy
+from typing import Any
+
+import jsonpatch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cardwise.core import names, request
+from cardwise.core.request import InvalidRequest
+from tests import build
+from webhook.mutate import mutate
+
+Json = dict[str, Any]
+
+_AMOUNTS = {
+    names.GPU_MEM: st.sampled_from(["8138", "8Gi", "0.5Gi", "8000", "8k", "1e3", "6", "1024Mi", "0", "x"]),
+    names.GPU_COUNT: st.sampled_from(["1", "2", "3"]),
+    names.GPU_CORE: st.sampled_from(["20", "60"]),
+    names.WHOLE_GPU: st.sampled_from(["1", "2"]),
+    names.SHARE: st.sampled_from(["1", "5"]),
+    names.PLACE_MARKER: st.just("1"),
+    "cpu": st.just("1"),
+}
+_LIMITS = st.fixed_dictionaries({}, optional=_AMOUNTS)
+_REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.IDX, "mine"]
+_ENV_NAMES = [
+    "A", "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", names.IDX, names.CONTAINER_MEM, names.ENV_XLA_FRACTION,
+    names.ENV_XLA_FRACTION_NEW, names.ENV_FRACTION,
+]  # fmt: skip
+_ENV = st.lists(
+    st.builds(
+        lambda name, value, annotation: (
+            {"name": name, "value": value}
+            if value is not None
+            else {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
+        ),
+        st.sampled_from(_ENV_NAMES), st.sampled_from(["all", "", "7", None]), st.sampled_from(_REFERENCES),
+    ),
+    max_size=5,
+)  # fmt: skip
+_CONTAINERS = st.builds(
+    lambda amounts, env, env_from, same: {
+        "name": "c",
+        "resources": {"limits": amounts} | ({"requests": dict(amounts)} if same else {}),
+        "env": env,
+        **({"envFrom": [{"configMapRef": {"name": "x"}}]} if env_from else {}),
+    },
+    _LIMITS, _ENV, st.booleans(), st.booleans(),
+)  # fmt: skip
+_SIDECARS = _CONTAINERS.map(lambda container: container | {"restartPolicy": "Always"})
+_ANNOTATIONS = st.dictionaries(
+    st.sampled_from([names.IDX, names.ASSIGNMENT, f"{names.GPU_COUNT_OF}0", f"{names.GPU_COUNT_OF}1", "mine"]),
+    st.sampled_from(["1", "2"]),
+)
+PODS = st.builds(
+    lambda containers, init, annotations, node: {
+        "metadata": {"name": "p", "annotations": annotations, "resourceVersion": "1"},
+        "spec": {"containers": containers, "initContainers": init} | ({"nodeName": "n1"} if node else {}),
+    },
+    st.lists(_CONTAINERS, min_size=1, max_size=3), st.lists(_SIDECARS, max_size=2), _ANNOTATIONS, st.booleans(),
+)  # fmt: skip
+POLICIES = st.sampled_from(["", "spread"])
+
+
+@given(PODS, POLICIES)
+def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str) -> None:
+    try:
+        asked = request.parse(pod)
+    except InvalidRequest:
+        assume(False)
+    before = deepcopy(pod)
+    after = mutate(pod, policy=policy, runtime_class="nvidia").pod
+    assert pod == before, "the input was changed"
+    assert jsonpatch.make_patch(pod, after).apply(pod) == after
+    again = mutate(after, policy=policy, runtime_class="nvidia")
+    assert (again.pod, again.warnings) == (after, ())
+    seen = request.parse(after)
+    assert (seen and seen.containers) == (asked and asked.containers)
+
+
+@given(PODS, POLICIES)
+def test_mutation_is_a_fixed_point_for_what_the_api_server_makes_of_it(pod: Json, policy: str) -> None:
+    try:
+        after = _stored(mutate(pod, policy=policy).pod)
+    except InvalidRequest:
+        assume(False)
+    assert mutate(after, policy=policy).pod == after
+
+
+@given(PODS)
+def test_slots_are_where_shares_are_and_nowhere_else(pod: Json) -> None:
+    try:
+        after = mutate(pod).pod
+    except InvalidRequest:
+        assume(False)
+    asked = request.parse(after)
+    keys = {container.key for container in asked.containers} if asked else set()
+    for container in request.containers(after):
+        assert container.spec["resources"]["limits"].get(names.SHARE) == ("1" if container.key in keys else None)
+
+
+def _stored(pod: Json) -> Json:
+    """Quantities in canonical form and requests from limits, as kube-apiserver does between two calls."""
+    pod = deepcopy(pod)
+    for container in [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]:
+        limits = container["resources"]["limits"]
+        for name, text in limits.items():
+            limits[name] = text.removesuffix("000") + "k" if text.isdigit() and text.endswith("000") else text
+        container["resources"]["requests"] = dict(limits)
+    return pod
+
+
+def test_builders_agree_with_the_strategies() -> None:
+    assert mutate(build.pod(gpu_mem=8138)).pod["spec"]["containers"][0]["resources"]["limits"][names.SHARE] == "1"

@@ -1,0 +1,109 @@
+"""What is refused, and what the user is told."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core import names
+from cardwise.core.quantity import MiB
+from cardwise.core.request import InvalidRequest
+from tests import build
+from tests.webhook.reviews import Known, body
+from webhook import decisions, review, validate
+from webhook.decisions import Settings
+from webhook.mutate import mutate
+from webhook.validate import Cards
+
+CARDS = Cards(MiB(build.P100), 2)
+FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
+
+
+def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return mutate(build.pod(*args, **kwargs)).pod
+
+
+@pytest.mark.parametrize(
+    ("pod", "says"),
+    [
+        pytest.param(
+            mutated(gpu_mem=20000),
+            f"{FIELD}: 20000 MiB is more than the largest card has (16276); "
+            "ask for at most 16276, or split it over cards with aliyun.com/gpu-count",
+            id="one container",
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=9000)]),
+            f"{FIELD}: 18000 MiB together with the pod's other containers is more than the largest card has (16276)",
+            id="together",
+        ),
+        pytest.param(mutated(gpu_mem=40000, gpu_count=2), "20000 MiB is more than the largest card", id="split"),
+        pytest.param(
+            mutated(gpu_mem=3, gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="wide"
+        ),
+        pytest.param(mutated(gpu_count=3), "[cardwise.dev/gpu]: 3 cards are more than any node has (2)", id="whole"),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_count=1)]),
+            "3 cards are more than any node has (2)",
+            id="whole together",
+        ),
+    ],
+)
+def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        validate.pod(pod, CARDS, "refuse")
+    assert says in str(refused.value)
+    assert "waits" in validate.pod(pod, CARDS, "wait")[0]
+    assert validate.pod(pod, Cards(), "refuse") == (), "no card is known: it may wait for one"
+
+
+@pytest.mark.parametrize(
+    "pod", [build.pod(), mutated(gpu_mem=build.P100), mutated(gpu_count=2), mutated(gpu_mem=32552, gpu_count=2)]
+)
+def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
+    assert validate.pod(pod, CARDS, "refuse") == ()
+
+
+def test_a_pod_that_was_not_rewritten_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not rewritten by the Cardwise webhook"):
+        validate.pod(build.pod(gpu_mem=1), CARDS, "refuse")
+
+
+def test_amounts_as_the_api_server_spells_them_are_rewritten_ones() -> None:
+    assert validate.pod(build.pod(gpu_mem="8k", share=1), CARDS, "refuse") == ()
+
+
+def test_a_node_name_is_refused() -> None:
+    pod = mutated(gpu_mem=1)
+    pod["spec"]["nodeName"] = "n1"
+    with pytest.raises(InvalidRequest, match=r"^spec\.nodeName: .*nodeAffinity"):
+        validate.pod(pod, CARDS, "refuse")
+
+
+def test_unknown_resources_of_our_domain_are_refused() -> None:
+    pod = mutated(gpu_mem=1)
+    pod["spec"]["containers"][0]["resources"]["limits"]["cardwise.dev/gpus"] = "1"
+    with pytest.raises(InvalidRequest, match=r"limits\[cardwise\.dev/gpus\]: is no resource of Cardwise; ask for"):
+        validate.pod(pod, CARDS, "refuse")
+
+
+@pytest.mark.parametrize(("resource", "sub", "name"), [("pods", "binding", "ours"), ("bindings", "", "")])
+def test_a_binding_of_our_pods_is_the_extenders(resource: str, sub: str, name: str) -> None:
+    known = Known(pods={"default/ours": mutated(gpu_mem=1), "default/theirs": build.pod()})
+
+    def allowed(pod: str) -> bool:
+        binding = {"metadata": {"name": pod}, "target": {"name": "n1"}}
+        asked = body(binding, resource, sub=sub, name=pod if name else "")
+        return decisions.on_validate(review.decode(asked), known, Settings()).allowed
+
+    assert not allowed("ours")
+    assert allowed("theirs")
+    assert allowed("gone")
+
+
+def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
+    bad = build.pod(gpu_mem="x")
+    mirror = build.pod(gpu_mem="x", annotations={decisions.MIRROR: "hash"})
+    settings = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    for decide in (decisions.on_mutate, decisions.on_defaults, decisions.on_validate):
+        assert decide(review.decode(body(bad, namespace="kube-system")), Known(), settings) == review.Decision()
+        assert decide(review.decode(body(mirror)), Known(), settings) == review.Decision()
