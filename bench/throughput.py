@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import yaml
 
 from bench.timing import Row
 from cardwise.core import schedulerconfig
-from cardwise.kube import paths
+from cardwise.kube import paths, wire
 from tests.cluster import Cluster, ClusterSpec, ports
 from tests.cluster.processes import Process, children, wait_for
 
@@ -36,11 +37,13 @@ class Result:
 
 
 def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_http: bool) -> list[Row]:
-    with tempfile.TemporaryDirectory(prefix="cwb-") as directory:
+    # One folder, so that a run cleans up what a killed one has left.
+    state = Path(tempfile.gettempdir()) / f"cwb-{os.getuid()}"
+    with tempfile.TemporaryDirectory(prefix="cwb-cards-") as directory:
         cards = Path(directory) / "cards.yaml"
         cards.write_text(yaml.safe_dump({"default": [{"model": "Tesla P100", "memoryMiB": HIGH}] * 8}))
         spec = ClusterSpec(
-            state_dir=Path(directory) / "c", sim_nodes=nodes, cards=cards, parts=False, keeper=False
+            state_dir=state, sim_nodes=nodes, cards=cards, parts=False, keeper=False
         )
         with Cluster.start(spec, lambda text: print(text, file=sys.stderr)) as cluster:
             bench = _Bench(cluster, pods)
@@ -100,7 +103,7 @@ class _Bench:
         cpu = self._cpu()
         began = time.monotonic()
         scheduler.resume()
-        seconds = counter.wait(began, 600)
+        seconds = counter.wait(began, 180)
         after = self._cpu()
         if gpu:
             cluster.process("extender").stop()
@@ -134,6 +137,14 @@ class _Bench:
         return found
 
 
+class _Event(msgspec.Struct):
+    type: str
+    object: wire.ObjectHead
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
 class _Counter:
     """Counts pods as they get a node."""
 
@@ -153,9 +164,11 @@ class _Counter:
 
     def _run(self, version: str) -> None:
         query = {"fieldSelector": "spec.nodeName!="}
-        for line in self._cluster.api.watch(paths.pods(NAMESPACE), query, version, 600):
-            if line.startswith(b'{"type":"ADDED"'):
-                self._seen += 1
+        while True:  # the API server ends a watch whose reader is slow
+            for line in self._cluster.api.watch(paths.pods(NAMESPACE), query, version, 600):
+                event = _decode_event(line)
+                version = event.object.metadata.resource_version
+                self._seen += event.type == "ADDED"
                 if self._seen == self._pods:
                     self._at = time.monotonic()
                     self._done.set()

@@ -151,7 +151,7 @@ def _seen_inside(cluster: Cluster, pod: dict[str, Any]) -> str:
     return f"; inside: CARDWISE_MEM_FRACTION={fraction}, {devices[0]}"
 
 
-def _pod(name: str, mem: int, *, node: str = "", card_hint: str = "") -> dict[str, Any]:
+def _pod(name: str, mem: int, *, node: str = "", role: str = "guest") -> dict[str, Any]:
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": 1,
         "containers": [{"name": "main", "image": IMAGE, "resources": {"limits": {names.GPU_MEM: mem}}}],
@@ -159,7 +159,7 @@ def _pod(name: str, mem: int, *, node: str = "", card_hint: str = "") -> dict[st
     if node:
         spec["nodeSelector"] = {"kubernetes.io/hostname": node}
         spec["tolerations"] = [{"key": "demo", "operator": "Exists"}]
-    labels = {"scene": card_hint or "guest"}
+    labels = {"scene": role}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
@@ -191,7 +191,6 @@ def _filled(cluster: Cluster, used: dict[str, tuple[int, ...]]) -> Iterator[None
     _empty(cluster)
     try:
         for node, mems in used.items():
-            # Whole-card fillers keep later ones off their card, so that each size lands on the card meant for it.
             _fill(cluster, node, mems)
         yield
     finally:
@@ -203,18 +202,24 @@ def _filled(cluster: Cluster, used: dict[str, tuple[int, ...]]) -> Iterator[None
 
 
 def _fill(cluster: Cluster, node: str, mems: tuple[int, ...]) -> None:
-    """Card by card: plugs hold every card but the next one, so the filler has one place to go."""
-    plugs = [f"plug-{node}-{i}" for i in range(len(mems))]
-    for i, plug in enumerate(plugs):
-        _, card = _placed(cluster, _pod(plug, CARD, node=node, card_hint="plug"))
-        _expect(card == i, f"{plug} is on card {card}")
-    for i, (plug, mem) in enumerate(zip(plugs, mems, strict=True)):
-        if mem == CARD:
-            continue
-        cluster.kubectl("delete", "pod", plug, "--grace-period=1", "--wait=true")
-        if mem:
-            _, card = _placed(cluster, _pod(f"fill-{node}-{i}", mem, node=node, card_hint="fill"))
-            _expect(card == i, f"fill-{node}-{i} is on card {card}")
+    """Card by card: a plug takes what a filler leaves, so the next filler has only the next card to go to."""
+    plugs = []
+    for i, mem in enumerate(mems):
+        for role, size in (("fill", mem), ("plug", CARD - mem)):
+            if size:
+                name = f"{role}-{node}-{i}"
+                _, card = _placed(cluster, _pod(name, size, node=node, role=role))
+                _expect(card == i, f"{name} is on card {card}")
+                plugs += [name] if role == "plug" else []
+    if plugs:
+        cluster.kubectl("delete", "pod", *plugs, "--grace-period=1")
+        left = f"{len(plugs)} plugs on {node} still hold their cards"
+        _expect(wait_for(lambda: _held(cluster, node) == sum(mems), PATIENCE), left)
+
+
+def _held(cluster: Cluster, node: str) -> int:
+    state = survey.take(cluster.api).ledger.node(node)
+    return sum(state.used) if state is not None else 0
 
 
 def _empty(cluster: Cluster) -> None:

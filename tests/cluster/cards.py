@@ -1,8 +1,8 @@
 """The cards of the test nodes: from the `--cards` file to each node's simulated inventory and device nodes.
 
-A simulated card is a real device node, with the numbers of a harmless device that runc does not allow by default
-(it allows null, zero, full, random, urandom and tty), so that the device cgroup is tested too: a container that was
-not given the card gets EPERM, also when it makes the node itself with mknod.
+A simulated card is a real device node, with the numbers of a harmless device that containers may not open by default
+(containerd and runc allow null, zero, full, random, urandom, tty and tun), so that the device cgroup is tested too:
+a container that was not given the card gets EPERM, also when it makes the node itself with mknod.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 # Misc devices whose open() has no effect, by /proc/misc; then consoles, of which every kernel with VT has 63.
-_HARMLESS_MISC = ("tun", "fuse", "loop-control", "hw_random", "btrfs-control", "autofs", "vga_arbiter")
+_HARMLESS_MISC = ("fuse", "loop-control", "hw_random", "btrfs-control", "autofs", "vga_arbiter", "userfaultfd", "vsock")
 _CONSOLE_MAJOR = 4
 _FIRST_CONSOLE = 20
 

@@ -4,6 +4,7 @@ Every process is noted in the state folder with its id and start time, so that a
 the processes that we started, never a stranger that got the same id.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -98,8 +99,12 @@ class Process:
         return start_time(noted.pid) == noted.started
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self._signal(signal.SIGKILL)
+        """SIGKILL for it and its children, as when a container is killed; wait until it is gone."""
+        if not self.alive():
+            return
+        for pid in [self.pid, *children(self.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._gone(5)
 
     def stop(self, timeout: float = 10) -> None:

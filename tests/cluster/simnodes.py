@@ -8,10 +8,9 @@ import heapq
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -73,9 +72,19 @@ def _create_card(client: KubeClient, node: str, index: int, card: TestCard) -> N
     client.patch(paths.extendedresources(name, "status"), status)
 
 
+class _Container(msgspec.Struct):
+    name: str
+    image: str = ""
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    containers: list[_Container] = []
+
+
 class _Pod(msgspec.Struct):
     metadata: wire.ObjectMeta
-    spec: wire.PodSpecHead
+    spec: _Spec
     status: wire.PodStatusHead
 
 
@@ -86,7 +95,7 @@ class Keeper:
         self._client = client
         self._nodes: set[str] = set()
         self._pool = ThreadPoolExecutor(4)
-        self._ending: list[tuple[float, str, str]] = []
+        self._ending: list[tuple[float, str, _Pod]] = []  # (when, uid, pod): the uid settles ties
         self._lock = threading.Lock()
         self._seen: dict[str, str] = {}  # uid -> what was last asked for
 
@@ -129,13 +138,14 @@ class Keeper:
             self._seen[meta.uid] = wanted
             seconds = meta.annotations.get(RUN_SECONDS)
             if wanted == "run" and seconds:
-                heapq.heappush(self._ending, (time.monotonic() + float(seconds), meta.namespace, meta.name))
+                heapq.heappush(self._ending, (time.monotonic() + float(seconds), meta.uid, pod))
         action = self._delete if wanted == "delete" else self._mark_running
-        self._pool.submit(self._try, action, meta)
+        self._pool.submit(self._try, action, pod)
 
-    def _try(self, action: Any, meta: wire.ObjectMeta) -> None:
+    def _try(self, action: Callable[[_Pod], None], pod: _Pod) -> None:
+        meta = pod.metadata
         try:
-            action(meta)
+            action(pod)
         except _GONE:
             return
         except errors.KubeError as error:
@@ -143,33 +153,48 @@ class Keeper:
             with self._lock:
                 self._seen.pop(meta.uid, None)
 
-    def _delete(self, meta: wire.ObjectMeta) -> None:
+    def _delete(self, pod: _Pod) -> None:
+        """As a kubelet: first the word that the containers have ended, then the end of the object."""
+        meta = pod.metadata
+        self._patch_status(pod, pod.status.phase, "terminated", {"exitCode": 0})
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}
         self._client.delete(paths.pods(meta.namespace, meta.name), options)
         with self._lock:
             self._seen.pop(meta.uid, None)
 
-    def _mark_running(self, meta: wire.ObjectMeta) -> None:
-        self._patch_phase(meta.namespace, meta.name, "Running", ready="True")
+    def _mark_running(self, pod: _Pod) -> None:
+        self._patch_status(pod, "Running", "running", {})
+
+    def _mark_succeeded(self, pod: _Pod) -> None:
+        self._patch_status(pod, "Succeeded", "terminated", {"exitCode": 0, "reason": "Completed"})
 
     def _end_pods(self) -> None:
         while True:
+            due = []
             with self._lock:
-                due = []
                 while self._ending and self._ending[0][0] <= time.monotonic():
-                    due.append(heapq.heappop(self._ending))
-            for _, namespace, name in due:
-                meta = wire.ObjectMeta(name=name, namespace=namespace)
-                self._pool.submit(self._try, self._mark_succeeded, meta)
+                    due.append(heapq.heappop(self._ending)[2])
+            for pod in due:
+                self._pool.submit(self._try, self._mark_succeeded, pod)
             time.sleep(0.2)
 
-    def _mark_succeeded(self, meta: wire.ObjectMeta) -> None:
-        self._patch_phase(meta.namespace, meta.name, "Succeeded", ready="False")
-
-    def _patch_phase(self, namespace: str, name: str, phase: str, *, ready: str) -> None:
-        conditions = [{"type": kind, "status": ready} for kind in ("Ready", "ContainersReady")]
-        status = {"status": {"phase": phase, "conditions": conditions}}
-        self._client.patch(paths.pods(namespace, name, "status"), status, "strategic")
+    def _patch_status(self, pod: _Pod, phase: str, state: str, detail: Mapping[str, object]) -> None:
+        ready = state == "running"
+        conditions = [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")]
+        containers = [
+            {
+                "name": c.name,
+                "image": c.image,
+                "imageID": "",
+                "ready": ready,
+                "restartCount": 0,
+                "state": {state: detail},
+            }
+            for c in pod.spec.containers
+        ]
+        status = {"phase": phase, "conditions": conditions, "containerStatuses": containers}
+        path = paths.pods(pod.metadata.namespace, pod.metadata.name, "status")
+        self._client.patch(path, {"metadata": {"uid": pod.metadata.uid}, "status": status}, "merge")
 
 
 if __name__ == "__main__":

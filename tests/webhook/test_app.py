@@ -103,7 +103,8 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 _KEYS = st.sampled_from(
-    ["metadata", "spec", "containers", "initContainers", "resources", "limits", "requests", "env", "name", "annotations",
+    ["metadata", "spec", "containers", "initContainers", "resources", "limits", "requests", "env", "name",
+     "annotations",
      "valueFrom", "fieldRef", "hard", "max", "envFrom", "nodeName", names.GPU_MEM, names.GPU_COUNT, names.SHARE]
 )  # fmt: skip
 _LIKE_OBJECTS = st.recursive(

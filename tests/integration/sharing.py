@@ -1,0 +1,202 @@
+"""What tests of whole clusters say over and over: make a pod, wait for it, see its card from outside and inside."""
+
+import json
+import os
+import signal
+import ssl
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import yaml
+
+from cardwise.core import assignment, names
+from cardwise.core.assignment import Assignment
+from cardwise.kube import errors, paths
+from tests.build import container
+from tests.cluster import Cluster
+from tests.cluster.images import IDLE
+from tests.cluster.processes import Process, wait_for
+
+Json = dict[str, Any]
+
+# A container tells which cards it sees and which it can open, also by a node of its own making; one line each, into
+# the termination message, which needs no further call to read. Numbers of the node's cards are filled in.
+PROBE = """
+tell() { echo "$@" >> /dev/termination-log; }
+for n in /dev/nvidia*; do [ -e $n ] && tell sees $n $(stat -c %%t:%%T $n); done
+for card in %(cards)s; do
+  i=${card%%%%=*}; n=${card#*=}; mknod /tmp/card$i c ${n%%%%:*} ${n#*:}
+  if why=$( (exec 3</tmp/card$i) 2>&1 ); then tell opens $i; else tell refused $i ${why##*: }; fi
+done
+"""
+
+
+def workload(name: str, containers: Sequence[Json] | None = None, **settings: Any) -> Json:
+    """A pod; resources as keywords (`gpu_mem=8138`), and `command`, `node`, `annotations`, `init`, `grace`, `spec`."""
+    special = {key: settings.pop(key, None) for key in ("command", "node", "annotations", "init", "grace", "spec")}
+    spec: Json = {
+        "terminationGracePeriodSeconds": special["grace"] if special["grace"] is not None else 1,
+        "automountServiceAccountToken": False,
+        "containers": list(containers or [container(**settings)]),
+    }
+    if special["command"]:
+        spec["containers"][0]["command"] = ["sh", "-c", special["command"]]
+    if special["node"]:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": special["node"]}
+    if special["init"]:
+        spec["initContainers"] = special["init"]
+    metadata = {"name": name, "annotations": special["annotations"] or {}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | (special["spec"] or {})}
+
+
+def deployment(name: str, replicas: int, **settings: Any) -> Json:
+    """A Deployment of such pods."""
+    made = workload(name, **settings)
+    template = {"metadata": {"labels": {"app": name}, "annotations": made["metadata"]["annotations"]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}}
+    spec["template"] = template | {"spec": made["spec"]}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
+class Space:
+    """A namespace of a cluster with what a test does in it."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        try:
+            cluster.api.create(paths.namespaces(), {"metadata": {"name": name}})
+        except errors.Conflict:
+            return
+        account = f"{paths.namespaces(name)}/serviceaccounts/default"
+        self.wait(lambda: self._exists(account), "the namespace's service account")
+
+    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 60) -> None:
+        assert wait_for(ready, timeout), f"not so after {timeout:.0f} s: {what}\n{self.story()}"
+
+    def kubectl(self, *args: str, **options: Any) -> str:
+        return self.cluster.kubectl("-n", self.name, *args, **options)
+
+    def create(self, pod: Json) -> str:
+        """Returns the UID."""
+        made = self.cluster.api.create(paths.pods(self.name), pod)
+        return str(made["metadata"]["uid"])
+
+    def get(self, name: str) -> Json:
+        return self.cluster.api.get(paths.pods(self.name, name))
+
+    def pods(self) -> list[Json]:
+        found: list[Json] = self.cluster.api.get(paths.pods(self.name))["items"]
+        return found
+
+    def phase(self, name: str) -> str:
+        return str(self.get(name)["status"].get("phase", ""))
+
+    def placed(self, name: str, timeout: float = 30) -> tuple[str, str]:
+        """Where the pod landed: node, and card indices as its annotation names them."""
+        self.wait(lambda: bool(self.get(name)["spec"].get("nodeName")), f"{name} has a node", timeout)
+        return where(self.get(name))
+
+    def running(self, *pods: str, timeout: float = 60) -> None:
+        self.wait(lambda: all(self.phase(name) == "Running" for name in pods), f"{', '.join(pods)} run", timeout)
+
+    def put(self, pod: Json) -> tuple[str, str]:
+        """Create and see where it lands."""
+        self.create(pod)
+        return self.placed(pod["metadata"]["name"])
+
+    def inside(self, name: str, script: str, *, main: str = "main") -> str:
+        return self.kubectl("exec", name, "-c", main, "--", "sh", "-c", script)
+
+    def told(self, name: str) -> list[str]:
+        """The termination message of the pod's container."""
+        state = self.get(name)["status"]["containerStatuses"][0]["state"]
+        return str(state.get("terminated", {}).get("message", "")).splitlines()
+
+    def reasons(self, name: str) -> str:
+        """Messages of the pod's events."""
+        query = {"fieldSelector": f"involvedObject.name={name}"}
+        events = self.cluster.api.get(paths.events(self.name), query)["items"]
+        return "\n".join(f"{event['reason']}: {event['message']}" for event in events)
+
+    def clear(self) -> None:
+        """Nothing left of what the test made."""
+        self.kubectl("delete", "deployments,replicasets", "--all", "--cascade=background", "--wait=false")
+        self.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
+        self.wait(lambda: not self.pods(), "the namespace is empty")
+
+    def story(self) -> str:
+        """Pods that have trouble, for a failed wait."""
+        lines = []
+        for pod in self.pods():
+            name, status = pod["metadata"]["name"], pod["status"]
+            lines.append(f"{name}: {status.get('phase')} at {where(pod)}; {self.reasons(name)[-600:]}")
+        return "\n".join(lines)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.cluster.api.get(path)
+        except errors.NotFound:
+            return False
+        return True
+
+
+def where(pod: Json) -> tuple[str, str]:
+    annotations = pod["metadata"].get("annotations") or {}
+    return str(pod["spec"].get("nodeName", "")), str(annotations.get(names.IDX, ""))
+
+
+def assigned(pod: Json) -> Assignment:
+    found = assignment.decode(pod["metadata"].get("annotations") or {})
+    assert found is not None, f"{pod['metadata']['name']} has no assignment"
+    return found
+
+
+def device_numbers(cluster: Cluster, node: str) -> dict[str, str]:
+    """ "major:minor" of each card of a real node, by index."""
+    cards = yaml.safe_load((cluster.node(node).folder / "cards.yaml").read_text())["cards"]
+    found = {}
+    for card in cards:
+        number = os.stat(card["device"]).st_rdev
+        found[str(card["index"])] = f"{os.major(number)}:{os.minor(number)}"
+    return found
+
+
+def probe(numbers: dict[str, str]) -> str:
+    return PROBE % {"cards": " ".join(f"{index}={number}" for index, number in numbers.items())}
+
+
+def probed(numbers: dict[str, str], index: str) -> list[str]:
+    """What a container with this card must tell."""
+    major, minor = (int(part) for part in numbers[index].split(":"))
+    lines = [f"sees /dev/nvidia{index} {major:x}:{minor:x}"]
+    return lines + [f"opens {i}" if i == index else f"refused {i} Operation not permitted" for i in numbers]
+
+
+def inspect(cluster: Cluster) -> dict[tuple[str, int], tuple[int, int, dict[str, int]]]:
+    """The extender's ledger as its users see it: total, used and MiB by pod, for each (node, card)."""
+    folder = cluster.parts.tls_dir
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    context.load_cert_chain(folder / "client.crt", folder / "client.key")
+    url = f"{cluster.parts.url('extender')}{names.EXTENDER_PREFIX}/inspect"
+    with urllib.request.urlopen(url, context=context, timeout=10) as answer:
+        nodes = json.loads(answer.read())["nodes"]
+    return {
+        (node["name"], card["id"]): (
+            card["totalGPU"],
+            card["usedGPU"],
+            {f"{pod['namespace']}/{pod['name']}": pod["usedGPU"] for pod in card["pods"]},
+        )
+        for node in nodes
+        for card in node["devs"]
+    }
+
+
+def kill9(process: Process) -> None:
+    """SIGKILL to the process and its workers, as when the machine takes a container away."""
+    os.killpg(process.pid, signal.SIGKILL)  # it leads a session: see tests/cluster/processes.py
+    process.kill()
+
+
+__all__ = ["IDLE", "container"]
