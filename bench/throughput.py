@@ -42,9 +42,7 @@ def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_htt
     with tempfile.TemporaryDirectory(prefix="cwb-cards-") as directory:
         cards = Path(directory) / "cards.yaml"
         cards.write_text(yaml.safe_dump({"default": [{"model": "Tesla P100", "memoryMiB": HIGH}] * 8}))
-        spec = ClusterSpec(
-            state_dir=state, sim_nodes=nodes, cards=cards, parts=False, keeper=False
-        )
+        spec = ClusterSpec(state_dir=state, sim_nodes=nodes, cards=cards, parts=False, keeper=False)
         with Cluster.start(spec, lambda text: print(text, file=sys.stderr)) as cluster:
             bench = _Bench(cluster, pods)
             results: dict[str, list[Result]] = {"stock": [], "ours": []}
@@ -56,7 +54,12 @@ def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_htt
                     results[kind].append(result)
             rows = [_row(kind, each) for kind, each in results.items()]
             best = {kind: _median([each.pods_per_second for each in found]) for kind, found in results.items()}
-            rows.append(Row(f"ratio, {nodes} nodes x 8 cards, {pods} pods", {"of medians": f"{best['ours'] / best['stock']:.2f}"}))
+            rows.append(
+                Row(
+                    f"ratio, {nodes} nodes x 8 cards, {pods} pods",
+                    {"of medians": f"{best['ours'] / best['stock']:.2f}"},
+                )
+            )
             return rows
 
 

@@ -20,7 +20,9 @@ steps = st.lists(
         st.tuples(st.just("delete"), st.sampled_from(UIDS)),
         st.tuples(st.just("report"), st.sampled_from(NODES), st.integers(0, 1), st.sampled_from(UIDS)),
         st.tuples(st.just("unreport"), st.sampled_from(NODES), st.integers(0, 1)),
-        st.tuples(st.just("card"), st.sampled_from(NODES), st.integers(0, 1), st.sampled_from(["Healthy", "Unhealthy"])),
+        st.tuples(
+            st.just("card"), st.sampled_from(NODES), st.integers(0, 1), st.sampled_from(["Healthy", "Unhealthy"])
+        ),
         st.tuples(st.just("no card"), st.sampled_from(NODES), st.integers(0, 1)),
         st.tuples(st.just("node"), st.sampled_from(NODES)),
         st.tuples(st.just("no node"), st.sampled_from(NODES)),

@@ -162,7 +162,9 @@ def test_annotations_that_become_unreadable_leave_the_share_as_it_was(world):
 
 
 def test_pods_that_are_none_of_our_business_are_not_kept():
-    assert projection.pod(json.dumps({"metadata": {"name": "x", "uid": "u"}, "spec": {"nodeName": "n"}}).encode()) is None
+    assert (
+        projection.pod(json.dumps({"metadata": {"name": "x", "uid": "u"}, "spec": {"nodeName": "n"}}).encode()) is None
+    )
 
 
 def test_a_card_counts_only_once_it_was_reported_healthy(world):
@@ -306,7 +308,9 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
     assert isinstance(begin(world, node="n2"), Decided)
 
 
-@pytest.mark.parametrize(("bound_", "exists", "then"), [(True, True, "unsure"), (False, True, None), (False, False, "ghost")])
+@pytest.mark.parametrize(
+    ("bound_", "exists", "then"), [(True, True, "unsure"), (False, True, None), (False, False, "ghost")]
+)
 def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists, then):
     begin(world)
     world.finish_bind("uid-p", Stage.UNSURE)

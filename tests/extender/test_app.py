@@ -1,0 +1,150 @@
+"""The HTTP shell: Go's spelling, and never a 500 whatever comes."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from extender.__main__ import main
+from extender.app import Parts, create_app
+from extender.binder import Binder
+from extender.metrics import Metrics
+from extender.requests import Requests
+from extender.verbs import Preferences
+from tests.extender.test_binder import FakeApi
+from tests.extender.worlds import P100, Clock, asking, state, with_cards
+
+POD = asking("p", gpu_mem=8138)
+
+
+def parts(missing=()):
+    clock = Clock()
+    made = with_cards(state(clock), n1=2)
+    requests = Requests()
+    return Parts(
+        state=made,
+        requests=requests,
+        binder=Binder(FakeApi(clock), made, requests, policy="binpack", seconds=5, clock=clock, sleep=lambda _: None),
+        metrics=Metrics(CollectorRegistry()),
+        preferences=Preferences(policy="binpack", one_best_node=True),
+        missing=lambda: list(missing),
+    )
+
+
+@pytest.fixture
+def client():
+    return create_app(parts()).test_client()
+
+
+def post(client, verb, body):
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    answer = client.post(f"/gpushare-scheduler/{verb}", data=data)
+    assert answer.status_code == 200, answer.data
+    assert b"Traceback" not in answer.data
+    return answer.get_json()
+
+
+@pytest.mark.parametrize(("pod", "names"), [("Pod", "NodeNames"), ("pod", "nodenames"), ("POD", "nodeNames")])
+def test_filter_reads_any_case_and_answers_in_gos_spelling(client, pod, names):
+    answer = post(client, "filter", {pod: POD, "nodes": None, names: ["n1", "other"]})
+    assert answer == {
+        "Nodes": None, "NodeNames": ["n1"], "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""
+    }  # fmt: skip
+
+
+def test_filter_answers_nodes_as_they_came_when_the_scheduler_sends_nodes(client):
+    nodes = [{"metadata": {"name": name}, "status": {"odd": [1]}} for name in ("n1", "other")]
+    answer = post(client, "filter", {"Pod": POD, "Nodes": {"kind": "NodeList", "items": nodes}, "NodeNames": None})
+    assert answer["Nodes"] == {"items": nodes[:1]}
+    assert answer["NodeNames"] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"", "EOF"),
+        (b"{}", "arg or pod is nil"),
+        ({"Pod": POD}, "cannot get node names"),
+        (b"[1]", "cannot read the call"),
+    ],
+)
+def test_malformed_filter_calls_get_gpushares_errors(client, body, error):
+    assert error in post(client, "filter", body)["Error"]
+
+
+def test_prioritize_and_bind_in_gos_spelling(client):
+    assert post(client, "prioritize", {"Pod": POD, "NodeNames": ["n1"]}) == [{"Host": "n1", "Score": 10}]
+    call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
+    assert post(client, "bind", call) == {"Error": ""}
+    assert "missing" in post(client, "bind", {"PodName": "p"})["Error"]
+    assert "no Kubernetes name" in post(client, "bind", call | {"PodName": "../../secrets"})["Error"]
+
+
+def test_before_the_lists_are_complete_nothing_is_decided():
+    client = create_app(parts(["the list of pods is not complete yet"])).test_client()
+    assert "not ready" in post(client, "filter", {"Pod": POD, "NodeNames": ["n1"]})["Error"]
+    assert "not ready" in post(client, "bind", {})["Error"]
+    assert client.get("/readyz").status_code == 503
+    assert client.get("/healthz").status_code == 200
+
+
+def test_inspect_and_version(client):
+    assert client.get("/gpushare-scheduler/inspect").get_json()["nodes"][0]["totalGPU"] == 2 * P100
+    assert client.get("/gpushare-scheduler/inspect/n1").get_json()["nodes"][0]["name"] == "n1"
+    assert client.get("/gpushare-scheduler/inspect/nope").get_json()["nodes"] == []
+    assert client.get("/version").data.count(b".") == 2
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["Pod", "pod", "NodeNames", "Nodes", "items", "metadata", "spec", "containers", "resources",
+                         "limits", "aliyun.com/gpu-mem", "annotations", "uid", "affinity", "PodUID", "Node", "PodName"]),
+        inner, max_size=4,
+    ),
+    max_leaves=20,
+)  # fmt: skip
+_bodies = st.one_of(
+    st.binary(max_size=60),
+    _json.map(lambda value: json.dumps(value).encode()),
+    st.builds(lambda pod, names: json.dumps({"Pod": pod, "NodeNames": names}).encode(), _json, _json),
+    st.builds(
+        lambda spec, meta: json.dumps({"Pod": {"spec": spec, "metadata": meta}, "NodeNames": ["n1"]}).encode(),
+        _json, _json,
+    ),
+    st.builds(
+        lambda limits: json.dumps(
+            {"Pod": {"spec": {"containers": [{"resources": {"limits": limits}}]}}, "NodeNames": ["n1"]}
+        ).encode(),
+        st.dictionaries(st.sampled_from(["aliyun.com/gpu-mem", "cardwise.dev/share", "cardwise.dev/gpu"]), _json),
+    ),
+)  # fmt: skip
+
+_FUZZED = create_app(parts()).test_client()
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(["filter", "prioritize", "bind"]), _bodies)
+def test_no_body_makes_a_traceback_or_another_status_than_200(verb, body):
+    post(_FUZZED, verb, body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--plain-http"], "127.0.0.1:12345"),
+        (["--plain-http", "--bind", "10.0.0.1:80"], "127.0.0.1:80"),
+        (["--plain-http", "--bind", "127.0.0.1:80", "--bind-port-bind", ":81"], "127.0.0.1:81"),
+        ([], "--tls-dir or --tls-secret"),
+        (["--tls-secret", "x"], "NAMESPACE/NAME"),
+        (["--plain-http", "--bind", "127.0.0.1:80", "--tls-dir", "/tmp/x"], "excludes"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, said):
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert said in result.output

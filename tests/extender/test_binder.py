@@ -1,0 +1,231 @@
+"""bind against an API server that fails in every way it knows."""
+
+import json
+
+import pytest
+
+from cardwise.core import assignment, names, request
+from cardwise.kube import errors
+from extender import binder
+from extender.binder import Binder, Failed
+from extender.requests import Requests
+from extender.wire import BindArgs
+from tests.extender.worlds import P100, Clock, as_pod, asking, bound, free, mark, state, with_cards
+
+ARGS = BindArgs(pod_name="p", pod_namespace="default", pod_uid="uid-p", node="n1")
+CONFLICT = errors.Conflict(409, "Conflict", "pod p is already assigned to a node")
+
+
+class FakeApi:
+    """At the seam of KubeClient. `answers`: for each POST an exception, "land" or "lose" (done, but nobody hears)."""
+
+    def __init__(self, clock: Clock, *answers: object, pod: dict | None = None) -> None:
+        self.clock = clock
+        self.answers = list(answers)
+        self.pod = pod if pod is not None else asking("p", gpu_mem=8138)
+        self.posts: list[tuple[float, dict]] = []
+        self.gets = 0
+        self.get_error: errors.KubeError | None = None
+        self.post_seconds = 0.01
+
+    def request(self, method: str, path: str, *, body: dict, timeout: float) -> bytes:
+        assert (method, path) == ("POST", "/api/v1/namespaces/default/pods/p/binding")
+        self.posts.append((self.clock.now, body))
+        answer = self.answers.pop(0) if self.answers else "land"
+        self.clock.now += min(timeout, self.post_seconds)
+        if isinstance(answer, Exception):
+            raise answer
+        if self.pod["spec"].get("nodeName"):
+            raise CONFLICT
+        self.pod["spec"]["nodeName"] = body["target"]["name"]
+        self.pod["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
+        if answer == "lose":
+            raise errors.Unreachable("timed out")
+        return b"{}"
+
+    def get(self, path: str, *, timeout: float) -> dict:
+        self.gets += 1
+        if self.get_error is not None:
+            raise self.get_error
+        if self.pod is None:
+            raise errors.NotFound(404, "NotFound", path)
+        return self.pod
+
+
+class World:
+    def __init__(self, *answers: object, seconds: float = 10.0, **how: object) -> None:
+        self.clock = Clock()
+        self.state = with_cards(state(self.clock), n1=2, n2=2)
+        self.api = FakeApi(self.clock, *answers, **how)
+        self.requests = Requests()
+        self.binder = Binder(
+            self.api, self.state, self.requests, policy="binpack", seconds=seconds,
+            clock=self.clock, wall_ns=lambda: 42, sleep=self.sleep,
+        )  # fmt: skip
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    def bind(self, args: BindArgs = ARGS) -> str:
+        return self.binder.bind(args)
+
+    def fails(self, outcome: str) -> str:
+        with pytest.raises(Failed) as failed:
+            self.bind()
+        assert failed.value.outcome == outcome
+        return str(failed.value)
+
+
+def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():
+    world = World()
+    assert world.bind() == "bound"
+    ((_, body),) = world.api.posts
+    assert body["metadata"]["uid"] == "uid-p"
+    assert body["target"]["name"] == "n1"
+    written = body["metadata"]["annotations"]
+    assert written[names.IDX] == "0"
+    assert written[names.POD_MEM] == "8138"
+    assert written[names.ASSIGNED] == "false"
+    assert written[names.ASSUME_TIME] == "42"
+    assert assignment.decode(written).shares()[0].uuid == "GPU-n1-0"
+    assert mark(world.state, "uid-p") == "bound"
+
+
+def test_bind_reads_the_pod_only_when_no_filter_call_has_shown_it():
+    world = World()
+    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
+    world.bind()
+    assert world.api.gets == 0
+    world = World()
+    world.bind()
+    assert world.api.gets == 1
+
+
+def test_bind_twice_is_bound_once():
+    world = World()
+    world.bind()
+    assert world.bind() == "repeated"
+    assert len(world.api.posts) == 1
+
+
+def test_bind_of_a_pod_that_the_watch_shows_bound_elsewhere_is_refused():
+    world = World()
+    world.state.set_pod(as_pod(bound("p", 8138, 0, node="n2", uid="uid-p")))
+    assert "n2" in world.fails("taken")
+    assert world.api.posts == []
+
+
+def test_a_lost_answer_is_found_out_by_reading_the_pod():
+    world = World("lose")
+    assert world.bind() == "bound"
+    assert mark(world.state, "uid-p") == "bound"
+    assert len(world.api.posts) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.TooManyRequests(429, "TooManyRequests", "slow down", retry_after=1.0),
+        errors.ServerError(500, "InternalError", "etcd leader changed"),
+        errors.ServerError(503, "ServiceUnavailable", ""),
+        errors.Unreachable("connection reset"),
+        errors.Conflict(409, "Conflict", "the object has been modified"),
+    ],
+)
+def test_passing_trouble_is_tried_again_with_the_same_words(error):
+    world = World(error, error)
+    assert world.bind() == "bound"
+    bodies = [body for _, body in world.api.posts]
+    assert len(bodies) == 3
+    assert bodies[0] == bodies[1] == bodies[2]
+    if error.retry_after:
+        assert world.api.posts[1][0] - world.api.posts[0][0] >= 1.0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.Gone(410, "Expired", ""),
+        errors.Forbidden(403, "Forbidden", "denied by a policy"),
+        errors.Invalid(422, "Invalid", ""),
+        errors.BadRequest(400, "BadRequest", ""),
+    ],
+)
+def test_a_refusal_frees_the_cards_at_once(error):
+    world = World(error)
+    assert "refused the binding" in world.fails("api")
+    assert free(world.state) == [P100, P100]
+    assert len(world.api.posts) == 1
+
+
+def test_nothing_is_posted_after_the_deadline():
+    world = World(*[errors.TooManyRequests(429, "", "", retry_after=3.0)] * 9, seconds=10.0)
+    began = world.clock.now
+    world.fails("api")
+    assert [at - began < 10.0 for at, _ in world.api.posts] == [True] * len(world.api.posts)
+    assert 2 <= len(world.api.posts) <= 4
+    assert free(world.state) == [P100, P100]  # 429 was never carried out
+
+
+def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_knows():
+    world = World(*[errors.Unreachable("timed out")] * 99, seconds=5.0)
+    world.fails("api")
+    assert mark(world.state, "uid-p") == "unsure"
+    world.clock.now += 76
+    binder.look_up(world.api, world.state)
+    assert free(world.state) == [P100, P100]
+
+
+def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bind():
+    world = World(*[errors.Unreachable("timed out")] * 99, seconds=5.0)
+    world.api.get_error = errors.Unreachable("timed out")
+    world.fails("api")
+    world.api.get_error = None
+    _, body = world.api.posts[0]
+    world.api.pod["spec"]["nodeName"] = "n1"
+    world.api.pod["metadata"]["annotations"] = body["metadata"]["annotations"]
+    world.clock.now += 76
+    binder.look_up(world.api, world.state)
+    assert mark(world.state, "uid-p") == "unsure"
+    world.api.answers.clear()
+    assert world.bind() == "bound"
+
+
+def test_a_pod_that_is_gone_or_another_one_frees_the_cards():
+    world = World(errors.NotFound(404, "NotFound", ""))
+    world.fails("gone")
+    assert free(world.state) == [P100, P100]
+    world = World(errors.Conflict(409, "Conflict", "the UID in the precondition does not match"))
+    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
+    world.api.pod = asking("p", uid="another", gpu_mem=8138)
+    world.fails("gone")
+    assert free(world.state) == [P100, P100]
+
+
+def test_a_pod_bound_by_somebody_else_is_an_error_and_frees_our_cards():
+    world = World(CONFLICT)
+    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
+    world.api.pod = bound("p", 8138, 1, node="n1", uid="uid-p")
+    assert "somebody else" in world.fails("taken")
+    assert free(world.state) == [P100, P100]
+
+
+def test_a_pod_without_room_on_the_node_gets_the_constant_reason():
+    world = World()
+    world.api.pod = asking("p", gpu_mem=P100 + 1)
+    assert world.fails("refused") == "The GPU memory asked for is more than any card of the node has"
+    assert world.api.posts == []
+
+
+def test_a_pod_that_was_not_mutated_is_not_bound():
+    world = World()
+    limits = world.api.pod["spec"]["containers"][0]["resources"]["limits"]
+    del limits[names.SHARE]
+    assert "not rewritten by the Cardwise webhook" in world.fails("invalid")
+
+
+def test_a_pod_that_came_by_its_marker_only_is_bound_without_annotations():
+    world = World()
+    world.api.pod["spec"]["containers"][0]["resources"]["limits"] = {names.BIND_MARKER: "1"}
+    assert world.bind() == "bound"
+    assert json.loads(json.dumps(world.api.posts[0][1]["metadata"]["annotations"])) == {}

@@ -1,0 +1,162 @@
+"""filter, prioritize and inspect, with the figures of Alibaba's articles."""
+
+import pytest
+
+from cardwise.core import names
+from cardwise.core.verdict import Refusal
+from extender import verbs
+from extender.requests import Requests
+from extender.verbs import Preferences
+from extender.wire import FilterArgs
+from tests.extender.worlds import P100, as_card, as_pod, asking, bound, held, resource, state, with_cards
+
+ONE = Preferences(policy="binpack", one_best_node=True)
+ALL = Preferences(policy="binpack", one_best_node=False)
+
+
+def world(**nodes):
+    """Nodes of P100 cards with this much free on each, like n1=[4069, 0]."""
+    made = with_cards(state(), **{node: len(frees) for node, frees in nodes.items()})
+    for node, frees in nodes.items():
+        for i, free in enumerate(frees):
+            if free < P100:
+                made.set_pod(as_pod(bound(f"{node}-{i}", P100 - free, i, node=node)))
+    return made
+
+
+def ask(made, pod, preferences=ONE, nodes=None):
+    if nodes is None:
+        with made.view() as ledger:
+            nodes = [node.name for node in ledger.nodes()]
+    return verbs.filter_nodes(made, Requests(), preferences, FilterArgs(pod=pod, node_names=nodes))
+
+
+@pytest.mark.parametrize("preferences", [ONE, ALL])
+def test_a_pod_of_8138_goes_to_the_node_with_one_card_that_has_it(preferences):
+    made = world(n1=[4069, 0], n2=[4069, 4069], n3=[8138, 0])
+    answer = ask(made, asking("p", gpu_mem=8138), preferences)
+    assert answer.node_names == ["n3"]
+    assert answer.failed_nodes == {}
+
+
+def test_a_pod_of_8138_takes_the_card_where_it_leaves_least():
+    made = world(n1=[12207, 8138, 4069, 16276])
+    made.plan("u", ("d", "p"), verbs.request.parse(asking("p", gpu_mem=8138)), ["n1"], "binpack")
+    with made.view() as ledger:
+        assert ledger.holding("u").assignment.indices() == [1]
+
+
+def test_three_replicas_of_1024_land_on_one_card():
+    made = world(n1=[P100, P100], n2=[P100, P100], n3=[P100, P100])
+    for i in range(3):
+        assert ask(made, asking(f"binpack-1-{i}", gpu_mem=1024)).node_names == ["n1"]
+    with made.view() as ledger:
+        assert ledger.node("n1").used == [3072, 0]
+
+
+def test_when_no_node_fits_every_node_has_its_reason_and_hopeless_ones_are_told_apart():
+    made = world(n1=[4069, 4069])
+    with_cards(made, n2=0)
+    answer = ask(made, asking("p", gpu_mem=8138), nodes=["n1", "n2"])
+    assert answer.node_names == []
+    assert answer.failed_nodes == {"n1": Refusal.NO_MEMORY.text}
+    assert answer.failed_and_unresolvable_nodes == {"n2": Refusal.NOT_OURS.text}
+
+
+def test_a_pod_above_one_cards_size_is_refused_for_good():
+    answer = ask(world(n1=[P100, P100]), asking("p", gpu_mem=P100 + 1))
+    assert answer.failed_and_unresolvable_nodes == {"n1": Refusal.CARD_TOO_SMALL.text}
+
+
+def test_a_pod_that_was_not_mutated_is_refused():
+    raw = asking("p", gpu_mem=1024)
+    del raw["spec"]["containers"][0]["resources"]["limits"][names.SHARE]
+    assert "not rewritten by the Cardwise webhook" in ask(world(n1=[P100]), raw).error
+
+
+def test_a_pod_without_gpu_passes():
+    raw = asking("p", share=1)
+    raw["spec"]["containers"][0]["resources"]["limits"] = {names.PLACE_MARKER: "1"}
+    assert ask(world(n1=[P100]), raw, nodes=["n1", "cpu-only"]).node_names == ["n1", "cpu-only"]
+
+
+def test_a_bound_pod_is_answered_its_node_only():
+    made = world(n1=[P100], n2=[P100])
+    made.set_pod(as_pod(bound("p", 1024, 0, node="n2")))
+    for preferences in (ONE, ALL):
+        assert ask(made, asking("p", gpu_mem=1024), preferences).node_names == ["n2"]
+    assert ask(made, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
+
+
+SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotation", "one"),
+    [
+        pytest.param({}, None, True, id="no wishes"),
+        pytest.param({"affinity": {"nodeAffinity": {SOFT: [{}]}}}, None, False, id="preferred node affinity"),
+        pytest.param({"affinity": {"podAffinity": {SOFT: [{}]}}}, None, False, id="preferred pod affinity"),
+        pytest.param({"affinity": {"podAntiAffinity": {SOFT: [{}]}}}, None, False, id="preferred pod anti-affinity"),
+        pytest.param({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, None, False, id="soft"),
+        pytest.param({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, None, True, id="hard"),
+        pytest.param({"affinity": {"nodeAffinity": {SOFT: [{}]}}}, "true", True, id="the annotation wins"),
+        pytest.param({}, "false", False, id="the annotation wins, the other way"),
+    ],
+)
+def test_the_one_best_node_is_answered_unless_the_scheduler_should_weigh(spec, annotation, one):
+    raw = asking("p", gpu_mem=1024, annotations={names.ONE_NODE: annotation} if annotation else None)
+    raw["spec"] |= spec
+    assert verbs.one_best_node(raw, ONE) is one
+    answer = ask(world(n1=[P100], n2=[P100]), raw)
+    assert answer.node_names == (["n1"] if one else ["n1", "n2"])
+
+
+def test_the_pods_own_policy_wins():
+    made = world(n1=[8138], n2=[P100])
+    assert ask(made, asking("p", gpu_mem=1024)).node_names == ["n1"]
+    spread = asking("q", gpu_mem=1024, annotations={names.POLICY: "spread"})
+    assert ask(made, spread).node_names == ["n2"]
+
+
+def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
+    made = world(n1=[8138, 0], n2=[8138, 0], n3=[P100, P100], n4=[0, 0])
+    args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n4", "n3", "n2", "n1"])
+    scores = {each.host: each.score for each in verbs.prioritize(made, ALL, args)}
+    assert scores["n1"] == verbs.TOP
+    assert all(type(score) is int and 0 <= score < verbs.TOP for host, score in scores.items() if host != "n1")
+    assert scores["n2"] == 9
+    assert scores["n3"] == scores["n4"] == 0
+
+
+def test_inspect_is_gpushares_json():
+    made = world(n1=[P100 - 1024, P100])
+    made.set_card(*as_card(resource(1, held=[held("vanished", 4069)])))
+    made.plan("u", ("d", "p"), verbs.request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack")
+    assert verbs.inspect(made) == {
+        "nodes": [
+            {
+                "name": "n1",
+                "totalGPU": 2 * P100,
+                "usedGPU": 1024 + 4069 + 100,
+                "devs": [
+                    {
+                        "id": 0,
+                        "totalGPU": P100,
+                        "usedGPU": 1024,
+                        "pods": [{"name": "n1-0", "namespace": "default", "usedGPU": 1024}],
+                    },
+                    {
+                        "id": 1,
+                        "totalGPU": P100,
+                        "usedGPU": 4069 + 100,
+                        "pods": [{"name": "vanished", "namespace": "default", "usedGPU": 4069}],
+                    },
+                ],
+            }
+        ]
+    }
+    assert verbs.inspect(made, "n1") == verbs.inspect(made)
+    unknown = verbs.inspect(made, "nowhere")
+    assert unknown["nodes"] == []
+    assert "nowhere" in unknown["error"]
