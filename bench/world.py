@@ -10,14 +10,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-import msgspec
-
-from cardwise.core import assignment, names
+from cardwise.core import assignment
 from cardwise.core.assignment import Assignment, CardShare
 
 P100 = 16276

@@ -4,6 +4,7 @@ Apart from the other verbs because it waits for the API server, and because all 
 and a clock is here: a lost answer, a call that came twice, a pod that is another one by now.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # for one look at the pod
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
+_POSTING = 16  # binds that post at once: more would only wait for each other, there and here
 
 Clock = Callable[[], float]
 
@@ -78,6 +80,7 @@ class Binder:
         self._clock = clock
         self._wall_ns = wall_ns
         self._sleep = sleep
+        self._posting = threading.BoundedSemaphore(_POSTING)
 
     def bind(self, args: BindArgs) -> str:
         """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed."""
@@ -138,10 +141,11 @@ class Binder:
         backoff = Backoff(initial=0.05, cap=2.0)
         unsure = False
         trouble = "the time for this call was over before it could be posted"
-        while (left := deadline - self._clock()) > 0:
+        while self._clock() < deadline:
             wait = None
             try:
-                self._client.request("POST", path, body=binding.body, timeout=min(_POST_SECONDS, left))
+                if not self._post_once(path, binding.body, deadline):
+                    break
             except errors.Conflict as error:
                 if self._look(binding, deadline) is _Look.OURS:
                     return
@@ -155,7 +159,8 @@ class Binder:
                 if self._look(binding, deadline) is _Look.OURS:
                     return
             except errors.NotFound as error:
-                raise Failed("gone", "the pod does not exist any more") from error
+                # If an earlier try was carried out unheard, it may have run before it was deleted.
+                raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
             except errors.KubeError as error:
                 raise Failed("api", f"the API server refused the binding: {error}", unsure=unsure) from error
             else:
@@ -165,6 +170,19 @@ class Binder:
                 break
             self._sleep(pause)
         raise Failed("api", f"not bound in time: {trouble}", unsure=unsure)
+
+    def _post_once(self, path: str, body: dict[str, Any], deadline: float) -> bool:
+        """False when the deadline came before its turn."""
+        if not self._posting.acquire(timeout=max(0.0, deadline - self._clock())):
+            return False
+        try:
+            left = deadline - self._clock()
+            if left <= 0:
+                return False
+            self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left))
+        finally:
+            self._posting.release()
+        return True
 
     def _look(self, binding: _Binding, deadline: float) -> _Look:
         """How the pod is now. Raises Failed where it is lost to us."""

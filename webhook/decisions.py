@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import jsonpatch
+
 from cardwise.core import request
 from cardwise.core.request import InvalidRequest
-from webhook import defaults, mutate, patches, quotas, validate
+from webhook import defaults, mutate, quotas, validate
 from webhook.defaults import Defaults
 from webhook.review import Decision, Review
 from webhook.validate import Cards, Oversize
@@ -119,7 +121,7 @@ def _validate_namespace(review: Review) -> Decision:
 
 
 def _patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:
-    return Decision(patch=patches.patch(before, after), warnings=warnings)
+    return Decision(patch=jsonpatch.make_patch(before, after).patch, warnings=warnings)
 
 
 def _refusable(decide: Callable[[], Decision]) -> Decision:

@@ -107,7 +107,8 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     asked = {container.key for container in request.containers}
     for c in containers(pod):
         limits = _resources(c, "limits")
-        canonical = names.GPU_COUNT not in limits and str(limits.get(names.GPU_MEM, "0")).isdigit()
+        # Without a binary suffix; 8000 comes back from the API server as 8k.
+        canonical = names.GPU_COUNT not in limits and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
         if c.key in asked and (str(limits.get(names.SHARE)) != "1" or not canonical):
             raise InvalidRequest(
                 f"{c.path}.resources.limits",

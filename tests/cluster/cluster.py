@@ -25,6 +25,8 @@ from tests.cluster.processes import Process, wait_for
 # The order in which things end: those who would complain of a loss first.
 _STOP_FIRST = ("deviceplugin", "extender", "webhook", "simnodes", "kubelet", "kube-scheduler", "kube-controller")
 
+_LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the path of one has at most 107
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
@@ -60,6 +62,7 @@ class Cluster:
     @classmethod
     def start(cls, spec: ClusterSpec, say: binaries.Say = lambda _: None) -> Self:
         """Bring everything up and wait until it is ready."""
+        _check(spec)
         if spec.nodes:
             _require_node_tools(say)
         if (spec.state_dir / "run").exists():
@@ -153,6 +156,7 @@ class Cluster:
         node.cleanup(self.state_dir)
         for name in reversed([name for name in noted if name not in first]):
             self.process(name).kill()
+        processes.kill_marked(self.state_dir)
         self.network.remove()
         shutil.rmtree(self.state_dir, ignore_errors=True)
 
@@ -164,7 +168,7 @@ class Cluster:
         found += [f"mount {line.split()[4]}" for line in _mounts() if str(state_dir) in line]
         if Network(state_dir).exists():
             found.append(f"bridge {Network(state_dir).bridge}")
-        found += [f"process {line}" for line in _commands() if str(state_dir) in line]
+        found += [f"process {pid}" for pid in processes.marked(state_dir)]
         return found + node.leftovers(state_dir)
 
     @property
@@ -275,6 +279,14 @@ def _python() -> Path:
     return parts.ROOT / ".venv" / "bin" / "python"
 
 
+def _check(spec: ClusterSpec) -> None:
+    path = str(spec.state_dir.resolve())
+    if len(path) > _LONGEST_STATE_DIR:
+        raise ValueError(f"{path} is too long for sockets in it; shorten it to {_LONGEST_STATE_DIR} characters")
+    if spec.nodes and path.startswith(tuple(f"{folder}/" for folder in node.HIDDEN)):
+        raise ValueError(f"{path} lies where real nodes get folders of their own; choose a state folder under /tmp")
+
+
 def _require_node_tools(say: binaries.Say) -> None:
     if os.geteuid() != 0:
         raise PermissionError("real nodes need root (kubelet, mounts, bridges); use --nodes 0 with --sim-nodes instead")
@@ -290,20 +302,6 @@ def _require_node_tools(say: binaries.Say) -> None:
 
 def _mounts() -> list[str]:
     return Path("/proc/self/mountinfo").read_text().splitlines()
-
-
-def _commands() -> list[str]:
-    """Command lines of all other processes."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if int(path.parent.name) in (os.getpid(), os.getppid()):
-            continue
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        lines.append(f"{path.parent.name} {b' '.join(words).decode(errors='replace')}")
-    return lines
 
 
 def default_state_dir() -> Path:

@@ -58,6 +58,20 @@ def write(path: Path, name: str, layer: bytes, command: Sequence[str]) -> None:
             _add(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
 
 
+def layer_of(folder: Path) -> bytes:
+    """The files of a folder as a layer for `write`, all owned by root."""
+
+    def of_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0
+        info.uname = info.gname = "root"
+        return info
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as layer:
+        layer.add(folder, arcname=".", filter=of_root)
+    return buffer.getvalue()
+
+
 def _busybox_layer() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as layer:

@@ -1,9 +1,9 @@
 """A real node: kubelet on containerd and runc, in a mount namespace of its own.
 
 The namespace is why several kubelets fit on one machine: the device plugin folder is fixed at
-/var/lib/kubelet/device-plugins and shims keep sockets under /run, so /var/lib and /run are private here (not bind
-mounts on folders of the machine: removing such a folder would undo the mount of every other cluster). A holder
-process keeps the namespace while containerd and kubelet are restarted; when it ends, the node's mounts go with it.
+/var/lib/kubelet/device-plugins and shims keep sockets under /run, so these are private here (not bind mounts on
+folders of the machine: removing such a folder would undo the mount of every other cluster). A holder process keeps
+the namespace while containerd and kubelet are restarted; when it ends, the node's mounts go with it.
 """
 
 import contextlib
@@ -16,12 +16,23 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster import images, ports
+from tests.cluster import binaries, images, ports
 from tests.cluster.network import Network
 from tests.cluster.processes import Process, run, wait_for
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _KUBELET_PLUGINS = Path("/var/lib/kubelet/device-plugins")
+# Folders of the machine that a node gets empty ones for: kubelet, containerd, runc and CNI write to fixed paths there.
+HIDDEN = ("/run", "/var/lib", "/var/log")
+# What the kubelet would otherwise set on the machine itself (kubelet `setupKernelTunables`): it reads its wish instead.
+_TUNABLES = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +70,40 @@ class Node:
         self._write_kubelet_config(address)
         self._hold_namespace()
         self._start_containerd(node_bin)
-        self._import_images(node_bin)
+        for archive in images.write_all(self.state / "images"):
+            self.load_image(archive)
         self._start_kubelet(kube_bin, kubeconfig, address)
+
+    def load_image(self, archive: Path) -> None:
+        """Give this node an image: an OCI archive as `images.write` makes it."""
+        ctr = str(binaries.containerd(lambda _: None) / "ctr")
+        run(self._inside(ctr, "--address", str(self.cri_socket), "-n", "k8s.io", "images", "import", str(archive)))
+
+    def restart_containerd(self) -> None:
+        """Restart it and wait until CRI answers: a kubelet that is started before that gives up at once."""
+        process = self.process("containerd")
+        logged = process.log.stat().st_size
+        process.restart()
+        self._wait_booted(logged)
+
+    def _wait_booted(self, logged: int) -> None:
+        process = self.process("containerd")
+        process.wait_until(lambda: b"successfully booted" in process.log.read_bytes()[logged:], "booted", 30)
 
     def _hold_namespace(self) -> None:
         ready = self.folder / "namespace-ready"
         ready.unlink(missing_ok=True)
-        script = (
-            "set -e; mount -t tmpfs cardwise /run; mount -t tmpfs cardwise /var/lib; "
-            f"mkdir -p /run/netns {_KUBELET_PLUGINS}; "
-            f"mount --bind {self.kubelet_dir / 'device-plugins'} {_KUBELET_PLUGINS}; "
-            f"touch {ready}; exec sleep infinity"
-        )
+        lines = ["set -e", *(f"mount -t tmpfs cardwise {folder}" for folder in HIDDEN)]
+        lines += ["mkdir -p /run/netns", f"mkdir -p {_KUBELET_PLUGINS}"]
+        lines += [f"mount --bind {self.kubelet_dir / 'device-plugins'} {_KUBELET_PLUGINS}"]
+        for name, value in _TUNABLES.items():
+            stand_in = self.folder / "sysctl" / name
+            stand_in.parent.mkdir(parents=True, exist_ok=True)
+            stand_in.write_text(f"{value}\n")
+            lines.append(f"mount --bind {stand_in} /proc/sys/{name}")
+        lines += [f"touch {ready}", "exec sleep infinity"]
         holder = self.process("namespace")
-        holder.start(["unshare", "--mount", "--propagation", "private", "sh", "-c", script])
+        holder.start(["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(lines)])
         holder.wait_until(ready.exists, "mounts", 10)
 
     def _inside(self, *command: str) -> list[str]:
@@ -83,14 +114,7 @@ class Node:
         path = f"{node_bin}:/usr/sbin:/usr/bin:/sbin:/bin"
         process = self.process("containerd")
         process.start(self._inside(str(node_bin / "containerd"), "--config", str(config)), {"PATH": path})
-        process.wait_until(self.cri_socket.exists, "socket", 20)
-
-    def _import_images(self, node_bin: Path) -> None:
-        for archive in images.write_all(self.state / "images"):
-            ctr = [str(node_bin / "ctr"), "--address", str(self.cri_socket), "-n", "k8s.io"]
-            # The socket exists a moment before containerd answers on it.
-            wait_for(lambda ctr=ctr: bool(run([*ctr, "version"], check=False)), 10)
-            run(self._inside(*ctr, "images", "import", str(archive)))
+        self._wait_booted(0)
 
     def _start_kubelet(self, kube_bin: Path, kubeconfig: Path, address: str) -> None:
         command = self._inside(
@@ -128,6 +152,7 @@ class Node:
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "makeIPTablesUtilChains": False,
             "podLogsDir": str(self.folder / "pod-logs"),
+            "volumePluginDir": str(self.folder / "volume-plugins"),
             "clusterDNS": ["10.0.0.10"],  # nothing answers there; without one every pod gets a warning
             "maxPods": 250,
             "registerNode": True,

@@ -1,20 +1,22 @@
 """Starting, waiting for and ending the cluster's processes, also those of a test run that was killed.
 
-Every process is noted in the state folder with its id and start time, so that a later `up` or `down` ends exactly
-the processes that we started, never a stranger that got the same id.
+Every process is noted in the state folder with its id and start time, and it and its children carry the state folder
+in their environment, so that a later `up` or `down` ends exactly the processes that we started, never a stranger that
+got the same id.
 """
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 POLL = 0.05  # seconds
+MARK = "CARDWISE_TEST_CLUSTER"  # environment variable of every process of a cluster: its state folder
 
 
 class CommandFailed(RuntimeError):
@@ -43,6 +45,7 @@ class Process:
     _children: dict[int, subprocess.Popen[bytes]] = {}  # noqa: RUF012 - one table for the whole process, on purpose
 
     def __init__(self, state: Path, name: str) -> None:
+        self._state = state
         self._record = state / "run" / f"{name}.json"
         self.name = name
         self.log = state / "logs" / f"{name}.log"
@@ -73,7 +76,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | extra,
+                env=os.environ | extra | {MARK: str(self._state)},
                 start_new_session=True,  # Ctrl-C in a terminal reaches us, and we end them in order
             )
         self._children[child.pid] = child
@@ -99,29 +102,24 @@ class Process:
         return start_time(noted.pid) == noted.started
 
     def kill(self) -> None:
-        """SIGKILL for it and its children, as when a container is killed; wait until it is gone."""
-        if not self.alive():
-            return
-        for pid in [self.pid, *children(self.pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """SIGKILL for it and its workers, as when a container is killed; wait until it is gone."""
+        self._signal_group(signal.SIGKILL)
         self._gone(5)
 
     def stop(self, timeout: float = 10) -> None:
         """SIGTERM, and SIGKILL when that does not help within `timeout` seconds."""
-        self._signal(signal.SIGCONT)
-        self._signal(signal.SIGTERM)
+        self._signal_group(signal.SIGCONT)
+        if self.alive():
+            os.kill(self.pid, signal.SIGTERM)
         if not self._gone(timeout):
             self.kill()
 
     def pause(self) -> None:
-        """SIGSTOP the process and its children (gunicorn's workers): it hangs."""
-        for pid in [self.pid, *children(self.pid)]:
-            os.kill(pid, signal.SIGSTOP)
+        """SIGSTOP: it and its workers hang."""
+        self._signal_group(signal.SIGSTOP)
 
     def resume(self) -> None:
-        for pid in [self.pid, *children(self.pid)]:
-            os.kill(pid, signal.SIGCONT)
+        self._signal_group(signal.SIGCONT)
 
     def restart(self) -> None:
         """The same command again, after ending what still runs."""
@@ -144,12 +142,11 @@ class Process:
             state = "does not run" if not self.alive() else f"was not ready in {timeout:.0f} s"
             raise NotReady(f"{self.name} {state} ({what}); the end of {self.log}:\n{self.log_tail(30)}")
 
-    def _signal(self, number: int) -> None:
+    def _signal_group(self, number: int) -> None:
+        # It leads a session (see `start`), so its process group has its id. containerd's shims have their own groups.
         if self.alive():
-            try:
-                os.kill(self.pid, number)
-            except ProcessLookupError:
-                return
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
 
     def _gone(self, timeout: float) -> bool:
         return wait_for(lambda: not self.alive(), timeout)
@@ -179,6 +176,41 @@ def children(pid: int) -> list[int]:
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def marked(state: Path) -> list[int]:
+    """Every running process of this cluster, also those that no record names: workers, containerd's shims."""
+    mark = f"{MARK}={state}".encode()
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if mark in _environment(pid) and start_time(pid) is not None]
+
+
+def kill_marked(state: Path, timeout: float = 10) -> None:
+    """SIGKILL what still runs of this cluster, until nothing does: a dying process may have started another."""
+    deadline = time.monotonic() + timeout
+    mark = f"{MARK}={state}".encode()
+    while (pids := marked(state)) and time.monotonic() < deadline:
+        for pid in pids:
+            _kill_if(pid, lambda pid: mark in _environment(pid))
+        time.sleep(POLL)
+
+
+def _kill_if(pid: int, ours: Callable[[int], bool]) -> None:
+    # By a handle, which names one process for ever: asked after it is open, the answer is about the one we signal.
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            if ours(pid):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
         return []
 
 

@@ -27,6 +27,10 @@ def test_split_share_before_and_after_the_webhook():
     assert keys(request.parse_mutated(moved)) == [("0", 8000, 2, False)]
 
 
+def test_an_amount_as_the_api_server_spells_it_has_passed_the_webhook():
+    assert keys(request.parse_mutated(pod(gpu_mem="10k", share=1))) == [("0", 10_000, 1, False)]
+
+
 def test_sidecars_count_like_containers():
     sidecar = container("agent", gpu_mem=100) | {"restartPolicy": "Always"}
     parsed = request.parse(pod(containers=[container(gpu_mem=200)], init=[{"name": "setup"}, sidecar]))

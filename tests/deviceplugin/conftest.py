@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import shutil
@@ -52,6 +53,7 @@ class Rig:
         ]
         self.write_cards()
         self.access = access
+        self.conflict_seconds = 1.0
         self.api = FakeApi()
         self.api.put(NODES, {"metadata": {"name": NODE}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}})
         self.kubelet = FakeKubelet(folder / "kubelet")
@@ -85,6 +87,7 @@ class Rig:
         )
         self.client = KubeClient(self.api.url)
         self.agent = Agent(settings, self.client, SimulatedGpus(self.cards_file))
+        self.agent._prestart._conflict_seconds = self.conflict_seconds
         before = len(self.kubelet.registered)
         self.agent.start()
         if self.kubelet.registration is not None:
@@ -156,8 +159,11 @@ class Rig:
 
     def held_on_disk(self, index: int) -> int:
         total = 0
-        for path in (self.folder / "state" / "grants").glob("*/*.json"):
-            total += sum(share["mem"] for share in json.loads(path.read_text())["shares"] if share["index"] == index)
+        for folder in (self.folder / "state" / "grants").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # freed under our eyes
+                for path in folder.glob("*.json"):
+                    shares = json.loads(path.read_text())["shares"]
+                    total += sum(share["mem"] for share in shares if share["index"] == index)
         return total
 
 
@@ -190,3 +196,12 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return caught.value.code(), caught.value.details()
+
+
+def refused(call: Callable[[], object]) -> str:
+    """The message of a gRPC call that may fail, "" when it does not."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return error.details()
+    return ""

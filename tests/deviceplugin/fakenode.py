@@ -1,5 +1,8 @@
 """A kubelet and a container runtime as the device plugin sees them: three gRPC services and a checkpoint file."""
 
+# The names of the verbs are gRPC's.
+# ruff: noqa: N802
+
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,6 @@
 """The whole agent against a kubelet, a runtime and an API server over real sockets: what a container gets, and when."""
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -7,7 +8,7 @@ import pytest
 
 from cardwise.core import names
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
-from tests.deviceplugin.conftest import NODE, NODES, P100, PODS, card_uuid, eventually, refusal
+from tests.deviceplugin.conftest import NODE, NODES, P100, PODS, Rig, card_uuid, eventually, refusal, refused
 
 
 def test_the_cluster_learns_of_the_cards(rig):
@@ -131,7 +132,6 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
             "corePercent": 0,
         }
     ]
-    rig.agent._prestart._conflict_seconds = 0.3
     second = rig.bind("second", [(0, P100)])
     assert "first" in refusal(lambda: rig.run(second))[1]
     before = rig.api.get(NODES, NODE)["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
@@ -289,8 +289,10 @@ def test_a_bad_assignment_is_refused_with_a_reason(rig, break_it, says):
     pod = rig.api.put(PODS, pod)
     eventually(lambda: rig.agent.pods.known(pod["metadata"]["uid"]) is not None)
     eventually(
-        lambda: dict(rig.agent.pods.known(pod["metadata"]["uid"]).annotations).items()
-        <= pod["metadata"]["annotations"].items()
+        lambda: (
+            dict(rig.agent.pods.known(pod["metadata"]["uid"]).annotations).items()
+            <= pod["metadata"]["annotations"].items()
+        )
     )
     code, why = refusal(lambda: rig.run(pod))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -312,6 +314,69 @@ def test_a_pod_replaced_under_its_name_does_not_get_the_new_ones_card(rig):
     rig.force_delete(old)
     rig.bind("a", [(1, 100)])
     assert "does not exist any more" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+
+
+def test_without_cdi_the_answer_is_empty_and_it_is_told(folder):
+    rig = Rig(folder, cdi=False, version="1.7.20")
+    try:
+        rig.start()
+        slot = rig.run(rig.bind("a", [(1, 8138)]))
+        assert not rig.kubelet.allocation.container_responses[0].ListFields()
+        assert rig.spec(slot) is None
+        assert rig.held_on_disk(1) == 8138
+        eventually(lambda: rig.status(1).get("cardAccess") == "env")
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
+    """Starts, graceful and forced ends, late deaths, restarts of the agent and the kubelet."""
+    dice = random.Random(seed)
+    rig.conflict_seconds = rig.agent._prestart._conflict_seconds = 0.0
+    running: dict[str, dict] = {}
+    lingering: list[str] = []
+    for step in range(60):
+        what = dice.choices(["start", "end", "force", "die", "restart", "kubelet"], [12, 5, 4, 4, 1, 1])[0]
+        if what == "start":
+            pod = rig.bind(f"p{step}", [(dice.randrange(2), dice.choice([2000, 5000, 9000, P100]))])
+            if why := refused(lambda pod=pod: rig.run(pod)):
+                assert "still held by" in why
+                rig.end(pod)
+            else:
+                running[pod["metadata"]["uid"]] = pod
+        elif what in {"end", "force"} and running:
+            uid = dice.choice(sorted(running))
+            pod = running.pop(uid)
+            if what == "end":
+                rig.end(pod)
+            else:
+                rig.force_delete(pod)
+                lingering.append(uid)
+        elif what == "die" and lingering:
+            uid = lingering.pop()
+            rig.runtime.kill(uid)
+            rig.kubelet.forget(uid)
+        elif what == "restart":
+            rig.stop()
+            rig.start()
+        elif what == "kubelet":
+            before = len(rig.kubelet.registered)
+            rig.kubelet.restart()
+            rig.kubelet.wait_registered(before + 1)
+        assert max(rig.held_on_disk(0), rig.held_on_disk(1)) <= P100
+        assert {*running, *lingering} <= {grant.pod_uid for grant in rig.agent.grants.all()}
+    for uid, pod in running.items():
+        rig.force_delete(pod)
+        rig.runtime.kill(uid)
+        rig.kubelet.forget(uid)
+    for uid in lingering:
+        rig.runtime.kill(uid)
+        rig.kubelet.forget(uid)
+    eventually(lambda: not rig.agent.grants.all())
+    eventually(lambda: not list((rig.folder / "cdi").iterdir()))
+    eventually(lambda: rig.status(0).get("held") == rig.status(1).get("held") == [])
+    assert not list((rig.folder / "state" / "grants").iterdir())
 
 
 @pytest.mark.parametrize("verb", ["Allocate", "PreStartContainer"])

@@ -103,7 +103,7 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(
         st.sampled_from(["Pod", "pod", "NodeNames", "Nodes", "items", "metadata", "spec", "containers", "resources",
-                         "limits", "aliyun.com/gpu-mem", "annotations", "uid", "affinity", "PodUID", "Node", "PodName"]),
+                         "limits", "aliyun.com/gpu-mem", "annotations", "uid", "PodUID", "Node", "PodName"]),
         inner, max_size=4,
     ),
     max_leaves=20,

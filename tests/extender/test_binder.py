@@ -178,6 +178,7 @@ def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_k
 
 def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bind():
     world = World(*[errors.Unreachable("timed out")] * 99, seconds=5.0)
+    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
     world.api.get_error = errors.Unreachable("timed out")
     world.fails("api")
     world.api.get_error = None

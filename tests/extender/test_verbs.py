@@ -74,6 +74,12 @@ def test_a_pod_that_was_not_mutated_is_refused():
     assert "not rewritten by the Cardwise webhook" in ask(world(n1=[P100]), raw).error
 
 
+def test_thousands_that_the_api_server_prints_with_a_suffix_are_read_as_mib():
+    made = world(n1=[15_000])
+    assert ask(made, asking("p", gpu_mem="15k")).node_names == ["n1"]
+    assert "not rewritten" in ask(made, asking("q", gpu_mem="8Gi")).error
+
+
 def test_a_pod_without_gpu_passes():
     raw = asking("p", share=1)
     raw["spec"]["containers"][0]["resources"]["limits"] = {names.PLACE_MARKER: "1"}

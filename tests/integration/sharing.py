@@ -6,6 +6,7 @@ import signal
 import ssl
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -158,7 +159,7 @@ def device_numbers(cluster: Cluster, node: str) -> dict[str, str]:
     cards = yaml.safe_load((cluster.node(node).folder / "cards.yaml").read_text())["cards"]
     found = {}
     for card in cards:
-        number = os.stat(card["device"]).st_rdev
+        number = Path(card["device"]).stat().st_rdev
         found[str(card["index"])] = f"{os.major(number)}:{os.minor(number)}"
     return found
 

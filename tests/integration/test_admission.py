@@ -125,9 +125,9 @@ class Api:
         impersonated = [f"--as={user}"] if user else []
         return self.run("create", "--raw", path, "-f", "-", *impersonated, stdin=binding)
 
-    def running(self, name: str, **resources: str | int) -> dict[str, Any]:
+    def running(self, name: str) -> dict[str, Any]:
         """A pod that the extender has bound to card 1 of n1."""
-        self.create(build.pod(name, **resources))
+        self.create(build.pod(name, gpu_mem=8138))
         assert self.bind(name, user=EXTENDER, annotations=ASSIGNED).returncode == 0
         return self.get("pod", name)
 
@@ -383,7 +383,7 @@ def test_native_sidecars_get_shares_and_environment(api: Api) -> None:
 
 
 def test_a_copy_of_a_running_pod_is_created_and_placed_anew(api: Api) -> None:
-    copy = api.running("original", gpu_mem=8138)
+    copy = api.running("original")
     assert copy["spec"]["nodeName"] == "n1"
     copy["metadata"]["name"] = "copied"
     made = api.create(copy)
@@ -394,14 +394,14 @@ def test_a_copy_of_a_running_pod_is_created_and_placed_anew(api: Api) -> None:
 
 
 def test_a_restored_pod_keeps_its_name(api: Api) -> None:
-    backup = api.running("restored", gpu_mem=8138)
+    backup = api.running("restored")
     api.ok("delete", "pod", "restored", "--force", "--grace-period=0")
     assert "nodeName" not in api.create(backup)["spec"]
     api.ok("delete", "pod", "restored", "--force", "--grace-period=0")
 
 
 def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
-    api.running("steady", gpu_mem=8138)
+    api.running("steady")
     change = {names.IDX: "0", names.ASSIGNED: "true", names.ASSIGNMENT: "{}", "cardwise.dev/devices.0": "GPU-x"}
     for key, value in change.items():
         error = api.refused("annotate", "pod", "steady", "--overwrite", f"{key}={value}")
@@ -416,7 +416,7 @@ def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
 
 
 def test_ephemeral_containers_open_no_cards(api: Api) -> None:
-    api.running("debugged", gpu_mem=8138)
+    api.running("debugged")
     path = ("--raw", "/api/v1/namespaces/default/pods/debugged/ephemeralcontainers")
     for entry in (
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},

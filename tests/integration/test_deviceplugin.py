@@ -90,7 +90,7 @@ class Hand:
         scratch.rename(self.folder / "cards.yaml")
 
     def number(self, index: int) -> tuple[int, int]:
-        found = os.stat(self.cards[index]["device"]).st_rdev
+        found = Path(self.cards[index]["device"]).stat().st_rdev
         return os.major(found), os.minor(found)
 
     def pod(self, name: str, index: int, mib: int, then: str = STAY, *, grace: int = 1, env: dict | None = None) -> str:

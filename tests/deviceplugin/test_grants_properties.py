@@ -1,0 +1,127 @@
+"""Rules 1 and 3 of architecture.md on a node's disk: never above a card, always freed, whatever the order."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from deviceplugin.grants import Grant, GrantStore, Share
+
+TOTAL = 100  # MiB of each card
+CARDS = ("GPU-0", "GPU-1")
+TOTALS = dict.fromkeys(CARDS, TOTAL)
+
+
+def grant(uid: str, container: str, card: int, mem: int, core: int = 0) -> Grant:
+    return Grant(
+        pod_uid=uid,
+        namespace="default",
+        name=uid,
+        container=container,
+        key="0",
+        slots=(f"{uid}-{container}",),
+        shares=(Share(card, CARDS[card], mem, core, TOTAL),),
+        pod_mem=mem,
+        indices=(card,),
+    )
+
+
+class Disk(RuleBasedStateMachine):
+    """Pods claim, restart and end; the process is killed at any moment, also between two files."""
+
+    pods = Bundle("pods")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="cw-grants-"))
+        self.store = GrantStore(self.folder / "grants")
+        self.count = 0
+        self.started: set[tuple[str, str]] = set()
+        self.ended: set[str] = set()
+
+    def teardown(self) -> None:
+        for uid in {one.pod_uid for one in self.store.all()}:
+            self.store.drop(uid, self.store.epoch())
+        assert self.store.all() == []
+        assert list((self.folder / "grants").iterdir()) == []
+        shutil.rmtree(self.folder)
+
+    @rule(target=pods, card=st.integers(0, 1), mem=st.integers(1, TOTAL), core=st.sampled_from([0, 0, 40, 70]))
+    def bind(self, card, mem, core):
+        self.count += 1
+        return (f"pod{self.count}", card, mem, core)
+
+    @rule(pod=pods, container=st.sampled_from(["a", "b"]))
+    def prestart(self, pod, container):
+        uid, card, mem, core = pod
+        if uid in self.ended:
+            return
+        mine = grant(uid, container, card, max(1, mem // 2), core // 2)
+        whole = [mine.shares[0], mine.shares[0]]
+        before = self.store.get(uid, container)
+        refused = self.store.claim(mine, whole, TOTALS)
+        if before is not None:
+            assert refused is None, "a container that runs may always restart"
+        if refused is None:
+            self.started.add((uid, container))
+
+    @rule(pod=pods)
+    def end(self, pod):
+        uid = pod[0]
+        epoch = self.store.epoch()
+        self.ended.add(uid)
+        self.started -= {(uid, "a"), (uid, "b")}
+        self.store.drop(uid, epoch)
+        assert self.store.of_pod(uid) == []
+
+    @rule(pod=pods)
+    def an_old_proof_frees_nothing_newer(self, pod):
+        uid, card, mem, core = pod
+        epoch = self.store.epoch()
+        if uid not in self.ended and self.store.get(uid, "a") is not None:
+            mine = grant(uid, "a", card, max(1, mem // 2), core // 2)
+            assert self.store.claim(mine, mine.shares, TOTALS) is None
+            assert self.store.drop(uid, epoch) == []
+            assert self.store.get(uid, "a") is not None
+
+    @rule(junk=st.sampled_from([None, ".a.tmp"]))
+    def killed(self, junk):
+        if junk:
+            (self.folder / "grants" / "half").mkdir(exist_ok=True)
+            (self.folder / "grants" / "half" / junk).write_text("{")
+        self.store = GrantStore(self.folder / "grants")
+        assert self.store.unreadable == []
+
+    @invariant()
+    def no_card_is_above_its_size(self):
+        on_disk = GrantStore(self.folder / "grants")
+        for store in (self.store, on_disk):
+            for card in CARDS:
+                shares = [share for one in store.all() for share in one.shares if share.uuid == card]
+                assert sum(share.mem for share in shares) <= TOTAL
+                assert sum(share.core for share in shares) <= 100
+
+    @invariant()
+    def what_started_is_granted_and_nothing_else(self):
+        assert {(one.pod_uid, one.container) for one in self.store.all()} == self.started
+
+
+TestDisk = Disk.TestCase
+TestDisk.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):
+    store = GrantStore(tmp_path / "grants")
+    store.claim(grant("u1", "a", 0, 10), [], TOTALS)
+    path = tmp_path / "grants" / "u1" / "a.json"
+    for bad in ("", "{", '{"version": 9}', path.read_text().replace('"u1"', '"u2"')):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(bad)
+        again = GrantStore(tmp_path / "grants")
+        assert again.all() == []
+        assert str(path) in again.unreadable[0]
+        assert not path.exists()
+    assert len(list((tmp_path / "grants-unreadable").iterdir())) == 4

@@ -1,0 +1,68 @@
+"""What every `Gpus` must do, held against the simulated cards and, where there is a driver, against NVML."""
+
+import threading
+import time
+
+import pytest
+import yaml
+
+from cardwise.gpus.nvml import NvmlGpus
+from cardwise.gpus.protocol import Gpus, GpusUnavailable
+from cardwise.gpus.simulated import SimulatedGpus
+
+
+def simulated(tmp_path) -> Gpus:
+    path = tmp_path / "cards.yaml"
+    card = {"model": "Tesla-P100", "memoryMiB": 16276, "device": "/dev/null"}
+    path.write_text(yaml.safe_dump({"cards": [card | {"index": i, "uuid": f"GPU-{i}"} for i in (1, 0)]}))
+    return SimulatedGpus(path)
+
+
+def nvml(_) -> Gpus:
+    try:
+        return NvmlGpus(probe_seconds=0.1)
+    except GpusUnavailable as error:
+        pytest.skip(f"no NVIDIA driver: {error}")
+
+
+@pytest.fixture(params=[simulated, nvml])
+def gpus(request, tmp_path):
+    made = request.param(tmp_path)
+    yield made
+    made.close()
+
+
+def test_cards_come_in_the_order_of_their_index(gpus):
+    cards = gpus.cards()
+    assert [card.index for card in cards] == list(range(len(cards)))
+    assert len({card.uuid for card in cards}) == len(cards) > 0
+
+
+def test_every_card_is_described(gpus):
+    for card in gpus.cards():
+        assert card.uuid.startswith("GPU-")
+        assert card.model
+        assert card.memory > 1000, "MiB, not GiB"
+        assert card.devices
+        assert all(path.container.startswith("/dev/") for path in card.devices)
+        assert all(isinstance(value, str) for value in card.properties.values())
+
+
+def test_health_has_an_entry_for_each_card(gpus):
+    assert set(gpus.health()) == {card.uuid for card in gpus.cards()}
+    assert all(state.healthy == (not state.reason) for state in gpus.health().values())
+
+
+def test_answers_are_the_callers_own(gpus):
+    gpus.cards().clear()
+    assert gpus.cards()
+
+
+def test_waiting_ends_in_time_and_by_close(gpus):
+    began = time.monotonic()
+    assert gpus.wait_change(0.3) is False
+    assert 0.25 < time.monotonic() - began < 2
+    threading.Timer(0.2, gpus.close).start()
+    began = time.monotonic()
+    assert gpus.wait_change(30) is False
+    assert time.monotonic() - began < 5

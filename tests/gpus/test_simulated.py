@@ -1,0 +1,92 @@
+import os
+import threading
+
+import pytest
+
+from cardwise.gpus import simulated, xids
+from cardwise.gpus.protocol import GpusUnavailable
+from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
+
+ONE = "cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, properties: {clockMHz: 1328}}]\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "cards.yaml"
+    path.write_text(ONE)
+    return path
+
+
+def replace(path, text):
+    scratch = path.with_suffix(".new")
+    scratch.write_text(text)
+    scratch.rename(path)
+
+
+def test_defaults(file):
+    (card,) = SimulatedGpus(file).cards()
+    assert (card.index, card.uuid, card.memory, card.devices) == (0, "GPU-0", 16276, ())
+    assert card.properties == {"clockMHz": "1328"}
+
+
+def test_a_card_becomes_sick_and_well_while_someone_waits(file):
+    gpus = SimulatedGpus(file)
+    timer = threading.Timer(0.1, replace, (file, ONE.replace("}]", ", healthy: false, reason: hot}]")))
+    timer.start()
+    assert gpus.wait_change(5)
+    timer.join()
+    assert gpus.health()["GPU-0"].reason == "hot"
+    replace(file, ONE)
+    assert gpus.wait_change(5)
+    assert gpus.health()["GPU-0"].healthy
+
+
+def test_a_file_written_in_place_with_its_old_time_is_noticed(file):
+    gpus = SimulatedGpus(file)
+    before = file.stat()
+    file.write_text(ONE.replace("16276", "32552"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert gpus.cards()[0].memory == 32552
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("cards:\n  - index: 0\n  uuid: [", "cards.yaml:3: not YAML"),
+        ("cards: [{index: 0, uuid: GPU-0}]", "memoryMiB"),
+        ("cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, helthy: true}]", "helthy"),
+        ("cards: [{index: 0, uuid: GPU-0, memoryMiB: lots}]", "$.cards[0].memoryMiB"),
+        ("cards: [{index: 0, uuid: GPU-0, memoryMiB: 0}]", "cards[0].memoryMiB: 0"),
+        (
+            "cards: [{index: 0, uuid: GPU-0, memoryMiB: 1}, {index: 0, uuid: GPU-1, memoryMiB: 1}]",
+            "cards[1].index: 0",
+        ),
+        ("cards: [{index: 0, uuid: GPU-0, memoryMiB: 1}, {index: 1, uuid: GPU-0, memoryMiB: 1}]", "cards[1].uuid"),
+        ("cards: [{index: -1, uuid: GPU-0, memoryMiB: 1}]", "cards[0].index: -1"),
+        ("- 1", "Expected `object`"),
+        ("", "Expected `object`"),
+    ],
+)
+def test_a_bad_file_keeps_the_last_good_cards_and_names_the_place(file, text, says):
+    gpus = SimulatedGpus(file)
+    replace(file, text)
+    with pytest.raises(InvalidCards) as caught:
+        simulated.parse(text, str(file))
+    assert says in str(caught.value)
+    assert gpus.cards()[0].memory == 16276
+    file.unlink()
+    assert gpus.cards()[0].memory == 16276
+    replace(file, ONE.replace("16276", "32552"))
+    assert gpus.cards()[0].memory == 32552
+
+
+def test_without_cards_to_begin_with_there_is_no_start(tmp_path):
+    with pytest.raises(GpusUnavailable, match=r"cards\.yaml"):
+        SimulatedGpus(tmp_path / "cards.yaml")
+
+
+def test_an_application_fault_does_not_take_a_card_out():
+    assert not any(xids.is_sick(xid) for xid in (13, 31, 43, 45, 68, 109))
+    assert all(xids.is_sick(xid) for xid in (48, 63, 64, 79, 95, 119, 12345))
+    assert not xids.is_sick(79, also_ignored=[79])
+    assert "bus" in xids.describe(79)

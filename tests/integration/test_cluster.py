@@ -1,0 +1,369 @@
+"""The test cluster itself: what all other integration tests stand on, and that it leaves nothing behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
+from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
+from tests.cluster import Cluster, ClusterSpec, CommandFailed, cards, images, processes
+from tests.cluster.node import Node
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+SIM_NODES = 3
+ONE_CARD = "test.cardwise.dev/card"
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    """A short path of its own: sockets lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="cwt-", dir="/tmp"))
+    yield folder
+    assert Cluster.leftovers(folder) in ([], [f"folder {folder}"])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="cwt-", dir="/tmp"))
+    nodes = 2 if os.geteuid() == 0 else 0
+    with Cluster.start(ClusterSpec(state_dir=folder, nodes=nodes, sim_nodes=SIM_NODES, parts=False), print) as started:
+        yield started
+    assert Cluster.leftovers(folder) == []
+
+
+def pod(name: str, *, node: str | None = None, command: str | None = None, **metadata: Any) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": "main", "image": images.BUSYBOX, "imagePullPolicy": "IfNotPresent"}
+    if command:
+        container["command"] = ["sh", "-c", command]
+    spec: dict[str, Any] = {"containers": [container], "restartPolicy": "Never"}
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    found = cluster.kubectl("get", "pod", name, "--ignore-not-found", "-o", "jsonpath={.status.phase}")
+    return found or "Absent"
+
+
+def wait_phase(cluster: Cluster, name: str, wanted: str, timeout: float = 20) -> None:
+    cluster.wait(lambda: phase(cluster, name) == wanted, f"pod {name} is {wanted}", timeout)
+
+
+def eventually(ready: Callable[[], bool], timeout: float = 20) -> bool:
+    return processes.wait_for(ready, timeout)
+
+
+def test_the_control_plane_runs_a_deployment(cluster: Cluster) -> None:
+    version = json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]
+    assert version["gitVersion"] == "v1.34.4"
+    # Controllers make the pods and the scheduler finds the nodes: all four processes have a hand in it.
+    template = {"metadata": {"labels": {"app": "d"}}, "spec": pod("d")["spec"] | {"restartPolicy": "Always"}}
+    template["spec"]["nodeSelector"] = {"cardwise.dev/simulated": "true"}
+    spec = {"replicas": 4, "selector": {"matchLabels": {"app": "d"}}, "template": template}
+    cluster.apply([{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": spec}])
+    cluster.kubectl("rollout", "status", "deployment/d", "--timeout=30s")
+    cluster.kubectl("delete", "deployment", "d", "--cascade=foreground", "--timeout=30s")
+
+
+def test_kubectl_failing_says_what_kubectl_said(cluster: Cluster) -> None:
+    with pytest.raises(CommandFailed, match='pods "nobody" not found'):
+        cluster.kubectl("get", "pod", "nobody")
+    assert cluster.kubectl("get", "pod", "nobody", check=False) == ""
+
+
+def test_a_stopped_scheduler_binds_nothing_until_it_goes_on(cluster: Cluster) -> None:
+    scheduler = cluster.process("kube-scheduler")
+    scheduler.pause()
+    try:
+        cluster.apply([pod("late", node="sim-1")])
+        time.sleep(1)
+        assert phase(cluster, "late") == "Pending"
+    finally:
+        scheduler.resume()
+    wait_phase(cluster, "late", "Running")
+    cluster.kubectl("delete", "pod", "late", "--timeout=20s")
+
+
+def test_a_killed_scheduler_is_another_process_after_restart(cluster: Cluster) -> None:
+    scheduler = cluster.process("kube-scheduler")
+    before = scheduler.pid
+    scheduler.kill()
+    assert not scheduler.alive()
+    scheduler.restart()
+    assert scheduler.alive()
+    assert scheduler.pid != before
+    cluster.apply([pod("after", node="sim-1")])
+    wait_phase(cluster, "after", "Running")
+    cluster.kubectl("delete", "pod", "after", "--timeout=20s")
+
+
+def test_a_simulated_pod_runs_ends_and_is_deleted(cluster: Cluster) -> None:
+    cluster.apply(
+        [
+            pod("sim-stays", node="sim-2"),
+            pod("sim-ends", node="sim-2", annotations={"cardwise.dev/sim-run-seconds": "2"}),
+        ]
+    )
+    wait_phase(cluster, "sim-ends", "Succeeded")
+    assert phase(cluster, "sim-stays") == "Running"
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/sim-stays", "--timeout=10s")
+    # Its grace period is 30 s; nobody but the keeper can end it earlier.
+    cluster.kubectl("delete", "pod", "sim-stays", "sim-ends", "--timeout=10s")
+
+
+def test_simulated_nodes_have_cards(cluster: Cluster) -> None:
+    nodes = json.loads(cluster.kubectl("get", "nodes", "-l", "cardwise.dev/simulated=true", "-o", "json"))["items"]
+    assert len(nodes) == SIM_NODES
+    for node in nodes:
+        assert node["status"]["allocatable"]["aliyun.com/gpu-mem"] == "32552"
+        assert not node["spec"].get("taints")
+    resources = json.loads(cluster.kubectl("get", "extendedresources", "-o", "json"))["items"]
+    indices = sorted((r["spec"]["node"], r["spec"]["index"]) for r in resources)
+    assert indices == [(f"sim-{i}", index) for i in range(1, SIM_NODES + 1) for index in (0, 1)]
+    assert {r["status"]["health"] for r in resources} == {"Healthy"}
+
+
+class OneCard(stubs.DevicePluginServicer):
+    """The least of a device plugin: one device, delivered by CDI. It runs outside of the node's namespace."""
+
+    def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802 - the names of the protocol
+        return wire.DevicePluginOptions()
+
+    def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        yield wire.ListAndWatchResponse(devices=[wire.Device(ID="one", health="Healthy")])
+        while context.is_active():
+            time.sleep(0.1)
+
+    def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = wire.ContainerAllocateResponse(cdi_devices=[wire.CDIDevice(name="test.cardwise.dev/card=one")])
+        return wire.AllocateResponse(container_responses=[answer])
+
+
+@contextmanager
+def one_card_plugin(node: Node) -> Iterator[None]:
+    folder = node.kubelet_dir / "device-plugins"
+    server = grpc.server(ThreadPoolExecutor(4))
+    stubs.add_DevicePluginServicer_to_server(OneCard(), server)
+    server.add_insecure_port(f"unix://{folder / 'test.sock'}")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"unix://{folder / 'kubelet.sock'}") as channel:
+            request = wire.RegisterRequest(version="v1beta1", endpoint="test.sock", resource_name=ONE_CARD)
+            stubs.RegistrationStub(channel).Register(request, timeout=5)
+        yield
+    finally:
+        server.stop(grace=0).wait()
+
+
+@pytest.mark.node
+class TestRealNode:
+    def test_a_pod_runs_speaks_and_goes(self, cluster: Cluster) -> None:
+        cluster.apply([pod("real", node="n1", command="echo hello; trap 'exit 0' TERM; sleep 600 & wait")])
+        wait_phase(cluster, "real", "Running")
+        assert eventually(lambda: cluster.kubectl("logs", "real") == "hello\n")
+        assert cluster.kubectl("exec", "real", "--", "cat", "/etc/hostname") == "real\n"
+        started = time.monotonic()
+        cluster.kubectl("delete", "pod", "real", "--timeout=30s")
+        assert time.monotonic() - started < 15  # its TERM was heard, not its grace period of 30 s waited for
+
+    def test_the_idle_image_hears_term(self, cluster: Cluster) -> None:
+        cluster.apply([pod("idle", node="n2")])
+        wait_phase(cluster, "idle", "Running")
+        started = time.monotonic()
+        cluster.kubectl("delete", "pod", "idle", "--timeout=30s")
+        assert time.monotonic() - started < 15
+
+    def test_nodes_have_device_plugin_folders_of_their_own(self, cluster: Cluster) -> None:
+        sockets = [node.kubelet_dir / "device-plugins" / "kubelet.sock" for node in cluster.nodes]
+        assert [socket.is_socket() for socket in sockets] == [True, True]
+        assert len({socket.stat().st_ino for socket in sockets}) == 2
+        assert all((node.kubelet_dir / "pod-resources" / "kubelet.sock").is_socket() for node in cluster.nodes)
+        # Restarting one kubelet makes its socket anew and leaves the other's alone.
+        before = [socket.stat().st_ctime_ns for socket in sockets]
+        cluster.process("kubelet-n1").restart()
+        assert eventually(lambda: sockets[0].is_socket() and sockets[0].stat().st_ctime_ns != before[0])
+        assert sockets[1].stat().st_ctime_ns == before[1]
+
+    def test_a_pod_outlives_kubelet_and_containerd(self, cluster: Cluster) -> None:
+        cluster.apply([pod("survivor", node="n2")])
+        wait_phase(cluster, "survivor", "Running")
+        since = ("exec", "survivor", "--", "cut", "-d", " ", "-f", "22", "/proc/1/stat")  # start time, proc(5)
+        started = cluster.kubectl(*since)
+        cluster.process("kubelet-n2").kill()
+        cluster.process("containerd-n2").kill()
+        cluster.node("n2").restart_containerd()
+        cluster.process("kubelet-n2").restart()
+        assert eventually(lambda: cluster.kubectl(*since, check=False) == started, 30)
+        cluster.kubectl("delete", "pod", "survivor", "--timeout=30s")
+
+    def test_a_card_opens_only_in_the_container_that_was_given_it(self, cluster: Cluster) -> None:
+        node = cluster.node("n1")
+        inventory = yaml.safe_load((node.folder / "cards.yaml").read_text())["cards"]
+        assert [(c["index"], c["containerPath"], c["healthy"]) for c in inventory] == [
+            (0, "/dev/nvidia0", True),
+            (1, "/dev/nvidia1", True),
+        ]
+        given = {"path": "/dev/nvidia1", "hostPath": inventory[1]["device"], "permissions": "rw"}
+        device = {"name": "one", "containerEdits": {"deviceNodes": [given]}}
+        spec = {"cdiVersion": "0.6.0", "kind": "test.cardwise.dev/card", "devices": [device]}
+        (node.cdi_dir / "test.json").write_text(json.dumps(spec))
+        asking = pod("given", node="n1")
+        asking["spec"]["containers"][0]["resources"] = {"limits": {ONE_CARD: 1}}
+        with one_card_plugin(node):
+            cluster.apply([asking, pod("bare", node="n1")])
+            for name in ("given", "bare"):
+                wait_phase(cluster, name, "Running")
+
+        def opens(name: str, index: int, path: str) -> str:
+            number = Path(inventory[index]["device"]).stat().st_rdev
+            make = f"[ -e {path} ] || mknod {path} c {os.major(number)} {os.minor(number)}"
+            return cluster.kubectl("exec", name, "--", "sh", "-c", f"{make}; (exec 3<{path}) 2>&1 && echo open")
+
+        try:
+            assert opens("given", 1, "/dev/nvidia1") == "open\n"
+            # What it was not given it may make a node for, and yet not open: that is the device cgroup, not the node.
+            for name, index in (("given", 0), ("bare", 0), ("bare", 1)):
+                with pytest.raises(CommandFailed):
+                    opens(name, index, f"/dev/own{index}")
+                refusal = cluster.kubectl("exec", name, "--", "sh", "-c", f"(exec 3</dev/own{index}) 2>&1; true")
+                assert "Operation not permitted" in refusal
+        finally:
+            (node.cdi_dir / "test.json").unlink()
+            cluster.kubectl("delete", "pod", "given", "bare", "--timeout=30s")
+
+    def test_an_image_made_of_a_folder_runs(self, cluster: Cluster, tmp_path: Path) -> None:
+        (tmp_path / "root" / "bin").mkdir(parents=True)
+        shutil.copy("/bin/busybox", tmp_path / "root" / "bin" / "sh")
+        (tmp_path / "root" / "motto").write_text("made on the spot\n")
+        archive, name = tmp_path / "image.tar", "cardwise.local/motto:1"
+        command = ["/bin/sh", "-c", "while read line; do echo $line; done < /motto"]
+        images.write(archive, name, images.layer_of(tmp_path / "root"), command)
+        cluster.node("n1").load_image(archive)
+        made = pod("motto", node="n1")
+        made["spec"]["containers"][0]["image"] = name
+        cluster.apply([made])
+        wait_phase(cluster, "motto", "Succeeded")
+        assert cluster.kubectl("logs", "motto") == "made on the spot\n"
+        cluster.kubectl("delete", "pod", "motto", "--timeout=30s")
+
+    def test_pods_of_two_nodes_reach_each_other(self, cluster: Cluster) -> None:
+        serve = "trap 'exit 0' TERM; while :; do echo answer | nc -l -p 8000; done & wait"
+        cluster.apply([pod("server", node="n1", command=serve), pod("caller", node="n2")])
+        for name in ("server", "caller"):
+            wait_phase(cluster, name, "Running")
+        address = cluster.kubectl("get", "pod", "server", "-o", "jsonpath={.status.podIP}")
+        call = ("exec", "caller", "--", "timeout", "3", "nc", address, "8000")
+        assert eventually(lambda: cluster.kubectl(*call, check=False) == "answer\n")
+        cluster.kubectl("delete", "pod", "server", "caller", "--grace-period=1", "--timeout=30s")
+
+
+def test_eight_cards_of_a_node_are_eight_devices() -> None:
+    numbers = cards.device_numbers(8)
+    assert len(set(numbers)) == 8
+    allowed_everywhere = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)} | {os.makedev(5, 0), os.makedev(10, 200)}
+    assert not allowed_everywhere & set(numbers)
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [("/tmp/" + "x" * 60, "shorten it"), ("/var/lib/cwt", "under /tmp"), ("/run/cwt", "under /tmp")],
+)
+def test_a_folder_that_cannot_work_is_refused_before_anything_starts(folder: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Cluster.start(ClusterSpec(state_dir=Path(folder), nodes=1, parts=False))
+    assert not Path(folder).exists()
+
+
+HARNESS = """
+import sys, time
+from pathlib import Path
+from tests.cluster import Cluster, ClusterSpec
+nodes = int(sys.argv[2])
+cluster = Cluster.start(ClusterSpec(state_dir=Path(sys.argv[1]), nodes=nodes, sim_nodes=1, parts=False))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def links_now() -> set[str]:
+    return {link.name for link in Path("/sys/class/net").iterdir()}
+
+
+def cli(*arguments: str) -> str:
+    return processes.run([sys.executable, "-m", "tests.cluster", *arguments], timeout=120)
+
+
+@pytest.mark.node
+class TestKilledHarness:
+    def test_down_leaves_nothing_after_kill_9(self, state_dir: Path) -> None:
+        mounts = Path("/proc/self/mountinfo").read_text()
+        links = links_now()
+        harness = subprocess.Popen(
+            [sys.executable, "-c", HARNESS, str(state_dir), "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert harness.stdout is not None
+            assert harness.stdout.readline() == "up\n"
+            cluster = Cluster.attach(state_dir)
+            cluster.apply([pod("left", node="n1"), pod("sim-left", node="sim-1")])
+            for name in ("left", "sim-left"):
+                wait_phase(cluster, name, "Running")
+            found = cluster.kubectl("get", "pod", "left", "-o", "jsonpath={.status.containerStatuses[0].containerID}")
+            container = found.removeprefix("containerd://")
+        finally:
+            harness.send_signal(signal.SIGKILL)
+            harness.communicate()
+        assert links_now() - links
+        assert list(Path("/sys/fs/cgroup").glob(f"**/{container}"))
+        survivors = processes.marked(state_dir)
+        # etcd, apiserver, controllers, scheduler, keeper; the node's namespace, containerd, kubelet and shim.
+        assert len(survivors) >= 9
+        cli("down", "--state-dir", str(state_dir))
+        assert Cluster.leftovers(state_dir) == []
+        # And by other eyes than the harness's own.
+        assert [pid for pid in survivors if processes.start_time(pid)] == []
+        assert not list(Path("/sys/fs/cgroup").glob(f"**/{container}"))
+        assert eventually(lambda: links_now() <= links)
+        assert Path("/proc/self/mountinfo").read_text() == mounts
+
+    def test_up_clears_what_an_earlier_run_left_half_way(self, state_dir: Path) -> None:
+        harness = subprocess.Popen([sys.executable, "-c", HARNESS, str(state_dir), "1"], cwd=ROOT)
+        try:
+            # In the middle of the start: containerd runs, no kubelet yet.
+            assert eventually((state_dir / "run" / "containerd-n1.json").exists, 60)
+        finally:
+            harness.send_signal(signal.SIGKILL)
+            harness.wait()
+        survivors = processes.marked(state_dir)
+        assert survivors
+        with Cluster.start(ClusterSpec(state_dir=state_dir, nodes=0, parts=False)) as cluster:
+            assert [pid for pid in survivors if processes.start_time(pid)] == []
+            assert cluster.kubectl("get", "nodes", "-o", "name") == ""
+        assert Cluster.leftovers(state_dir) == []
+
+
+def test_env_speaks_shell_and_down_of_nothing_is_fine(state_dir: Path) -> None:
+    with Cluster.start(ClusterSpec(state_dir=state_dir, nodes=0, parts=False)):
+        exports = cli("env", "--state-dir", str(state_dir))
+        shown = processes.run(["bash", "-c", f"{exports}\nkubectl get namespace default -o name"])
+        assert shown == "namespace/default\n"
+    said = cli("down", "--state-dir", str(state_dir))
+    assert "no cluster" in said
