@@ -71,6 +71,10 @@ lock: | $(filter .uv/bin/uv,$(UV)) ## renew requirements/*.lock from pyproject.t
 	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --group dev \
 		--custom-compile-command "make lock" pyproject.toml -o requirements/dev.lock
 
+.PHONY: proto
+proto: env ## regenerate the gRPC code of deviceplugin/api
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. deviceplugin/api/*.proto
+
 .PHONY: clean
 clean: ## remove the environment and caches of this folder
 	rm -rf .venv .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -64,5 +64,16 @@ def throughput(nodes: int, pods: int, runs: int, plain_http: bool, options: tupl
     _show(bench.run(nodes, pods, runs, options, plain_http=plain_http))
 
 
+@main.command()
+@click.option("--rate", default=300)
+@click.option("--seconds", default=20)
+@click.option("--creations", default=300)
+def admission(rate: int, seconds: int, creations: int) -> None:
+    """mutate and validate over TLS at a fixed rate, and pod creation with and without the webhooks."""
+    from bench import admission as bench  # noqa: PLC0415
+
+    _show(bench.run(rate, seconds, creations))
+
+
 if __name__ == "__main__":
     main()

@@ -45,36 +45,42 @@ def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, .
 @click.option(
     "--simulated-cards",
     type=click.Path(dir_okay=False, path_type=Path),
+    show_envvar=True,
     help="YAML file of cards, read again when it changes, instead of the machine's NVIDIA cards.",
 )
 @click.option(
     "--kubelet-dir",
     type=_FOLDER,
     default=Path("/var/lib/kubelet"),
+    show_envvar=True,
     help="The kubelet's folder, with device-plugins/ and pod-resources/ below it.",
 )
 @click.option(
     "--cdi-dir",
     type=_FOLDER,
     default=Path("/var/run/cdi"),
+    show_envvar=True,
     help="Where the container runtime reads CDI specs.",
 )
 @click.option(
     "--state-dir",
     type=_FOLDER,
     default=Path("/var/lib/cardwise"),
+    show_envvar=True,
     help="Where this node's grants are kept. Must survive reboots.",
 )
 @click.option(
     "--cri-socket",
     type=click.Path(path_type=Path),
     default=Path("/run/containerd/containerd.sock"),
+    show_envvar=True,
     help="The container runtime's CRI socket: it says which containers are alive.",
 )
 @click.option(
     "--card-access",
     type=click.Choice(["auto", "cdi", "env"]),
     default="auto",
+    show_envvar=True,
     help="How containers get their card. cdi: its device node and no other. env: by environment only, for runtimes "
     "without CDI; a user can then see the other cards. auto: cdi where the runtime has it.",
 )
@@ -84,6 +90,8 @@ def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, .
     type=int,
     default=slots.DEFAULT_COUNT,
     callback=_slot_ids,
+    envvar="CARDWISE_SLOTS",
+    show_envvar=True,
     help="Share slots: the most containers with a share that this node can run at a time.",
 )
 @click.option(
@@ -91,12 +99,15 @@ def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, .
     "nvidia_cdi_specs",
     type=click.Path(path_type=Path),
     multiple=True,
+    envvar="CARDWISE_NVIDIA_CDI_SPEC",
     default=[Path("/etc/cdi"), Path("/var/run/cdi")],
+    show_envvar=True,
     help="Where the node's nvidia.com/gpu CDI spec is: a file, or a folder to look through. May be repeated.",
 )
 @click.option(
     "--start-on-sick-cards/--no-start-on-sick-cards",
     default=False,
+    show_envvar=True,
     help="Whether containers whose card is unhealthy start all the same, or wait until it has recovered.",
 )
 def main(

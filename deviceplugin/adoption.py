@@ -30,7 +30,7 @@ def missing(
         if pod is None or pod.finished or (uid, container) in granted:
             continue
         try:
-            found.append(grant_of(pod, container, sorted(theirs))[0])
+            found.append(grant_of(pod, container, sorted(theirs)))
         except Refused as error:
             _log.warning("a container holds a share slot without an assignment", uid=uid, error=str(error))
     return found

@@ -52,7 +52,11 @@ class Share(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A container's share. `slots` are its device IDs; `pod_mem` and `indices` are of the whole pod."""
+    """A container's share. `slots` are its device IDs; `pod_shares` are those of all containers of its pod.
+
+    The pod holds all its shares from its first grant on: else a later pod could take what its second container, or its
+    first when it restarts, will need.
+    """
 
     version: int = _VERSION
     pod_uid: str
@@ -62,13 +66,32 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     key: str
     slots: tuple[str, ...]
     shares: tuple[Share, ...]
-    pod_mem: int
-    indices: tuple[int, ...]
+    pod_shares: tuple[Share, ...]
     granted_ns: int = 0
 
     @property
     def pod(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def pod_mem(self) -> int:
+        """MiB of the whole pod on all cards."""
+        return sum(share.mem for share in self.pod_shares)
+
+    @property
+    def indices(self) -> list[int]:
+        """The pod's card indices, each once, in ascending order."""
+        return sorted({share.index for share in self.pod_shares})
+
+
+def by_pod(grants: Iterable[Grant]) -> dict[str, Grant]:
+    """The latest grant of each pod, by UID: its `pod_shares` are what the pod holds. Pure."""
+    latest: dict[str, Grant] = {}
+    for grant in grants:
+        other = latest.get(grant.pod_uid)
+        if other is None or other.granted_ns <= grant.granted_ns:
+            latest[grant.pod_uid] = grant
+    return latest
 
 
 class Overfull(Struct, frozen=True):
@@ -84,7 +107,7 @@ class Overfull(Struct, frozen=True):
 
     def __str__(self) -> str:
         unit = "% of cores" if self.cores else "MiB"
-        names = sorted({f"{grant.pod} (uid {grant.pod_uid}, container {grant.container})" for grant in self.holders})
+        names = sorted({f"{grant.pod} (uid {grant.pod_uid})" for grant in self.holders})
         return (
             f"card {self.index} ({self.uuid}): {self.held} of {self.total} {unit} are still held by "
             f"{', '.join(names)}; {self.asked} {unit} more do not fit"
@@ -125,14 +148,13 @@ class GrantStore:
             found = [grant for grant in self._grants.values() if slot in grant.slots]
         return max(found, key=lambda grant: grant.granted_ns, default=None)
 
-    def claim(self, grant: Grant, pod_shares: Iterable[Share], totals: Mapping[str, int]) -> Overfull | None:
-        """Enter the grant, or say which card is over-full.
+    def claim(self, grant: Grant, totals: Mapping[str, int]) -> Overfull | None:
+        """Enter the grant, or say which card is over-full; `totals` are the MiB of this node's cards by UUID.
 
-        `pod_shares` are those of the whole pod, so that its first container does not start on a card that its second
-        will not fit on; `totals` are the MiB of this node's cards by UUID. The grant is on disk when this returns
-        None. Raises OSError; the grant then stays in memory, where the next try and `drop` find it.
+        The grant is on disk when this returns None. Raises OSError; it then stays in memory, where the next try and
+        `drop` find it.
         """
-        return self._enter(grant, lambda: self._overfull(grant.pod_uid, pod_shares, totals))
+        return self._enter(grant, lambda: self._overfull(grant, totals))
 
     def adopt(self, grant: Grant) -> None:
         """Enter a grant whose container runs already, whatever the card has. Raises OSError."""
@@ -166,27 +188,28 @@ class GrantStore:
         return list(found.values())
 
     def held(self) -> dict[str, int]:
-        """MiB granted by card UUID."""
+        """MiB held by card UUID."""
         sums: dict[str, int] = defaultdict(int)
-        for grant in self.all():
-            for share in grant.shares:
+        for grant in by_pod(self.all()).values():
+            for share in grant.pod_shares:
                 sums[share.uuid] += share.mem
         return dict(sums)
 
-    def _overfull(self, pod_uid: str, pod_shares: Iterable[Share], totals: Mapping[str, int]) -> Overfull | None:
+    def _overfull(self, mine: Grant, totals: Mapping[str, int]) -> Overfull | None:
         mem: dict[str, int] = defaultdict(int)
         core: dict[str, int] = defaultdict(int)
         indices: dict[str, int] = {}
-        for share in pod_shares:
+        pods = by_pod(self._grants.values())
+        for share in mine.pod_shares:
             mem[share.uuid] += share.mem
             core[share.uuid] += share.core
             indices[share.uuid] = share.index
         for uuid, asked in mem.items():
             others = [
                 (grant, share)
-                for (uid, _), grant in self._grants.items()
-                if uid != pod_uid
-                for share in grant.shares
+                for uid, grant in pods.items()
+                if uid != mine.pod_uid
+                for share in grant.pod_shares
                 if share.uuid == uuid
             ]
             holders = tuple(grant for grant, _ in others)

@@ -13,7 +13,6 @@ import msgspec
 import structlog
 
 from cardwise.core import assignment as codec
-from cardwise.core.assignment import Assignment
 from cardwise.gpus.protocol import GpuCard, Gpus
 from cardwise.kube import errors
 from deviceplugin.access import Access, Delivery
@@ -65,7 +64,7 @@ def identify(slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str
     return who, uids[0]
 
 
-def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> tuple[Grant, Assignment]:
+def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
     """The grant that the pod's annotations order for a container. Pure. Raises Refused."""
     what = f"pod {pod.namespace}/{pod.name}"
     try:
@@ -81,7 +80,7 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> tuple[Grant,
     shares = assignment.containers.get(key or "")
     if key is None or not shares:
         raise Refused(f"{what}: its assignment has no card for container {container!r} (key {key}); create it again")
-    grant = Grant(
+    return Grant(
         pod_uid=pod.uid,
         namespace=pod.namespace,
         name=pod.name,
@@ -89,10 +88,8 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> tuple[Grant,
         key=key,
         slots=tuple(slots),
         shares=tuple(Share.of(share) for share in shares),
-        pod_mem=assignment.mem,
-        indices=tuple(assignment.indices()),
+        pod_shares=tuple(Share.of(share) for share in assignment.shares()),
     )
-    return grant, assignment
 
 
 def check_cards(shares: Sequence[Share], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
@@ -145,13 +142,13 @@ class PreStart:
             who, uid = identify(slots, self._kubelet.holders(), self._name_of)
         except KubeletSilent as error:
             raise Refused(str(error)) from error
-        grant, pod_shares, pod = self._order(who, uid, slots)
+        grant, pod = self._order(who, uid, slots)
         cards = {card.uuid: card for card in self._gpus.cards()}
         mine = check_cards(grant.shares, cards)
-        check_cards(pod_shares, cards)
+        check_cards(grant.pod_shares, cards)
         self._check_health(mine)
         try:
-            self._claim(grant, pod_shares, {card.uuid: card.memory for card in cards.values()})
+            self._claim(grant, {card.uuid: card.memory for card in cards.values()})
             if self._access() is not Access.ENV:
                 self._delivery.deliver(grant, mine)
         except (OSError, UnsafeName, NoDevice) as error:
@@ -174,10 +171,8 @@ class PreStart:
         pod = self._pods.known(uid)
         return None if pod is None else f"{pod.namespace}/{pod.name}"
 
-    def _order(
-        self, who: NamedContainer, uid: str, slots: Sequence[str]
-    ) -> tuple[Grant, tuple[Share, ...], PodView | None]:
-        """The grant to make, all shares of its pod, and the pod unless only the disk remembers it."""
+    def _order(self, who: NamedContainer, uid: str, slots: Sequence[str]) -> tuple[Grant, PodView | None]:
+        """The grant to make, and the pod unless only the disk remembers it."""
         before = self._grants.get(uid, who.container)
         try:
             pod = self._pods.find(who.namespace, who.pod, uid)
@@ -188,12 +183,10 @@ class PreStart:
                     f"the assignment of pod {who.namespace}/{who.pod} is not known here and the API server "
                     f"does not answer: {error}"
                 ) from error
-            again = msgspec.structs.replace(before, slots=tuple(slots))
-            return again, tuple(share for one in self._grants.of_pod(uid) for share in one.shares), None
+            return msgspec.structs.replace(before, slots=tuple(slots)), None
         if pod is None or (pod.namespace, pod.name) != (who.namespace, who.pod):
             raise Refused(f"pod {who.namespace}/{who.pod} (uid {uid}) does not exist any more")
-        grant, assignment = grant_of(pod, who.container, slots)
-        return grant, tuple(Share.of(share) for share in assignment.shares()), pod
+        return grant_of(pod, who.container, slots), pod
 
     def _check_health(self, cards: list[GpuCard]) -> None:
         health = self._gpus.health()
@@ -205,28 +198,26 @@ class PreStart:
                     "recovered, or delete the pod, so that it is placed again"
                 )
 
-    def _claim(self, grant: Grant, pod_shares: tuple[Share, ...], totals: dict[str, int]) -> None:
-        overfull = self._grants.claim(grant, pod_shares, totals)
+    def _claim(self, grant: Grant, totals: dict[str, int]) -> None:
+        overfull = self._grants.claim(grant, totals)
         if overfull is None:
             return
         if not self._waiting.acquire(blocking=False):
             raise Refused(str(overfull))
         try:
-            overfull = self._wait_for_room(overfull, grant, pod_shares, totals)
+            overfull = self._wait_for_room(overfull, grant, totals)
         finally:
             self._waiting.release()
         if overfull is not None:
             raise Refused(str(overfull))
 
-    def _wait_for_room(
-        self, overfull: Overfull, grant: Grant, pod_shares: tuple[Share, ...], totals: dict[str, int]
-    ) -> Overfull | None:
+    def _wait_for_room(self, overfull: Overfull, grant: Grant, totals: dict[str, int]) -> Overfull | None:
         """What holds the card has mostly ended already, and only nobody has asked the runtime yet."""
         deadline = time.monotonic() + self._conflict_seconds
         left: Overfull | None = overfull
         while left is not None:
             self._release({holder.pod_uid for holder in left.holders})
-            left = self._grants.claim(grant, pod_shares, totals)
+            left = self._grants.claim(grant, totals)
             if left is None or time.monotonic() >= deadline:
                 break
             time.sleep(_CONFLICT_PAUSE)

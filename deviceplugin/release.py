@@ -15,7 +15,7 @@ from cardwise.kube import errors
 from cardwise.kube.wire import HeldShare
 from deviceplugin.access import Delivery
 from deviceplugin.containers import Containers, RuntimeSilent
-from deviceplugin.grants import Grant, GrantStore
+from deviceplugin.grants import Grant, GrantStore, by_pod
 from deviceplugin.pods import Pods
 
 _log = structlog.get_logger(__name__)
@@ -26,11 +26,10 @@ _EVERY_SECONDS = 1.0
 def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
     """By card UUID: what pods without object hold, one entry for each pod. Pure."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    pods: dict[str, Grant] = {}
-    for grant in grants:
-        pods[grant.pod_uid] = grant
-        for share in grant.shares:
-            entry = sums[share.uuid, grant.pod_uid]
+    pods = by_pod(grants)
+    for uid, grant in pods.items():
+        for share in grant.pod_shares:
+            entry = sums[share.uuid, uid]
             entry[0] += share.mem
             entry[1] += share.core
     held: dict[str, list[HeldShare]] = defaultdict(list)

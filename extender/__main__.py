@@ -28,6 +28,7 @@ from extender.verbs import Preferences
 
 _FAST_THREADS = 4  # the scheduler asks one pod at a time; the rest is for inspect and for binds of a single stanza
 _BIND_THREADS = 256
+_DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a single stanza and of our bind stanza
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +97,9 @@ class Settings:
 @click.option(
     "--bind-deadline",
     type=DURATION,
-    default="4s",
-    help="How long after a bind call has come it may still be posted. Must be below httpTimeout of the bind stanza "
-    "(kube-scheduler's default: 5s).",
+    default=None,
+    help="How long after a bind call has come it may still be posted. Must be below httpTimeout of the bind stanza. "
+    "Default: 60s with --bind-port-bind (whose stanza has 300s), else 4s (kube-scheduler's default is 5s).",
 )
 @click.option(
     "--hold-seconds",
@@ -128,6 +129,8 @@ def main(
     Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect.
     """
     logs.setup("extender", common.log_level, common.log_format)
+    if settings["bind_deadline"] is None:
+        settings["bind_deadline"] = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
     chosen = Settings(**settings)  # type: ignore[arg-type]
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check(addresses, tls_dir, tls_secret, plain_http=plain_http)

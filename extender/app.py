@@ -84,6 +84,7 @@ def _filter(parts: Parts, body: bytes) -> FilterResult:
     missing = parts.missing()
     if missing:
         return FilterResult(error=f"not ready: {missing[0]}")
+    parts.binder.wait_for_calm()
     try:
         answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, wire.filter_args(body))
     except Malformed as error:

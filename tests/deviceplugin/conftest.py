@@ -161,8 +161,8 @@ class Rig:
         total = 0
         for folder in (self.folder / "state" / "grants").iterdir():
             with contextlib.suppress(FileNotFoundError):  # freed under our eyes
-                for path in folder.glob("*.json"):
-                    shares = json.loads(path.read_text())["shares"]
+                for path in list(folder.glob("*.json"))[:1]:  # each has all shares of its pod
+                    shares = json.loads(path.read_text())["podShares"]
                     total += sum(share["mem"] for share in shares if share["index"] == index)
         return total
 

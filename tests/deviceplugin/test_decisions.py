@@ -38,8 +38,7 @@ def grant(uid: str = "u1", *shares: Share, **changes: object) -> Grant:
         "key": "0",
         "slots": ("s001",),
         "shares": shares or (Share(1, "GPU-1", 8138, 0, 16276),),
-        "pod_mem": 8138,
-        "indices": (1,),
+        "pod_shares": shares or (Share(1, "GPU-1", 8138, 0, 16276),),
     }
     return Grant(**fields | changes)
 
@@ -244,7 +243,7 @@ def test_a_simulated_card_must_be_a_device_node(tmp_path):
 
 def test_the_fraction_is_of_the_tightest_card():
     two = (Share(0, "GPU-0", 4000, 0, 16000), Share(1, "GPU-1", 4000, 0, 80000))
-    env = environment.of(grant("u", *two, indices=(0, 1), pod_mem=8000))
+    env = environment.of(grant("u", *two))
     assert env["CARDWISE_MEM_FRACTION"] == "0.0500"
     assert env["CARDWISE_MEM_LIMIT_MIB"] == "4000"
     assert env["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
@@ -300,13 +299,14 @@ def test_a_pod_of_gpushare_is_refused_in_its_name():
 def test_the_grant_is_what_the_annotations_order():
     shares = build.shares(8138, 1)
     pod = pod_view(annotations=codec.encode(codec.Assignment({"0": shares}), assume_time_ns=1))
-    made, _ = grant_of(pod, "main", ["s001"])
+    made = grant_of(pod, "main", ["s001"])
     assert made.shares == (Share.of(shares[0]),)
-    assert (made.pod_mem, made.indices, made.slots) == (8138, (1,), ("s001",))
+    assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
 
 
 def test_held_shares_are_summed_by_pod_and_card():
-    two = [grant("u1", Share(0, "GPU-0", 100, 10, 1000)), grant("u1", Share(0, "GPU-0", 50, 5, 1000), container="b")]
+    pod = (Share(0, "GPU-0", 100, 10, 1000), Share(0, "GPU-0", 50, 5, 1000))
+    two = [grant("u1", pod[0], pod_shares=pod), grant("u1", pod[1], pod_shares=pod, container="b")]
     (held,) = held_shares(two)["GPU-0"]
     assert (held.pod_uid, held.memory_mib, held.core_percent) == ("u1", 150, 15)
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from deviceplugin.grants import Grant, GrantStore, Share
+from deviceplugin.grants import Grant, GrantStore, Share, by_pod
 
 TOTAL = 100  # MiB of each card
 CARDS = ("GPU-0", "GPU-1")
@@ -16,6 +16,8 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 
 def grant(uid: str, container: str, card: int, mem: int, core: int = 0) -> Grant:
+    """One of two equal containers of a pod; the pod has twice as much."""
+    share = Share(card, CARDS[card], mem, core, TOTAL)
     return Grant(
         pod_uid=uid,
         namespace="default",
@@ -23,9 +25,8 @@ def grant(uid: str, container: str, card: int, mem: int, core: int = 0) -> Grant
         container=container,
         key="0",
         slots=(f"{uid}-{container}",),
-        shares=(Share(card, CARDS[card], mem, core, TOTAL),),
-        pod_mem=mem,
-        indices=(card,),
+        shares=(share,),
+        pod_shares=(share, share),
     )
 
 
@@ -49,7 +50,7 @@ class Disk(RuleBasedStateMachine):
         assert list((self.folder / "grants").iterdir()) == []
         shutil.rmtree(self.folder)
 
-    @rule(target=pods, card=st.integers(0, 1), mem=st.integers(1, TOTAL), core=st.sampled_from([0, 0, 40, 70]))
+    @rule(target=pods, card=st.integers(0, 1), mem=st.integers(2, TOTAL), core=st.sampled_from([0, 0, 40, 70]))
     def bind(self, card, mem, core):
         self.count += 1
         return (f"pod{self.count}", card, mem, core)
@@ -59,12 +60,11 @@ class Disk(RuleBasedStateMachine):
         uid, card, mem, core = pod
         if uid in self.ended:
             return
-        mine = grant(uid, container, card, max(1, mem // 2), core // 2)
-        whole = [mine.shares[0], mine.shares[0]]
+        mine = grant(uid, container, card, mem // 2, core // 2)
         before = self.store.get(uid, container)
-        refused = self.store.claim(mine, whole, TOTALS)
-        if before is not None:
-            assert refused is None, "a container that runs may always restart"
+        refused = self.store.claim(mine, TOTALS)
+        if before is not None or self.store.of_pod(uid):
+            assert refused is None, "a pod that has begun may always go on, and a container restart"
         if refused is None:
             self.started.add((uid, container))
 
@@ -82,8 +82,8 @@ class Disk(RuleBasedStateMachine):
         uid, card, mem, core = pod
         epoch = self.store.epoch()
         if uid not in self.ended and self.store.get(uid, "a") is not None:
-            mine = grant(uid, "a", card, max(1, mem // 2), core // 2)
-            assert self.store.claim(mine, mine.shares, TOTALS) is None
+            mine = grant(uid, "a", card, mem // 2, core // 2)
+            assert self.store.claim(mine, TOTALS) is None
             assert self.store.drop(uid, epoch) == []
             assert self.store.get(uid, "a") is not None
 
@@ -100,7 +100,7 @@ class Disk(RuleBasedStateMachine):
         on_disk = GrantStore(self.folder / "grants")
         for store in (self.store, on_disk):
             for card in CARDS:
-                shares = [share for one in store.all() for share in one.shares if share.uuid == card]
+                shares = [s for one in by_pod(store.all()).values() for s in one.pod_shares if s.uuid == card]
                 assert sum(share.mem for share in shares) <= TOTAL
                 assert sum(share.core for share in shares) <= 100
 
@@ -115,7 +115,7 @@ TestDisk.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 
 def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):
     store = GrantStore(tmp_path / "grants")
-    store.claim(grant("u1", "a", 0, 10), [], TOTALS)
+    store.claim(grant("u1", "a", 0, 10), TOTALS)
     path = tmp_path / "grants" / "u1" / "a.json"
     for bad in ("", "{", '{"version": 9}', path.read_text().replace('"u1"', '"u2"')):
         path.parent.mkdir(exist_ok=True)

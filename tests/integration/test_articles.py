@@ -27,7 +27,7 @@ SMALL = "sim-8"
 OTHERS = [f"sim-{i}" for i in range(9, 20)]
 CARDS = {
     "default": [P100, P100],
-    "nodes": {FOUR: [P100] * 4, MIXED: [8138, P100], SMALL: [8138]},
+    "nodes": {FOUR: [P100] * 4, MIXED: [8138, P100], SMALL: [8138, 8138]},
 }
 
 
@@ -119,7 +119,7 @@ def test_a_pod_above_every_card_of_its_node_waits_and_is_told_why(space):
 
 
 def test_a_full_card_keeps_a_pod_waiting_until_there_is_room(space, node):
-    fill(space, node, P100, P100)
+    fill(space, node, P100 - 800, P100 - 800)
     space.create(workload("late", gpu_mem=1024, node=node))
     space.wait(lambda: "Insufficient GPU Memory in one device" in space.reasons("late"), "the reason")
     space.kubectl("delete", "pod", f"fill-{node}-1", "--grace-period=1")

@@ -303,8 +303,20 @@ time.sleep(600)
 """
 
 
-def links_now() -> set[str]:
-    return {link.name for link in Path("/sys/class/net").iterdir()}
+def outside() -> dict[str, str]:
+    """What a kubelet and containerd on the machine itself would write: fixed folders and kernel settings."""
+    fixed = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers", "/usr/libexec/kubernetes")
+    fixed += ("/opt/containerd", "/opt/nri", "/run/containerd", "/etc/cni")
+    settings = [Path("/proc/sys") / name for name in ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")]
+    settings.append(Path("/proc/sys/net/ipv4/ip_forward"))
+    found = {path: str(Path(path).exists()) for path in fixed}
+    return found | {str(path): path.read_text() for path in settings}
+
+
+def links_of(cluster: Cluster) -> list[Path]:
+    """The cluster's bridge and what is plugged into it."""
+    bridge = Path("/sys/class/net") / cluster.network.bridge
+    return [bridge, *(bridge.parent / port.name for port in (bridge / "brif").iterdir())]
 
 
 def cli(*arguments: str) -> str:
@@ -315,7 +327,7 @@ def cli(*arguments: str) -> str:
 class TestKilledHarness:
     def test_down_leaves_nothing_after_kill_9(self, state_dir: Path) -> None:
         mounts = Path("/proc/self/mountinfo").read_text()
-        links = links_now()
+        machine = outside()
         harness = subprocess.Popen(
             [sys.executable, "-c", HARNESS, str(state_dir), "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
@@ -331,8 +343,10 @@ class TestKilledHarness:
         finally:
             harness.send_signal(signal.SIGKILL)
             harness.communicate()
-        assert links_now() - links
+        links = links_of(cluster)
+        assert len(links) == 2  # the bridge, and the pod's end of a pair
         assert list(Path("/sys/fs/cgroup").glob(f"**/{container}"))
+        assert outside() == machine  # nor did it write there while it ran
         survivors = processes.marked(state_dir)
         # etcd, apiserver, controllers, scheduler, keeper; the node's namespace, containerd, kubelet and shim.
         assert len(survivors) >= 9
@@ -341,7 +355,7 @@ class TestKilledHarness:
         # And by other eyes than the harness's own.
         assert [pid for pid in survivors if processes.start_time(pid)] == []
         assert not list(Path("/sys/fs/cgroup").glob(f"**/{container}"))
-        assert eventually(lambda: links_now() <= links)
+        assert eventually(lambda: not [link for link in links if link.exists()])
         assert Path("/proc/self/mountinfo").read_text() == mounts
 
     def test_up_clears_what_an_earlier_run_left_half_way(self, state_dir: Path) -> None:

@@ -1,0 +1,345 @@
+"""Everything at once: workloads come, grow and go while the parts are killed; and then all the records agree.
+
+While it runs a watcher checks rule 1 on every event of every pod: the shares on a card never sum to more than the card.
+"""
+
+import random
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from cardwise.core import assignment, names
+from cardwise.kube import errors, paths
+from deviceplugin.kubelet import Kubelet
+from tests.build import P100
+from tests.cluster import Cluster
+from tests.cluster.processes import wait_for
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import (
+    Json,
+    Space,
+    assigned,
+    deployment,
+    device_numbers,
+    inspect,
+    kill9,
+    probe,
+    probed,
+    where,
+    workload,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node]
+
+NODES = ("n1", "n2")
+CARDS = 4  # of each node
+# Deployments by name: their requests, and the most replicas that a step may ask for; together far more than there is.
+WORKLOADS: dict[str, tuple[dict[str, int | str], int]] = {
+    "small": ({"gpu_mem": 1024}, 8),
+    "quarter": ({"gpu_mem": 4069}, 6),
+    "half": ({"gpu_mem": 8138}, 6),
+    "most": ({"gpu_mem": 12_000}, 4),
+    "split": ({"gpu_mem": 6000, "gpu_count": 2}, 3),
+    "whole": ({"gpu_count": 1}, 2),
+}
+OFTEN = ("extender", "deviceplugin-n1", "deviceplugin-n2", "kubelet-n1", "kubelet-n2")
+ONCE = ("kube-scheduler", "webhook")
+FINISHED = ("Succeeded", "Failed")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"default": [{"memoryMiB": P100}] * CARDS}, file)
+        file.flush()
+        yield from started(SpecOf(nodes=len(NODES), cards=Path(file.name)))
+
+
+class RuleOne:
+    """Watches all pods and sums up what is held on each card after every event."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._held: dict[str, dict[tuple[str, str], int]] = {}
+        self._totals: dict[tuple[str, str], int] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.violations: list[str] = []
+        self.events = 0
+        self.failed = ""
+
+    def __enter__(self) -> "RuleOne":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        try:
+            version = ""
+            for page in self._cluster.api.list_pages(paths.pods(), limit=0):
+                listed = msgspec.json.decode(page)
+                version = listed["metadata"]["resourceVersion"]
+                for pod in listed["items"]:
+                    self._take("ADDED", pod)
+            while not self._stopping.is_set():
+                for line in self._cluster.api.watch(paths.pods(), resource_version=version, timeout_seconds=2):
+                    event = msgspec.json.decode(line)
+                    assert event["type"] != "ERROR", event
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        self._take(event["type"], event["object"])
+        except Exception as error:  # noqa: BLE001 - told by the test, which runs in another thread
+            self.failed = repr(error)
+
+    def _take(self, kind: str, pod: Json) -> None:
+        uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+        self._held.pop(uid, None)
+        over = kind == "DELETED" or pod["status"].get("phase") in FINISHED
+        found = assignment.decode(pod["metadata"].get("annotations") or {}) if node and not over else None
+        self.events += 1
+        if found is None:
+            return
+        held: dict[tuple[str, str], int] = defaultdict(int)
+        for share in found.shares():
+            held[node, share.uuid] += share.mem
+            self._totals[node, share.uuid] = share.total
+        self._held[uid] = held
+        for card in held:
+            total = sum(each.get(card, 0) for each in self._held.values())
+            if total > self._totals[card]:
+                self.violations.append(f"{total} of {self._totals[card]} MiB on {card} with {pod['metadata']['name']}")
+
+
+class Chaos:
+    """One step after the other, chosen by a seeded generator."""
+
+    def __init__(self, space: Space, seed: int, steps: int) -> None:
+        self._space = space
+        self._random = random.Random(seed)
+        self._due: dict[str, int] = {}  # killed process -> the step before which it is started again
+        self._kill_at = dict(zip(self._random.sample(range(steps // 4, steps), len(ONCE)), ONCE, strict=True))
+        self.log: list[str] = []
+
+    def step(self, number: int) -> None:
+        for name in [name for name, due in self._due.items() if due <= number]:
+            self._start(name)
+        if number in self._kill_at:
+            self._kill(self._kill_at[number], number)
+            return
+        act: Callable[[int], None] = self._random.choices(
+            (self._scale, self._delete, self._force_delete, self._kill_often), (8, 4, 3, 5)
+        )[0]
+        act(number)
+
+    def calm(self) -> None:
+        """All processes run again."""
+        for name in list(self._due):
+            self._start(name)
+
+    def _scale(self, number: int) -> None:
+        name = self._random.choice(list(WORKLOADS))
+        replicas = self._random.randint(0, WORKLOADS[name][1])
+        self._say(number, f"scale {name} to {replicas}")
+        self._space.kubectl("scale", "deployment", name, f"--replicas={replicas}")
+
+    def _delete(self, number: int, *, force: bool = False) -> None:
+        pods = sorted(pod["metadata"]["name"] for pod in self._space.pods())
+        for name in self._random.sample(pods, min(len(pods), self._random.randint(1, 3))):
+            self._say(number, f"delete {name}{' with grace 0' if force else ''}")
+            try:
+                self._space.cluster.api.delete(
+                    paths.pods(self._space.name, name), {"gracePeriodSeconds": 0} if force else None
+                )
+            except errors.NotFound:
+                continue
+
+    def _force_delete(self, number: int) -> None:
+        self._delete(number, force=True)
+
+    def _kill_often(self, number: int) -> None:
+        up = [name for name in OFTEN if name not in self._due]
+        if up:
+            self._kill(self._random.choice(up), number)
+
+    def _kill(self, name: str, number: int) -> None:
+        self._say(number, f"kill {name}")
+        kill9(self._space.cluster.process(name))
+        self._due[name] = number + self._random.randint(1, 3)
+
+    def _start(self, name: str) -> None:
+        del self._due[name]
+        self._space.cluster.process(name).restart()
+
+    def _say(self, number: int, what: str) -> None:
+        self.log.append(f"step {number}: {what}")
+        print(self.log[-1], flush=True)
+
+
+@pytest.mark.timeout(420)
+def test_thirty_steps_of_chaos(cluster):
+    chaos(cluster, 30)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2 * 3600)
+def test_three_hundred_steps_of_chaos(cluster):
+    chaos(cluster, 300)
+
+
+def chaos(cluster: Cluster, steps: int, seed: int | None = None) -> None:
+    seed = seed if seed is not None else random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}", flush=True)
+    space = Space(cluster, "chaos")
+    numbers = {node: device_numbers(cluster, node) for node in NODES}
+    for name, (asked, _) in WORKLOADS.items():
+        space.cluster.apply([_in(space, deployment(name, 1, **asked))])
+    with RuleOne(cluster) as watcher:
+        monkey = Chaos(space, seed, steps)
+        for number in range(steps):
+            monkey.step(number)
+            wait_for(lambda: bool(watcher.violations), monkey._random.uniform(0.1, 1.5))
+            assert not watcher.violations, watcher.violations
+        monkey.calm()
+        for part in ("extender", "webhook"):
+            cluster.parts.wait_ready(part, 60)
+        began = time.monotonic()
+        for name in WORKLOADS:
+            space.kubectl("scale", "deployment", name, "--replicas=1")
+        space.wait(lambda: _ready(space), "every Deployment is ready", 180)
+        quiet: list[str] = ["never asked"]
+
+        def agreed() -> bool:
+            quiet[:] = disagreements(space)
+            return not quiet
+
+        assert wait_for(agreed, 90), quiet
+        print(f"ready and agreed after {time.monotonic() - began:.1f} s, {watcher.events} events of pods", flush=True)
+        for pod in space.pods():
+            name, (node, cards) = pod["metadata"]["name"], where(pod)
+            opened = space.inside(name, f"> /dev/termination-log; {probe(numbers[node])} cat /dev/termination-log")
+            seen = [line for line in opened.splitlines() if line.startswith("opens")]
+            assert seen == [f"opens {card}" for card in cards.split(",")], name
+            if "," not in cards:
+                assert opened.splitlines() == probed(numbers[node], cards), name
+        space.clear()
+        space.wait(lambda: all(used == 0 for _, used, _ in inspect(cluster).values()), "every card is free", 90)
+    assert not watcher.failed, watcher.failed
+    assert not watcher.violations, watcher.violations
+    assert watcher.events > steps
+
+
+def _in(space: Space, made: Json) -> Json:
+    return made | {"metadata": made["metadata"] | {"namespace": space.name}}
+
+
+def _ready(space: Space) -> bool:
+    found = space.cluster.api.get(f"/apis/apps/v1/namespaces/{space.name}/deployments")["items"]
+    settled = all(
+        each["status"].get("observedGeneration") == each["metadata"]["generation"]
+        and each["status"].get("readyReplicas", 0) == each["status"].get("replicas", 0) == each["spec"]["replicas"]
+        for each in found
+    )
+    return settled and len(space.pods()) == sum(each["spec"]["replicas"] for each in found)
+
+
+def disagreements(space: Space) -> list[str]:
+    """Between annotations, the extender's ledger, ExtendedResources and what the kubelets know; a line each."""
+    found: list[str] = []
+    pods = [pod for pod in space.cluster.api.get(paths.pods())["items"] if pod["status"].get("phase") not in FINISHED]
+    bound = [pod for pod in pods if names.ASSIGNMENT in (pod["metadata"].get("annotations") or {})]
+    by_card: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for pod in bound:
+        who = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        for share in assigned(pod).shares():
+            by_card[pod["spec"]["nodeName"], share.index][who] += share.mem
+    ledger = inspect(space.cluster)
+    if len(ledger) != len(NODES) * CARDS:
+        found.append(f"the ledger has {len(ledger)} cards")
+    for card, (total, used, shown) in ledger.items():
+        held = dict(by_card[card])
+        if shown != held or used != sum(held.values()):
+            found.append(f"{card}: the ledger has {used} MiB, {shown}; the annotations have {held}")
+        if used > total:
+            found.append(f"{card}: {used} of {total} MiB are held")
+    for resource in space.cluster.api.get(paths.extendedresources())["items"]:
+        status, card = resource["status"], (resource["spec"]["node"], resource["spec"]["index"])
+        if status.get("held") or status.get("health") != "Healthy":
+            found.append(f"ExtendedResource of {card}: {status}")
+    for node in NODES:
+        found += _kubelet_disagrees(space.cluster, node, [p for p in bound if p["spec"]["nodeName"] == node])
+    return found
+
+
+def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[str]:
+    kubelet = Kubelet(cluster.node(node).kubelet_dir)
+    try:
+        holders = kubelet.holders()
+    finally:
+        kubelet.close()
+    found = []
+    living = {(pod["metadata"]["namespace"], pod["metadata"]["name"]): pod["metadata"]["uid"] for pod in pods}
+    listed = [(one.namespace, one.pod) for slot in holders.named.values() for one in slot]
+    if sorted(listed) != sorted(living):
+        found.append(f"{node}: PodResources lists {sorted(listed)}, bound are {sorted(living)}")
+    # The checkpoint may still have ended pods: the kubelet cleans it up when it next admits one.
+    known = [one.pod_uid for slot in holders.known.values() for one in slot]
+    missing = [uid for uid in living.values() if known.count(uid) != 1]
+    if missing:
+        found.append(f"{node}: the checkpoint lacks pods {missing}")
+    grants = {path.name.split("_")[0] for path in (cluster.node(node).folder / "cardwise" / "grants").glob("*.json")}
+    if grants and not all(any(uid in name for name in grants) for uid in living.values()):
+        found.append(f"{node}: the device plugin's grants {sorted(grants)} lack some of {living}")
+    return found
+
+
+STUBBORN = "trap '' TERM; while :; do touch /out/first; sleep 0.1; done"
+SUCCESSOR = "date +%s > /out/second; " + "trap 'exit 0' TERM; while :; do sleep 1; done"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("killed", ["", "extender", "deviceplugin-n1", "kubelet-n1"])
+def test_a_successor_starts_only_when_the_container_of_a_force_deleted_pod_is_gone(cluster, tmp_path_factory, killed):
+    space = Space(cluster, "chaos")
+    out = cluster.state_dir / f"out-{killed or 'calm'}"
+    out.mkdir()
+    volume = {"volumes": [{"name": "out", "hostPath": {"path": str(out)}}]}
+
+    def full(name: str, command: str, grace: int) -> Json:
+        made = workload(name, gpu_count=1, gpu_mem=P100, node="n1", command=command, grace=grace, spec=volume)
+        made["spec"]["containers"][0]["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
+        return made
+
+    # Every other card is taken, so the successor has only this one to go to.
+    for card in range(1, CARDS):
+        space.create(workload(f"other-{card}", gpu_mem=P100, node="n1"))
+    space.running(*(f"other-{card}" for card in range(1, CARDS)))
+    space.create(full("first", STUBBORN, 15))
+    space.running("first")
+    space.wait((out / "first").exists, "the first container works")
+    space.kubectl("delete", "pod", "first", "--grace-period=0", "--force", "--wait=false")
+    if killed:
+        kill9(cluster.process(killed))
+        cluster.process(killed).restart()
+    space.create(full("second", SUCCESSOR, 1))
+    began = time.time()
+    space.wait((out / "second").exists, "the successor starts by itself", 120)
+    last, start = (out / "first").stat().st_mtime, (out / "second").stat().st_mtime
+    print(
+        f"the first container ended {last - began:.1f} s, the second started {start - began:.1f} s after its creation"
+    )
+    assert start > last, "both containers ran at once"
+    assert last - began > 5, "the first one was stubborn"
+    # It does not come back either.
+    space.running("second")
+    assert (out / "first").stat().st_mtime == last
+    space.clear()

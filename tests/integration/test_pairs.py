@@ -1,0 +1,93 @@
+"""Equal pods bound to different cards of one node at the same moment: each opens its own card, and no other.
+
+This is the swap of peers.md C1: whoever guesses from Allocate which pod it is for confuses pods that ask for the same.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import paths
+from tests.build import P100
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Space, device_numbers, probe, probed, where, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node]
+
+NODE = "n1"
+CARDS = 8
+OVER_HALF = 9000  # MiB: no two of these pods fit on one card
+ENDED = ("Succeeded", "Failed")
+
+
+@pytest.fixture(scope="module")
+def space() -> Iterator[Space]:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"default": [{"memoryMiB": P100}] * CARDS}, file)
+        file.flush()
+        for cluster in started(SpecOf(nodes=1, cards=Path(file.name))):
+            yield Space(cluster, "pairs")
+
+
+@pytest.mark.timeout(240)
+def test_twelve_pairs_are_not_swapped(space):
+    assert mismatches(space, pairs=12) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+def test_a_thousand_pairs_are_not_swapped(space):
+    assert mismatches(space, pairs=1000) == []
+
+
+def mismatches(space: Space, *, pairs: int) -> list[str]:
+    """Rounds of as many pairs as the node has room for; what came out otherwise than the annotations say."""
+    numbers = device_numbers(space.cluster, NODE)
+    assert len(set(numbers.values())) == CARDS
+    script = probe(numbers)
+    found: list[str] = []
+    done = 0
+    while done < pairs:
+        at_once = min(CARDS // 2, pairs - done)
+        found += one_round(space, f"r{done}", 2 * at_once, script, numbers)
+        done += at_once
+        print(f"{done} of {pairs} pairs, {len(found)} mismatches", flush=True)
+    space.clear()
+    return found
+
+
+def one_round(space: Space, name: str, count: int, script: str, numbers: dict[str, str]) -> list[str]:
+    pods = [
+        workload(f"{name}-{i}", gpu_mem=OVER_HALF, node=NODE, command=script, spec={"restartPolicy": "Never"})
+        for i in range(count)
+    ]
+    # All of them are in the queue before the first is placed, so they are bound within milliseconds.
+    scheduler = space.cluster.process("kube-scheduler")
+    scheduler.pause()
+    try:
+        with ThreadPoolExecutor(count) as threads:
+            uids = set(threads.map(space.create, pods))
+    finally:
+        scheduler.resume()
+
+    def ours() -> list[dict]:
+        return [pod for pod in space.pods() if pod["metadata"]["uid"] in uids]
+
+    space.wait(lambda: all(pod["status"]["phase"] in ENDED for pod in ours()), f"round {name} is over", 60)
+    ended = ours()
+    found = []
+    for pod in ended:
+        told = pod["status"]["containerStatuses"][0]["state"]["terminated"].get("message", "").splitlines()
+        node, card = where(pod)
+        if node != NODE or told != probed(numbers, card):
+            found.append(f"{pod['metadata']['name']} on card {card}: {told}")
+        assert pod["metadata"]["annotations"][names.ASSIGNMENT]
+    assert len({where(pod) for pod in ended}) == len(pods), "no two of them were on one card"
+    collection = paths.pods(space.name)
+    space.cluster.api.delete(collection, {"gracePeriodSeconds": 0})
+    return found
