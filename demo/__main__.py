@@ -19,6 +19,9 @@ from demo.scenes import FOUR_CARDS, SCENES, Failed, Scene
 from tests.cluster import Cluster, ClusterSpec
 from tests.cluster.cluster import check_owner
 
+_CARD = {"model": "Tesla-P100", "memoryMiB": 16276}
+# Three nodes of two cards, and a simulated one of four for the scene that needs it.
+_CARDS = {"nodes": {FOUR_CARDS: [_CARD] * 4}, "default": [_CARD] * 2}
 STATE = Path(tempfile.gettempdir(), f"cardwise-demo-{os.getuid()}")
 
 
@@ -30,7 +33,13 @@ def demo(once: bool, state_dir: Path) -> None:
     check_owner(state_dir)
     real = os.geteuid() == 0
     click.echo("bringing a Kubernetes up" if real else "not root: the three nodes are simulated, their pods do not run")
-    cluster = Cluster.start(_spec(state_dir, real=real), click.echo)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as cards:
+        yaml.safe_dump(_CARDS, cards)
+        cards.flush()
+        spec = ClusterSpec(
+            state_dir=state_dir, nodes=3 if real else 0, sim_nodes=1 if real else 4, cards=Path(cards.name)
+        )
+        cluster = Cluster.start(spec, click.echo)
     try:
         cluster.kubectl("taint", "node", FOUR_CARDS, "demo=only:NoSchedule")
         with _live_table(cluster):
@@ -50,14 +59,6 @@ def demo(once: bool, state_dir: Path) -> None:
         failed.append(f"left behind: {'; '.join(left)}")
         click.echo(failed[-1])
     sys.exit(1 if failed else 0)
-
-
-def _spec(state_dir: Path, *, real: bool) -> ClusterSpec:
-    """Three nodes of two cards, and a simulated one of four for the scene that needs it."""
-    cards = state_dir.with_suffix(".cards.yaml")
-    card = {"model": "Tesla-P100", "memoryMiB": 16276}
-    cards.write_text(yaml.safe_dump({"nodes": {FOUR_CARDS: [card] * 4}, "default": [card] * 2}))
-    return ClusterSpec(state_dir=state_dir, nodes=3 if real else 0, sim_nodes=1 if real else 4, cards=cards)
 
 
 def _play(cluster: Cluster, scene: Scene) -> bool:

@@ -87,6 +87,8 @@ def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
         names.ASSUME_TIME: str(assume_time_ns),
         names.ASSIGNMENT: json.dumps(truth, separators=(",", ":")),
     }
+    if len(assignment.indices()) > 1:
+        annotations[names.GPUSHARE_ALLOCATION] = _framework(assignment)
     for key, shares_of in assignment.containers.items():
         limit, part = per_card_limit(shares_of)
         annotations[names.DEVICES_OF + key] = ",".join(share.uuid for share in shares_of)
@@ -94,6 +96,14 @@ def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
         annotations[names.FRACTION_OF + key] = part
         annotations[names.LIMIT_BYTES_OF + key] = str(limit * 1024 * 1024)
     return annotations
+
+
+def _framework(assignment: Assignment) -> str:
+    """Several cards as Alibaba's framework version writes them, which gpushare's own `inspect` reads."""
+    by_container: dict[int, dict[str, int]] = {}
+    for position, shares in enumerate(assignment.containers.values()):
+        by_container[position] = {str(share.index): share.mem for share in shares}
+    return json.dumps(by_container, separators=(",", ":"))
 
 
 def decode(annotations: Mapping[str, str]) -> Assignment | None:

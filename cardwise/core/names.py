@@ -28,7 +28,7 @@ ASSIGNED: Final = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ASSUME_TIME: Final = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 CONTAINER_MEM: Final = "ALIYUN_COM_GPU_MEM_CONTAINER"  # environment only
 GPUSHARE_PREFIX: Final = "ALIYUN_COM_GPU_MEM_"
-GPUSHARE_ALLOCATION: Final = "scheduler.framework.gpushare.allocation"  # Alibaba's framework version, read only
+GPUSHARE_ALLOCATION: Final = "scheduler.framework.gpushare.allocation"  # Alibaba's framework version: several cards
 
 # Annotations of ours, written by bind; users may not set them.
 ASSIGNMENT: Final = "cardwise.dev/assignment"

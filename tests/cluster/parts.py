@@ -132,10 +132,11 @@ class Parts:
         )
 
     def _start(self, name: str, program: str, *flags: str) -> None:
-        account = program if program in SERVICE_ACCOUNTS else ""
-        command = [str(Path(sys.executable).parent / program), f"--kubeconfig={self._kubeconfig(account)}", *flags]
+        command = [str(Path(sys.executable).parent / program), f"--kubeconfig={self._kubeconfig(program)}", *flags]
         part = name.partition("-")[0]
-        Process(self._state, name).start([*command, *self._extra.get(part, ())])
+        scratch = self._state / "tmp"  # so that a killed part leaves nothing outside the state folder
+        scratch.mkdir(exist_ok=True)
+        Process(self._state, name).start([*command, *self._extra.get(part, ())], {"TMPDIR": str(scratch)})
 
     def _ready(self, part: str) -> bool:
         try:

@@ -24,6 +24,7 @@ def test_several_cards_and_containers():
     assert written[names.POD_MEM] == "8100"
     assert written[names.DEVICES_OF + "0"] == "GPU-n1-0,GPU-n1-2"
     assert written[names.LIMIT_MIB_OF + "0"] == "4000"
+    assert written[names.GPUSHARE_ALLOCATION] == '{"0":{"2":100},"1":{"0":4000,"2":4000}}'
     assert assignment.decode(written) == both
 
 

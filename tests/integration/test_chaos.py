@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import pytest
@@ -75,7 +76,7 @@ class RuleOne:
         self.events = 0
         self.failed = ""
 
-    def __enter__(self) -> "RuleOne":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -224,7 +225,9 @@ def chaos(cluster: Cluster, steps: int, seed: int | None = None) -> None:
 
         assert wait_for(agreed, 90), quiet
         print(f"ready and agreed after {time.monotonic() - began:.1f} s, {watcher.events} events of pods", flush=True)
-        for pod in space.pods():
+        dead = len(space.pods()) - len(WORKLOADS)
+        print(f"{dead} pods have failed meanwhile and hold nothing", flush=True)
+        for pod in _living(space):
             name, (node, cards) = pod["metadata"]["name"], where(pod)
             opened = space.inside(name, f"> /dev/termination-log; {probe(numbers[node])} cat /dev/termination-log")
             seen = [line for line in opened.splitlines() if line.startswith("opens")]
@@ -249,7 +252,12 @@ def _ready(space: Space) -> bool:
         and each["status"].get("readyReplicas", 0) == each["status"].get("replicas", 0) == each["spec"]["replicas"]
         for each in found
     )
-    return settled and len(space.pods()) == sum(each["spec"]["replicas"] for each in found)
+    return settled and len(_living(space)) == sum(each["spec"]["replicas"] for each in found)
+
+
+def _living(space: Space) -> list[Json]:
+    """Without the pods that failed: a kubelet refuses pods while it waits for its device plugin, and they stay."""
+    return [pod for pod in space.pods() if pod["status"].get("phase") not in FINISHED]
 
 
 def disagreements(space: Space) -> list[str]:
@@ -303,43 +311,100 @@ def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[st
 
 
 STUBBORN = "trap '' TERM; while :; do touch /out/first; sleep 0.1; done"
-SUCCESSOR = "date +%s > /out/second; " + "trap 'exit 0' TERM; while :; do sleep 1; done"
+SUCCESSOR = "touch /out/second; trap 'exit 0' TERM; while :; do sleep 1; done"
+
+
+class Succession:
+    """A container that ignores TERM on the last free card of a node, and a successor that needs the whole card."""
+
+    def __init__(self, space: Space, out: Path) -> None:
+        self._space = space
+        self._out = out
+        out.mkdir()
+        others = [f"other-{card}" for card in range(1, CARDS)]
+        for name in others:
+            space.create(workload(name, gpu_mem=P100, node="n1"))
+        space.running(*others)
+        space.create(self._full("first", STUBBORN, 15))
+        space.running("first")
+        space.wait(self.first.exists, "the first container works")
+
+    @property
+    def first(self) -> Path:
+        """Touched again and again by the first container."""
+        return self._out / "first"
+
+    @property
+    def second(self) -> Path:
+        """Touched once by the successor, when it starts."""
+        return self._out / "second"
+
+    def force_delete(self) -> None:
+        self._space.kubectl("delete", "pod", "first", "--grace-period=0", "--force", "--wait=false")
+
+    def succeed(self) -> None:
+        self._space.create(self._full("second", SUCCESSOR, 1))
+
+    def check(self) -> None:
+        """The successor starts by itself, after the first container's end."""
+        began = time.time()
+        self._space.wait(self.second.exists, "the successor starts by itself", 120)
+        last, start = self.first.stat().st_mtime, self.second.stat().st_mtime
+        print(f"after {last - began:.1f} s the first container ended, after {start - began:.1f} s the second started")
+        assert start > last, "both containers ran at once"
+        self._space.running("second")
+        assert self.first.stat().st_mtime == last, "the first container came back"
+
+    def _full(self, name: str, command: str, grace: int) -> Json:
+        volume = {"volumes": [{"name": "out", "hostPath": {"path": str(self._out)}}]}
+        made = workload(name, gpu_mem=P100, node="n1", command=command, grace=grace, spec=volume)
+        made["spec"]["containers"][0]["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
+        return made
+
+
+@pytest.fixture
+def succession(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Succession]:
+    space = Space(cluster, "succession")
+    yield Succession(space, cluster.state_dir / f"out-{abs(hash(request.node.name))}")
+    space.clear()
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("killed", ["", "extender", "deviceplugin-n1", "kubelet-n1"])
-def test_a_successor_starts_only_when_the_container_of_a_force_deleted_pod_is_gone(cluster, tmp_path_factory, killed):
-    space = Space(cluster, "chaos")
-    out = cluster.state_dir / f"out-{killed or 'calm'}"
-    out.mkdir()
-    volume = {"volumes": [{"name": "out", "hostPath": {"path": str(out)}}]}
-
-    def full(name: str, command: str, grace: int) -> Json:
-        made = workload(name, gpu_count=1, gpu_mem=P100, node="n1", command=command, grace=grace, spec=volume)
-        made["spec"]["containers"][0]["volumeMounts"] = [{"name": "out", "mountPath": "/out"}]
-        return made
-
-    # Every other card is taken, so the successor has only this one to go to.
-    for card in range(1, CARDS):
-        space.create(workload(f"other-{card}", gpu_mem=P100, node="n1"))
-    space.running(*(f"other-{card}" for card in range(1, CARDS)))
-    space.create(full("first", STUBBORN, 15))
-    space.running("first")
-    space.wait((out / "first").exists, "the first container works")
-    space.kubectl("delete", "pod", "first", "--grace-period=0", "--force", "--wait=false")
+def test_a_successor_starts_when_the_container_of_a_force_deleted_pod_is_gone(cluster, succession, killed):
+    succession.force_delete()
     if killed:
         kill9(cluster.process(killed))
         cluster.process(killed).restart()
-    space.create(full("second", SUCCESSOR, 1))
-    began = time.time()
-    space.wait((out / "second").exists, "the successor starts by itself", 120)
-    last, start = (out / "first").stat().st_mtime, (out / "second").stat().st_mtime
-    print(
-        f"the first container ended {last - began:.1f} s, the second started {start - began:.1f} s after its creation"
-    )
-    assert start > last, "both containers ran at once"
-    assert last - began > 5, "the first one was stubborn"
-    # It does not come back either.
-    space.running("second")
-    assert (out / "first").stat().st_mtime == last
-    space.clear()
+    succession.succeed()
+    succession.check()
+
+
+@pytest.mark.timeout(240)
+def test_a_container_that_outlives_its_pod_keeps_its_card(cluster, succession):
+    # Nobody ends the container while the kubelet hangs; its pod object is gone at once.
+    kubelet = cluster.process("kubelet-n1")
+    kubelet.pause()
+    try:
+        succession.force_delete()
+        kill9(cluster.process("extender"))  # it forgets what it knew of the pod
+        cluster.process("extender").restart()
+        cluster.parts.wait_ready("extender", 30)
+        succession.succeed()
+
+        def held() -> list[str]:
+            resources = cluster.api.get(paths.extendedresources())["items"]
+            return [f"{h['namespace']}/{h['name']}" for r in resources for h in r["status"].get("held", ())]
+
+        cluster.wait(lambda: held() == ["succession/first"], "the node reports the share as held", 20)
+        used = {name for _, _, pods in inspect(cluster).values() for name in pods}
+        assert "succession/first" in used
+        before = succession.first.stat().st_mtime
+        cluster.wait(lambda: succession.first.stat().st_mtime > before + 10, "ten more seconds of the container", 30)
+        second = cluster.api.get(paths.pods("succession", "second"))
+        assert not second["spec"].get("nodeName"), "the successor was bound to a card in use"
+        assert not succession.second.exists()
+    finally:
+        kubelet.resume()
+    succession.check()
+    cluster.wait(lambda: not held(), "nothing is held any more", 30)
