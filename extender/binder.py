@@ -31,8 +31,8 @@ _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, there and here
 # kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at once is a new
 # connection with a TLS handshake, which costs both sides more than the bind itself. So filter, which the scheduler
-# asks for one pod after the other, answers a little later while two binds are under way.
-_CALM = 2
+# asks for one pod after the other, answers a little later while some binds are under way.
+_CALM = 4
 _CALM_SECONDS = 0.05
 
 Clock = Callable[[], float]

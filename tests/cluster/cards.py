@@ -37,11 +37,11 @@ def read(path: Path | None) -> dict[str, tuple[TestCard, ...]]:
     """Cards by node name, and under "default" those of every other node."""
     if path is None:
         return {"default": DEFAULT}
-    data = yaml.safe_load(path.read_text())
     try:
+        data = yaml.safe_load(path.read_text())
         named = {name: _cards(cards) for name, cards in (data.get("nodes") or {}).items()}
         return {"default": _cards(data["default"]) if "default" in data else DEFAULT} | named
-    except (AttributeError, TypeError, KeyError) as error:
+    except (AttributeError, TypeError, KeyError, ValueError, yaml.YAMLError) as error:
         raise ValueError(
             f"{path}: {error!r}; write `nodes: {{n1: [{{model: Tesla-P100, memoryMiB: 16276}}]}}` and `default: [...]`"
         ) from error

@@ -304,9 +304,9 @@ def _kubelet_disagrees(cluster: Cluster, node: str, pods: list[Json]) -> list[st
     missing = [uid for uid in living.values() if known.count(uid) != 1]
     if missing:
         found.append(f"{node}: the checkpoint lacks pods {missing}")
-    grants = {path.name.split("_")[0] for path in (cluster.node(node).folder / "cardwise" / "grants").glob("*.json")}
-    if grants and not all(any(uid in name for name in grants) for uid in living.values()):
-        found.append(f"{node}: the device plugin's grants {sorted(grants)} lack some of {living}")
+    grants = {path.name for path in (cluster.node(node).folder / "cardwise" / "grants").iterdir()}
+    if grants != set(living.values()):
+        found.append(f"{node}: the device plugin has grants of {sorted(grants)}, bound are {living}")
     return found
 
 

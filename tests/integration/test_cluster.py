@@ -373,6 +373,50 @@ class TestKilledHarness:
             assert cluster.kubectl("get", "nodes", "-o", "name") == ""
         assert Cluster.leftovers(state_dir) == []
 
+    def test_down_clears_an_up_that_was_killed_half_way(self, state_dir: Path) -> None:
+        up = [sys.executable, "-m", "tests.cluster", "up", "--state-dir", str(state_dir), "--no-parts"]
+        harness = subprocess.Popen(up, cwd=ROOT)
+        try:
+            assert eventually((state_dir / "run" / "namespace-n1.json").exists, 60)
+        finally:
+            harness.send_signal(signal.SIGKILL)
+            harness.wait()
+        survivors = processes.marked(state_dir)
+        assert survivors
+        assert "nothing left" in cli("down", "--state-dir", str(state_dir))
+        assert Cluster.leftovers(state_dir) == []
+        assert [pid for pid in survivors if processes.start_time(pid)] == []
+
+
+def test_real_nodes_without_root_are_refused_with_the_way_out(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(PermissionError, match=r"need root .* use --nodes 0 with --sim-nodes instead"):
+        Cluster.start(ClusterSpec(state_dir=state_dir, nodes=1))
+    assert list(state_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nodes: [",
+        "two cards",
+        "- memoryMiB: 16276",
+        "",
+        "default: [{model: Tesla-P100}]",
+        "default: [{memoryMiB: plenty}]",
+        "nodes: {n1: 2}",
+    ],
+)
+def test_a_cards_file_that_cannot_be_read_says_what_to_write(tmp_path: Path, state_dir: Path, text: str) -> None:
+    file = tmp_path / "cards.yaml"
+    file.write_text(text)
+    with pytest.raises(processes.CommandFailed) as failed:
+        cli("up", "--state-dir", str(state_dir), "--nodes", "0", "--cards", str(file))
+    said = str(failed.value)
+    assert f"tests.cluster: {file}: " in said
+    assert "write `nodes: {n1: [{model: Tesla-P100, memoryMiB: 16276}]}` and `default: [...]`" in said
+    assert "Traceback" not in said
+
 
 def test_env_speaks_shell_and_down_of_nothing_is_fine(state_dir: Path) -> None:
     with Cluster.start(ClusterSpec(state_dir=state_dir, nodes=0, parts=False)):
