@@ -17,7 +17,7 @@ from cardwise.kube.errors import KubeConfigError
 from cardwise.runtime import logs
 from cardwise.runtime.health import HealthServer
 from cardwise.runtime.settings import CONTEXT_SETTINGS, Common, common_options
-from deviceplugin import slots
+from deviceplugin import metrics, slots
 from deviceplugin.access import Access
 from deviceplugin.agent import COMPONENT, Agent, Settings
 
@@ -31,6 +31,10 @@ def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, .
         return slots.slot_ids(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def _thread_failed(thread: str) -> None:
+    metrics.FAILURES.labels(thread).inc()
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -146,7 +150,9 @@ def main(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        gpus: Gpus = SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus()
+        gpus: Gpus = (
+            SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus(on_failure=_thread_failed)
+        )
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)
         agent = Agent(settings, client, gpus)
         health = HealthServer(common.metrics_bind, ready=agent.problems)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from cardwise.gpus.protocol import Gpus
+from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from deviceplugin import access as card_access
@@ -76,6 +76,7 @@ class Agent:
             gpus=gpus,
             pods=self.pods,
             access=lambda: self._access,
+            health=self._health,
             held=self._releaser.held,
             granted=self.grants.held,
         )
@@ -86,6 +87,7 @@ class Agent:
             grants=self.grants,
             delivery=self._delivery,
             access=lambda: self._access,
+            health=self._health,
             release=self._releaser.free,
             granted=self._marker.mark,
             start_on_sick_cards=settings.start_on_sick_cards,
@@ -131,7 +133,23 @@ class Agent:
             found.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
         if not self._inventory.settled:
             found.append("the API server has not taken the cards of this node yet")
+        cards = self._gpus.cards()
+        undeliverable = self._undeliverable(cards)
+        if undeliverable and len(undeliverable) == len(cards):
+            found.append(f"no card can be given to a container: {undeliverable[cards[0].uuid]}")
         return [problem for problem in found if problem]
+
+    def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
+        return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
+
+    def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
+        """By UUID. A card that no container can be given is as good as sick."""
+        health = self._gpus.health()
+        known = {card.uuid: health.get(card.uuid, HEALTHY) for card in cards}
+        for uuid, why in self._undeliverable(cards).items():
+            if known[uuid].healthy:
+                known[uuid] = Health(healthy=False, reason=why)
+        return known
 
     def _pod_ended(self) -> None:
         self._releaser.wake()
@@ -150,9 +168,9 @@ class Agent:
     def _known_access(self) -> Access | None:
         if self._settings.access is None:
             # Asked anew for each registration: the runtime may be another one since. Silent: what it said last.
-            self._access = card_access.probe(self._containers, self._delivery, self._gpus.cards()) or self._access
+            self._access = card_access.probe(self._containers, self._settings.cdi_dir) or self._access
         if self._access is Access.CDI and not self._restored:
-            self._delivery.restore(self.grants.all(), {card.uuid: card for card in self._gpus.cards()})
+            self._delivery.restore(self.grants, {card.uuid: card for card in self._gpus.cards()})
             self._restored = True
         return self._access
 
@@ -177,6 +195,9 @@ class Agent:
                     self._adopt()
                 except (KubeletSilent, RuntimeSilent, OSError) as error:
                     _log.warning("running containers are not compared with the grants yet", error=str(error))
+                except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                    metrics.FAILURES.labels("settle").inc()
+                    _log.exception("running containers are not compared with the grants yet")
                 else:
                     break
             self._stopping.wait(_RETRY_SECONDS)
@@ -190,4 +211,5 @@ class Agent:
         alive = self._containers.alive({holder.pod_uid for holders in known.values() for holder in holders})
         adopted = adoption.adopt(known, self.pods, self.grants, alive)
         if adopted and self._access is Access.CDI:
-            self._delivery.restore(self.grants.all(), {card.uuid: card for card in self._gpus.cards()})
+            slots = [slot for grant in adopted for slot in grant.slots]
+            self._delivery.refresh(slots, self.grants, {card.uuid: card for card in self._gpus.cards()})

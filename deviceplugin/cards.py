@@ -13,6 +13,7 @@ from deviceplugin.pods import PodView
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU)
 Object = dict[str, Any]
+_REASON_LENGTH = 1024  # characters, by the CRD
 
 _GONE = Health(healthy=False, reason="the card is not on the node any more; it stays listed while pods hold a share")
 
@@ -58,7 +59,7 @@ def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
     """The status of a card's ExtendedResource."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
-        "reason": health.reason,
+        "reason": health.reason[:_REASON_LENGTH],
         "cardAccess": access,
         "held": [
             {

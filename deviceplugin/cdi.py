@@ -70,7 +70,7 @@ class NvidiaSpecs:
     def __init__(self, paths: Sequence[Path]) -> None:
         """`paths` are files, or folders whose *.json and *.yaml are looked through."""
         self._paths = tuple(paths)
-        self._cache: dict[Path, tuple[int, dict[str, Any] | None]] = {}
+        self._cache: dict[Path, tuple[tuple[int, int], dict[str, Any] | None]] = {}
 
     def edits(self, card: GpuCard) -> tuple[Edits, str]:
         """The card's edits with the spec's common ones, and the CDI version they need. Raises NoDevice."""
@@ -88,17 +88,18 @@ class NvidiaSpecs:
 
     def _specs(self) -> Iterable[dict[str, Any]]:
         for path in self._paths:
-            files = sorted(path.iterdir()) if path.is_dir() else [path]
-            for file in files:
-                # Our own are many, and none of them is NVIDIA's.
-                if file.suffix in {".json", ".yaml", ".yml"} and not file.name.startswith(_OWN_PREFIX):
+            files = path.iterdir() if path.is_dir() else [path]
+            # Our own are many, and none of them is NVIDIA's.
+            for file in sorted(file for file in files if not file.name.startswith(_OWN_PREFIX)):
+                if file.suffix in {".json", ".yaml", ".yml"}:
                     spec = self._read(file)
                     if spec is not None:
                         yield spec
 
     def _read(self, file: Path) -> dict[str, Any] | None:
         try:
-            stamp = file.stat().st_mtime_ns
+            found = file.stat()
+            stamp = found.st_mtime_ns, found.st_size
             if file in self._cache and self._cache[file][0] == stamp:
                 return self._cache[file][1]
             spec = yaml.safe_load(file.read_text())  # JSON is YAML

@@ -154,11 +154,14 @@ class GrantStore:
         The grant is on disk when this returns None. Raises OSError; it then stays in memory, where the next try and
         `drop` find it.
         """
-        return self._enter(grant, lambda: self._overfull(grant, totals))
+        return self._enter(grant, lambda: self._overfull(grant, totals), time.time_ns())
 
     def adopt(self, grant: Grant) -> None:
-        """Enter a grant whose container runs already, whatever the card has. Raises OSError."""
-        self._enter(grant, lambda: None)
+        """Enter a grant whose container runs already, whatever the card has. Raises OSError.
+
+        It counts as the oldest of its slots: what is known of it may be older than the slot's next grant.
+        """
+        self._enter(grant, lambda: None, 0)
 
     def epoch(self) -> int:
         """A mark in time for `drop`: what is granted from now on is later."""
@@ -221,9 +224,9 @@ class GrantStore:
                 return Overfull(indices[uuid], uuid, core[uuid], held, FULL_CORE, cores=True, holders=holders)
         return None
 
-    def _enter(self, grant: Grant, check: Callable[[], Overfull | None]) -> Overfull | None:
+    def _enter(self, grant: Grant, check: Callable[[], Overfull | None], granted_ns: int) -> Overfull | None:
         _checked(grant)
-        grant = msgspec.structs.replace(grant, granted_ns=time.time_ns())
+        grant = msgspec.structs.replace(grant, granted_ns=granted_ns)
         key = (grant.pod_uid, grant.container)
         with self._lock:
             overfull = check()

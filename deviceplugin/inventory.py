@@ -14,13 +14,14 @@ import msgspec
 import structlog
 
 from cardwise.core import names
-from cardwise.gpus.protocol import GpuCard, Gpus
+from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector
 from cardwise.kube.wire import ExtendedResource, HeldShare, Node
 from deviceplugin import cards as tell
+from deviceplugin import metrics
 from deviceplugin.access import Access
 from deviceplugin.pods import Pods
 
@@ -82,6 +83,7 @@ class Inventory:
         gpus: Gpus,
         pods: Pods,
         access: Callable[[], Access | None],
+        health: Callable[[list[GpuCard]], Mapping[str, Health]],
         held: Callable[[], Mapping[str, list[HeldShare]]],
         granted: Callable[[], Mapping[str, int]],
     ) -> None:
@@ -90,6 +92,7 @@ class Inventory:
         self._gpus = gpus
         self._pods = pods
         self._access = access
+        self._health = health
         self._held = held
         self._granted = granted
         self._wake = threading.Event()
@@ -146,8 +149,13 @@ class Inventory:
 
     def _watch_cards(self) -> None:
         while not self._stopping.is_set():
-            if self._gpus.wait_change(_EVERY_SECONDS):
-                self._wake.set()
+            try:
+                if self._gpus.wait_change(_EVERY_SECONDS):
+                    self._wake.set()
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.FAILURES.labels("cards").inc()
+                _log.exception("the cards are not watched")
+                self._stopping.wait(_EVERY_SECONDS)
 
     def _run(self) -> None:
         backoff = Backoff(initial=0.2, cap=5.0)
@@ -164,6 +172,7 @@ class Inventory:
                 _log.warning("the cluster was not told of the cards", error=str(error), retry_in=round(delay, 1))
                 self._stopping.wait(delay)
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.FAILURES.labels("inventory").inc()
                 _log.exception("the cluster was not told of the cards")
                 self._stopping.wait(backoff.next())
 
@@ -207,7 +216,7 @@ class Inventory:
         return False
 
     def _tell_resources(self, cards: list[GpuCard], kept: list[ExtendedResource], access: Access) -> bool:
-        health, held = self._gpus.health(), self._held()
+        health, held = self._health(cards), self._held()
         known = self._resources.store.snapshot()
         done = True
         for card in cards:
@@ -254,7 +263,8 @@ class Inventory:
             except errors.NotFound:
                 self._wake_later()
                 return False
-            _log.info("card status written", card=name, health=status["health"], held=len(status["held"]))
+            told = {"health": status["health"], "reason": status["reason"], "held": len(status["held"])}
+            _log.info("card status written", card=name, **told)
         return False
 
     def _forget(self, resource: ExtendedResource) -> None:
@@ -274,9 +284,9 @@ class Inventory:
         if time.monotonic() < self._touch_at:
             self._wake_later()
             return
-        self._touch_at = None
         change = {"metadata": {"annotations": {names.NODE_CHANGED: str(time.time_ns())}}}
         self._client.patch(paths.nodes(self._node), change, "merge")
+        self._touch_at = None  # only now: one that failed is tried again
 
     def _may_write(self, what: str) -> bool:
         now = time.monotonic()

@@ -11,6 +11,9 @@ PRE_START = Histogram(
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
 REGISTRATIONS = Counter("cardwise_registrations", "Registrations with the kubelet")
+FAILURES = Counter(
+    "cardwise_thread_failures", "Unforeseen errors that a thread met and went on after; see the log", ["thread"]
+)
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
 HELD = Gauge("cardwise_held_shares", "Shares of ended pods whose containers are not gone yet")
 UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")

@@ -15,7 +15,6 @@ from cardwise.kube.reflector import Reflector
 
 _log = structlog.get_logger(__name__)
 
-_FINISHED = ("Succeeded", "Failed")
 _GET_TIMEOUT = 3.0  # seconds; PreStartContainer has 30
 _KEPT = (
     names.ASSIGNMENT,
@@ -43,7 +42,7 @@ class PodView:
 
     @property
     def finished(self) -> bool:
-        return self.phase in _FINISHED
+        return self.phase in names.FINISHED_PHASES
 
 
 def view(pod: Mapping[str, Any]) -> PodView:
@@ -83,7 +82,6 @@ class Pods:
     def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None]) -> None:
         self._client = client
         self._on_gone = on_gone
-        self._by_name: dict[tuple[str, str], PodView] = {}
         query = {"fieldSelector": f"spec.nodeName={node}"}
         self._reflector: Reflector[PodView] = Reflector(client, paths.pods(), _project, self, query=query, name="pods")
 

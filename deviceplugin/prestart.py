@@ -7,13 +7,14 @@ every start; k8s-mechanisms.md 1.9), so every refusal says what is the matter an
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
 
 from cardwise.core import assignment as codec
-from cardwise.gpus.protocol import GpuCard, Gpus
+from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors
 from deviceplugin.access import Access, Delivery
 from deviceplugin.cdi import NoDevice
@@ -93,14 +94,21 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
 
 
 def check_cards(shares: Sequence[Share], cards: Mapping[str, GpuCard]) -> list[GpuCard]:
-    """The cards of the shares. Pure. Raises Refused for one that is not here or is smaller than was assumed."""
+    """The cards of the shares. Pure. Raises Refused for one that is not here or is smaller than its shares."""
     found = []
+    asked: dict[str, int] = defaultdict(int)
     for share in shares:
         card = cards.get(share.uuid)
         if card is None:
             raise Refused(
                 f"card {share.index} ({share.uuid}) is not on this node (any more); delete the pod, so that it is "
                 "placed again"
+            )
+        asked[share.uuid] += share.mem
+        if asked[share.uuid] > card.memory:
+            raise Refused(
+                f"card {share.index} ({share.uuid}) has {card.memory} MiB, not the {asked[share.uuid]} MiB that the "
+                "pod was given there; delete the pod, so that it is placed again"
             )
         found.append(card)
     return found
@@ -118,6 +126,7 @@ class PreStart:
         grants: GrantStore,
         delivery: Delivery,
         access: Callable[[], Access | None],
+        health: Callable[[list[GpuCard]], Mapping[str, Health]],
         release: Callable[[set[str]], None],
         granted: Callable[[PodView], None],
         start_on_sick_cards: bool = False,
@@ -129,6 +138,7 @@ class PreStart:
         self._grants = grants
         self._delivery = delivery
         self._access = access
+        self._health = health
         self._release = release
         self._granted = granted
         self._start_on_sick_cards = start_on_sick_cards
@@ -189,10 +199,10 @@ class PreStart:
         return grant_of(pod, who.container, slots), pod
 
     def _check_health(self, cards: list[GpuCard]) -> None:
-        health = self._gpus.health()
+        health = self._health(cards)
         for card in cards:
-            state = health.get(card.uuid)
-            if state is not None and not state.healthy and not self._start_on_sick_cards:
+            state = health[card.uuid]
+            if not state.healthy and not self._start_on_sick_cards:
                 raise Refused(
                     f"card {card.index} ({card.uuid}) is unhealthy: {state.reason}; the container starts when it has "
                     "recovered, or delete the pod, so that it is placed again"

@@ -18,6 +18,7 @@ import structlog
 
 from cardwise.core import names
 from cardwise.kube.backoff import Backoff
+from deviceplugin import metrics
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
 from deviceplugin.kubelet import CHANNEL_OPTIONS
@@ -133,6 +134,7 @@ class Registration:
                 self._registered_with = None
                 self._stopping.wait(delay)
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.FAILURES.labels("registration").inc()
                 _log.exception("registration failed")
                 self._registered_with = None
                 self._stopping.wait(backoff.next())

@@ -13,6 +13,7 @@ import structlog
 
 from cardwise.kube import errors
 from cardwise.kube.wire import HeldShare
+from deviceplugin import metrics
 from deviceplugin.access import Delivery
 from deviceplugin.containers import Containers, RuntimeSilent
 from deviceplugin.grants import Grant, GrantStore, by_pod
@@ -62,6 +63,7 @@ class Releaser:
         self._every = every_seconds
         self._lock = threading.Lock()
         self._held: dict[str, list[HeldShare]] = {}
+        # Written by the threads of PreStart as well.
         self._ended: dict[str, int] = {}  # pod UID -> rounds that it has been ended but not gone
         self._silent = ""
         self._wake = threading.Event()
@@ -116,8 +118,9 @@ class Releaser:
         """One round over all grants."""
         uids = {grant.pod_uid for grant in self._grants.all()}
         self.free(uids)
-        for uid in set(self._ended) - {grant.pod_uid for grant in self._grants.all()}:
-            self._ended.pop(uid, None)
+        granted = {grant.pod_uid for grant in self._grants.all()}
+        with self._lock:
+            self._ended = {uid: rounds for uid, rounds in self._ended.items() if uid in granted}
         self._publish()
 
     def _ended_by_api(self, uid: str) -> bool:
@@ -130,8 +133,9 @@ class Releaser:
         grants = self._grants.of_pod(uid)
         if not grants:
             return False
-        if uid in self._ended:
-            return True  # an object that is gone never comes back under its UID
+        with self._lock:
+            if uid in self._ended:
+                return True  # an object that is gone never comes back under its UID
         try:
             # Not in the reflector can also mean: not yet. The kubelet may know a pod before we do.
             found = self._pods.ask(grants[0].namespace, grants[0].name, uid)
@@ -142,14 +146,15 @@ class Releaser:
 
     def _keep(self, uid: str, alive: set[str]) -> None:
         # A ready sandbox alone is on its way out, mostly; it is published only if it stays.
-        rounds = self._ended.get(uid, 0) + 1
-        if any(alive) and rounds < 2:
-            rounds = 2
+        with self._lock:
+            rounds = self._ended.get(uid, 0) + 1
+            if any(alive) and rounds < 2:
+                rounds = 2
+            self._ended[uid] = rounds
         if rounds == 2:
             pod = next(iter(self._grants.of_pod(uid)), None)
             what = sorted(name or "(sandbox)" for name in alive)
             _log.info("an ended pod still holds its share", pod=pod and pod.pod, uid=uid, alive=what)
-        self._ended[uid] = rounds
 
     def _drop(self, uid: str, epoch: int) -> None:
         try:
@@ -161,11 +166,13 @@ class Releaser:
             _log.error("a grant could not be removed; it is tried again", uid=uid, error=str(error))
             return
         if dropped:
-            self._ended.pop(uid, None)
+            with self._lock:
+                self._ended.pop(uid, None)
             _log.info("freed", pod=dropped[0].pod, uid=uid, containers=[grant.container for grant in dropped])
 
     def _publish(self) -> None:
-        ended = {uid for uid, rounds in self._ended.items() if rounds >= 2}
+        with self._lock:
+            ended = {uid for uid, rounds in self._ended.items() if rounds >= 2}
         held = held_shares(grant for grant in self._grants.all() if grant.pod_uid in ended)
         with self._lock:
             changed = held != self._held
@@ -182,6 +189,6 @@ class Releaser:
             try:
                 self.sweep()
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                # The outermost loop: freeing must go on, whatever one round met.
+                metrics.FAILURES.labels("release").inc()
                 _log.exception("a release round failed")
                 self._stopping.wait(self._every)

@@ -4,14 +4,17 @@ Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-sch
 from the user.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 
 import structlog
 from flask import Flask, Response, request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from cardwise.core import names
+from cardwise.runtime import gthreads
 from extender import verbs, wire
 from extender.binder import Binder, Failed
 from extender.metrics import Metrics
@@ -22,6 +25,7 @@ from extender.wire import BindResult, FilterResult, Malformed
 
 _log = structlog.get_logger(__name__)
 
+_MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
 _TROUBLE = "the extender failed on this call; see its log"
 
 
@@ -40,22 +44,23 @@ class Parts:
 def create_app(parts: Parts) -> Flask:
     """The WSGI application."""
     app = Flask("cardwise-extender", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = _MOST_BYTES
     prefix = names.EXTENDER_PREFIX
 
     @app.post(f"{prefix}/filter")
     def filter_() -> Response:
         with parts.metrics.timed("filter"):
-            return _json(_filter(parts, request.get_data(cache=False)))
+            return _json(_filter(parts))
 
     @app.post(f"{prefix}/prioritize")
     def prioritize() -> Response:
         with parts.metrics.timed("prioritize"):
-            return _json(_prioritize(parts, request.get_data(cache=False)))
+            return _json(_prioritize(parts))
 
     @app.post(f"{prefix}/bind")
     def bind() -> Response:
         with parts.metrics.timed("bind"):
-            return _json(BindResult(error=_bind(parts, request.get_data(cache=False))))
+            return _json(BindResult(error=_bind(parts)))
 
     @app.get(f"{prefix}/inspect")
     @app.get(f"{prefix}/inspect/<node>")
@@ -80,13 +85,21 @@ def create_app(parts: Parts) -> Flask:
     return app
 
 
-def _filter(parts: Parts, body: bytes) -> FilterResult:
+def _body() -> bytes:
+    """Of the call that is being answered. Raises Malformed."""
+    try:
+        return request.get_data(cache=False)
+    except RequestEntityTooLarge as error:
+        raise Malformed(f"the call is larger than {_MOST_BYTES >> 20} MiB") from error
+
+
+def _filter(parts: Parts) -> FilterResult:
     missing = parts.missing()
     if missing:
         return FilterResult(error=f"not ready: {missing[0]}")
     parts.binder.wait_for_calm()
     try:
-        answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, wire.filter_args(body))
+        answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, wire.filter_args(_body()))
     except Malformed as error:
         return FilterResult(error=str(error))
     except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
@@ -97,9 +110,9 @@ def _filter(parts: Parts, body: bytes) -> FilterResult:
     return answer
 
 
-def _prioritize(parts: Parts, body: bytes) -> list[wire.HostPriority]:
+def _prioritize(parts: Parts) -> list[wire.HostPriority]:
     try:
-        return verbs.prioritize(parts.state, parts.preferences, wire.filter_args(body))
+        return verbs.prioritize(parts.state, parts.preferences, wire.filter_args(_body()))
     except Malformed as error:
         _log.info("unreadable prioritize call", error=str(error))
     except Exception:  # noqa: BLE001 - as in filter
@@ -107,7 +120,7 @@ def _prioritize(parts: Parts, body: bytes) -> list[wire.HostPriority]:
     return []  # the verb knows no error; without scores the scheduler uses its own
 
 
-def _bind(parts: Parts, body: bytes) -> str:
+def _bind(parts: Parts) -> str:
     """The error for the scheduler, or ""."""
     missing = parts.missing()
     if missing:
@@ -115,8 +128,9 @@ def _bind(parts: Parts, body: bytes) -> str:
         return f"not ready: {missing[0]}"
     outcome, text = "failed", _TROUBLE
     try:
-        args = wire.bind_args(body)
-        outcome, text = parts.binder.bind(args), ""
+        args = wire.bind_args(_body())
+        arrived = request.environ.get(gthreads.ARRIVED, time.monotonic())
+        outcome, text = parts.binder.bind(args, arrived=arrived), ""
     except Malformed as error:
         outcome, text = "malformed", str(error)
     except Failed as error:

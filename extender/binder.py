@@ -27,12 +27,13 @@ from extender.wire import BindArgs
 _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # for one look at the pod
+_LOOK_UP_SECONDS = 2.0  # for all look-ups of one round: plans and ghosts wait for them to end
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, there and here
 # kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at once is a new
 # connection with a TLS handshake, which costs both sides more than the bind itself. So filter, which the scheduler
 # asks for one pod after the other, answers a little later while some binds are under way.
-_CALM = 4
+_CALM = 8
 _CALM_SECONDS = 0.05
 
 Clock = Callable[[], float]
@@ -89,12 +90,15 @@ class Binder:
         self._under_way = 0
         self._fewer = threading.Condition()
 
-    def bind(self, args: BindArgs) -> str:
-        """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed."""
+    def bind(self, args: BindArgs, *, arrived: float) -> str:
+        """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
+
+        `arrived`: when the call came, by the clock; it may have waited for a thread since.
+        """
         with self._fewer:
             self._under_way += 1
         try:
-            return self._bind(args)
+            return self._bind(args, arrived + self._seconds)
         finally:
             with self._fewer:
                 self._under_way -= 1
@@ -105,24 +109,23 @@ class Binder:
         with self._fewer:
             self._fewer.wait_for(lambda: self._under_way < _CALM, _CALM_SECONDS)
 
-    def _bind(self, args: BindArgs) -> str:
-        deadline = self._clock() + self._seconds
+    def _bind(self, args: BindArgs, deadline: float) -> str:
         decided = self._state.decided(args.pod_uid)
         if decided is not None and decided.stage is Stage.BOUND:
             return _already(decided, args)
         asked = self._requests.take(args.pod_uid) or self._read_request(args)
         if asked is None:
-            self._post(self._binding(args, None), deadline)  # no card: it came by its marker
+            self._post(self._binding(args, None), deadline, unsure=False)  # no card: it came by its marker
             return "bound"
         who = (args.pod_namespace, args.pod_name)
-        chosen = self._state.begin_bind(args.pod_uid, who, asked, args.node, asked.policy or self._policy)
-        if isinstance(chosen, Decided):
-            return _already(chosen, args)
-        if isinstance(chosen, Refusal):
-            raise Failed("refused", chosen.text)
+        begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, asked.policy or self._policy)
+        if isinstance(begun, Decided):
+            return _already(begun, args)
+        if isinstance(begun, Refusal):
+            raise Failed("refused", begun.text)
         stage: Stage | None = Stage.UNSURE  # what holds if anything unforeseen is raised
         try:
-            self._post(self._binding(args, chosen), deadline)
+            self._post(self._binding(args, begun.assignment), deadline, unsure=begun.unsure)
             stage = Stage.BOUND
         except Failed as failed:
             stage = Stage.UNSURE if failed.unsure else None
@@ -157,11 +160,13 @@ class Binder:
         }
         return _Binding(args, chosen, body)
 
-    def _post(self, binding: _Binding, deadline: float) -> None:
-        """Until it is bound or surely is not, or until the deadline. Raises Failed."""
+    def _post(self, binding: _Binding, deadline: float, *, unsure: bool) -> None:
+        """Until it is bound or surely is not, or until the deadline. Raises Failed.
+
+        `unsure`: an earlier call has posted it unheard; only what is seen of the pod can settle that.
+        """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff = Backoff(initial=0.05, cap=2.0)
-        unsure = False
         trouble = "the time for this call was over before it could be posted"
         while self._clock() < deadline:
             wait = None
@@ -169,7 +174,7 @@ class Binder:
                 if not self._post_once(path, binding.body, deadline):
                     break
             except errors.Conflict as error:
-                if self._look(binding, deadline) is _Look.OURS:
+                if self._look(binding, deadline, unsure=unsure) is _Look.OURS:
                     return
                 trouble = str(error)
             except errors.TooManyRequests as error:
@@ -178,7 +183,7 @@ class Binder:
                 # It may have been carried out, or may be yet; posting the same again cannot hurt.
                 unsure = True
                 trouble = str(error)
-                if self._look(binding, deadline) is _Look.OURS:
+                if self._look(binding, deadline, unsure=True) is _Look.OURS:
                     return
             except errors.NotFound as error:
                 # If an earlier try was carried out unheard, it may have run before it was deleted.
@@ -206,21 +211,24 @@ class Binder:
             self._posting.release()
         return True
 
-    def _look(self, binding: _Binding, deadline: float) -> _Look:
-        """How the pod is now. Raises Failed where it is lost to us."""
+    def _look(self, binding: _Binding, deadline: float, *, unsure: bool) -> _Look:
+        """How the pod is now. Raises Failed where it is lost to us; `unsure`: it may have run before it was deleted."""
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
         try:
             pod = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock())))
         except errors.NotFound as error:
-            raise Failed("gone", "the pod does not exist any more") from error
+            raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
         except errors.KubeError as error:
             _log.info("cannot look at the pod after a failed binding", pod=args.pod_name, error=str(error))
             return _Look.UNKNOWN
         metadata = pod.get("metadata") or {}
         if metadata.get("uid") != args.pod_uid:
-            raise Failed("gone", "the pod was deleted, and another one has its name")
+            raise Failed("gone", "the pod was deleted, and another one has its name", unsure=unsure)
         node = (pod.get("spec") or {}).get("nodeName") or ""
+        if not node and metadata.get("deletionTimestamp"):
+            # The API server binds no such pod any more: whatever was posted unheard, it has not landed and never will.
+            raise Failed("gone", "the pod is being deleted")
         if not node:
             return _Look.UNBOUND
         if node == args.node and _written(metadata) == binding.assignment:
@@ -228,11 +236,15 @@ class Binder:
         raise Failed("taken", f"the pod was bound to node {node} by somebody else")
 
 
-def look_up(client: KubeClient, state: State) -> None:
-    """Settles decisions that no watch event has confirmed in time, by a consistent read each."""
+def look_up(client: KubeClient, state: State, *, clock: Clock = time.monotonic) -> None:
+    """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round."""
+    until = clock() + _LOOK_UP_SECONDS
     for holding in state.tick():
+        left = until - clock()
+        if left <= 0:
+            return
         try:
-            pod = client.get(paths.pods(holding.namespace, holding.name), timeout=_READ_SECONDS)
+            pod = client.get(paths.pods(holding.namespace, holding.name), timeout=left)
         except errors.NotFound:
             state.looked_up(holding.uid, bound=False, exists=False)
             continue

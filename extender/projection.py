@@ -10,15 +10,13 @@ from sys import intern
 import msgspec
 from msgspec import Struct
 
-from cardwise.core import assignment
+from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment
 from cardwise.core.cards import Card
-from cardwise.core.quantity import MiB
-from cardwise.kube import wire
+from cardwise.kube import survey, wire
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
-_FINISHED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord] | None:
         problem = str(error)
     if held is None and not problem:
         return None
-    finished = read.status.phase in _FINISHED
+    finished = read.status.phase in names.FINISHED_PHASES
     return meta.uid, PodRecord(
         meta.uid,
         intern(meta.namespace),
@@ -122,14 +120,7 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
     spec, status = read.spec, read.status
     return read.metadata.name, CardRecord(
         intern(spec.node),
-        Card(
-            index=spec.index,
-            uuid=intern(spec.uuid),
-            mem=MiB(spec.memory_mib),
-            model=intern(spec.model),
-            # Before the first report nobody knows what is held on it.
-            healthy=status.health == "Healthy",
-        ),
+        survey.card_of(read),
         tuple(
             HeldRecord(held.pod_uid, held.namespace, held.name, held.memory_mib, held.core_percent)
             for held in status.held or ()

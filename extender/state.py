@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from cardwise.core import placement
-from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.assignment import Assignment
 from cardwise.core.ledger import MAX_CLIENTS, Holding, Ledger
 from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.quantity import MiB
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
+from extender.inventory import Inventory
 from extender.projection import CardRecord, PodRecord
 from extender.wakeups import Waiting
 
@@ -33,6 +34,14 @@ class Stage(Enum):
     BINDING = "binding"  # a thread is posting it
     UNSURE = "unsure"  # posted, and the answer was lost
     BOUND = "bound"  # posted and accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What to post. `unsure`: an earlier call may have posted it already, and nobody knows whether it will land."""
+
+    assignment: Assignment
+    unsure: bool
 
 
 @dataclass(slots=True)
@@ -94,11 +103,7 @@ class State:
         self._pods: dict[str, PodRecord] = {}  # bound and not finished
         self._tentative: dict[str, Tentative] = {}
         self._ghosts: dict[str, Ghost] = {}
-        self._nodes: set[str] = set()
-        self._cards: dict[str, CardRecord] = {}
-        self._cards_of: dict[str, set[str]] = {}  # node -> names in _cards
-        self._held: dict[str, set[str]] = {}  # pod UID -> names in _cards that report it
-        self._changed_nodes: set[str] = set()  # whose cards the ledger does not know as they are now
+        self._inventory = Inventory()
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
@@ -132,42 +137,25 @@ class State:
     def set_card(self, name: str, card: CardRecord) -> None:
         """The ExtendedResource is so now."""
         with self._lock:
-            before = self._cards.get(name)
-            if before is not None and before.node != card.node:
-                self._forget_card(name)
-            self._cards[name] = card
-            self._cards_of.setdefault(card.node, set()).add(name)
-            if before is None or before.card != card.card or before.node != card.node:
-                self._changed_nodes.add(card.node)
-            reported = {held.uid for held in card.held}
-            silent = {held.uid for held in before.held} - reported if before is not None else set()
-            for uid in reported:
-                self._held.setdefault(uid, set()).add(name)
+            reported, silent = self._inventory.set_card(name, card)
             for uid in silent:
-                self._unreport(uid, name)
-                if uid not in self._held:
+                if uid not in self._inventory.held():
                     self._ghosts.pop(uid, None)  # the node had it and let it go: that is the proof
-            for uid in reported | silent:
+            for uid in (*reported, *silent):
                 self._refresh(uid)
 
     def remove_card(self, name: str) -> None:
         with self._lock:
-            card = self._cards.get(name)
-            if card is not None:
-                self._forget_card(name)
-                for held in card.held:
-                    self._unreport(held.uid, name)
-                    self._refresh(held.uid)
+            for uid in self._inventory.remove_card(name):
+                self._refresh(uid)
 
     def set_node(self, name: str) -> None:
         with self._lock:
-            self._nodes.add(name)
-            self._changed_nodes.add(name)
+            self._inventory.set_node(name)
 
     def remove_node(self, name: str) -> None:
         with self._lock:
-            self._nodes.discard(name)
-            self._changed_nodes.add(name)
+            self._inventory.remove_node(name)
 
     # What filter and bind decide.
 
@@ -185,35 +173,47 @@ class State:
             if decided is not None:
                 return decided
             self._count_cards()
-            replanned = self._tentative.pop(uid, None) is not None
-            undo = self._ledger.release(uid) if replanned else None
+            before = self._ledger.holding(uid)
+            if self._tentative.pop(uid, None) is not None:
+                self._ledger.release(uid)  # the pod's own plan is no obstacle
             placed = placement.place(self._ledger, nodes, request, policy)
             if isinstance(placed, Unplaceable):
-                if undo is not None:
-                    self._refresh(uid)
-                return placed
-            self._tentative[uid] = Tentative(_holding(uid, who, placed, Stage.PLANNED), Stage.PLANNED, self._clock())
-            self._refresh(uid)
-            self.waiting.satisfied(uid)
+                self._refused(uid)
+            else:
+                holding = _holding(uid, who, placed, Stage.PLANNED)
+                self._tentative[uid] = Tentative(holding, Stage.PLANNED, self._clock())
+                self.waiting.satisfied(uid)
+            self._settle(uid, before, seen=False)
             return placed
 
-    def refused(self, uid: str) -> None:
-        """Filter found no card with enough room for this pod: it waits for what only we may see."""
+    def fitting(
+        self, uid: str, request: PodRequest, nodes: Collection[str], policy: str
+    ) -> list[str] | Unplaceable | Decided:
+        """As `plan`, but all nodes that fit, and nothing is held."""
         with self._lock:
-            self.waiting.refused(uid, self._clock())
+            decided = self._decided(uid)
+            if decided is not None:
+                return decided
+            self._count_cards()
+            scores, refusals = placement.Scorer(request, policy).score_all(self._ledger, nodes)
+            if scores:
+                return list(scores)
+            self._refused(uid)
+            return Unplaceable(refusals=refusals)
 
     def begin_bind(
         self, uid: str, who: tuple[str, str], request: PodRequest, node: str, policy: str
-    ) -> Assignment | Decided | Refusal:
+    ) -> Begun | Decided | Refusal:
         """The cards to write, held until `finish_bind`: those of the plan where they still hold, else chosen now."""
         with self._lock:
             decided = self._decided(uid)
-            if decided is not None and not (decided.stage is Stage.UNSURE and decided.node == node):
+            tentative = self._tentative.get(uid)
+            unsure = tentative is not None and tentative.stage is Stage.UNSURE and tentative.holding.node == node
+            if decided is not None and not unsure:
                 return decided
             self._count_cards()
-            tentative = self._tentative.get(uid)
             kept = tentative is not None and tentative.holding.node == node
-            if tentative is not None and kept and (decided is not None or self._good(tentative.holding)):
+            if tentative is not None and kept and (unsure or self._good(tentative.holding)):
                 # Unsure: it may be written already, so no other cards will do.
                 holding = replace(tentative.holding, mark=Stage.BINDING.value)
             else:
@@ -225,10 +225,10 @@ class State:
                 holding = _holding(uid, who, placed, Stage.BINDING)
             self._tentative[uid] = Tentative(holding, Stage.BINDING, self._clock())
             self._refresh(uid)
-            return holding.assignment
+            return Begun(assignment=holding.assignment, unsure=unsure)
 
     def finish_bind(self, uid: str, stage: Stage | None) -> None:
-        """How the posting ended: BOUND, UNSURE, or None for surely not."""
+        """How the posting ended: BOUND, UNSURE, or None for surely not, neither by this call nor by one before."""
         with self._lock:
             tentative = self._tentative.get(uid)
             if tentative is None or tentative.stage is not Stage.BINDING:
@@ -254,23 +254,19 @@ class State:
             ]
             for uid in plans:
                 del self._tentative[uid]
-            ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in self._held]
+            ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in self._inventory.held()]
             for uid in ghosts:
                 del self._ghosts[uid]
             for uid in (*plans, *ghosts):
                 self._refresh(uid)
-            return [
-                t.holding
-                for t in self._tentative.values()
-                if t.stage in (Stage.UNSURE, Stage.BOUND) and now - t.since > self.patience.confirm
-            ]
+            return [t.holding for t in self._tentative.values() if self._overdue(t)]
 
     def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:
         """What a consistent read said of a decision from `tick`."""
         with self._lock:
             tentative = self._tentative.get(uid)
-            if tentative is None or tentative.stage not in (Stage.UNSURE, Stage.BOUND):
-                return
+            if tentative is None or not self._overdue(tentative):
+                return  # settled, or posted once more since
             if bound:
                 tentative.since = self._clock()  # the watch is behind; ask again later
                 return
@@ -284,7 +280,15 @@ class State:
         """A node to touch so that waiting pods are tried again, at most one a second; see `wakeups`."""
         with self._lock:
             self._count_cards()
-            return self.waiting.due(self._clock())
+            node = self.waiting.due(self._clock())
+            if node is None or node in self._inventory.nodes:
+                return node
+            return next(iter(self._inventory.nodes), None)  # any will do; the one with room may be gone
+
+    def touch_failed(self, node: str) -> None:
+        """The node from `touch_due` could not be touched: it is due again."""
+        with self._lock:
+            self.waiting.failed(node)
 
     def marks(self) -> dict[str, int]:
         """Holdings by mark, for metrics."""
@@ -293,7 +297,8 @@ class State:
             for t in self._tentative.values():
                 counts[t.stage.value] = counts.get(t.stage.value, 0) + 1
             counts["ghost"] = len(self._ghosts)
-            counts["held"] = sum(uid not in self._pods and uid not in self._ghosts for uid in self._held)
+            held = self._inventory.held()
+            counts["held"] = sum(uid not in self._pods and uid not in self._ghosts for uid in held)
             return counts
 
     # Everything below runs under the lock.
@@ -303,10 +308,23 @@ class State:
         if pod is not None and pod.assignment is not None:
             return Decided(node=pod.node, assignment=pod.assignment, stage=Stage.BOUND)
         tentative = self._tentative.get(uid)
-        if tentative is None or tentative.stage is Stage.PLANNED:
+        ghost = self._ghosts.get(uid)
+        if tentative is not None and tentative.stage is not Stage.PLANNED:
+            holding, stage = tentative.holding, tentative.stage
+        elif ghost is not None:
+            holding, stage = ghost.holding, Stage.UNSURE  # a call from before the pod vanished
+        else:
             return None
-        holding = tentative.holding
-        return Decided(node=holding.node, assignment=holding.assignment, stage=tentative.stage)
+        return Decided(node=holding.node, assignment=holding.assignment, stage=stage)
+
+    def _refused(self, uid: str) -> None:
+        """No card has enough room for this pod: it waits for what only we may see."""
+        if uid:
+            self.waiting.refused(uid, self._clock())
+
+    def _overdue(self, tentative: Tentative) -> bool:
+        posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)
+        return posted and self._clock() - tentative.since > self.patience.confirm
 
     def _leave(self, uid: str, *, ended: bool) -> None:
         """The pod is over. What it held ends with its containers, not with its object."""
@@ -319,7 +337,9 @@ class State:
         last = _of_pod(pod) if pod is not None else None
         if last is None and tentative is not None and tentative.stage in (Stage.UNSURE, Stage.BOUND):
             last = tentative.holding
-        if last is not None and not ended:
+        if ended:
+            self._ghosts.pop(uid, None)
+        elif last is not None:
             self._haunt(last)
         self._refresh(uid, seen=True)
 
@@ -340,36 +360,23 @@ class State:
         if tentative is not None:
             return tentative.holding
         ghost = self._ghosts.get(uid)
-        if uid in self._held:
-            return self._reported(uid) if ghost is None else replace(ghost.holding, mark="held")
+        if uid in self._inventory.held():
+            return self._inventory.reported(uid) if ghost is None else replace(ghost.holding, mark="held")
         return ghost.holding if ghost is not None else None
 
     def _refresh(self, uid: str, *, seen: bool = False) -> None:
         """Bring the ledger to what holds. `seen`: the scheduler sees the cause itself."""
-        now = self._effective(uid)
-        before = self._ledger.holding(uid)
-        if now is None:
-            if before is not None:
-                self._ledger.release(uid)
-        elif now != before:
-            self._ledger.hold(now)
-        if before is not None and (now is None or now.node != before.node):
-            self.waiting.freed(before.node, self._clock(), seen=seen)
+        self._settle(uid, self._ledger.holding(uid), seen=seen)
 
-    def _reported(self, uid: str) -> Holding | None:
-        """The holding that the nodes report, for a pod that this process has never seen."""
-        shares = []
-        namespace = name = node = ""
-        for card_name in sorted(self._held[uid]):
-            record = self._cards[card_name]
-            if node and record.node != node:
-                continue  # no pod is on two nodes; whatever this is, the other report stands
-            for held in record.held:
-                if held.uid == uid:
-                    namespace, name, node = held.namespace, held.name, record.node
-                    card = record.card
-                    shares.append(CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem))
-        return Holding(uid, namespace, name, node, Assignment({"pod": tuple(shares)}), "held") if shares else None
+    def _settle(self, uid: str, before: Holding | None, *, seen: bool) -> None:
+        """As `_refresh`. `before`: what the pod has held so far, though the ledger may not have it any more."""
+        now = self._effective(uid)
+        if now is None:
+            self._ledger.release(uid)
+        elif now != self._ledger.holding(uid):
+            self._ledger.hold(now)
+        if before is not None and (now is None or (now.node, now.assignment) != (before.node, before.assignment)):
+            self.waiting.freed(before.node, self._clock(), seen=seen)
 
     def _good(self, holding: Holding) -> bool:
         """Whether a plan still holds: its cards are there, take shares, and are not over-full with it."""
@@ -381,26 +388,9 @@ class State:
 
     def _count_cards(self) -> None:
         """Tell the ledger of changed cards; late, because at the start they come one by one and by thousands."""
-        for node in self._changed_nodes:
-            names = self._cards_of.get(node, ()) if node in self._nodes else ()
-            self._ledger.set_cards(node, [self._cards[name].card for name in names])
+        for node, cards in self._inventory.changes():
+            self._ledger.set_cards(node, cards)
             self.waiting.freed(node, self._clock(), seen=False)
-        self._changed_nodes.clear()
-
-    def _forget_card(self, name: str) -> None:
-        node = self._cards.pop(name).node
-        names = self._cards_of[node]
-        names.discard(name)
-        if not names:
-            del self._cards_of[node]
-        self._changed_nodes.add(node)
-
-    def _unreport(self, uid: str, name: str) -> None:
-        names = self._held.get(uid)
-        if names is not None:
-            names.discard(name)
-            if not names:
-                del self._held[uid]
 
 
 def _of_pod(pod: PodRecord) -> Holding:

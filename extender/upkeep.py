@@ -17,6 +17,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _STEP_SECONDS = 0.5
+_TOUCH_SECONDS = 2.0  # plans and ghosts wait for it to end
 
 
 class Upkeep:
@@ -40,8 +41,8 @@ class Upkeep:
         """One round."""
         binder.look_up(self._client, self._state)
         node = self._state.touch_due()
-        if node is not None:
-            touch(self._client, node)
+        if node is not None and not touch(self._client, node):
+            self._state.touch_failed(node)
 
     def _run(self) -> None:
         while not self._stopping.wait(_STEP_SECONDS):
@@ -52,12 +53,13 @@ class Upkeep:
                 _log.exception("upkeep failed; it goes on")
 
 
-def touch(client: KubeClient, node: str) -> None:
-    """Changes an annotation of the node, which makes kube-scheduler try the waiting pods again."""
+def touch(client: KubeClient, node: str) -> bool:
+    """Changes an annotation of the node, which makes kube-scheduler try the waiting pods again; whether it could."""
     patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(time.time_ns())}}}
     try:
-        client.patch(paths.nodes(node), patch, "merge")
+        client.patch(paths.nodes(node), patch, "merge", timeout=_TOUCH_SECONDS)
     except errors.KubeError as error:
         _log.warning("cannot wake waiting pods", node=node, error=str(error))
-    else:
-        _log.debug("woke waiting pods", node=node)
+        return False
+    _log.debug("woke waiting pods", node=node)
+    return True

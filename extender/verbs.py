@@ -3,14 +3,12 @@
 Apart from the HTTP shell so that tests ask them without a server, and from the binder, the only one that writes.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cardwise.core import names, placement, request
-from cardwise.core.ledger import Ledger, NodeState
 from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
 from extender.requests import Requests
 from extender.state import Decided, Stage, State
@@ -44,17 +42,14 @@ def filter_nodes(state: State, requests: Requests, preferences: Preferences, arg
     requests.put(uid, asked)
     if not candidates:
         return _fits(args, [])
-    found: Placement | Unplaceable | Decided | list[str] | None
+    found: Placement | Unplaceable | Decided | list[str]
     if uid and one_best_node(pod, preferences):
         found = state.plan(uid, who, asked, candidates, policy)
     else:
-        found = state.decided(uid)
-        if found is None:
-            found = _all(state, candidates, asked, policy)
+        found = state.fitting(uid, asked, candidates, policy)
     if isinstance(found, Decided) and found.node not in candidates:
         return FilterResult(error=UNDECIDED)
     if isinstance(found, Unplaceable):
-        state.refused(uid)
         return _refused(found.refusals)
     return _fits(args, found if isinstance(found, list) else [found.node])
 
@@ -84,13 +79,14 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
 
 def inspect(state: State, node: str | None = None) -> dict[str, Any]:
     """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`)."""
-    with state.view() as ledger:
-        if node is None:
-            return {"nodes": [_inspected(ledger, each) for each in ledger.nodes() if each.cards]}
-        known = ledger.node(node)
-        if known is None or not known.cards:
+    if node is not None:
+        shown = _inspected(state, node)
+        if shown is None:
             return {"nodes": [], "error": f"node {node} has no GPU card that Cardwise shares"}
-        return {"nodes": [_inspected(ledger, known)]}
+        return {"nodes": [shown]}
+    with state.view() as ledger:
+        names_of_all = sorted(ledger.by_name())
+    return {"nodes": [shown for name in names_of_all if (shown := _inspected(state, name)) is not None]}
 
 
 def one_best_node(pod: Mapping[str, Any], preferences: Preferences) -> bool:
@@ -116,12 +112,6 @@ def _identity(pod: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
     return metadata.get("uid") or "", (metadata.get("namespace") or "", metadata.get("name") or "")
 
 
-def _all(state: State, candidates: Collection[str], asked: PodRequest, policy: str) -> list[str] | Unplaceable:
-    with state.view() as ledger:
-        scores, refusals = placement.Scorer(asked, policy).score_all(ledger, candidates)
-    return list(scores) if scores else Unplaceable(refusals=refusals)
-
-
 def _fits(args: FilterArgs, fitting: list[str]) -> FilterResult:
     # The others' reasons are left out: the scheduler reads them only when no node is left, and they cost both sides.
     if args.nodes is None:
@@ -137,9 +127,15 @@ def _refused(refusals: Mapping[str, Refusal]) -> FilterResult:
     return FilterResult(node_names=[], failed_nodes=failed, failed_and_unresolvable_nodes=hopeless)
 
 
-def _inspected(ledger: Ledger, node: NodeState) -> dict[str, Any]:
+def _inspected(state: State, name: str) -> dict[str, Any] | None:
+    # Filter must not wait for thousands of nodes to be put into words: the lock is for one at a time, to copy it.
+    with state.view() as ledger:
+        known = ledger.node(name)
+        if known is None or not known.cards:
+            return None
+        node, holdings = known.copy(), ledger.holdings(name)
     pods: dict[int, list[dict[str, Any]]] = {}
-    for holding in ledger.holdings(node.name):
+    for holding in holdings:
         if holding.mark in _UNSEEN:
             continue
         on: dict[int, int] = {}

@@ -6,6 +6,7 @@ enough, because the scheduler takes every node change as a reason. Pure; the thr
 """
 
 _MOST = 50_000  # pods remembered; beyond that waking is by whoever is remembered, which wakes all
+_FORGET = 600.0  # seconds; kube-scheduler tries a pod that still waits again after five minutes at the latest
 _RACE = 2.0  # seconds in which the scheduler may have asked before we knew what it knows
 _EVERY = 1.0  # seconds between two touches: each makes the scheduler try all waiting pods
 
@@ -14,7 +15,7 @@ class Waiting:
     """Who was refused for want of room, and whether room has come since. Times are in seconds, of one clock."""
 
     def __init__(self) -> None:
-        self._refused: dict[str, float] = {}
+        self._refused: dict[str, float] = {}  # the longest ago first
         self._last_refusal = float("-inf")
         self._freed: str | None = None
         self._touched = float("-inf")
@@ -24,6 +25,8 @@ class Waiting:
 
     def refused(self, uid: str, now: float) -> None:
         self._last_refusal = now
+        self._refused.pop(uid, None)
+        self._forget(now)
         if len(self._refused) < _MOST:
             self._refused[uid] = now
 
@@ -33,6 +36,7 @@ class Waiting:
 
     def freed(self, node: str, now: float, *, seen: bool) -> None:
         """There may be room on this node. `seen`: the scheduler sees the cause and retries by itself."""
+        self._forget(now)
         if self._refused and (not seen or now - self._last_refusal < _RACE):
             self._freed = node
 
@@ -41,7 +45,21 @@ class Waiting:
         if self._freed is None or now - self._touched < _EVERY:
             return None
         node, self._freed = self._freed, None
+        self._forget(now)
         if not self._refused:
             return None
         self._touched = now
         return node
+
+    def failed(self, node: str) -> None:
+        """The node that was due could not be touched."""
+        if self._freed is None:
+            self._freed = node
+
+    def _forget(self, now: float) -> None:
+        """Those that were refused long ago: pods that vanished while filter was at them."""
+        while self._refused:
+            uid, at = next(iter(self._refused.items()))
+            if now - at <= _FORGET:
+                return
+            del self._refused[uid]

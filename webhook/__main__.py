@@ -59,7 +59,7 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     type=_CommaList(),
     default="",
     help="Names and addresses that the API server calls us by, for the certificate. "
-    "Default: those of the Service, this machine's name and the loopback addresses.",
+    "Default: those of the Service and the loopback addresses; with --tls-dir also this machine's name.",
 )
 @click.option(
     "--tls-secret",
@@ -115,12 +115,12 @@ def main(
     bundle = CaBundle(client, mutating=[webhook_configuration], validating=[webhook_configuration])
     directory = tls_dir or _scratch()
     secret = tls_secret if tls_dir is None else None
-    rotator = _rotator(client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle)
-    if rotator is not None:
-        rotator.ensure()
-    process = _Process(
-        client, settings, metrics_bind=common.metrics_bind, directory=directory, rotator=rotator, bundle=bundle
-    )
+    certificates = _certificates(client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle)
+    try:
+        certificates.ensure()
+    except tls.Unusable as error:
+        raise click.ClickException(str(error)) from error
+    process = _Process(client, settings, metrics_bind=common.metrics_bind, certificates=certificates, bundle=bundle)
     Server(
         process.app,
         [bind],
@@ -140,14 +140,12 @@ class _Process:
         settings: Settings,
         *,
         metrics_bind: HostPort,
-        directory: Path,
-        rotator: tls.Rotator | None,
+        certificates: tls.Checks,
         bundle: CaBundle,
     ) -> None:
         self._settings = settings
         self._metrics_bind = metrics_bind
-        self._directory = directory
-        self._rotator = rotator
+        self._certificates = certificates
         self._bundle = bundle
         self._view = ClusterView(client)
         self._health: HealthServer | None = None
@@ -159,16 +157,12 @@ class _Process:
         self._health = HealthServer(self._metrics_bind, ready=self._problems)
         self._health.start()
         self._view.start()
-        if self._rotator is not None:
-            self._rotator.start()
-        else:
-            self._bundle.set((self._directory / "ca.crt").read_bytes())
+        self._certificates.start()
         self._bundle.start()
 
     def stop(self) -> None:
         self._bundle.stop()
-        if self._rotator is not None:
-            self._rotator.stop()
+        self._certificates.stop()
         self._view.stop()
         if self._health is not None:
             self._health.stop()
@@ -180,7 +174,7 @@ class _Process:
         return problems
 
 
-def _rotator(
+def _certificates(
     client: KubeClient,
     directory: Path,
     *,
@@ -188,18 +182,20 @@ def _rotator(
     hosts: tuple[str, ...],
     bind: HostPort,
     bundle: CaBundle,
-) -> tls.Rotator | None:
-    """Who keeps the certificates good; None where somebody else has put them into the directory."""
+) -> tls.Checks:
+    """Who keeps the certificates good: we, but where somebody else has put them into the directory."""
     own = directory / "authority"
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, *secret)
     elif (directory / "tls.crt").exists() and not own.exists():
-        return None
+        return tls.Given(directory, on_bundle=bundle.set)
     else:
         store = tls.DirStore(own)
     service = f"cardwise-webhook.{names.NAMESPACE}"
     ours = [bind.host] if bind.host not in ("", "0.0.0.0", "::") else []  # noqa: S104
-    wanted = hosts or (f"{service}.svc", service, socket.gethostname(), "localhost", "127.0.0.1", "::1", *ours)
+    # In a Secret the certificate is that of all replicas.
+    machine = [] if secret is not None else [socket.gethostname()]
+    wanted = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *ours)
     unique = tuple(dict.fromkeys(wanted))
     return tls.Rotator(store, unique, directory, on_bundle=bundle.set, name="cardwise-webhook")
 

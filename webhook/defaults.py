@@ -47,11 +47,15 @@ def of(metadata: Mapping[str, Any]) -> Defaults | None:
 
 
 def wants(pod: Json) -> bool:
-    """Whether the pod takes defaults: it has not opted out, and no container asks for NVIDIA's own devices."""
+    """Whether the pod takes defaults: it has not opted out, the scheduler places it (kubectl debug node/… names its
+    node), and no container asks for NVIDIA's own devices.
+    """
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     if annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED:
         return False
     spec = pod.get("spec") or {}
+    if spec.get("nodeName"):
+        return False
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
     return not any(name.startswith("nvidia.com/") for amounts in limits for name in amounts)

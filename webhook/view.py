@@ -13,7 +13,7 @@ from cardwise.core import names
 from cardwise.core.quantity import MiB
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.reflector import Reflector
+from cardwise.kube.reflector import Reflector, Woken
 from webhook import defaults
 from webhook.defaults import Defaults
 from webhook.validate import Cards
@@ -35,10 +35,10 @@ class ClusterView:
         self._cards = Cards()
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
         self._namespaces: Reflector[Defaults] = Reflector(
-            client, paths.namespaces(), _project_namespace, _Ignore(), query=selector
+            client, paths.namespaces(), _project_namespace, Woken(), query=selector
         )
         self._cards_known: Reflector[tuple[str, int]] = Reflector(
-            client, paths.extendedresources(), _project_card, _Marker(self._stale)
+            client, paths.extendedresources(), _project_card, Woken(self._stale.set)
         )
 
     def start(self) -> None:
@@ -98,26 +98,3 @@ def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
 def _project_card(raw: bytes) -> tuple[str, tuple[str, int]]:
     card = _decode_card(raw)
     return card.metadata.name, (card.spec.node, card.spec.memory_mib)
-
-
-class _Ignore:
-    def on_change(self, key: str, old: Defaults | None, new: Defaults) -> None: ...
-
-    def on_delete(self, key: str, old: Defaults) -> None: ...
-
-    def on_synced(self) -> None: ...
-
-
-class _Marker:
-    """Any change makes the totals stale; they are added up when they are asked for."""
-
-    def __init__(self, stale: threading.Event) -> None:
-        self._stale = stale
-
-    def on_change(self, key: str, old: tuple[str, int] | None, new: tuple[str, int]) -> None:  # noqa: ARG002
-        self._stale.set()
-
-    def on_delete(self, key: str, old: tuple[str, int]) -> None:  # noqa: ARG002
-        self._stale.set()
-
-    def on_synced(self) -> None: ...

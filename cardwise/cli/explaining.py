@@ -12,17 +12,19 @@ def explain(pod: Mapping[str, Any], survey: Survey) -> str:
     """The whole text for one pod (decoded JSON) in the cluster as surveyed."""
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     where = f"pod {metadata['namespace']}/{metadata['name']}"
+    node = spec.get("nodeName")
+    if status.get("phase") in names.FINISHED_PHASES:
+        why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+        return f"{where} has ended ({status['phase']}) and holds nothing.\n" + (f"{why}\n" if why else "")
     try:
         asked = request.parse(pod)
     except request.InvalidRequest as error:
-        return f"{where} can never be placed: {error}\n"
+        # What runs has been judged at its creation; an annotation may have been changed since.
+        return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"
     if asked is None:
         return f"{where} asks for no GPU of Cardwise ({', '.join(names.REQUESTED)}).\n"
     text = f"{where} asks for {_in_words(asked)}.\n"
-    if status.get("phase") in ("Succeeded", "Failed"):
-        return text + f"It has ended ({status['phase']}) and holds nothing.\n"
-    node = spec.get("nodeName")
-    return text + (_placed(pod, node, survey) if node else _waiting(pod, asked, survey))
+    return text + (_placed("It", pod, node, survey) if node else _waiting(pod, asked, survey))
 
 
 def _in_words(asked: request.PodRequest) -> str:
@@ -35,28 +37,39 @@ def _in_words(asked: request.PodRequest) -> str:
     return " + ".join(parts)
 
 
-def _placed(pod: Mapping[str, Any], node: str, survey: Survey) -> str:
+def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey) -> str:
     annotations = pod["metadata"].get("annotations") or {}
     try:
         assigned = assignment.decode(annotations)
     except assignment.InvalidAssignment as error:
-        return f"It is on node {node}, and its annotations cannot be read: {error}.\n"
+        return f"{who} is on node {node}, and its annotations cannot be read: {error}.\n"
     if assigned is None:
         return (
-            f"It is on node {node} without an assignment: it was not bound by the Cardwise extender, so its containers "
-            "do not start. Delete it, and check that kube-scheduler uses the extender.\n"
+            f"{who} is on node {node} without an assignment: it was not bound by the Cardwise extender, so its "
+            "containers do not start. Delete it, and check that kube-scheduler uses the extender.\n"
         )
-    lines = [f"It is on node {node}:"]
+    lines = [f"{who} is on node {node}:"]
     held = survey.ledger.holdings(node)
     for key, shares in assigned.containers.items():
         for share in shares:
             others = [h for h in held if h.uid != pod["metadata"]["uid"] and _touches(h, share.index)]
             beside = f", beside {', '.join(map(_name, others))}" if others else ", alone"
             part = f"{share.mem} of {share.total} MiB ({assignment.fraction(share.mem, share.total)})"
-            lines.append(f"  container {key}: {part} of card {share.index} {share.uuid}{beside}")
+            lines.append(
+                f"  container {key}: {part} of card {share.index} {share.uuid}{beside}{_state(survey, node, share)}"
+            )
     granted = annotations.get(names.ASSIGNED) == "true"
     lines.append("The node has granted it." if granted else "The node has not granted it yet: its container is not up.")
     return "\n".join(lines) + "\n"
+
+
+def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
+    """What is wrong with the card, if anything."""
+    state = survey.ledger.node(node)
+    position = state.position(share) if state is not None else None
+    if state is None or position is None:
+        return "; this card is not on the node any more"
+    return "" if state.cards[position].healthy else "; this card is unhealthy"
 
 
 def _waiting(pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey) -> str:

@@ -12,11 +12,12 @@ from cardwise.core.ledger import Ledger, NodeState
 def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
     """One row per node: used/total MiB of each card and of the node."""
     nodes = _shown(ledger, only)
-    most = max((len(node.cards) for node in nodes), default=0)
+    most = max((card.index + 1 for node in nodes for card in node.cards), default=0)
     rows = [["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in range(most)), "GPU Memory(MiB)"]]
     for node in nodes:
-        cells = [f"{used}/{card.mem}" for used, card in zip(node.used, node.cards, strict=True)]
-        cells += ["0/0"] * (most - len(cells))
+        cells = ["0/0"] * most
+        for used, card in zip(node.used, node.cards, strict=True):
+            cells[card.index] = f"{used}/{card.mem}"
         rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used(node)}/{_total(node)}"])
     table = _aligned(rows)
     line = "-" * max(len(row) for row in table.splitlines())

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from cardwise.core.quantity import MiB
+from cardwise.core.quantity import MiB, Percent
+
+FULL_CORE = Percent(100)  # of one card's SMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

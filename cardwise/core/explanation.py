@@ -61,8 +61,10 @@ def _cards(ledger: Ledger, name: str, request: PodRequest | None) -> tuple[CardV
             holders.setdefault(position or 0, []).append(holding)
     views = []
     for i, card in enumerate(node.cards):
-        # Whole cards are short of whatever others hold.
-        wanted = (request.largest_share or card.mem) if request is not None else 0
+        short = 0
+        if request is not None:
+            # Whole cards are short of whatever others hold.
+            short = max(0, request.largest_share - node.free[i]) if request.largest_share else node.used[i]
         views.append(
             CardView(
                 index=card.index,
@@ -71,7 +73,7 @@ def _cards(ledger: Ledger, name: str, request: PodRequest | None) -> tuple[CardV
                 healthy=card.healthy,
                 total=card.mem,
                 free=node.free[i],
-                short=max(0, wanted - node.free[i]),
+                short=short,
                 holders=tuple(holders.get(i, ())),
             )
         )

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cardindex import CardIndex, Entry
-from cardwise.core.cards import Card
+from cardwise.core.cards import FULL_CORE, Card
 from cardwise.core.quantity import MiB
 
 Undo = Callable[[], None]
 
-FULL_CORE = 100  # percent of one card's SMs
 MAX_CLIENTS = 48  # MPS clients per card before driver 590, see mps.md 1.1
 POSITION = 10  # bits of a card's position in a code: a node has at most 1024 cards
 
@@ -47,6 +46,7 @@ class NodeState:
         "clients",
         "free",
         "free_core",
+        "headroom",
         "healthy",
         "largest",
         "max_clients",
@@ -55,11 +55,12 @@ class NodeState:
         "used",
     )
 
-    def __init__(self, name: str, max_clients: int) -> None:
+    def __init__(self, name: str, *, headroom: MiB, max_clients: int) -> None:
         self.name = name
+        self.headroom = headroom
         self.max_clients = max_clients
         self.cards: list[Card] = []
-        self.largest = 0  # MiB of the biggest card
+        self.largest = 0  # MiB of the biggest card, without the headroom
         self.healthy = 0  # cards
         self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
         self.free_core: list[int] = []  # percent
@@ -69,9 +70,9 @@ class NodeState:
         self._ascending: list[int] | None = None
         self._empties: list[int] | None = None
 
-    def open(self, i: int) -> bool:
-        """Whether the card takes one more share at all."""
-        return self.cards[i].healthy and self.clients[i] < self.max_clients
+    def open(self, i: int, shares: int = 1) -> bool:
+        """Whether the card takes so many more shares at all."""
+        return self.cards[i].healthy and self.clients[i] + shares <= self.max_clients
 
     def empty(self, i: int) -> bool:
         """Whether the card can be given away whole."""
@@ -91,7 +92,8 @@ class NodeState:
         codes = self._empties
         if codes is None:
             clients = self.clients
-            codes = [code for code in self.ascending() if code > 0 and not clients[code & ~(-1 << POSITION)]]
+            one = card_code(1)
+            codes = [code for code in self.ascending() if code >= one and not clients[code & ~(-1 << POSITION)]]
             self._empties = codes
         return codes
 
@@ -112,14 +114,23 @@ class NodeState:
             self.clients[i] += sign
         self._ascending = self._empties = None
 
-    def reset(self, cards: Sequence[Card], headroom: MiB) -> None:
+    def copy(self) -> "NodeState":
+        """With counts of its own."""
+        twin = NodeState(self.name, headroom=self.headroom, max_clients=self.max_clients)
+        twin.cards, twin.largest, twin.healthy = self.cards, self.largest, self.healthy
+        twin.free, twin.used = self.free.copy(), self.used.copy()
+        twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
+        twin.uids = self.uids.copy()
+        return twin
+
+    def reset(self, cards: Sequence[Card]) -> None:
         """Begin anew with these cards and no shares."""
         self.cards = sorted(cards, key=lambda card: card.index)
-        self.largest = max((card.mem for card in cards), default=0)
+        self.largest = max((card.mem for card in cards), default=0) - self.headroom
         self.healthy = sum(card.healthy for card in cards)
-        self.free = [card.mem - headroom for card in self.cards]
+        self.free = [card.mem - self.headroom for card in self.cards]
         self.used = [0] * len(self.cards)
-        self.free_core = [FULL_CORE] * len(self.cards)
+        self.free_core = [int(FULL_CORE)] * len(self.cards)
         self.clients = [0] * len(self.cards)
         self._ascending = self._empties = None
 
@@ -180,7 +191,7 @@ class Ledger:
             self._forget_if_empty(state)
             return
         self._touched.add(node)
-        state.reset(cards, self._headroom)
+        state.reset(cards)
         for uid in state.uids:
             for share in self._holdings[uid].assignment.shares():
                 state.count(share, 1)
@@ -231,7 +242,8 @@ class Ledger:
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)
         if state is None:
-            state = self._nodes[name] = NodeState(name, self._max_clients)
+            state = NodeState(name, headroom=self._headroom, max_clients=self._max_clients)
+            self._nodes[name] = state
         return state
 
     def _put_in(self, holding: Holding) -> None:

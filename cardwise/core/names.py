@@ -74,6 +74,9 @@ EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
 
+# Kubernetes' own: pods in these phases hold nothing.
+FINISHED_PHASES: Final = ("Succeeded", "Failed")
+
 
 def is_placement_annotation(key: str) -> bool:
     """Whether only Cardwise may write this pod annotation."""

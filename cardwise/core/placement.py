@@ -10,7 +10,8 @@ from typing import NamedTuple
 from cardwise.core import policies
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cardindex import CardIndex, Entry
-from cardwise.core.ledger import FULL_CORE, POSITION, Ledger, NodeState
+from cardwise.core.cards import FULL_CORE
+from cardwise.core.ledger import POSITION, Ledger, NodeState
 from cardwise.core.quantity import MiB, Percent
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
@@ -91,7 +92,7 @@ class Scorer:
         single = len(self._claims) == 1 and first.cards == 1
         self._share = single and not first.whole
         # One card, and nothing to ask of it but memory.
-        self._simple = single and not first.core
+        self._simple = single and not first.core and len(first.keys) == 1
         self._codes_of = NodeState.empties if first.whole else NodeState.ascending
 
     @property
@@ -106,7 +107,7 @@ class Scorer:
         claim = self._claims[0]
         for _, name, position in self._walk(ledger.index(), claim.mem, nodes):
             node = ledger.node(name)
-            if node is not None and node.free_core[position] >= claim.core:
+            if node is not None and _takes(node, position, claim):
                 return node
         return None
 
@@ -183,7 +184,7 @@ def place_on(node: NodeState | None, request: PodRequest, policy: str) -> Placem
 
 def _share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShare:
     card = node.cards[i]
-    mem, core = part if part is not None else (MiB(node.free[i]), Percent(FULL_CORE))
+    mem, core = part if part is not None else (MiB(node.free[i]), FULL_CORE)
     return CardShare(card.index, card.uuid, mem, core, card.mem)
 
 
@@ -195,11 +196,12 @@ def _fit(node: NodeState, wanted: Sequence[Claim], policy: policies.Policy) -> t
     for claim in wanted:
         if positions:
             # What the claim before has taken.
-            scratch = _copy(node) if scratch is node else scratch
+            scratch = node.copy() if scratch is node else scratch
             before = wanted[len(positions) - 1]
             for i in positions[-1]:
                 part = None if before.whole else (MiB(before.mem), Percent(before.core))
                 scratch.count(_share(scratch, i, part), 1)
+                scratch.clients[i] += len(before.keys) - 1
         codes = _usable(scratch, claim)
         chosen: list[int] = []
         if len(codes) < claim.cards:
@@ -221,17 +223,14 @@ def _usable(node: NodeState, claim: Claim) -> list[int]:
     if claim.whole:
         return node.empties()
     codes = node.ascending()
-    if claim.core:
-        return [code for code in codes if node.free_core[code & ~(-1 << POSITION)] >= claim.core]
+    if claim.core or len(claim.keys) > 1:
+        return [code for code in codes if _takes(node, code & ~(-1 << POSITION), claim)]
     return codes
 
 
-def _copy(node: NodeState) -> NodeState:
-    scratch = NodeState(node.name, node.max_clients)
-    scratch.cards = node.cards
-    scratch.free, scratch.used = node.free.copy(), node.used.copy()
-    scratch.free_core, scratch.clients = node.free_core.copy(), node.clients.copy()
-    return scratch
+def _takes(node: NodeState, i: int, claim: Claim) -> bool:
+    """Whether an open card has what the claim asks beside memory: cores, and room for a client a container."""
+    return node.free_core[i] >= claim.core and node.clients[i] + len(claim.keys) <= node.max_clients
 
 
 def _refusal(node: NodeState, claim: Claim) -> Refusal:
@@ -248,18 +247,16 @@ def _refusal(node: NodeState, claim: Claim) -> Refusal:
         return Refusal.TOO_FEW_CARDS
     if claim.whole:
         return Refusal.NO_WHOLE_CARD if node.healthy >= claim.cards else Refusal.UNHEALTHY
-    big = [i for i, card in enumerate(node.cards) if card.mem >= claim.mem]
+    big = [i for i, card in enumerate(node.cards) if card.mem - node.headroom >= claim.mem]
     if len(big) < claim.cards:
         return Refusal.CARD_TOO_SMALL
-    if claim.core > FULL_CORE:
-        return Refusal.NO_CORE
     roomy = [i for i in big if node.free[i] >= claim.mem]
     if len(roomy) < claim.cards:
         return Refusal.NO_MEMORY
     healthy_roomy = [i for i in roomy if node.cards[i].healthy]
     if len(healthy_roomy) < claim.cards:
         return Refusal.UNHEALTHY
-    if sum(node.open(i) for i in healthy_roomy) < claim.cards:
+    if sum(node.open(i, len(claim.keys)) for i in healthy_roomy) < claim.cards:
         return Refusal.TOO_MANY_CLIENTS
     if sum(node.free_core[i] >= claim.core for i in healthy_roomy) < claim.cards:
         return Refusal.NO_CORE

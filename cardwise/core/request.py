@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardwise.core import names, policies, quantity
+from cardwise.core.cards import FULL_CORE
 from cardwise.core.quantity import MiB, Percent
 
 Json = Mapping[str, Any]
@@ -88,7 +89,16 @@ def containers(pod: Json) -> Iterator[Container]:
 def parse(pod: Json) -> PodRequest | None:
     """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    found = [r for c in containers(pod) if (r := _container_request(c, annotations)) is not None]
+    found: list[ContainerRequest] = []
+    together = 0  # percent of the one card that the containers with a share of one card have in common
+    for c in containers(pod):
+        asked = _container_request(c, annotations)
+        if asked is None:
+            continue
+        found.append(asked)
+        if asked.cards == 1 and asked.core:
+            _check_core(c, asked.core, cards=1, others=together)
+            together += asked.core
     if not found:
         return None
     policy = annotations.get(names.POLICY)
@@ -165,8 +175,25 @@ def _container_request(c: Container, annotations: Json) -> ContainerRequest | No
             low = value - value % cards
             near = f"{low} or {low + cards}" if low else str(cards)
             raise InvalidRequest(f"{field}[{name}]", f"{value} does not divide over {cards} cards", f"write {near}")
+    _check_core(c, core, cards=cards, others=0)
     name = c.spec.get("name", "")
     return ContainerRequest(key=c.key, name=name, cards=cards, mem=MiB(mem), core=Percent(core))
+
+
+def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
+    """`others`: what the containers before it take of the same card."""
+    left = FULL_CORE * cards - others
+    if core <= left:
+        return
+    field = f"{c.path}.resources.limits[{names.GPU_CORE}]"
+    if not others:
+        over = "a card has" if cards == 1 else f"{cards} cards have"
+        raise InvalidRequest(field, f"{over} no {core} percent", f"write at most {FULL_CORE * cards}")
+    raise InvalidRequest(
+        field,
+        f"the containers of the pod share a card and ask for {others + core} percent of it in sum",
+        f"write at most {left}" if left else f"write at most {FULL_CORE} in sum, or leave it out",
+    )
 
 
 def _annotated_count(key: str, annotations: Json) -> int:

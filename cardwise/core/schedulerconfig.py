@@ -23,11 +23,15 @@ def extender_stanzas(
     key_file: str | None = None,
 ) -> list[dict[str, Any]]:
     """Stanzas for `extenders:`; the URLs are `https://host:port`, or `http://` on loopback without the files."""
-    common: dict[str, Any] = {"nodeCacheCapable": True, "ignorable": False}
-    if ca_file is not None:
-        tls = {"insecure": False, "caFile": ca_file, "certFile": cert_file, "keyFile": key_file}
-        common |= {"enableHTTPS": True, "tlsConfig": tls}
-    fast = common | {
+
+    def common() -> dict[str, Any]:
+        stanza: dict[str, Any] = {"nodeCacheCapable": True, "ignorable": False}
+        if ca_file is not None:
+            tls = {"insecure": False, "caFile": ca_file, "certFile": cert_file, "keyFile": key_file}
+            stanza |= {"enableHTTPS": True, "tlsConfig": tls}
+        return stanza
+
+    fast = common() | {
         "urlPrefix": filter_url + names.EXTENDER_PREFIX,
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
@@ -39,7 +43,7 @@ def extender_stanzas(
             {"name": names.PLACE_MARKER, "ignoredByScheduler": True},
         ],
     }
-    slow = common | {
+    slow = common() | {
         "urlPrefix": bind_url + names.EXTENDER_PREFIX,
         "bindVerb": "bind",
         "httpTimeout": BIND_TIMEOUT,

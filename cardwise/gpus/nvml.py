@@ -34,10 +34,13 @@ class NvmlGpus:
         ignored_xids: frozenset[int] = frozenset(),
         probe_seconds: float = 5.0,
         quiet_seconds: float = 30.0,
+        on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Raises GpusUnavailable where there is no driver."""
+        """`on_failure` hears which thread met an unforeseen error. Raises GpusUnavailable where there is no driver."""
         try:
             pynvml.nvmlInit()
+            self._driver = str(pynvml.nvmlSystemGetDriverVersion())
+            self._missing = dict.fromkeys(range(pynvml.nvmlDeviceGetCount()), "")  # index -> why it is not in `cards`
         except pynvml.NVMLError as error:
             raise GpusUnavailable(
                 f"NVML does not start ({error}); is the NVIDIA driver installed, and its library mounted into this "
@@ -46,12 +49,15 @@ class NvmlGpus:
         self._ignored = ignored_xids
         self._probe_seconds = probe_seconds
         self._quiet_seconds = quiet_seconds
+        self._on_failure = on_failure
         self._lock = threading.Lock()
         self._handles: dict[str, Any] = {}
-        self._cards = self._enumerate()
+        self._cards: list[GpuCard] = []
         self._faults: dict[str, tuple[str, float]] = {}  # uuid -> reason, when it was last seen
         self._changed = threading.Event()
         self._closing = threading.Event()
+        self._find_missing()
+        self._changed.clear()
         self._threads = [
             threading.Thread(target=self._probe, name="nvml-probe", daemon=True),
             threading.Thread(target=self._listen, name="nvml-xids", daemon=True),
@@ -85,20 +91,40 @@ class NvmlGpus:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
-    def _enumerate(self) -> list[GpuCard]:
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        cards = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            card = _describe(index, handle, driver)
-            self._handles[card.uuid] = handle
-            cards.append(card)
-        return cards
+    def _find_missing(self) -> None:
+        """Enters the cards that answer. One that has fallen off the bus must not take the others down with it."""
+        for index, before in list(self._missing.items()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                card = _describe(index, handle, self._driver)
+            except pynvml.NVMLError as error:
+                if str(error) != before:
+                    _log.error("a card does not answer and is left out until it does", index=index, error=str(error))
+                self._missing[index] = str(error)
+                continue
+            del self._missing[index]
+            with self._lock:
+                self._handles[card.uuid] = handle
+                self._cards = sorted([*self._cards, card], key=lambda card: card.index)
+            self._changed.set()
 
     def _probe(self) -> None:
         while not self._closing.wait(self._probe_seconds):
-            for uuid, handle in list(self._handles.items()):
-                self._judge(uuid, _trouble(handle), time.monotonic())
+            try:
+                self._find_missing()
+                for uuid, handle in self._known().items():
+                    self._judge(uuid, _trouble(handle), time.monotonic())
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                self._failed("nvml-probe")
+
+    def _failed(self, thread: str) -> None:
+        _log.exception("the cards' health is not looked at", thread=thread)
+        self._on_failure(thread)
+        self._closing.wait(1.0)
+
+    def _known(self) -> dict[str, Any]:
+        with self._lock:
+            return dict(self._handles)
 
     def _judge(self, uuid: str, trouble: str, now: float) -> None:
         with self._lock:
@@ -121,18 +147,28 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             _log.warning("no Xid events; health comes from probing alone", error=str(error))
             return
+        asked: set[str] = set()
         try:
-            for uuid, handle in self._handles.items():
-                try:
-                    pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
-                except pynvml.NVMLError as error:
-                    # Some cards (vGPU guests) know no events. That is no fault of theirs.
-                    _log.warning("the card reports no Xid events", uuid=uuid, error=str(error))
             while not self._closing.is_set():
-                self._take_event(events)
+                try:
+                    self._ask_for_events(events, asked)
+                    self._take_event(events)
+                except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                    self._failed("nvml-xids")
         finally:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)
+
+    def _ask_for_events(self, events: Any, asked: set[str]) -> None:
+        for uuid, handle in self._known().items():
+            if uuid in asked:
+                continue
+            asked.add(uuid)
+            try:
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            except pynvml.NVMLError as error:
+                # Some cards (vGPU guests) know no events. That is no fault of theirs.
+                _log.warning("the card reports no Xid events", uuid=uuid, error=str(error))
 
     def _take_event(self, events: Any) -> None:
         try:
@@ -147,7 +183,7 @@ class NvmlGpus:
         try:
             named = [str(pynvml.nvmlDeviceGetUUID(event.device))]
         except pynvml.NVMLError:
-            named = list(self._handles)  # a card that cannot say who it is: until the probe knows better, any
+            named = list(self._known())  # a card that cannot say who it is: until the probe knows better, any
         if not xids.is_sick(xid, self._ignored):
             _log.info("an application failed on a card", uuid=named[0], xid=xid, meaning=xids.describe(xid))
             return

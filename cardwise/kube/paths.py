@@ -8,7 +8,6 @@ from cardwise.core import names
 
 _CORE = "/api/v1"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
-_COORDINATION = "/apis/coordination.k8s.io/v1"
 _CARDWISE = f"/apis/{names.API_VERSION}"
 
 
@@ -41,24 +40,8 @@ def events(namespace: str = "", name: str = "") -> str:
     return namespaced(_CORE, "events", namespace, name)
 
 
-def resourcequotas(namespace: str = "", name: str = "", sub: str = "") -> str:
-    return namespaced(_CORE, "resourcequotas", namespace, name, sub)
-
-
-def leases(namespace: str = "", name: str = "") -> str:
-    return namespaced(_COORDINATION, "leases", namespace, name)
-
-
 def extendedresources(name: str = "", sub: str = "") -> str:
     return _join(f"{_CARDWISE}/extendedresources", name, sub)
-
-
-def resourceclasses(name: str = "", sub: str = "") -> str:
-    return _join(f"{_CARDWISE}/resourceclasses", name, sub)
-
-
-def gpuquotas(namespace: str = "", name: str = "", sub: str = "") -> str:
-    return namespaced(_CARDWISE, "gpuquotas", namespace, name, sub)
 
 
 def mutatingwebhookconfigurations(name: str = "") -> str:
@@ -67,10 +50,6 @@ def mutatingwebhookconfigurations(name: str = "") -> str:
 
 def validatingwebhookconfigurations(name: str = "") -> str:
     return _join(f"{_ADMISSION}/validatingwebhookconfigurations", name)
-
-
-def customresourcedefinitions(name: str = "") -> str:
-    return _join("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", name)
 
 
 def namespaced(base: str, resource: str, namespace: str = "", name: str = "", sub: str = "") -> str:

@@ -37,7 +37,8 @@ _decode_head = msgspec.json.Decoder(wire.ObjectHead).decode
 class Handler(Protocol[H_contra]):
     """Called from the reflector's thread, one change at a time, after the store has it.
 
-    An exception is logged with its traceback and counted; the thread goes on with the next change.
+    An exception is logged with its traceback and counted, and the thread goes on with the next change. The failed one
+    is handed over again after a while, or as part of the key's next one: from the value that the handler last took.
     """
 
     def on_change(self, key: str, old: H_contra | None, new: H_contra) -> None:
@@ -47,6 +48,22 @@ class Handler(Protocol[H_contra]):
 
     def on_synced(self) -> None:
         """After each list whose changes have all been handed over; the first one means: the picture is whole."""
+
+
+class Woken:
+    """A handler that only says: look. Without `wake` it says nothing, for who reads the store."""
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self._wake = wake
+
+    def on_change(self, key: str, old: object | None, new: object) -> None:  # noqa: ARG002
+        self._wake()
+
+    def on_delete(self, key: str, old: object) -> None:  # noqa: ARG002
+        self._wake()
+
+    def on_synced(self) -> None:
+        self._wake()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +114,10 @@ class Reflector(Generic[T]):
         self._heard: float | None = None
         self._stopping = threading.Event()
         self._expired_before = False
+        # What the handler failed on: key -> the value that it last took (None: it never took the key).
+        self._owed: dict[str, T | None] = {}
+        self._settle_at: float | None = None
+        self._settle_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
         self._lock = threading.Lock()
         self._watch: Watch | None = None
         self._log = _log.bind(reflector=self.name)
@@ -125,6 +146,8 @@ class Reflector(Generic[T]):
             delay = 0.0
             before = self.events
             try:
+                if self._settle_at is not None and time.monotonic() >= self._settle_at:
+                    self._settle()
                 if not self._version:
                     self._relist()
                 if self._stopping.is_set():
@@ -194,6 +217,9 @@ class Reflector(Generic[T]):
         """Watches once. False when it ended so soon and so silent that another try at once would spin."""
         started = time.monotonic()
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
+        settle_at = self._settle_at
+        if settle_at is not None:
+            seconds = max(1.0, min(seconds, settle_at - started))
         watch = self._client.watch(
             self._path, self._query, self._version, seconds, read_timeout=seconds + self._pace.slack
         )
@@ -208,6 +234,8 @@ class Reflector(Generic[T]):
                     if self._stopping.is_set():
                         return True
                     self._take(line)
+                    if self._settle_at != settle_at:
+                        return True  # the handler failed: watch on, but only until it is to be asked again
         finally:
             with self._lock:
                 self._watch = None
@@ -234,19 +262,49 @@ class Reflector(Generic[T]):
 
     def _hand_over(self, diff: Diff[T]) -> None:
         for key, old in diff.deleted:
-            self._call(self._handler.on_delete, key, old)
+            self._tell_deleted(key, old)
         for key, old, new in diff.updated:
-            self._call(self._handler.on_change, key, old, new)
+            self._tell_changed(key, old, new)
         for key, new in diff.added:
-            self._call(self._handler.on_change, key, None, new)
+            self._tell_changed(key, None, new)
 
-    def _call(self, method: Callable[..., None], *args: object) -> None:
-        if self._stopping.is_set():
-            return
-        try:
-            method(*args)
-        except Exception:  # noqa: BLE001 - foreign code; logged and counted
-            self._count_handler_error("handler failed", str(args[0]) if args else method.__name__)
+    def _tell_changed(self, key: str, old: T | None, new: T) -> None:
+        taken = self._owed.pop(key, old)
+        if not self._call(self._handler.on_change, key, taken, new):
+            self._owe(key, taken)
+
+    def _tell_deleted(self, key: str, old: T) -> None:
+        # It may have taken the half of an addition that it failed on.
+        taken = self._owed.pop(key, None)
+        last = old if taken is None else taken
+        if not self._call(self._handler.on_delete, key, last):
+            self._owe(key, last)
+
+    def _owe(self, key: str, taken: T | None) -> None:
+        self._owed[key] = taken
+        if self._settle_at is None:
+            self._settle_at = time.monotonic() + self._settle_backoff.next()
+
+    def _settle(self) -> None:
+        """Hands over again what the handler failed on."""
+        self._settle_at = None
+        for key, taken in list(self._owed.items()):
+            value = self.store.get(key)
+            if value is not None:
+                self._tell_changed(key, taken, value)
+            elif taken is not None:
+                self._tell_deleted(key, taken)
+        if not self._owed:
+            self._settle_backoff.reset()
+
+    def _call(self, method: Callable[..., None], *args: object) -> bool:
+        if not self._stopping.is_set():
+            try:
+                method(*args)
+            except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                self._count_handler_error("handler failed", str(args[0]) if args else method.__name__)
+                return False
+        return True
 
     def _count_handler_error(self, what: str, key: str) -> None:
         self.handler_errors += 1

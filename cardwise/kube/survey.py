@@ -1,21 +1,22 @@
 """One look at the whole cluster: cards, who holds what, and the nodes' addresses, from three consistent lists.
 
-For programs that look once (the CLI, the demo). The extender keeps the same picture alive with reflectors.
+For programs that look once (the CLI, the demo). The extender keeps the same picture alive with reflectors, and decodes
+cards by the same function.
 """
 
 from dataclasses import dataclass, field
+from sys import intern
 from typing import TypeVar
 
 import msgspec
 
-from cardwise.core import assignment, request
+from cardwise.core import assignment, names, request
 from cardwise.core.cards import Card
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quantity import MiB, Percent
 from cardwise.kube import paths, wire
 from cardwise.kube.client import KubeClient
 
-_FINISHED = ("Succeeded", "Failed")
 _T = TypeVar("_T")
 
 
@@ -70,12 +71,12 @@ def take(client: KubeClient) -> Survey:
 
 
 def card_of(resource: wire.ExtendedResource) -> Card:
-    """The card that an ExtendedResource describes; one that was never reported healthy is not."""
+    """The card that an ExtendedResource describes; before the first report nobody knows what is held on it."""
     return Card(
         index=resource.spec.index,
-        uuid=resource.spec.uuid,
+        uuid=intern(resource.spec.uuid),
         mem=MiB(resource.spec.memory_mib),
-        model=resource.spec.model,
+        model=intern(resource.spec.model),
         healthy=resource.status.health == "Healthy",
     )
 
@@ -86,7 +87,7 @@ def _items(page: bytes, kind: type[_T]) -> list[_T]:
 
 def _add_pod(survey: Survey, pod: _Pod) -> None:
     meta = pod.metadata
-    if pod.status.phase in _FINISHED:
+    if pod.status.phase in names.FINISHED_PHASES:
         return
     where = f"{meta.namespace}/{meta.name}"
     try:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 
 class ObjectMeta(Struct, rename="camel", frozen=True):
-    """Times are RFC 3339 strings as sent; the grace period is in seconds."""
+    """Times are RFC 3339 strings as sent."""
 
     name: str = ""
     namespace: str = ""
@@ -20,8 +20,6 @@ class ObjectMeta(Struct, rename="camel", frozen=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     deletion_timestamp: str | None = None
-    deletion_grace_period_seconds: int | None = None
-    creation_timestamp: str | None = None
 
 
 class EventType(StrEnum):
@@ -44,7 +42,6 @@ class WatchEvent(Struct):
 class ListMeta(Struct, rename="camel"):
     resource_version: str = ""
     continue_: str = field(default="", name="continue")
-    remaining_item_count: int | None = None
 
 
 class ListHead(Struct):
@@ -75,32 +72,15 @@ class ObjectHead(Struct):
     metadata: Identity
 
 
-class ContainerRunning(Struct, rename="camel"):
-    started_at: str | None = None
-
-
-class ContainerTerminated(Struct, rename="camel"):
-    exit_code: int = 0
-    reason: str = ""
-    finished_at: str | None = None
-
-
-class ContainerWaiting(Struct):
-    reason: str = ""
+class Present(Struct):
+    """Of which only matters that it is there."""
 
 
 class ContainerState(Struct):
     """At most one is set; none means waiting."""
 
-    running: ContainerRunning | None = None
-    terminated: ContainerTerminated | None = None
-    waiting: ContainerWaiting | None = None
-
-
-class ContainerStatus(Struct, rename="camel"):
-    name: str
-    container_id: str = field(default="", name="containerID")
-    state: ContainerState = field(default_factory=ContainerState)
+    running: Present | None = None
+    terminated: Present | None = None
 
 
 class PodSpecHead(Struct, rename="camel"):
@@ -109,20 +89,6 @@ class PodSpecHead(Struct, rename="camel"):
 
 class PodStatusHead(Struct, rename="camel"):
     phase: str = ""
-    container_statuses: list[ContainerStatus] | None = None
-    init_container_statuses: list[ContainerStatus] | None = None
-
-
-class PodHead(Struct):
-    """Of a pod: who it is, where it is, and which containers run."""
-
-    metadata: ObjectMeta
-    spec: PodSpecHead = field(default_factory=PodSpecHead)
-    status: PodStatusHead = field(default_factory=PodStatusHead)
-
-
-class NodeSpec(Struct):
-    unschedulable: bool = False
 
 
 class NodeAddress(Struct):
@@ -140,7 +106,6 @@ class NodeStatus(Struct):
 
 class Node(Struct):
     metadata: ObjectMeta
-    spec: NodeSpec = field(default_factory=NodeSpec)
     status: NodeStatus = field(default_factory=NodeStatus)
 
 

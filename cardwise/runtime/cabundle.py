@@ -15,7 +15,7 @@ import structlog
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.reflector import Reflector
+from cardwise.kube.reflector import Reflector, Woken
 
 _log = structlog.get_logger(__name__)
 
@@ -124,7 +124,7 @@ class CaBundle:
             self._client,
             collection,
             _version,
-            _Waker(self._wake),
+            Woken(self._wake.set),
             query={"fieldSelector": f"metadata.name={name}"},
             name=f"ca-bundle-{name}",
         )
@@ -154,15 +154,3 @@ _decode = msgspec.json.Decoder(_Versioned).decode
 def _version(raw: bytes) -> tuple[str, str]:
     metadata = _decode(raw).metadata
     return metadata["name"], metadata["resourceVersion"]
-
-
-class _Waker:
-    def __init__(self, wake: threading.Event) -> None:
-        self._wake = wake
-
-    def on_change(self, key: str, old: str | None, new: str) -> None:  # noqa: ARG002
-        self._wake.set()
-
-    def on_delete(self, key: str, old: str) -> None: ...
-
-    def on_synced(self) -> None: ...

@@ -9,8 +9,9 @@ import contextlib
 import errno
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 
 _log = structlog.get_logger(__name__)
 
+# In the WSGI environ: the time.monotonic() at which the call could be read. It may have waited for a thread since.
+ARRIVED = "cardwise.arrived"
 # Seconds without a byte, inside a handshake or a request, before a client is given up.
 IO_SECONDS = 10.0
 # Seconds that a new connection may stay silent. It holds no thread meanwhile.
@@ -71,6 +74,7 @@ def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLCont
 
 class _Connection(TConn):  # type: ignore[misc]
     slow = False
+    arrived = 0.0
     closers: ThreadPoolExecutor
 
     def close(self, graceful: bool = False) -> None:
@@ -92,6 +96,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         self._slow_pool = ThreadPoolExecutor(self.slow_threads, thread_name_prefix="slow")
         self._closers = ThreadPoolExecutor(4, thread_name_prefix="close")
+        self._current = threading.local()
         super().init_process()
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
@@ -118,7 +123,22 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self.pending_conns.append(connection)
         self.poller.register(connection.sock, EVENT_READ, partial(self.on_pending_socket_readable, connection))
 
+    def load_wsgi(self) -> None:
+        super().load_wsgi()
+        app = self.wsgi
+
+        def stamped(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            environ[ARRIVED] = self._current.arrived
+            return app(environ, start_response)  # type: ignore[no-any-return]
+
+        self.wsgi = stamped
+
+    def handle(self, conn: _Connection) -> Any:
+        self._current.arrived = conn.arrived
+        return super().handle(conn)
+
     def enqueue_req(self, conn: _Connection) -> None:
+        conn.arrived = time.monotonic()
         pool = self._slow_pool if conn.slow else self.tpool
         future = pool.submit(self.handle, conn)
         future.add_done_callback(lambda done: self.method_queue.defer(self.finish_request, conn, done))

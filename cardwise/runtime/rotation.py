@@ -33,7 +33,11 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """`hosts`: DNS names and addresses of the server. `name` becomes the common name of CA and leafs."""
+    """`hosts`: DNS names and addresses of the server. `name` becomes the common name of CA and leafs.
+
+    A certificate may be good for more hosts: each replica that shares it brings its own, and they must not take turns
+    in making it anew. Names that nobody wants any more go with the next renewal.
+    """
 
     hosts: Sequence[str]
     client: bool = False
@@ -41,7 +45,10 @@ class Wanted:
 
 
 def advance(stored: Mapping[str, bytes], wanted: Wanted, lifetimes: Lifetimes, now: datetime) -> dict[str, bytes]:
-    """What should be stored now; equal to `stored` when nothing is due. Damaged entries are made anew."""
+    """What should be stored now; equal to `stored` when nothing is due.
+
+    Made anew are entries that are damaged, or not valid yet: from a time when the clock was ahead.
+    """
     files = dict(stored)
     _advance_authority(files, wanted, lifetimes, now)
     authority = KeyPair(files[AUTHORITY_CERT], files[AUTHORITY_KEY])
@@ -56,8 +63,8 @@ def advance(stored: Mapping[str, bytes], wanted: Wanted, lifetimes: Lifetimes, n
 
 
 def _advance_authority(files: dict[str, bytes], wanted: Wanted, lifetimes: Lifetimes, now: datetime) -> None:
-    current = _pair(files, AUTHORITY_CERT, AUTHORITY_KEY)
-    following = _pair(files, NEXT_CERT, NEXT_KEY)
+    current = _pair(files, AUTHORITY_CERT, AUTHORITY_KEY, now)
+    following = _pair(files, NEXT_CERT, NEXT_KEY, now)
     if current is None or current.certificate().not_valid_after_utc <= now:
         # Nothing usable: no overlap can save anybody, begin at once.
         _drop(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE, OLD_CERT, OLD_SINCE)
@@ -88,25 +95,27 @@ def _renew_leaf(
     lifetimes: Lifetimes,
     now: datetime,
 ) -> None:
-    hosts = wanted.hosts if use is Use.SERVER else ()
-    leaf = _pair(files, *names)
+    hosts = normal_hosts(wanted.hosts if use is Use.SERVER else ())
+    leaf = _pair(files, *names, now)
     if leaf is not None:
         certificate, issuer = leaf.certificate(), authority.certificate()
         # A leaf is cut to its CA's end, so at that end there is nothing to gain from another one.
         left = certificate.not_valid_after_utc - now
         due = left < lifetimes.leaf_renew and certificate.not_valid_after_utc < issuer.not_valid_after_utc
-        if not due and hosts_of(certificate) == normal_hosts(hosts) and issued_by(certificate, issuer):
-            return
+        if not due and issued_by(certificate, issuer):
+            if hosts <= hosts_of(certificate):
+                return
+            hosts |= hosts_of(certificate)
     name = wanted.name if use is Use.SERVER else f"{wanted.name}-client"
-    fresh = new_leaf(authority, name, hosts, use, now=now, lifetime=lifetimes.leaf)
+    fresh = new_leaf(authority, name, sorted(hosts), use, now=now, lifetime=lifetimes.leaf)
     files[names[0]], files[names[1]] = fresh.cert, fresh.key
 
 
-def _pair(files: Mapping[str, bytes], cert: str, key: str) -> KeyPair | None:
+def _pair(files: Mapping[str, bytes], cert: str, key: str, now: datetime) -> KeyPair | None:
     if cert not in files or key not in files:
         return None
     pair = KeyPair(files[cert], files[key])
-    return pair if pair.matches() else None
+    return pair if pair.matches() and pair.certificate().not_valid_before_utc <= now else None
 
 
 def _drop(files: dict[str, bytes], *names: str) -> None:

@@ -6,8 +6,8 @@ What gunicorn lacks for clients that hang (time limits on handshakes and reads) 
 """
 
 import os
+import signal
 import ssl
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,9 @@ _log = structlog.get_logger(__name__)
 KEEPALIVE_SECONDS = 100
 # gunicorn kills a worker whose main loop (not its requests) is silent for so long.
 HEARTBEAT_SECONDS = 60
+# By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
+# health server. A terminal that closes sends SIGHUP to all of us.
+_IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Hook = Callable[[], None]
@@ -56,7 +59,6 @@ class Server:
     """`app` is called in the worker process and returns the WSGI application; threads belong into the hooks.
 
     - `on_worker_start`: in the worker, before the first request; an exception ends the server.
-    - `on_drain`: once, in a thread of its own, when stopping begins: end what waits on the slow port.
     - `on_worker_stop`: when requests are done or `graceful_timeout` (seconds) is nearly over.
 
     `slow_bind`: connections to it are served by up to `slow_threads` threads of their own. `client_ca`: refuse clients
@@ -72,7 +74,6 @@ class Server:
         tls: TlsFiles | None = None,
         client_ca: bool = False,
         on_worker_start: Hook | None = None,
-        on_drain: Hook | None = None,
         on_worker_stop: Hook | None = None,
         slow_bind: HostPort | None = None,
         slow_threads: int = 64,
@@ -81,8 +82,6 @@ class Server:
         if client_ca and (tls is None or tls.ca is None):
             raise ValueError("client_ca needs tls with a ca file")
         self._app = app
-        self._tls = tls
-        self._on_drain = on_drain
         self._on_start = on_worker_start
         self._on_stop = on_worker_stop
         addresses = [*binds, slow_bind] if slow_bind is not None else list(binds)
@@ -102,6 +101,7 @@ class Server:
             "accesslog": None,
             "preload_app": False,
             "proc_name": "cardwise",
+            "when_ready": _ignore_signals,
             "post_fork": _leave_time_to_stop,
             "post_worker_init": self._started,
             "worker_exit": self._stopped,
@@ -119,13 +119,9 @@ class Server:
         _Application(self._settings, self._app).run()
 
     def _started(self, worker: Any) -> None:
-        worker.on_drain = self._drain
+        _ignore_signals(worker)
         if self._on_start is not None:
             self._on_start()
-
-    def _drain(self) -> None:
-        if self._on_drain is not None:
-            threading.Thread(target=self._on_drain, name="drain", daemon=True).start()
 
     def _stopped(self, _arbiter: Any, worker: Any) -> None:
         # gunicorn calls this in the worker, and once more in the master when it reaps a child.
@@ -157,6 +153,12 @@ class _Logger(glogging.Logger):  # type: ignore[misc]
         for logger in (self.error_log, self.access_log):
             logger.handlers.clear()
             logger.propagate = True
+
+
+def _ignore_signals(_process: Any) -> None:
+    """In the master and in the worker, after gunicorn has set its own handlers there."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _leave_time_to_stop(_arbiter: Any, worker: Any) -> None:

@@ -36,3 +36,19 @@ def test_pods_that_can_never_run_or_are_not_ours():
     bound["spec"]["nodeName"] = "n1"
     assert "not bound by the Cardwise extender" in explaining.explain(bound, Survey())
     assert "No node has a card" in explaining.explain(pod("p", gpu_mem=5), Survey())
+
+
+def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
+    annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
+    placed = pod("p", gpu_mem=4069, annotations=annotations | {"cardwise.dev/policy": "garbage"}, uid="u")
+    placed["spec"]["nodeName"] = "n1"
+    assert "pod default/p is on node n1" in explaining.explain(placed, Survey(ledger=ledger_with_free(n1=[4069])))
+    gone = explaining.explain(placed, Survey(ledger=ledger_with_free(n1=[])))
+    assert "this card is not on the node any more" in gone
+
+
+def test_what_has_failed_says_why():
+    failed = pod("p", gpu_mem=4069)
+    failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
+    text = explaining.explain(failed, Survey())
+    assert text == "pod default/p has ended (Failed) and holds nothing.\nUnexpectedAdmissionError: no healthy devices\n"

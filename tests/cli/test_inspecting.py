@@ -28,6 +28,12 @@ def test_a_node_with_fewer_cards_shows_none_and_a_node_without_address_is_unknow
     assert rows[2].split() == ["b", "unknown", "0/300", "0/0", "0/300"]
 
 
+def test_a_card_stands_under_its_own_index():
+    ledger = Ledger()
+    ledger.set_cards("a", cards(100, 200)[1:])
+    assert inspecting.summary(ledger, {}).splitlines()[1].split() == ["a", "unknown", "0/0", "0/200", "0/200"]
+
+
 def test_details_name_the_pods():
     ledger = ledger_with_free(n1=[16276, 16276])
     ledger.hold(holding("web", 8138, 1))

@@ -50,8 +50,8 @@ def up(state_dir: Path, nodes: int, sim_nodes: int, cards: Path | None, parts: b
     cluster.check_owner(state_dir)
     spec = ClusterSpec(state_dir=state_dir, nodes=nodes, sim_nodes=sim_nodes, cards=cards, parts=parts)
     Cluster.start(spec, click.echo)
-    this = f"{Path(sys.executable).name} -m tests.cluster"
-    click.echo(f'look at it: eval "$({this} env --state-dir {state_dir})"; take it down: {this} down')
+    this, where = f"{sys.executable} -m tests.cluster", f"--state-dir {state_dir}"
+    click.echo(f'look at it: eval "$({this} env {where})"; take it down: {this} down {where}')
 
 
 @cli.command()

@@ -134,7 +134,7 @@ class Cluster:
         """What a shell needs to look at the cluster."""
         values = {
             "KUBECONFIG": str(self.kubeconfig),
-            "PATH": f"{self.bin_dir}:{os.environ['PATH']}",
+            "PATH": f"{self.bin_dir}:{_python().parent}:{os.environ['PATH']}",
             "CARDWISE_APISERVER_URL": self.control_plane.url,
         }
         if self._spec()["parts"]:

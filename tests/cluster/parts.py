@@ -62,6 +62,7 @@ class Parts:
             "webhook.enabled": "false",
             "extender.enabled": "false",
             "deviceplugin.enabled": "false",
+            "deviceplugin.restrictToNode": "false",  # they are no pods here, so their tokens name no node
             "webhook.url": self.url("webhook"),
         }
         flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core import explanation, placement, request
 from cardwise.core.cards import Card
-from cardwise.core.ledger import Ledger
+from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.verdict import Refusal
 from tests.build import P100, cards, container, holding, ledger_with_free, pod
 
@@ -73,7 +73,6 @@ def sick(*mems):
         (cards(100, 100), {"gpu_count": 3}, Refusal.TOO_FEW_CARDS),
         (sick(100), {"gpu_mem": 50}, Refusal.UNHEALTHY),
         (sick(100), {"gpu_count": 1}, Refusal.UNHEALTHY),
-        (cards(100), {"gpu_mem": 60, "gpu_core": 120}, Refusal.NO_CORE),
     ],
 )
 def test_refusals(node_cards, asked, refusal):
@@ -94,13 +93,60 @@ def test_clients_and_cores_are_counted_per_card():
     ledger.set_cards("n1", cards(100))
     ledger.hold(holding("u", 10, 0, total=100))
     assert place(ledger, gpu_mem=10).refusals["n1"] is Refusal.TOO_MANY_CLIENTS
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(100))
+    placed = place(ledger, gpu_mem=10, gpu_core=60)
+    ledger.hold(Holding("u", "d", "u", "n1", placed.assignment))
+    assert place(ledger, gpu_mem=10, gpu_core=41).refusals["n1"] is Refusal.NO_CORE
+    assert place(ledger, gpu_mem=10, gpu_core=40).node == "n1"
 
 
 def test_headroom_is_kept_back():
     ledger = Ledger(headroom=100)
     ledger.set_cards("n1", cards(1000))
-    assert place(ledger, gpu_mem=901).refusals["n1"] is Refusal.NO_MEMORY
+    assert place(ledger, gpu_mem=901).refusals["n1"] is Refusal.CARD_TOO_SMALL
+    assert place(ledger, gpu_mem=2000, gpu_count=2).refusals["n1"] is Refusal.TOO_FEW_CARDS
+    assert place(ledger, gpu_mem=901, gpu_core=10).refusals["n1"] is Refusal.CARD_TOO_SMALL
     assert place(ledger, gpu_mem=900).node == "n1"
+
+
+def test_a_whole_card_is_what_the_headroom_leaves_of_it():
+    ledger = Ledger(headroom=100)
+    ledger.set_cards("n1", cards(1000))
+    (share,) = place(ledger, gpu_count=1).assignment.shares()
+    assert (share.mem, share.total) == (900, 1000)
+    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_count=2)), "binpack")
+    assert [card.short for card in view.cards] == [0]
+
+
+def test_a_card_of_which_the_headroom_leaves_nothing_is_not_given_away_whole():
+    ledger = Ledger(headroom=100)
+    ledger.set_cards("n1", cards(100, 100))
+    assert place(ledger, gpu_count=1).refusals["n1"] is Refusal.NO_WHOLE_CARD
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("core", [{}, {"gpu_core": 10}])
+def test_every_container_is_a_client_of_the_card(policy, core):
+    ledger = Ledger(max_clients=4)
+    ledger.set_cards("n1", cards(1000))
+    for i in range(2):
+        ledger.hold(holding(f"h{i}", 1, 0, total=1000))
+    two = [container(name, gpu_mem=1, **core) for name in "ab"]
+    assert place(ledger, policy, containers=[*two, container("c", gpu_mem=1)]).refusals == {
+        "n1": Refusal.TOO_MANY_CLIENTS
+    }
+    placed = place(ledger, policy, containers=two)
+    ledger.hold(Holding("two", "d", "two", "n1", placed.assignment))
+    assert ledger.node("n1").clients == [4]
+
+
+def test_containers_that_an_earlier_claim_brought_are_clients_too():
+    ledger = Ledger(max_clients=2)
+    ledger.set_cards("n1", cards(100, 100))
+    together = [container("a", gpu_mem=20), container("b", gpu_mem=20)]
+    placed = place(ledger, containers=[*together, container("c", gpu_mem=20, gpu_count=2)])
+    assert isinstance(placed, placement.Unplaceable)
 
 
 def test_explain_says_how_much_each_card_is_short_and_who_holds_it():

@@ -60,6 +60,18 @@ def both(limit, asked):
         (pod(gpu_mem=10001, gpu_count=2), "limits[aliyun.com/gpu-mem]", "write 10000 or 10002"),
         (pod(gpu_core=10), "limits[aliyun.com/gpu-core.percentage]", "add aliyun.com/gpu-mem"),
         (pod(gpu_core=10, gpu_count=1), "limits[aliyun.com/gpu-core.percentage]", "leave it out"),
+        (pod(gpu_mem=10, gpu_core=101), "spec.containers[0].resources.limits[aliyun.com/gpu-core.perc", "at most 100"),
+        (pod(gpu_mem=10, gpu_core=202, gpu_count=2), "limits[aliyun.com/gpu-core.percentage]", "at most 200"),
+        (
+            pod(containers=[container("a", gpu_mem=1, gpu_core=60), container("b", gpu_mem=1, gpu_core=41)]),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
+            "at most 40",
+        ),
+        (
+            pod(containers=[container("a", gpu_mem=1, gpu_core=100), container("b", gpu_mem=1, gpu_core=1)]),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
+            "in sum",
+        ),
         (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, spread"),
         (pod(gpu_mem=2, annotations={names.GPU_COUNT_OF + "0": "x"}), "cardwise.dev/gpu-count.0", "not a quantity"),
     ],
@@ -78,3 +90,12 @@ def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):
 def test_a_pod_that_missed_the_webhook_is_recognised(raw):
     with pytest.raises(request.InvalidRequest, match="not rewritten"):
         request.parse_mutated(raw)
+
+
+def test_every_card_of_a_pod_has_100_percent_of_its_own():
+    several = [
+        container("a", gpu_mem=2, gpu_core=200, gpu_count=2),
+        container("b", gpu_mem=1, gpu_core=60),
+        container("c", gpu_mem=1, gpu_core=40),
+    ]
+    assert [c.core_per_card for c in request.parse(pod(containers=several)).containers] == [100, 60, 40]

@@ -1,12 +1,16 @@
 """The whole agent against a kubelet, a runtime and an API server over real sockets: what a container gets, and when."""
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from cardwise.core import names
+from cardwise.kube import errors
+from deviceplugin import metrics
+from deviceplugin.access import Access
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from tests.deviceplugin.conftest import NODE, NODES, P100, PODS, Rig, card_uuid, eventually, refusal, refused
 
@@ -327,6 +331,89 @@ def test_without_cdi_the_answer_is_empty_and_it_is_told(folder):
         eventually(lambda: rig.status(1).get("cardAccess") == "env")
     finally:
         rig.close()
+
+
+def test_open_access_asks_for_no_device(folder):
+    rig = Rig(folder, access=Access.ENV)
+    try:
+        rig.cards[1]["device"] = str(folder / "later")
+        rig.write_cards()
+        rig.start()
+        slot = rig.run(rig.bind("a", [(1, 8138)]))
+        assert not rig.kubelet.allocation.container_responses[0].ListFields()
+        assert rig.spec(slot) is None
+        eventually(lambda: rig.status(1).get("health") == "Healthy")
+        assert rig.status(1)["cardAccess"] == "env"
+    finally:
+        rig.close()
+
+
+def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):
+    rig = idle_rig
+    device, rig.cards[1]["device"] = rig.cards[1]["device"], str(rig.folder / "later")
+    rig.write_cards()
+    rig.start()
+    eventually(lambda: rig.status(1).get("health") == "Unhealthy")
+    assert "later: No such file" in rig.status(1)["reason"]
+    eventually(lambda: rig.status(0).get("health") == "Healthy")
+    assert rig.status(0)["cardAccess"] == rig.status(1)["cardAccess"] == "cdi"
+    assert rig.spec(rig.run(rig.bind("a", [(0, 100)])))
+    assert not any("later" in problem for problem in rig.agent.problems())
+    pod = rig.bind("b", [(1, 100)])
+    assert "later: No such file" in refusal(lambda: rig.run(pod))[1]
+    assert rig.kubelet.allocation.container_responses[0].cdi_devices
+    (rig.folder / "later").symlink_to(device)
+    eventually(lambda: rig.status(1).get("health") == "Healthy", timeout=3)
+    rig.kubelet.pre_start(max(rig.kubelet.holders))
+
+
+def test_without_any_device_it_is_not_ready_and_nothing_is_open(idle_rig):
+    rig = idle_rig
+    devices = [card["device"] for card in rig.cards]
+    for index, card in enumerate(rig.cards):
+        card["device"] = str(rig.folder / f"later{index}")
+    rig.write_cards()
+    rig.start()
+    eventually(lambda: [rig.status(index).get("health") for index in (0, 1)] == ["Unhealthy"] * 2)
+    assert rig.status(0)["cardAccess"] == "cdi"
+    assert any("later0: No such file" in problem for problem in rig.agent.problems())
+    for index, device in enumerate(devices):
+        (rig.folder / f"later{index}").symlink_to(device)
+    eventually(lambda: rig.agent.problems() == [])
+
+
+def test_a_failed_wake_up_is_tried_again(rig):
+    eventually(lambda: rig.agent.problems() == [])
+    patch, failed = rig.client.patch, []
+
+    def once(path, change, *rest):
+        if names.NODE_CHANGED in (change.get("metadata") or {}).get("annotations", {}) and not failed:
+            failed.append(path)
+            raise errors.ServerError(500, "InternalError", "etcd leader changed")
+        return patch(path, change, *rest)
+
+    rig.client.patch = once
+    rig.cards[1]["healthy"] = False
+    rig.write_cards()
+    eventually(lambda: names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {}))
+    assert failed
+
+
+def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    gpus = rig.agent._gpus
+    failed = threading.Event()
+
+    def fails(_):
+        del gpus.wait_change
+        failed.set()
+        raise TypeError("not what the binding says")
+
+    before = metrics.FAILURES.labels("cards")._value.get()
+    gpus.wait_change = fails
+    assert failed.wait(5)
+    eventually(lambda: metrics.FAILURES.labels("cards")._value.get() == before + 1)
+    assert rig.agent._inventory._threads[1].is_alive()
 
 
 @pytest.mark.parametrize("seed", range(3))

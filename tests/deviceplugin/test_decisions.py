@@ -14,12 +14,12 @@ from cardwise.core import names
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard, Health
 from deviceplugin import cards, cdi, environment, slots
-from deviceplugin.access import Access, decide
+from deviceplugin.access import Access, Delivery, decide
 from deviceplugin.containers import RuntimeFacts
 from deviceplugin.grants import Grant, Share
 from deviceplugin.kubelet import Holders, KnownContainer, KubeletSilent, NamedContainer, Shared, parse_checkpoint
 from deviceplugin.pods import PodView, view
-from deviceplugin.prestart import Refused, grant_of, identify
+from deviceplugin.prestart import Refused, check_cards, grant_of, identify
 from deviceplugin.registration import Sight, why_again
 from deviceplugin.release import held_shares
 from tests import build
@@ -147,21 +147,20 @@ def test_when_to_register_again(changes, why):
 
 
 @pytest.mark.parametrize(
-    ("facts", "missing", "access"),
+    ("facts", "access"),
     [
-        (RuntimeFacts("containerd", "v2.1.4", None, ()), "", Access.CDI),
-        (RuntimeFacts("containerd", "2.0.0-rc.1", None, ()), "", Access.CDI),
-        (RuntimeFacts("containerd", "v2.1.4", False, ()), "", Access.ENV),
-        (RuntimeFacts("containerd", "1.7.20", None, ()), "", Access.ENV),
-        (RuntimeFacts("containerd", "1.7.20", True, ()), "", Access.CDI),
-        (RuntimeFacts("containerd", "1.6.20~ds1", None, ()), "", Access.ENV),
-        (RuntimeFacts("cri-o", "1.33.0", None, ()), "", Access.CDI),
-        (RuntimeFacts("docker", "28", None, ()), "", Access.ENV),
-        (RuntimeFacts("containerd", "v2.1.4", None, ()), "no nvidia.com/gpu spec", Access.ENV),
+        (RuntimeFacts("containerd", "v2.1.4", None, ()), Access.CDI),
+        (RuntimeFacts("containerd", "2.0.0-rc.1", None, ()), Access.CDI),
+        (RuntimeFacts("containerd", "v2.1.4", False, ()), Access.ENV),
+        (RuntimeFacts("containerd", "1.7.20", None, ()), Access.ENV),
+        (RuntimeFacts("containerd", "1.7.20", True, ()), Access.CDI),
+        (RuntimeFacts("containerd", "1.6.20~ds1", None, ()), Access.ENV),
+        (RuntimeFacts("cri-o", "1.33.0", None, ()), Access.CDI),
+        (RuntimeFacts("docker", "28", None, ()), Access.ENV),
     ],
 )
-def test_card_access(facts, missing, access):
-    assert decide(facts, missing)[0] is access
+def test_card_access_is_the_runtimes_alone(facts, access):
+    assert decide(facts)[0] is access
 
 
 def test_slots_are_few_and_short():
@@ -229,6 +228,14 @@ class TestNvidiaSpecs:
             specs.edits(self.card(1))
         path.write_text(yaml.safe_dump(self.SPEC))
         assert specs.edits(self.card(1))
+
+    def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
+        delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))
+        both = [self.card(1), self.card(7)]
+        assert list(delivery.undeliverable(both)) == ["GPU-1", "GPU-7"]
+        (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
+        assert list(delivery.undeliverable(both)) == ["GPU-7"]
+        assert "nvidia-ctk cdi generate" in delivery.undeliverable(both)["GPU-7"]
 
 
 def test_a_simulated_card_must_be_a_device_node(tmp_path):
@@ -304,6 +311,15 @@ def test_the_grant_is_what_the_annotations_order():
     assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
 
 
+def test_a_card_smaller_than_its_shares_is_refused():
+    (card,) = build.cards(1000)
+    two = (Share(0, card.uuid, 500, 0, 1000), Share(0, card.uuid, 501, 0, 2000))
+    here = {card.uuid: GpuCard(index=0, uuid=card.uuid, model="m", memory=MiB(1000), devices=())}
+    assert check_cards(two[:1], here) == [here[card.uuid]]
+    with pytest.raises(Refused, match="has 1000 MiB, not the 1001 MiB"):
+        check_cards(two, here)
+
+
 def test_held_shares_are_summed_by_pod_and_card():
     pod = (Share(0, "GPU-0", 100, 10, 1000), Share(0, "GPU-0", 50, 5, 1000))
     two = [grant("u1", pod[0], pod_shares=pod), grant("u1", pod[1], pod_shares=pod, container="b")]
@@ -315,3 +331,7 @@ def test_status_of_a_card_that_is_gone():
     told = cards.statuses([], ["GPU-9"], {}, "cdi", {})
     assert told["GPU-9"]["health"] == "Unhealthy"
     assert cards.status(Health(healthy=True), "env", ())["health"] == "Healthy"
+
+
+def test_a_reason_is_as_short_as_the_crd_wants_it():
+    assert len(cards.status(Health(healthy=False, reason="x" * 5000), "cdi", ())["reason"]) == 1024

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from cardwise.runtime import gthreads
 from extender.__main__ import main
 from extender.app import Parts, create_app
 from extender.binder import Binder
@@ -96,6 +97,24 @@ def test_inspect_and_version(client):
     assert client.get("/gpushare-scheduler/inspect/n1").get_json()["nodes"][0]["name"] == "n1"
     assert client.get("/gpushare-scheduler/inspect/nope").get_json()["nodes"] == []
     assert client.get("/version").data.count(b".") == 2
+
+
+@pytest.mark.parametrize(("verb", "said"), [("filter", "larger than"), ("bind", "larger than"), ("prioritize", None)])
+def test_a_call_too_large_to_be_one_is_not_read(client, verb, said):
+    path = f"/gpushare-scheduler/{verb}"
+    answer = client.post(path, data=b"{}", headers={"Content-Length": str(1 << 40)})
+    assert answer.status_code == 200
+    assert answer.get_json() == [] if said is None else said in answer.get_json()["Error"]
+
+
+def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
+    made = parts()
+    call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
+    late = {gthreads.ARRIVED: Clock().now - 6}
+    answer = create_app(made).test_client().post(
+        "/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late
+    )
+    assert "the time for this call was over" in answer.get_json()["Error"]
 
 
 _json = st.recursive(

@@ -9,6 +9,7 @@ from cardwise.kube import errors
 from extender import binder
 from extender.binder import Binder, Failed
 from extender.requests import Requests
+from extender.state import Stage
 from extender.wire import BindArgs
 from tests.extender.worlds import P100, Clock, as_pod, asking, bound, free, mark, state, with_cards
 
@@ -22,6 +23,7 @@ class FakeApi:
     def __init__(self, clock: Clock, *answers: object, pod: dict | None = None) -> None:
         self.clock = clock
         self.answers = list(answers)
+        self.get_seconds = 0.0
         self.pod = pod if pod is not None else asking("p", gpu_mem=8138)
         self.posts: list[tuple[float, dict]] = []
         self.gets = 0
@@ -45,6 +47,7 @@ class FakeApi:
 
     def get(self, path: str, *, timeout: float) -> dict:
         self.gets += 1
+        self.clock.now += min(timeout, self.get_seconds)
         if self.get_error is not None:
             raise self.get_error
         if self.pod is None:
@@ -67,7 +70,7 @@ class World:
         self.clock.now += seconds
 
     def bind(self, args: BindArgs = ARGS) -> str:
-        return self.binder.bind(args)
+        return self.binder.bind(args, arrived=self.clock.now)
 
     def fails(self, outcome: str) -> str:
         with pytest.raises(Failed) as failed:
@@ -230,3 +233,95 @@ def test_a_pod_that_came_by_its_marker_only_is_bound_without_annotations():
     world.api.pod["spec"]["containers"][0]["resources"]["limits"] = {names.BIND_MARKER: "1"}
     assert world.bind() == "bound"
     assert json.loads(json.dumps(world.api.posts[0][1]["metadata"]["annotations"])) == {}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        errors.Forbidden(403, "Forbidden", "denied by a policy"),
+        errors.TooManyRequests(429, "TooManyRequests", "busy", retry_after=60),
+        errors.NotFound(404, "NotFound", ""),
+    ],
+)
+def test_a_later_call_that_surely_did_not_bind_says_nothing_of_an_earlier_one_that_may_have(second):
+    world = World(*[errors.Unreachable("timed out")] * 99, seconds=4.0)
+    world.api.pod = asking("p", gpu_mem=P100)
+    with pytest.raises(Failed):
+        world.bind()
+    world.api.answers = [second] * 99
+    with pytest.raises(Failed):
+        world.bind()
+    assert mark(world.state, "uid-p") == "unsure"
+    assert free(world.state) == [0, P100]
+
+
+def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
+    """It read that nothing was unsure yet, before the other one ended."""
+    world = World(*[errors.Unreachable("timed out")] * 99, seconds=4.0)
+    real = world.api.get
+
+    def get(path, *, timeout):
+        if world.api.gets == 0:
+            asked = request.parse(asking("p", gpu_mem=8138))
+            world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
+            world.state.finish_bind("uid-p", Stage.UNSURE)
+        return real(path, timeout=timeout)
+
+    world.api.get = get
+    world.api.answers = [errors.Forbidden(403, "Forbidden", "")]
+    world.fails("api")
+    assert mark(world.state, "uid-p") == "unsure"
+
+
+def test_a_look_that_finds_the_pod_gone_after_an_unheard_post_proves_nothing():
+    world = World(errors.Unreachable("timed out"))
+    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
+    world.api.get_error = errors.NotFound(404, "NotFound", "")
+    world.fails("gone")
+    assert mark(world.state, "uid-p") == "unsure"
+
+
+@pytest.mark.parametrize("answer", [CONFLICT, errors.Unreachable("timed out")])
+def test_an_unbound_pod_that_is_being_deleted_can_never_be_bound_and_is_given_up_at_once(answer):
+    world = World(*[answer] * 99)
+    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
+    world.api.pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    world.fails("gone")
+    assert len(world.api.posts) == 1
+    assert free(world.state) == [P100, P100]
+
+
+def test_the_deadline_counts_from_the_arrival_of_the_call_not_from_when_a_thread_took_it_up():
+    world = World(seconds=4.0)
+    with pytest.raises(Failed) as failed:
+        world.binder.bind(ARGS, arrived=world.clock.now - 4.1)
+    assert failed.value.outcome == "api"
+    assert world.api.posts == []
+    assert free(world.state) == [P100, P100]
+
+
+def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_seconds():
+    world = World()
+    asked = request.parse(asking("p", gpu_mem=100))
+    for i in range(20):
+        world.state.begin_bind(f"u{i}", ("default", f"p{i}"), asked, "n1", "binpack")
+        world.state.finish_bind(f"u{i}", Stage.UNSURE)
+    world.clock.now += 76
+    world.api.get_seconds, world.api.get_error = 60.0, errors.Unreachable("timed out")
+    began = world.clock.now
+    binder.look_up(world.api, world.state, clock=world.clock)
+    assert world.clock.now - began <= 3.0
+
+
+def test_a_look_from_before_a_newer_bind_settles_nothing():
+    world = World()
+    asked = request.parse(asking("p", gpu_mem=8138))
+    for _ in range(2):
+        world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
+        world.state.finish_bind("uid-p", Stage.UNSURE)
+        world.clock.now += 76
+    assert world.state.tick()
+    world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
+    world.state.finish_bind("uid-p", Stage.UNSURE)
+    world.state.looked_up("uid-p", bound=False, exists=True)
+    assert mark(world.state, "uid-p") == "unsure"

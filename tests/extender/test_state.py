@@ -8,7 +8,7 @@ from cardwise.core import names, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
 from extender import projection
-from extender.state import Decided, Stage
+from extender.state import Begun, Decided, Stage
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -22,6 +22,7 @@ from tests.extender.worlds import (
     free,
     held,
     mark,
+    refuse,
     resource,
     state,
     with_cards,
@@ -47,7 +48,8 @@ def plan(world, name="p", mem=8138, nodes=("n1",)):
 
 def begin(world, name="p", mem=8138, node="n1"):
     asked = request.parse(asking(name, gpu_mem=mem))
-    return world.begin_bind(f"uid-{name}", ("default", name), asked, node, "binpack")
+    begun = world.begin_bind(f"uid-{name}", ("default", name), asked, node, "binpack")
+    return begun.assignment if isinstance(begun, Begun) else begun
 
 
 def test_a_bound_pod_holds_its_share(world):
@@ -325,7 +327,7 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
     last = as_pod(bound("a", P100, 0))
     world.set_pod(last)
     world.remove_pod(last)
-    world.refused("uid-w")
+    refuse(world)
     clock.now += 5
     assert world.touch_due() is None
     clock.now += 30
@@ -342,7 +344,7 @@ def test_nobody_is_woken_when_nobody_waits(world, clock):
 
 
 def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world, clock):
-    world.refused("uid-w")
+    refuse(world)
     for expected in ("n1", None):
         world.set_card(*as_card(resource(0, health="Unhealthy")))
         world.set_card(*as_card(resource(0)))
@@ -355,11 +357,100 @@ def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(wor
     last = as_pod(bound("a", P100, 0, deleting=True, containers=ENDED))
     world.touch_due()
     world.set_pod(last)
-    world.refused("uid-w")
+    refuse(world)
     clock.now += 10
     world.remove_pod(last)
     assert world.touch_due() is None
     world.set_pod(last)
-    world.refused("uid-w")
+    refuse(world)
     world.remove_pod(last)
     assert world.touch_due() == "n1"
+
+
+def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
+    world.set_pod(as_pod(bound("a", P100, 0)))
+    world.set_pod(as_pod(bound("a", P100, 0, phase="Failed", containers=RUNNING)))
+    assert mark(world, "uid-a") == "ghost"
+    world.set_pod(as_pod(bound("a", P100, 0, phase="Failed", containers=ENDED)))
+    assert free(world) == [P100, P100]
+
+
+def test_a_pod_that_may_have_run_keeps_its_share_when_an_old_filter_or_bind_call_comes(world):
+    with_cards(world, n2=1)
+    begin(world)
+    world.finish_bind("uid-p", Stage.UNSURE)
+    world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
+    assert mark(world, "uid-p") == "ghost"
+    assert isinstance(plan(world, nodes=["n2"]), Decided)
+    assert isinstance(begin(world), Decided)
+    assert mark(world, "uid-p") == "ghost"
+    assert free(world) == [P100 - 8138, P100]
+
+
+@pytest.fixture
+def waiting(clock):
+    """One node with one card that a plan holds whole, and a pod that was refused for it some time ago."""
+    made = with_cards(state(clock), n1=1, n2=1)
+    plan(made, "a", P100, ["n1"])
+    assert isinstance(plan(made, "b", P100, ["n1"]), Unplaceable)
+    clock.now += 5
+    made.touch_due()
+    clock.now += 5
+    assert made.touch_due() is None
+    return made
+
+
+def test_a_plan_that_moves_to_another_node_wakes(waiting):
+    assert plan(waiting, "a", P100, ["n2"]).node == "n2"
+    assert waiting.touch_due() == "n1"
+
+
+def test_a_plan_that_ends_because_no_node_is_left_for_the_pod_wakes(waiting):
+    assert isinstance(plan(waiting, "a", P100, ["other"]), Unplaceable)
+    assert waiting.touch_due() == "n1"
+
+
+def test_a_plan_that_is_only_repeated_wakes_nobody(waiting):
+    assert plan(waiting, "a", P100, ["n1"]).node == "n1"
+    assert waiting.touch_due() is None
+
+
+def test_a_plan_that_takes_less_than_before_wakes(waiting):
+    assert plan(waiting, "a", P100 - 1, ["n1"]).node == "n1"
+    assert waiting.touch_due() == "n1"
+
+
+def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
+    """Freed by another thread right after filter has decided, before its answer is out."""
+    plan(world, "a", P100)
+    plan(world, "b", P100)
+    clock.now += 31
+    assert isinstance(plan(world, "c", P100), Unplaceable)
+    world.tick()
+    assert world.touch_due() == "n1"
+
+
+def test_a_refusal_among_all_nodes_is_known_too(world, clock):
+    plan(world, "a", P100)
+    plan(world, "b", P100)
+    clock.now += 31
+    asked = request.parse(asking("c", gpu_mem=P100))
+    assert isinstance(world.fitting("uid-c", asked, ["n1"], "binpack"), Unplaceable)
+    world.tick()
+    assert world.touch_due() == "n1"
+    assert world.fitting("uid-c", asked, ["n1"], "binpack") == ["n1"]
+
+
+def test_the_node_to_touch_is_one_that_exists(waiting, clock):
+    waiting.remove_node("n1")
+    clock.now += 2
+    assert waiting.touch_due() == "n2"
+
+
+def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
+    refuse(world)
+    world.remove_pod(as_pod(asking("w", gpu_mem=P100 + 1)))
+    refuse(world)  # filter was under way when the pod vanished
+    clock.now += 601
+    refuse(world, "x")
+    assert len(world.waiting) == 1

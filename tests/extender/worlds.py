@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from cardwise.core import assignment, names
+from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
+from cardwise.core.placement import Unplaceable
 from extender import projection
 from extender.state import Patience, State
 from tests.build import P100, container, pod, shares
@@ -101,6 +102,14 @@ def mark(made: State, uid: str) -> str | None:
     with made.view() as ledger:
         holding = ledger.holding(uid)
         return holding.mark if holding is not None else None
+
+
+def refuse(made: State, name: str = "w", node: str = "n1") -> None:
+    """filter says no to a pod that asks for more than any card has."""
+    asked = request.parse(asking(name, gpu_mem=P100 + 1))
+    assert asked is not None
+    refused = made.plan(f"uid-{name}", ("default", name), asked, [node], "binpack")
+    assert isinstance(refused, Unplaceable)
 
 
 __all__ = ["P100", "container"]

@@ -88,7 +88,7 @@ def test_hooks_are_as_the_rules_want_them(render: Callable[..., Objects]) -> Non
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for hook in one(render(), kind, names.WEBHOOK_CONFIGURATION)["webhooks"]:
             assert hook["failurePolicy"] == ("Ignore" if hook["name"] in ignored else "Fail")
-            assert hook["timeoutSeconds"] <= 5
+            assert hook["timeoutSeconds"] == (1 if hook["name"] == "bindings.cardwise.dev" else 5)
             assert hook["sideEffects"] == "None"
             assert hook["matchConditions"], "a webhook for every object would break rule 6"
             assert "objectSelector" not in hook, "labels are the user's"
@@ -122,6 +122,7 @@ def test_nobody_has_more_rights_than_it_needs(render: Callable[..., Objects]) ->
             assert not secrets or rule["verbs"] == ["create"] or rule.get("resourceNames"), "all secrets"
             if "mutatingwebhookconfigurations" in rule["resources"]:
                 assert rule["resourceNames"] == [names.WEBHOOK_CONFIGURATION]
+                assert rule["verbs"] == ["get", "list", "watch", "patch"]
 
 
 def test_renamed_accounts_are_known_everywhere(render: Callable[..., Objects]) -> None:
@@ -130,12 +131,25 @@ def test_renamed_accounts_are_known_everywhere(render: Callable[..., Objects]) -
     assert f"system:serviceaccount:{names.NAMESPACE}" not in text(objects)
 
 
+def test_nobody_but_the_device_plugin_patches_annotations(render: Callable[..., Objects]) -> None:
+    policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
+    accounts = set(re.findall(rf"system:serviceaccount:{names.NAMESPACE}:([\w-]+)", policy))
+    assert accounts == {"cardwise-deviceplugin"}
+    assert f"k == '{names.ASSIGNED}'" in policy.replace("''", "'")
+    other = text(
+        one(render("policies.annotationWriters={me}"), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")
+    )
+    assert "in ['me']" in other.replace("''", "'")
+
+
 def test_each_policy_is_bound_and_switched_together(render: Callable[..., Objects]) -> None:
     objects = render()
     policies = {each["metadata"]["name"] for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
     bound = {each["spec"]["policyName"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"}
     assert policies == bound
-    assert len(policies) == 5
+    assert len(policies) == 6
+    without = render("deviceplugin.restrictToNode=false")
+    assert "deviceplugin.cardwise.dev" not in {each["metadata"]["name"] for each in without}
     assert not [
         each for each in render("policies.enabled=false") if each["kind"].startswith("ValidatingAdmissionPolicy")
     ]

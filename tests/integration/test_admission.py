@@ -1,101 +1,50 @@
-"""Admission on the real kube-apiserver: the rendered chart, the real webhook process, and kubectl as a user has it."""
+"""Admission on the real kube-apiserver: the chart, the webhook process, and kubectl as a user has it."""
 
-import contextlib
 import functools
 import json
 import os
-import random
-import re
-import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cardwise.core import names, request
 from cardwise.core.assignment import Assignment, encode
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
 from tests import build
-from tests.cluster import binaries
+from tests.cluster import Cluster, binaries, processes
+from tests.cluster.parts import CHART
+from tests.cluster.processes import wait_for
+from tests.integration.conftest import SpecOf, started
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
-ROOT = Path(__file__).parents[2]
 EXTENDER = "system:serviceaccount:cardwise-system:cardwise-extender"
 PLUGIN = "system:serviceaccount:cardwise-system:cardwise-deviceplugin"
 ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
 
 
-class Kubectl:
-    """kubectl with the admin's rights."""
+class Api:
+    """kubectl with the admin's rights, which also tells stderr, and the webhook's process."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        self._command = [str(binaries.kube(print) / "kubectl"), "--kubeconfig", str(kubeconfig)]
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.webhook = cluster.process("webhook")
+        self._environment = os.environ | cluster.environment()
 
     def run(self, *args: str, stdin: Any = None) -> subprocess.CompletedProcess[str]:
         text = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
-        return subprocess.run([*self._command, *args], input=text, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["kubectl", *args], input=text, capture_output=True, text=True, check=False, env=self._environment
+        )
 
     def ok(self, *args: str, stdin: Any = None) -> str:
         done = self.run(*args, stdin=stdin)
         assert done.returncode == 0, done.stderr
         return done.stdout
-
-
-class Webhook:
-    """The real process, with the rights of its ServiceAccount."""
-
-    def __init__(self, kubeconfig: Path, port: int, health: int, log: Path) -> None:
-        self._command = [
-            sys.executable, "-m", "webhook", f"--kubeconfig={kubeconfig}", f"--bind=127.0.0.1:{port}",
-            f"--metrics-bind=127.0.0.1:{health}", "--log-format=text",
-        ]  # fmt: skip
-        self._health = health
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
-        assert _wait_for(self._ready), self._log.read_text()[-3000:]
-
-    def pause(self) -> None:
-        """It hangs: gunicorn's master and its worker."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait(30)
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        os.killpg(self._process.pid, number)
-
-    def _ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._health}/readyz", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-
-class Api:
-    """What the tests speak to."""
-
-    def __init__(self, kubectl: Kubectl, webhook: Webhook) -> None:
-        self.run = kubectl.run
-        self.ok = kubectl.ok
-        self.webhook = webhook
 
     def refused(self, *args: str, stdin: Any = None) -> str:
         """Stderr of a call that must be refused."""
@@ -133,89 +82,26 @@ class Api:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """`$CARDWISE_TEST_KUBECONFIG` names a control plane to use instead of one of our own."""
-    state = tmp_path_factory.mktemp("admission")
-    with _control_plane(state / "cluster") as admin:
-        port, health = _free_port(), _free_port()
-        kubectl = Kubectl(admin)
-        _install(kubectl, f"https://127.0.0.1:{port}")
-        webhook = Webhook(_kubeconfig(kubectl, admin, state), port, health, state / "webhook.log")
-        webhook.start()
-        try:
-            _wait_for_policies(kubectl)
-            yield Api(kubectl, webhook)
-        finally:
-            webhook.stop()
+def api() -> Iterator[Api]:
+    """Without nodes, so that no pod is placed before a test binds it; the cards of n1 are known."""
+    for cluster in started(SpecOf()):
+        for index in range(2):
+            cluster.api.create(paths.extendedresources(), _card("n1", index))
+        api = Api(cluster)
+        _wait_for_policies(api)
+        too_big = build.pod("probe", gpu_mem=build.P100 + 1)
+        cluster.wait(functools.partial(_denies, api, too_big), "the webhook knows the cards")
+        yield api
 
 
-@contextlib.contextmanager
-def _control_plane(state: Path) -> Iterator[Path]:
-    given = os.environ.get("CARDWISE_TEST_KUBECONFIG")
-    if given:
-        yield Path(given)
-        return
-    command = [sys.executable, "-m", "tests.cluster"]
-    flags = ["--state-dir", str(state)]
-    subprocess.run([*command, "up", "--no-parts", "--nodes", "0", *flags], cwd=ROOT, check=True)
-    try:
-        shown = subprocess.run([*command, "env", *flags], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        found = re.search(r"KUBECONFIG=(\S+)", shown)
-        assert found, shown
-        yield Path(found[1].strip("'\""))
-    finally:
-        subprocess.run([*command, "down", *flags], cwd=ROOT, check=True)
+def _card(node: str, index: int) -> dict[str, Any]:
+    uuid = f"GPU-{node}-{index}"
+    spec = {"node": node, "index": index, "uuid": uuid, "model": "Tesla P100", "memoryMiB": build.P100}
+    metadata = {"name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node}}
+    return {"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": metadata, "spec": spec}
 
 
-def _kubeconfig(kubectl: Kubectl, admin: Path, state: Path) -> Path:
-    """The admin's, with a token of the webhook's ServiceAccount in place of the admin's certificate."""
-    token = kubectl.ok("create", "token", "cardwise-webhook", "-n", names.NAMESPACE).strip()
-    config = yaml.safe_load(admin.read_text())
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    path = state / "webhook.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
-def _install(kubectl: Kubectl, url: str) -> None:
-    values = [f"webhook.url={url}", "namespace.create=true", "webhook.enabled=false"]
-    sets = [flag for value in values for flag in ("--set", value)]
-    command = [str(binaries.helm(print) / "helm"), "template", "cardwise", str(ROOT / "helm/cardwise")]
-    manifest = subprocess.run(
-        [*command, "--include-crds", "--kube-version", binaries.KUBERNETES, *sets],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    kubectl.ok("apply", "-f", "-", stdin=manifest)
-    assert _wait_for(lambda: kubectl.run("get", "serviceaccount", "default").returncode == 0)
-    kubectl.ok("wait", "--for=condition=Established", "crd/extendedresources.cardwise.dev")
-    cards = []
-    for index in range(2):
-        uuid = f"GPU-n1-{index}"
-        spec = {"node": "n1", "index": index, "uuid": uuid, "model": "Tesla P100", "memoryMiB": build.P100}
-        metadata = {"name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: "n1"}}
-        cards.append({"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": metadata, "spec": spec})
-    kubectl.ok("apply", "-f", "-", stdin={"apiVersion": "v1", "kind": "List", "items": cards})
-
-
-def _free_port() -> int:
-    """Below the range of outgoing connections, which would take it."""
-    while True:
-        port = random.randint(15_000, 30_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def _wait_for(ready: Callable[[], bool], seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if ready():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def _wait_for_policies(api: Kubectl) -> None:
+def _wait_for_policies(api: Api) -> None:
     """The API server reads policies and CA bundles by watches; the last of them to act is known by its refusal."""
     probes = [
         build.pod("probe", annotations={names.IDX: "0"}),
@@ -225,10 +111,10 @@ def _wait_for_policies(api: Kubectl) -> None:
     ]
     for probe in probes:
         refused = functools.partial(_denies, api, probe)
-        assert _wait_for(refused), api.run("create", "--dry-run=server", "-f", "-", stdin=probe)
+        assert wait_for(refused, 30), api.run("create", "--dry-run=server", "-f", "-", stdin=probe)
 
 
-def _denies(api: Kubectl, pod: dict[str, Any]) -> bool:
+def _denies(api: Api, pod: dict[str, Any]) -> bool:
     return "denied" in api.run("create", "--dry-run=server", "-f", "-", stdin=pod).stderr
 
 
@@ -315,6 +201,14 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         ),
         pytest.param(_with_volume(build.pod(), "//dev/./nvidiactl"), ["hostPath"], id="hostPath in disguise"),
         pytest.param(_with_volume(build.pod(), "/var/run/cdi"), ["hostPath"], id="hostPath of CDI"),
+        *(
+            pytest.param(
+                _with_volume(build.pod(gpu_mem=1), path),
+                ["spec.volumes[v].hostPath.path", path, "mount only what the pod needs below it"],
+                id=f"hostPath {path} of a GPU pod",
+            )
+            for path in ("/", "/dev", "//dev/.", "/run", "/var/lib/", "/etc", "/proc/driver")
+        ),
         pytest.param(build.pod(annotations={names.IDX: "0"}), [names.IDX, "leave it out"], id="our annotation, no GPU"),
         pytest.param(
             build.pod(annotations={names.ASSIGNMENT: "{}"}), [names.ASSIGNMENT, "leave it out"], id="assignment, no GPU"
@@ -327,6 +221,14 @@ def test_bad_pods_are_refused_with_what_to_write_instead(api: Api, pod: dict[str
     assert all(text in error for text in says), error
     assert "Traceback" not in error
     assert api.run("get", "pod", "bad").returncode != 0, "left behind"
+
+
+@pytest.mark.parametrize(
+    ("pod", "path"),
+    [(build.pod(), "/dev"), (build.pod(), "/"), (build.pod(gpu_mem=1), "/dev/shm"), (build.pod(gpu_mem=1), "/data")],
+)
+def test_host_paths_beside_cards_may_be_mounted(api: Api, pod: dict[str, Any], path: str) -> None:
+    api.create(_with_volume(pod, path), "--dry-run=server")
 
 
 @pytest.mark.parametrize(
@@ -412,6 +314,8 @@ def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
     assert names.IDX in api.refused("patch", "pod", "steady", "--subresource=status", "--type=merge", "-p", patch)
     api.ok("annotate", "pod", "steady", "mine=1", f"{names.POLICY}=spread")
     api.ok("annotate", "pod", "steady", "--overwrite", f"{names.ASSIGNED}=true", f"--as={PLUGIN}")
+    assert names.IDX in api.refused("annotate", "pod", "steady", "--overwrite", f"{names.IDX}=0", f"--as={PLUGIN}")
+    assert names.ASSIGNED in api.refused("annotate", "pod", "steady", f"{names.ASSIGNED}-", f"--as={PLUGIN}")
     api.ok("delete", "pod", "steady", "--force", "--grace-period=0")
 
 
@@ -426,9 +330,18 @@ def test_ephemeral_containers_open_no_cards(api: Api) -> None:
         pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "x", "env": [entry]}]
         error = api.refused("replace", *path, "-f", "-", stdin=pod)
         assert "spec.ephemeralContainers[debug].env" in error
+    source = {"name": "debug", "image": "x", "envFrom": [{"configMapRef": {"name": "c"}}]}
+    pod["spec"]["ephemeralContainers"] = [source]
+    error = api.refused("replace", *path, "-f", "-", stdin=pod)
+    assert "spec.ephemeralContainers[debug].envFrom" in error
+    assert "name the variables one by one" in error
     pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "x", "env": [{"name": "A", "value": "1"}]}]
     api.ok("replace", *path, "-f", "-", stdin=pod)
-    api.ok("delete", "pod", "debugged", "--force", "--grace-period=0")
+    api.create(build.pod("undebugged"))
+    api.cluster.api.patch(
+        paths.pods("default", "undebugged", "ephemeralcontainers"), {"spec": {"ephemeralContainers": [source]}}
+    )
+    api.ok("delete", "pod", "debugged", "undebugged", "--force", "--grace-period=0")
 
 
 def test_only_the_extender_binds_our_pods(api: Api) -> None:
@@ -450,7 +363,7 @@ def test_namespaces_give_defaults_to_plain_pods(api: Api) -> None:
     team = f"team-{os.getpid()}"
     metadata = {"name": team, "labels": {names.DEFAULTS_LABEL: "enabled"}, "annotations": annotations}
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    assert _wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", team).returncode == 0)
+    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", team).returncode == 0, 30)
     plain = api.create(build.pod("plain", namespace=team), "--dry-run=server")
     asked = request.parse_mutated(plain)
     assert asked is not None
@@ -461,6 +374,8 @@ def test_namespaces_give_defaults_to_plain_pods(api: Api) -> None:
     asked = request.parse_mutated(own)
     assert asked is not None
     assert (asked.mem, asked.policy) == (1, "binpack")
+    debug = api.create(_with_node(build.pod("debug", namespace=team)), "--dry-run=server")  # kubectl debug node/n1
+    assert request.parse(debug) is None
     opted_out = {names.DEFAULTS_OPT_OUT: "disabled"}
     out = api.create(build.pod("out", namespace=team, annotations=opted_out), "--dry-run=server")
     assert request.parse(out) is None
@@ -519,6 +434,11 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
         assert done.returncode == 0, done.stderr
         # As kube-scheduler binds: it is among the allowed users, so the hanging webhook is not asked.
         assert api.bind("free", user="system:kube-scheduler").returncode == 0
+        # A scheduler that nobody has named there loses a second.
+        api.create(build.pod("free-three"))
+        began = time.monotonic()
+        assert api.bind("free-three").returncode == 0
+        assert time.monotonic() - began < 3
     finally:
         api.webhook.resume()
     api.webhook.stop()
@@ -531,7 +451,85 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
         )
         assert names.IDX in api.refused("annotate", "pod", "free-too", f"{names.IDX}=0")
     finally:
-        api.webhook.start()
+        api.webhook.restart()
+        api.cluster.parts.wait_ready("webhook", 30)
         gpu = build.pod("gpu", gpu_mem=1)
-        assert _wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0)
-        api.ok("delete", "pod", "free", "free-too", "--force", "--grace-period=0")
+        assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 30)
+        api.ok("delete", "pod", "free", "free-too", "free-three", "--force", "--grace-period=0")
+
+
+@pytest.fixture
+def restricted(api: Api) -> Iterator[Cluster]:
+    """With nodes n1 and n2, under the policy that the test cluster goes without."""
+    helm = str(binaries.helm(print) / "helm")
+    chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", binaries.KUBERNETES]
+    policy = processes.run([helm, *chart, "-s", "templates/policies/deviceplugin.yaml"])
+    cluster = api.cluster
+    for node in ("n1", "n2"):
+        cluster.api.create(paths.nodes(), {"metadata": {"name": node}})
+    cluster.api.create(paths.extendedresources(), _card("n2", 0))
+    cluster.apply(policy)
+    try:
+        other = plugin_of(cluster, "n1")
+        cluster.wait(lambda: "n2" in _told(other.patch, paths.nodes("n2"), {}), "the policy acts")
+        yield cluster
+    finally:
+        cluster.kubectl("delete", "-f", "-", stdin=policy)
+        cluster.kubectl("delete", "node/n1", "node/n2", "extendedresource/gpu-n2-0")
+
+
+def plugin_of(cluster: Cluster, node: str) -> KubeClient:
+    """The device plugin's account as the API server sees it by the token of a pod on that node ("": of no pod)."""
+    client = KubeClient.load(cluster.kubeconfig)
+    client._headers[""]["Impersonate-User"] = PLUGIN
+    if node:
+        client._headers[""]["Impersonate-Extra-authentication.kubernetes.io%2fnode-name"] = node
+    return client
+
+
+def _told(call: Callable[..., object], *args: object) -> str:
+    """What a refused call is told; "" when it is not refused."""
+    try:
+        call(*args)
+    except errors.KubeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_device_plugin_writes_what_is_about_its_own_node(api: Api, restricted: Cluster) -> None:
+    api.running("here")
+    api.create(build.pod("there", gpu_mem=1))
+    capacity = {"status": {"capacity": {names.GPU_MEM: "1"}}}
+    changed = {"metadata": {"annotations": {names.NODE_CHANGED: "1"}}}
+    mark = {"metadata": {"annotations": {names.ASSIGNED: "true"}}}
+    sick = {"status": {"health": "Unhealthy"}}
+    own = [
+        (paths.nodes("n1", "status"), capacity),
+        (paths.nodes("n1"), changed),
+        (paths.extendedresources("gpu-n1-0"), {"spec": {"model": "x"}}),
+        (paths.extendedresources("gpu-n1-0", "status"), sick),
+        (paths.pods("default", "here"), mark),
+    ]
+    others = [
+        (paths.nodes("n2", "status"), capacity),
+        (paths.nodes("n2"), changed),
+        (paths.extendedresources("gpu-n2-0"), {"spec": {"model": "x"}}),
+        (paths.extendedresources("gpu-n2-0", "status"), sick),
+        (paths.extendedresources("gpu-n2-0"), {"spec": {"node": "n1"}}),
+        (paths.extendedresources("gpu-n1-0"), {"spec": {"node": "n2"}}),
+        (paths.pods("default", "there"), mark),
+    ]
+    plugin, nobody = plugin_of(restricted, "n1"), plugin_of(restricted, "")
+    for path, change in own:
+        assert "the token names no node" in _told(nobody.patch, path, change)
+        assert _told(plugin.patch, path, change) == ""
+    for path, change in others:
+        assert "the device plugin of node n1 may not write" in _told(plugin.patch, path, change)
+    assert "may not write" in _told(plugin.create, paths.extendedresources(), _card("n2", 1))
+    assert "may not write" in _told(plugin.delete, paths.extendedresources("gpu-n2-0"))
+    plugin.create(paths.extendedresources(), _card("n1", 2))
+    plugin.delete(paths.extendedresources("gpu-n1-2"))
+    api.ok("annotate", "node", "n2", "mine=1")  # others are none of its business
+    api.ok("delete", "pod", "here", "there", "--force", "--grace-period=0")
+    plugin.close()
+    nobody.close()

@@ -284,7 +284,6 @@ def test_paths():
     assert paths.pods() == "/api/v1/pods"
     assert paths.pods("ns", "p", "binding") == "/api/v1/namespaces/ns/pods/p/binding"
     assert paths.nodes("n", "status") == "/api/v1/nodes/n/status"
-    assert paths.leases("ns") == "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
     assert paths.extendedresources("gpu-1", "status") == "/apis/cardwise.dev/v1alpha1/extendedresources/gpu-1/status"
     with pytest.raises(ValueError, match="namespaced"):
         paths.pods("", "p")

@@ -21,17 +21,23 @@ class Recorder:
         self.calls: list[tuple] = []
         self.synced = 0
         self.fail_on: set[str] = set()
+        self.failed: list[str] = []
+
+    def _fail(self, key):
+        if key in self.fail_on:
+            self.failed.append(key)
+            raise RuntimeError("handler broke")
 
     def on_change(self, key, old, new):
         assert self.values.get(key) == old
-        assert old != new
+        assert old != new or key in self.failed
+        self._fail(key)
         self.values[key] = new
         self.calls.append((key, old, new))
-        if key in self.fail_on:
-            raise RuntimeError("handler broke")
 
     def on_delete(self, key, old):
-        assert self.values.pop(key) == old
+        self._fail(key)
+        assert self.values.pop(key, old if key in self.failed else None) == old
         self.calls.append((key, old, None))
 
     def on_synced(self):
@@ -185,9 +191,42 @@ def test_failing_handler_and_unreadable_object_do_not_stop_it(api: FakeApi, foll
     assert reflector.synced.wait(5)
     api.put("b", size=-1)  # stays as it was
     api.put("c", size=3)
-    eventually(lambda: handler.values == {"uid-a": 1, "uid-b": 1, "uid-c": 3})
-    assert reflector.handler_errors == 2
+    eventually(lambda: handler.values == {"uid-b": 1, "uid-c": 3})
+    assert reflector.handler_errors >= 2
     assert "handler broke" in capsys.readouterr().out
+
+
+def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api: FakeApi, following):
+    for name in "abc":
+        api.put(name, size=1)
+    reflector, handler = following()
+    assert reflector.synced.wait(5)
+    handler.fail_on = {"uid-a", "uid-b", "uid-d"}
+    api.put("a", size=2)  # nothing else ever happens to it
+    api.remove("b")
+    api.put("d", size=4)
+    api.put("a", size=3)
+    api.put("c", size=5)
+    eventually(lambda: reflector.handler_errors >= 4 and handler.values.get("uid-c") == 5)
+    assert handler.values == {"uid-a": 1, "uid-b": 1, "uid-c": 5}
+    handler.fail_on = set()
+    eventually(lambda: handler.values == truth(api))
+    assert [call for call in handler.calls if call[0] == "uid-a"][-1] == ("uid-a", 1, 3)  # from what it last took
+    assert reflector.relists == 1
+
+
+def test_handler_that_always_fails_slows_nothing_down(api: FakeApi, following):
+    handler = Recorder()
+    handler.fail_on = {"uid-bad"}
+    reflector, _ = following(handler, pace=Pace(backoff_initial=1.0, backoff_cap=60))
+    assert reflector.synced.wait(5)
+    for number in range(50):
+        api.put("bad", size=number + 1)
+        api.put("good", size=number + 1)
+        time.sleep(0.01)
+    eventually(lambda: handler.values == {"uid-good": 50})
+    assert reflector.relists == 1
+    assert api.count("watch") < 10
 
 
 def test_watch_that_ends_at_once_does_not_spin(api: FakeApi, client: KubeClient, following):
@@ -231,14 +270,17 @@ def test_random_history_under_random_faults_ends_in_the_truth(api: FakeApi, foll
         elif what < 0.86:
             how = chance.choice(["cut", "silence", "gone", "garbage"])
             api.faults["watch"].append(Fault(events=chance.randrange(4), then=how))
-        elif what < 0.9:
+        elif what < 0.88:
+            handler.fail_on = {f"uid-p{chance.randrange(12)}", f"uid-p{chance.randrange(12)}"}
+        elif what < 0.92:
             kind = chance.choice(["list", "watch"])
             api.faults[kind].append(Fault(status=chance.choice([410, 429, 500, 503])))
         else:
             time.sleep(0.002)
+    handler.fail_on = set()
     api.put("last", size=7)
     eventually(lambda: handler.values == truth(api) == reflector.store.snapshot(), 20)
-    assert reflector.handler_errors == 0
+    assert reflector.handler_errors == len(handler.failed)
 
 
 def test_stop_before_the_server_answers_anything():

@@ -17,7 +17,7 @@ asked_containers = st.one_of(
     st.builds(lambda m: container(gpu_mem=m), sizes),
     st.builds(lambda m, n: container(gpu_mem=m * n, gpu_count=n), st.integers(1, 60), st.integers(2, 3)),
     st.builds(lambda n: container(gpu_count=n), st.integers(1, 3)),
-    st.builds(lambda m, c: container(gpu_mem=m, gpu_core=c), sizes, st.integers(1, 100)),
+    st.builds(lambda m, c: container(gpu_mem=m, gpu_core=c), sizes, st.integers(1, 33)),
 )
 asked_pods = st.builds(
     lambda containers: request.parse(pod(containers=containers)), st.lists(asked_containers, min_size=1, max_size=3)

@@ -25,6 +25,8 @@ def app():
         path = environ["PATH_INFO"]
         if path == "/wait":
             released.wait(60)
+        elif path == "/release":
+            released.set()
         elif path == "/nap":
             time.sleep(1.0)
         elif path == "/body":
@@ -48,11 +50,6 @@ def main() -> None:
             raise RuntimeError("cannot start")
         say("start")
 
-    def drain() -> None:
-        say("drain")
-        if settings.get("release", True):
-            released.set()
-
     slow = settings.get("slow")
     serving.Server(
         app,
@@ -61,7 +58,6 @@ def main() -> None:
         tls=tls,
         client_ca=settings.get("client_ca", False),
         on_worker_start=start,
-        on_drain=drain,
         on_worker_stop=lambda: say("stop"),
         slow_bind=HostPort("127.0.0.1", slow) if slow else None,
         slow_threads=3,

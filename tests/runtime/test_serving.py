@@ -109,11 +109,12 @@ def test_fast_port_answers_while_the_slow_port_is_saturated(running):
         assert time.monotonic() - started < 1.0
     for each in silent:
         each.close()
-    out, err = server.stop()  # on_drain lets the waiting ones end; they get their answers
+    get(server.port, "/release")
+    out, err = server.stop()
     for thread in waiting:
         thread.join(10)
         assert not thread.is_alive()
-    assert out.split() == ["app", "start", "drain", "stop"]
+    assert out.split() == ["app", "start", "stop"]
     assert server.process.returncode == 0
     for line in err.splitlines():
         assert json.loads(line)["component"] == "test"
@@ -143,15 +144,28 @@ def test_sigterm_lets_a_running_request_finish(running):
     assert server.process.returncode == 0
 
 
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTTIN", "SIGTTOU", "SIGUSR2", "SIGWINCH"])
+def test_signals_that_would_start_or_end_workers_change_nothing(running, name):
+    server = running()
+    worker = int(get(server.port, "/x").split()[-1])
+    os.kill(server.process.pid, signal.Signals[name])
+    os.kill(worker, signal.Signals[name])
+    time.sleep(1.5)  # gunicorn looks at signals once a second
+    assert int(get(server.port, "/x").split()[-1]) == worker
+    out, _ = server.stop()
+    assert out.split() == ["app", "start", "stop"]
+    assert server.process.returncode == 0
+
+
 def test_request_that_hangs_ends_with_the_graceful_timeout_and_stop_still_runs(running):
-    server = running(slow=free_port(), release=False, graceful=3)
+    server = running(slow=free_port(), graceful=3)
     hanging = socket.create_connection(("127.0.0.1", server.slow))
     hanging.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
     time.sleep(0.3)
     started = time.monotonic()
     out, _ = server.stop()
     assert time.monotonic() - started < 6
-    assert out.split() == ["app", "start", "drain", "stop"]
+    assert out.split() == ["app", "start", "stop"]
     hanging.close()
 
 

@@ -6,6 +6,7 @@ import ssl
 import stat
 import subprocess
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,7 +16,7 @@ from cardwise.kube import errors
 from cardwise.runtime import certs, filesets, rotation
 from cardwise.runtime.certstore import DirStore, SecretStore
 from cardwise.runtime.rotation import Lifetimes, Wanted
-from cardwise.runtime.tls import Rotator
+from cardwise.runtime.tls import Given, Rotator, Unusable
 
 NOW = datetime.now(UTC)
 HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
@@ -90,9 +91,34 @@ def test_other_hosts_make_a_new_leaf_and_keep_the_ca():
     files = rotation.advance({}, Wanted(hosts=HOSTS), Lifetimes(), NOW)
     changed = rotation.advance(files, Wanted(hosts=("new.svc",)), Lifetimes(), NOW)
     assert changed["ca.crt"] == files["ca.crt"]
-    assert certs.hosts_of(x509.load_pem_x509_certificate(changed["tls.crt"])) == {"new.svc"}
+    assert "new.svc" in certs.hosts_of(x509.load_pem_x509_certificate(changed["tls.crt"]))
     same = rotation.advance(files, Wanted(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW)
     assert same == files
+
+
+def test_replicas_with_names_of_their_own_come_to_one_leaf():
+    mine, yours = (Wanted(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
+    files = rotation.advance(rotation.advance({}, mine, Lifetimes(), NOW), yours, Lifetimes(), NOW)
+    assert certs.hosts_of(x509.load_pem_x509_certificate(files["tls.crt"])) == {"svc", "pod-a", "pod-b"}
+    assert rotation.advance(files, mine, Lifetimes(), NOW) == files
+    # Names of replicas that are no more go with the next renewal.
+    renewed = rotation.advance(files, mine, Lifetimes(), NOW + timedelta(days=300))
+    assert certs.hosts_of(x509.load_pem_x509_certificate(renewed["tls.crt"])) == {"svc", "pod-a"}
+
+
+@pytest.mark.parametrize("ahead", [timedelta(days=2), timedelta(days=400), timedelta(days=3000)])
+@pytest.mark.parametrize("existing", [False, True])
+def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, existing):
+    wanted = Wanted(hosts=HOSTS, client=True)
+    files = rotation.advance({}, wanted, Lifetimes(), NOW) if existing else {}
+    for days in (0, 31):  # long enough for the next CA to be announced, and to be promoted
+        files = rotation.advance(files, wanted, Lifetimes(), NOW + ahead + timedelta(days=days))
+    files = rotation.advance(files, wanted, Lifetimes(), NOW)
+    handshake(files, files["ca.crt"], HOSTS[0], tmp_path, client=True)
+    assert trusted(files["tls.crt"], files["ca.crt"], NOW)
+    for name in ("tls.crt", "client.crt", "authority.crt"):
+        assert x509.load_pem_x509_certificate(files[name]).not_valid_before_utc <= NOW
+    assert rotation.advance(files, wanted, Lifetimes(), NOW) == files
 
 
 @pytest.mark.parametrize("name", ["authority.crt", "authority.key", "tls.crt", "tls.key", "ca.crt"])
@@ -274,6 +300,39 @@ def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
     rotator.stop()
     assert told[0] == told[1] == (tmp_path / "out" / "ca.crt").read_bytes()
     assert "etcd is away" in capsys.readouterr().out
+
+
+def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
+    first, second = (certs.new_authority(name, NOW, timedelta(days=9)).cert for name in ("first", "second"))
+    told: list[bytes] = []
+    given = Given(tmp_path, on_bundle=told.append, interval=0.02)
+    filesets.write(tmp_path, {"ca.crt": first})
+    assert given.ensure() == first
+    given.start()
+    eventually(lambda: told[-1:] == [first])
+    filesets.write(tmp_path, {"ca.crt": second})
+    eventually(lambda: told[-1] == second)
+    (tmp_path / "ca.crt").unlink()
+    eventually(lambda: "there is no CA" in capsys.readouterr().out)
+    filesets.write(tmp_path, {"ca.crt": first})
+    eventually(lambda: told[-1] == first)
+    given.stop()
+    assert set(told) == {first, second}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
+def test_a_ca_that_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, content):
+    if content is not None:
+        (tmp_path / "ca.crt").write_bytes(content)
+    with pytest.raises(Unusable, match=rf"{tmp_path}/ca\.crt: there is no CA.*; put there"):
+        Given(tmp_path, on_bundle=lambda _: None).ensure()
+
+
+def eventually(condition, seconds: float = 5.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not come true in time"
+        time.sleep(0.01)
 
 
 def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):

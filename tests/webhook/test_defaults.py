@@ -1,5 +1,7 @@
 """Defaults of a namespace for its plain pods."""
 
+from typing import Any
+
 import jsonpatch
 import pytest
 
@@ -15,6 +17,11 @@ TEAM = Known(namespaces={"team": Defaults("2Gi", "spread")})
 
 def decide(pod: dict[str, object], known: Known = TEAM, namespace: str = "team") -> review.Decision:
     return decisions.on_defaults(review.decode(body(pod, namespace=namespace)), known, Settings())
+
+
+def placed(pod: dict[str, Any]) -> dict[str, Any]:
+    pod["spec"]["nodeName"] = "n1"
+    return pod
 
 
 def after(pod: dict[str, object], known: Known = TEAM) -> request.PodRequest | None:
@@ -38,6 +45,7 @@ def test_a_plain_pod_gets_the_default_share_in_its_first_container() -> None:
             build.pod(containers=[{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]),
             id="asks for nvidia.com/gpu",
         ),
+        pytest.param(placed(build.pod()), id="kubectl debug node/n1"),
     ],
 )
 def test_some_pods_take_no_defaults(pod: dict[str, object]) -> None:

@@ -68,6 +68,14 @@ def test_a_pod_that_was_not_rewritten_is_refused() -> None:
         validate.pod(build.pod(gpu_mem=1), CARDS, "refuse")
 
 
+def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
+    asked = body(build.pod(gpu_mem=100, gpu_core=150))
+    decision = decisions.on_mutate(review.decode(asked), Known(known_cards=CARDS), Settings())
+    assert not decision.allowed
+    assert decision.message.startswith(f"spec.containers[0].resources.limits[{names.GPU_CORE}]: ")
+    assert "write at most 100" in decision.message
+
+
 def test_amounts_as_the_api_server_spells_them_are_rewritten_ones() -> None:
     assert validate.pod(build.pod(gpu_mem="8k", share=1), CARDS, "refuse") == ()
 

@@ -4,7 +4,7 @@ admissionReviewVersions: [v1]
 sideEffects: None
 matchPolicy: Equivalent
 failurePolicy: {{ .failurePolicy | default "Fail" }}
-timeoutSeconds: {{ .root.Values.webhook.timeoutSeconds }}
+timeoutSeconds: {{ .timeoutSeconds | default .root.Values.webhook.timeoutSeconds }}
 clientConfig:
   {{- if .root.Values.webhook.url }}
   url: {{ .root.Values.webhook.url }}{{ .path }}

@@ -1,0 +1,101 @@
+"""What nodes report: their cards, and what vanished pods still hold on them.
+
+Apart from the state, which decides what of it counts: this only remembers, and knows nothing of live pods. Not
+thread-safe: its owner locks.
+"""
+
+from collections.abc import Collection, Iterator
+
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.cards import Card
+from cardwise.core.ledger import Holding
+from cardwise.core.quantity import MiB, Percent
+from extender.projection import CardRecord
+
+
+class Inventory:
+    """By the names of the ExtendedResources. Cards count while their node exists."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+        self._cards: dict[str, CardRecord] = {}
+        self._cards_of: dict[str, set[str]] = {}  # node -> names in _cards
+        self._held: dict[str, set[str]] = {}  # pod UID -> names in _cards that report it
+        self._changed: set[str] = set()  # nodes, since `changes`
+
+    def set_node(self, name: str) -> None:
+        self.nodes.add(name)
+        self._changed.add(name)
+
+    def remove_node(self, name: str) -> None:
+        self.nodes.discard(name)
+        self._changed.add(name)
+
+    def set_card(self, name: str, card: CardRecord) -> tuple[Collection[str], Collection[str]]:
+        """The card is so now. Returns the pods that it reports, and those that it does not report any more."""
+        before = self._cards.get(name)
+        if before is not None and before.node != card.node:
+            self._forget(name)
+        self._cards[name] = card
+        self._cards_of.setdefault(card.node, set()).add(name)
+        if before is None or before.card != card.card or before.node != card.node:
+            self._changed.add(card.node)
+        reported = {held.uid for held in card.held}
+        silent = {held.uid for held in before.held} - reported if before is not None else set()
+        for uid in reported:
+            self._held.setdefault(uid, set()).add(name)
+        for uid in silent:
+            self._unreport(uid, name)
+        return reported, silent
+
+    def remove_card(self, name: str) -> Collection[str]:
+        """The card is no more. Returns the pods that it had reported."""
+        card = self._cards.get(name)
+        if card is None:
+            return ()
+        self._forget(name)
+        gone = {held.uid for held in card.held}
+        for uid in gone:
+            self._unreport(uid, name)
+        return gone
+
+    def changes(self) -> Iterator[tuple[str, list[Card]]]:
+        """The nodes whose cards are others than at the last call, with all their cards."""
+        for node in self._changed:
+            names = self._cards_of.get(node, ()) if node in self.nodes else ()
+            yield node, [self._cards[name].card for name in names]
+        self._changed.clear()
+
+    def held(self) -> Collection[str]:
+        """UIDs of all pods that a card reports."""
+        return self._held.keys()
+
+    def reported(self, uid: str) -> Holding | None:
+        """What the cards report of a pod."""
+        shares = []
+        namespace = name = node = ""
+        for card_name in sorted(self._held.get(uid, ())):
+            record = self._cards[card_name]
+            if node and record.node != node:
+                continue  # no pod is on two nodes; whatever this is, the other report stands
+            for held in record.held:
+                if held.uid == uid:
+                    namespace, name, node = held.namespace, held.name, record.node
+                    card = record.card
+                    shares.append(CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem))
+        return Holding(uid, namespace, name, node, Assignment({"pod": tuple(shares)}), "held") if shares else None
+
+    def _forget(self, name: str) -> None:
+        node = self._cards.pop(name).node
+        names = self._cards_of[node]
+        names.discard(name)
+        if not names:
+            del self._cards_of[node]
+        self._changed.add(node)
+
+    def _unreport(self, uid: str, name: str) -> None:
+        names = self._held.get(uid)
+        if names is not None:
+            names.discard(name)
+            if not names:
+                del self._held[uid]

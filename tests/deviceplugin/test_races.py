@@ -1,0 +1,127 @@
+"""What threads may do to each other: deliveries beside a restore or an adoption, and two who free at once."""
+
+import json
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from cardwise.core.quantity import MiB
+from cardwise.gpus.protocol import DevicePath, GpuCard
+from deviceplugin import cdi
+from deviceplugin.access import Delivery
+from deviceplugin.grants import Grant, GrantStore, Share
+from deviceplugin.release import Releaser
+
+TOTAL = 16276  # MiB
+CARDS = {
+    f"GPU-{index}": GpuCard(
+        index=index,
+        uuid=f"GPU-{index}",
+        model="m",
+        memory=MiB(TOTAL),
+        devices=(DevicePath(device, f"/dev/nvidia{index}"),),
+    )
+    for index, device in enumerate(("/dev/null", "/dev/zero"))
+}
+TOTALS = dict.fromkeys(CARDS, TOTAL)
+
+
+def grant(uid: str, slot: str, card: int) -> Grant:
+    shares = (Share(card, f"GPU-{card}", 100, 0, TOTAL),)
+    return Grant(
+        pod_uid=uid,
+        namespace="default",
+        name=uid,
+        container="main",
+        key="0",
+        slots=(slot,),
+        shares=shares,
+        pod_shares=shares,
+    )
+
+
+class Node:
+    def __init__(self, folder) -> None:
+        self.grants = GrantStore(folder / "grants")
+        self.folder = folder / "cdi"
+        self.delivery = Delivery(self.folder, None)
+
+    def prestart(self, made: Grant) -> None:
+        assert self.grants.claim(made, TOTALS) is None
+        self.delivery.deliver(made, [CARDS[share.uuid] for share in made.shares])
+
+    def device(self, slot: str) -> str:
+        spec = json.loads(cdi.spec_path(self.folder, slot).read_text())
+        return spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"]
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+@pytest.mark.parametrize("slot", ["s001", "s002"], ids=["a slot that changes hands", "a new slot"])
+@pytest.mark.parametrize("moment", ["stale", "write"])
+def test_a_delivery_beside_a_restore_is_kept(node, monkeypatch, slot, moment):
+    node.prestart(grant("old", "s001", 0))
+    other = threading.Thread(target=lambda: node.prestart(grant("new", slot, 1)))
+    real = getattr(cdi, moment)
+
+    def meanwhile(*arguments):
+        if threading.current_thread() is not other and other.ident is None:
+            other.start()
+            other.join(0.3)
+        return real(*arguments)
+
+    monkeypatch.setattr(cdi, moment, meanwhile)
+    node.delivery.restore(node.grants, CARDS)
+    other.join()
+    assert node.device(slot) == "/dev/nvidia1"
+
+
+def test_an_adoption_writes_its_own_slots_only(node):
+    node.prestart(grant("other", "s002", 1))
+    cdi.remove(node.folder, "s002")
+    node.grants.adopt(grant("running", "s001", 0))
+    node.delivery.refresh(["s001", "s003"], node.grants, CARDS)
+    assert node.device("s001") == "/dev/nvidia0"
+    assert [path.name for path in node.folder.iterdir()] == [cdi.spec_path(node.folder, "s001").name]
+
+
+def test_an_adopted_grant_takes_no_slot_from_a_newer_one(node):
+    """The container was alive when the runtime was asked, and its slot has gone to the next one since."""
+    node.prestart(grant("next", "s001", 1))
+    node.grants.adopt(grant("ended", "s001", 0))
+    node.delivery.refresh(["s001"], node.grants, CARDS)
+    assert node.grants.owner("s001").pod_uid == "next"
+    assert node.device("s001") == "/dev/nvidia1"
+    assert GrantStore(node.grants._folder).owner("s001").pod_uid == "next"
+
+
+def test_a_round_goes_on_while_a_start_frees(node):
+    releaser = Releaser(
+        pods=SimpleNamespace(), containers=None, grants=node.grants, delivery=node.delivery, on_change=lambda: None
+    )
+    uids = [f"u{number}" for number in range(3000)]
+    done = threading.Event()
+
+    def starts() -> None:
+        while not done.is_set():
+            for uid in uids:
+                releaser._keep(uid, {""})
+            with releaser._lock:
+                releaser._ended.clear()
+
+    thread = threading.Thread(target=starts)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        for _ in range(200):
+            releaser._publish()
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)

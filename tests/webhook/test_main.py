@@ -1,0 +1,35 @@
+"""What the command line says before anything is served."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from webhook.__main__ import main
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    """Of an API server that nobody needs to reach."""
+    path = tmp_path / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(tmp_path: Path, kubeconfig: Path) -> None:
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(b"of cert-manager")
+    done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--tls-dir={tmp_path}"])
+    assert done.exit_code == 1
+    assert f"{tmp_path}/ca.crt: there is no CA that can be read" in done.output
+    assert "put there the CA that signed tls.crt" in done.output
+    assert "Traceback" not in done.output
