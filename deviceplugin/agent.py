@@ -116,6 +116,7 @@ class Agent:
         """In the order of who calls whom. Grants and CDI specs stay: the containers go on."""
         self._stopping.set()
         self._registration.stop()
+        self._inventory.withdraw_slots()
         self._gpus.close()  # ends the inventory's wait for a change
         self._inventory.stop()
         self._releaser.stop()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from cardwise.core import names
+from cardwise.core import names, quantity
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
@@ -45,8 +45,14 @@ class NodeFacts:
 
 def _project_node(content: bytes) -> tuple[str, NodeFacts]:
     node = _decode_node(content)
-    capacity = {name: node.status.capacity[name] for name in tell.CAPACITIES if name in node.status.capacity}
+    capacity = {name: _plain(node.status.capacity[name]) for name in tell.CAPACITIES if name in node.status.capacity}
     return node.metadata.name, NodeFacts(capacity, node.status.allocatable.get(names.SHARE, ""))
+
+
+def _plain(amount: str) -> str:
+    """The API server prints 40000 as 40k; we compare with what we have written."""
+    value, _ = quantity.parse(amount)
+    return str(value.numerator) if value.denominator == 1 else amount
 
 
 def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
@@ -191,6 +197,14 @@ class Inventory:
         if done and access is not None:
             self._settled.set()
 
+    def withdraw_slots(self) -> None:
+        """The node offers no slots while we are away. The kubelet would say so too, but only at its next round."""
+        change = {"status": {"allocatable": {names.SHARE: "0"}}}
+        try:
+            self._client.patch(paths.nodes(self._node, "status"), change, "strategic", timeout=2.0)
+        except errors.KubeError as error:
+            _log.info("the node still shows our slots until the kubelet's next report", error=str(error))
+
     def _departed(self, cards: list[GpuCard]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
         """Cards that the cluster knows and the machine has no more: those that something still holds, and the rest."""
         here = {card.uuid for card in cards}
@@ -220,7 +234,12 @@ class Inventory:
         known = self._resources.store.snapshot()
         done = True
         for card in cards:
-            done &= self._tell_resource(card, known.get(names.extended_resource_name(card.uuid)))
+            try:
+                done &= self._tell_resource(card, known.get(names.extended_resource_name(card.uuid)))
+            except (errors.Invalid, errors.BadRequest) as error:
+                # One card that the API server does not take must not silence the others.
+                _log.error("the ExtendedResource of a card was refused", card=card.uuid, error=str(error))
+                done = False
         wanted = tell.statuses(cards, [one.spec.uuid for one in kept], health, str(access), held)
         for uuid, status in wanted.items():
             done &= self._tell_status(names.extended_resource_name(uuid), known, status)

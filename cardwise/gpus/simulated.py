@@ -15,6 +15,7 @@ without GPU. A file that cannot be read as cards never takes the last good ones 
         properties: {}                   # optional
 """
 
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -59,6 +60,9 @@ Inventory = tuple[list[GpuCard], dict[str, Health]]
 _Stamp = tuple[int, int, int, int]
 
 
+_NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # in lower case it names the ExtendedResource
+
+
 def parse(text: str, source: str) -> Inventory:
     """Cards and health of a file's text. Raises InvalidCards."""
     try:
@@ -81,6 +85,8 @@ def parse(text: str, source: str) -> Inventory:
             raise InvalidCards(f"{field}.index: {entry.index} is negative or used twice; number the cards from 0")
         if not entry.uuid or entry.uuid in health:
             raise InvalidCards(f"{field}.uuid: {entry.uuid!r} is empty or used twice; give each card one of its own")
+        if not _NAMEABLE.fullmatch(entry.uuid.lower()):
+            raise InvalidCards(f"{field}.uuid: {entry.uuid!r} names no object; write letters, digits and dashes")
         indices.add(entry.index)
         inside = entry.container_path or f"/dev/nvidia{entry.index}"
         cards.append(

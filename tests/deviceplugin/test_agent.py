@@ -9,7 +9,7 @@ import pytest
 
 from cardwise.core import names
 from cardwise.kube import errors
-from deviceplugin import metrics
+from deviceplugin import inventory, metrics
 from deviceplugin.access import Access
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from tests.deviceplugin.conftest import NODE, NODES, P100, PODS, Rig, card_uuid, eventually, refusal, refused
@@ -386,11 +386,11 @@ def test_a_failed_wake_up_is_tried_again(rig):
     eventually(lambda: rig.agent.problems() == [])
     patch, failed = rig.client.patch, []
 
-    def once(path, change, *rest):
+    def once(path, change, *rest, **options):
         if names.NODE_CHANGED in (change.get("metadata") or {}).get("annotations", {}) and not failed:
             failed.append(path)
             raise errors.ServerError(500, "InternalError", "etcd leader changed")
-        return patch(path, change, *rest)
+        return patch(path, change, *rest, **options)
 
     rig.client.patch = once
     rig.cards[1]["healthy"] = False
@@ -479,3 +479,18 @@ def test_a_malformed_request_gets_a_clean_status(rig, verb, body, caplog):
 def test_an_empty_prestart_is_refused(rig):
     call = lambda: rig.kubelet.plugin.PreStartContainer(wire.PreStartContainerRequest(), timeout=5)  # noqa: E731
     assert refusal(call)[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(rig):
+    eventually(lambda: rig.agent.problems() == [])
+    capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
+    assert capacity["aliyun.com/gpu-core.percentage"] == "200"
+    told = b'{"metadata":{"name":"n"},"status":{"capacity":{"aliyun.com/gpu-mem":"40k","aliyun.com/gpu-count":"2"}}}'
+    _, facts = inventory._project_node(told)
+    assert facts.capacity == {"aliyun.com/gpu-mem": "40000", "aliyun.com/gpu-count": "2"}
+
+
+def test_a_node_whose_plugin_ends_offers_no_slots(rig):
+    eventually(lambda: rig.agent.problems() == [])
+    rig.agent.stop()
+    assert rig.api.get(NODES, NODE)["status"]["allocatable"]["cardwise.dev/share"] == "0"

@@ -63,6 +63,7 @@ def test_a_file_written_in_place_with_its_old_time_is_noticed(file):
         ),
         ("cards: [{index: 0, uuid: GPU-0, memoryMiB: 1}, {index: 1, uuid: GPU-0, memoryMiB: 1}]", "cards[1].uuid"),
         ("cards: [{index: -1, uuid: GPU-0, memoryMiB: 1}]", "cards[0].index: -1"),
+        ("cards: [{index: 0, uuid: GPU-NEW_card, memoryMiB: 1}]", "names no object; write letters"),
         ("- 1", "Expected `object`"),
         ("", "Expected `object`"),
     ],
