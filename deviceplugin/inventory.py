@@ -236,7 +236,7 @@ class Inventory:
         for card in cards:
             try:
                 done &= self._tell_resource(card, known.get(names.extended_resource_name(card.uuid)))
-            except (errors.Invalid, errors.BadRequest) as error:
+            except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
                 # One card that the API server does not take must not silence the others.
                 _log.error("the ExtendedResource of a card was refused", card=card.uuid, error=str(error))
                 done = False

@@ -254,7 +254,9 @@ class State:
             ]
             for uid in plans:
                 del self._tentative[uid]
-            ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in self._inventory.held()]
+            ghosts = [
+                uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in self._inventory.held()
+            ]
             for uid in ghosts:
                 del self._ghosts[uid]
             for uid in (*plans, *ghosts):

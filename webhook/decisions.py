@@ -82,11 +82,9 @@ def on_validate(review: Review, view: View, settings: Settings) -> Decision:
 def _concerns(review: Review, settings: Settings) -> bool:
     """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
     annotations = (review.object.get("metadata") or {}).get("annotations") or {}
-    return (
-        review.operation == "CREATE"
-        and review.namespace not in settings.exempt_namespaces
-        and MIRROR not in annotations
-    )
+    # By the word of a kubelet only: a user may write the annotation too.
+    mirror = MIRROR in annotations and review.username.startswith("system:node:")
+    return review.operation == "CREATE" and review.namespace not in settings.exempt_namespaces and not mirror
 
 
 def _mutate_pod(review: Review, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:

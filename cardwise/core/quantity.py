@@ -20,6 +20,7 @@ _DECIMAL = {
     "T": Fraction(10**12), "P": Fraction(10**15), "E": Fraction(10**18),
 }  # fmt: skip
 _MIB = 1024**2
+_MOST = 2**31  # MiB; beyond it the API server refuses the rewritten amount with a worse message
 
 
 class InvalidQuantity(ValueError):
@@ -49,14 +50,19 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
 def memory(text: str | int) -> MiB:
     """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes. Raises InvalidQuantity."""
     value, is_bytes = parse(text)
+    # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
+    is_bytes = is_bytes or (value.denominator != 1 and value >= _MIB)
     if is_bytes:
         value /= _MIB
     if value <= 0:
         raise InvalidQuantity(f"{text} is not above zero", "write at least 1 (MiB), or leave it out")
     if value.denominator != 1:
         below = value.numerator // value.denominator
-        near = f"{max(below, 1)} or {below + 1}" if below else "1"
+        unit = "Mi" if is_bytes else ""
+        near = f"{below}{unit} or {below + 1}{unit}" if below else f"1{unit}"
         raise InvalidQuantity(f"{text} is not a whole number of MiB", f"write {near}")
+    if value > _MOST:
+        raise InvalidQuantity(f"{text} is {value} MiB, more than any card has", "write MiB, or a suffix as in 8Gi")
     return MiB(value.numerator)
 
 

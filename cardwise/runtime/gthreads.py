@@ -91,6 +91,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     slow = False
     slow_threads = 64
+    wsgi: Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
     on_drain: Callable[[], None] | None = None
 
     def init_process(self) -> None:
@@ -129,7 +130,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
         def stamped(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
             environ[ARRIVED] = self._current.arrived
-            return app(environ, start_response)  # type: ignore[no-any-return]
+            return app(environ, start_response)
 
         self.wsgi = stamped
 

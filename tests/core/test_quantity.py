@@ -31,7 +31,11 @@ def test_memory_reads_mib(text, mib):
         ("-8Gi", "above zero"),
         ("1.5", "write 1 or 2"),
         ("8138500m", "write 8138 or 8139"),
-        ("512Ki", "write 1"),
+        ("512Ki", "write 1Mi"),
+        ("1.5Mi", "write 1Mi or 2Mi"),
+        ("322122547200m", "write 307Mi or 308Mi"),  # 0.3Gi, as the API server prints it
+        ("8589934592", "more than any card has"),
+        ("1e30", "more than any card has"),
         ("eight", "is not a quantity"),
         ("8 Gi", "is not a quantity"),
         ("8GiB", "is not a quantity"),

@@ -1,11 +1,14 @@
 """Admission on the real kube-apiserver: the chart, the webhook process, and kubectl as a user has it."""
 
+import base64
 import functools
 import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from cardwise.core import names, request
 from cardwise.core.assignment import Assignment, encode
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.runtime import certs, filesets
 from tests import build
 from tests.cluster import Cluster, binaries, processes
 from tests.cluster.parts import CHART
@@ -302,6 +306,16 @@ def test_a_restored_pod_keeps_its_name(api: Api) -> None:
     api.ok("delete", "pod", "restored", "--force", "--grace-period=0")
 
 
+def test_a_user_passes_nothing_by_calling_a_pod_a_mirror(api: Api) -> None:
+    mirror = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.source": "file"}
+    forged = build.pod("forged", containers=[{"name": "main", "image": "x"}], annotations=ASSIGNED | mirror)
+    forged["spec"]["nodeName"] = "n1"
+    assert "only Cardwise writes this annotation" in api.refused("create", "-f", "-", stdin=forged)
+    share = build.pod("shares", gpu_mem="8Gi", annotations=mirror)
+    share["spec"]["nodeName"] = "n1"
+    assert "spec.nodeName" in api.refused("create", "-f", "-", stdin=share)
+
+
 def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
     api.running("steady")
     change = {names.IDX: "0", names.ASSIGNED: "true", names.ASSIGNMENT: "{}", "cardwise.dev/devices.0": "GPU-x"}
@@ -456,6 +470,40 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
         gpu = build.pod("gpu", gpu_mem=1)
         assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 30)
         api.ok("delete", "pod", "free", "free-too", "free-three", "--force", "--grace-period=0")
+
+
+def test_a_ca_of_somebody_else_is_followed(api: Api, tmp_path: Path) -> None:
+    noted = api.webhook.noted
+    assert noted is not None
+    external = api.cluster.process("webhook-of-cert-manager")
+    gpu = build.pod("gpu", gpu_mem=1)
+
+    def admitted() -> bool:
+        hooks = api.cluster.api.get(paths.validatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))["webhooks"]
+        bundles = {base64.b64decode(hook["clientConfig"]["caBundle"]) for hook in hooks}
+        return bundles == {authority} and api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0
+
+    authority = _issue(tmp_path)
+    api.webhook.stop()
+    external.start([*noted.command, f"--tls-dir={tmp_path}"], noted.environment)
+    try:
+        external.wait_until(admitted, "its first CA", 30)
+        authority = _issue(tmp_path)
+        external.wait_until(admitted, "the renewed CA", 15)
+    finally:
+        external.stop()
+        api.webhook.restart()
+        api.cluster.parts.wait_ready("webhook", 30)
+    assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 30)
+
+
+def _issue(directory: Path) -> bytes:
+    """What cert-manager and the kubelet leave in a Secret volume. Returns the CA."""
+    now = datetime.now(UTC)
+    authority = certs.new_authority("not ours", now, timedelta(days=1))
+    leaf = certs.new_leaf(authority, "w", ["127.0.0.1"], certs.Use.SERVER, now=now, lifetime=timedelta(days=1))
+    filesets.write(directory, {"ca.crt": authority.cert, "tls.crt": leaf.cert, "tls.key": leaf.key})
+    return authority.cert
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ def review(
     operation: str = "CREATE",
     namespace: str = "default",
     name: str = "",
+    username: str = "somebody",
 ) -> Json:
     request = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
@@ -46,7 +47,7 @@ def review(
         "operation": operation,
         "namespace": namespace,
         "name": name,
-        "userInfo": {"username": "somebody", "groups": ["system:authenticated"]},
+        "userInfo": {"username": username, "groups": ["system:authenticated"]},
         "object": obj,
         "oldObject": None,
         "dryRun": False,

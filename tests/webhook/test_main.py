@@ -6,6 +6,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from cardwise.runtime import logs
 from webhook.__main__ import main
 
 
@@ -25,7 +26,10 @@ def kubeconfig(tmp_path: Path) -> Path:
     return path
 
 
-def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(tmp_path: Path, kubeconfig: Path) -> None:
+def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(
+    tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "setup", lambda *_: None)  # it is for a whole process
     for name in ("tls.crt", "tls.key"):
         (tmp_path / name).write_bytes(b"of cert-manager")
     done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--tls-dir={tmp_path}"])

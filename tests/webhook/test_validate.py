@@ -114,4 +114,10 @@ def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
     settings = Settings(exempt_namespaces=frozenset({"kube-system"}))
     for decide in (decisions.on_mutate, decisions.on_defaults, decisions.on_validate):
         assert decide(review.decode(body(bad, namespace="kube-system")), Known(), settings) == review.Decision()
-        assert decide(review.decode(body(mirror)), Known(), settings) == review.Decision()
+        kubelets = body(mirror, username="system:node:n1")
+        assert decide(review.decode(kubelets), Known(), settings) == review.Decision()
+
+
+def test_only_a_kubelet_makes_mirrors() -> None:
+    mirror = build.pod(gpu_mem="x", annotations={decisions.MIRROR: "hash"})
+    assert not decisions.on_mutate(review.decode(body(mirror)), Known(), Settings()).allowed

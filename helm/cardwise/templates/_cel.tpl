@@ -26,9 +26,12 @@ has(c.resources) && (
   {{- include "cardwise.cel.containerAsks" . | nindent 2 }})))
 {{- end }}
 
-{{/* Static pods are the node's: their mirrors must pass as they are. The kubelet never runs a mirror from the API. */}}
+{{/*
+Static pods are the node's: their mirrors must pass as they are. By the word of a kubelet only, else any user could pass
+everything by writing the annotation.
+*/}}
 {{- define "cardwise.cel.notMirror" -}}
-!(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations)
+!(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations && request.userInfo.username.startsWith('system:node:'))
 {{- end }}
 
 {{/* Whether the annotation `k` may be written by Cardwise only. As cardwise/core/names.py is_placement_annotation. */}}

@@ -1,0 +1,381 @@
+"""Rules 1 and 3 of architecture.md section 5 on the extender's state and its binder, with an API server that lies low.
+
+The truth is what the simulated API server has bound, what it may still carry out of posts whose answer was lost, and
+what runs on in containers whose pod object is gone. The state hears of it late, in bits, or by a list.
+"""
+
+import contextlib
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from cardwise.core import assignment, placement, request
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.kube import errors
+from extender import binder
+from extender.binder import Binder, Failed
+from extender.requests import Requests
+from extender.state import Begun, Stage
+from extender.wire import BindArgs
+from tests.extender.worlds import (
+    ENDED,
+    P100,
+    RUNNING,
+    Clock,
+    as_card,
+    as_pod,
+    asking,
+    held,
+    resource,
+    state,
+    with_cards,
+)
+
+CARDS = {"n1": 1, "n2": 1}
+NODES = sorted(CARDS)
+WORK = 60.0  # seconds that the API server may work on a post; the state's patience is longer
+SLOTS = 5
+AGAIN = 300.0  # seconds after which kube-scheduler asks for a waiting pod by itself
+
+slots = st.integers(0, SLOTS - 1)
+sizes = st.sampled_from([P100 // 2, P100 // 2 + 1, P100])
+nodes_asked = st.lists(st.sampled_from(NODES), min_size=1, max_size=2, unique=True)
+# land: done and heard. lose: done, unheard. late: unheard, and it may be done yet. never: unheard, never done.
+outcomes = st.lists(
+    st.sampled_from(["land", "land", "land", "lose", "late", "never", "429", "403", "blind", "vanish"]),
+    min_size=1,
+    max_size=4,
+)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.clock = Clock()
+        self.state = with_cards(state(self.clock), **CARDS)
+        self.requests = Requests()
+        self.binder = Binder(
+            self, self.state, self.requests, policy="binpack", seconds=4.0,
+            clock=self.clock, wall_ns=lambda: 1, sleep=self.sleep,
+        )  # fmt: skip
+        self.pods = {}  # name -> JSON, as the API server has it
+        self.slots = [""] * SLOTS  # names
+        self.asked = {}  # name -> request, of all pods ever
+        self.told = {}  # name -> record that the state was told last
+        self.events = []  # (name, record or None), not told yet
+        self.running = {}  # uid -> (node, assignment) of containers
+        self.late = []  # (since, name, body) of posts that may land yet
+        self.posting = {}  # name -> (node, assignment, unsure): a thread between begin_bind and finish_bind
+        self.health = dict.fromkeys(((node, i) for node, n in CARDS.items() for i in range(n)), "Healthy")
+        self.absent = set()  # cards without an ExtendedResource
+        self.script = []
+        self.refused = {}  # name -> (when, nodes)
+
+    # The API server, at the seam of KubeClient.
+
+    def sleep(self, seconds):
+        self.clock.now += seconds
+
+    def request(self, method, path, *, body, timeout):
+        name = path.split("/")[-2]
+        answer = self.script.pop(0) if self.script else "429"
+        self.clock.now += 0.1
+        if answer == "vanish":
+            self._delete(name)
+            self._tell_all()
+            answer = "land"
+        if answer == "429":
+            raise errors.TooManyRequests(429, "TooManyRequests", "busy", retry_after=1.0)
+        if answer == "403":
+            raise errors.Forbidden(403, "Forbidden", "denied")
+        if answer in ("late", "blind"):
+            self.late.append((self.clock.now, name, body))
+        if answer in ("late", "blind", "never"):
+            raise errors.Unreachable("timed out")
+        self._land(name, body)
+        if answer == "lose":
+            raise errors.Unreachable("timed out")
+        return b"{}"
+
+    def get(self, path, *, timeout):
+        if self.script[:1] == ["blind"]:
+            raise errors.Unreachable("timed out")
+        name = path.split("/")[-1]
+        if name not in self.pods:
+            raise errors.NotFound(404, "NotFound", name)
+        return self.pods[name]
+
+    def _land(self, name, body):
+        made = self.pods.get(name)
+        if made is None:
+            raise errors.NotFound(404, "NotFound", name)
+        if made["spec"].get("nodeName"):
+            raise errors.Conflict(409, "Conflict", "already assigned")
+        node, annotations = body["target"]["name"], body["metadata"]["annotations"]
+        metadata = made["metadata"] | {"annotations": annotations}
+        made = made | {"metadata": metadata, "spec": made["spec"] | {"nodeName": node}, "status": _status(RUNNING)}
+        self.running[metadata["uid"]] = (node, assignment.decode(annotations))
+        self._put(name, made)
+
+    def _put(self, name, made):
+        self.pods[name] = made
+        self.events.append((name, as_pod(made)))
+
+    def _delete(self, name):
+        if self.pods.pop(name, None) is not None:
+            self.events.append((name, None))
+            self.refused.clear()  # the scheduler sees it and tries all again
+
+    def _tell(self, name, record):
+        if record is not None:
+            self.state.set_pod(record)
+            self.told[name] = record
+        elif name in self.told:
+            self.state.remove_pod(self.told.pop(name))
+
+    def _tell_all(self):
+        while self.events:
+            self._tell(*self.events.pop(0))
+
+    def _report(self, node, i):
+        """The node publishes what containers hold whose pod object is gone."""
+        if (node, i) in self.absent:
+            return
+        alive = {made["metadata"]["uid"] for made in self.pods.values()}
+        shares = [
+            held(uid, share.mem)
+            for uid, (where, made) in self.running.items()
+            for share in made.shares()
+            if where == node and share.index == i and uid not in alive
+        ]
+        self.state.set_card(*as_card(resource(i, node=node, health=self.health[node, i], held=shares)))
+
+    def _report_all(self):
+        for node, i in self.health:
+            self._report(node, i)
+
+    def _resolve_late(self, data, until):
+        for at, name, body in list(self.late):
+            if at <= until:
+                self.late.remove((at, name, body))
+                if data.draw(st.booleans()):
+                    self._try_land(name, body)
+
+    def _try_land(self, name, body):
+        with contextlib.suppress(errors.KubeError):
+            self._land(name, body)
+
+    # What happens.
+
+    @initialize(mems=st.lists(sizes, min_size=SLOTS, max_size=SLOTS))
+    def pods_are_created(self, mems):
+        for slot, mem in enumerate(mems):
+            self.pod_is_created(slot, mem)
+
+    @rule(slot=slots, mem=sizes)
+    def pod_is_created(self, slot, mem):
+        if self.slots[slot] in self.pods:
+            return
+        name = self.slots[slot] = f"p{len(self.asked)}"
+        made = asking(name, gpu_mem=mem)
+        self.asked[name] = request.parse(made)
+        self._put(name, made)
+
+    # A slot is a live pod or one that is gone: kube-scheduler knows no better.
+
+    @rule(slot=slots, nodes=nodes_asked, one=st.booleans())
+    def filter_is_asked(self, slot, nodes, one):
+        name = self.slots[slot]
+        uid, asked = f"uid-{name}", self.asked[name]
+        if one:
+            found = self.state.plan(uid, ("default", name), asked, nodes, "binpack")
+        else:
+            found = self.state.fitting(uid, asked, nodes, "binpack")
+        if isinstance(found, Unplaceable) and name in self.pods:
+            self.refused[name] = (self.clock.now, nodes)
+        else:
+            self.refused.pop(name, None)
+
+    @rule(slot=slots, script=outcomes)
+    def the_scheduler_tries(self, slot, script):
+        name = self.slots[slot]
+        found = self.state.plan(f"uid-{name}", ("default", name), self.asked[name], NODES, "binpack")
+        if isinstance(found, Unplaceable):
+            self.filter_is_asked(slot, NODES, one=True)
+        else:
+            self.bind_is_asked(slot, found.node, script)
+
+    @rule(slot=slots, node=st.sampled_from(NODES), script=outcomes)
+    def bind_is_asked(self, slot, node, script):
+        name = self.slots[slot]
+        self.requests.put(f"uid-{name}", self.asked[name])
+        self.script = list(script)
+        args = BindArgs(pod_name=name, pod_namespace="default", pod_uid=f"uid-{name}", node=node)
+        with contextlib.suppress(Failed):
+            self.binder.bind(args, arrived=self.clock.now)
+        self.script = []
+        self.refused.pop(name, None)
+
+    @rule(slot=slots, node=st.sampled_from(NODES))
+    def a_thread_begins_to_post(self, slot, node):
+        name = self.slots[slot]
+        begun = self.state.begin_bind(f"uid-{name}", ("default", name), self.asked[name], node, "binpack")
+        if isinstance(begun, Begun):
+            self.posting[name] = (node, begun)
+            self.refused.pop(name, None)
+
+    @rule(data=st.data(), outcome=st.sampled_from(["heard", "unheard", "late", "refused"]))
+    def the_thread_ends(self, data, outcome):
+        if not self.posting:
+            return
+        name = data.draw(st.sampled_from(sorted(self.posting)))
+        node, begun = self.posting.pop(name)
+        body = {
+            "metadata": {"annotations": assignment.encode(begun.assignment, assume_time_ns=1)},
+            "target": {"name": node},
+        }
+        stage = Stage.UNSURE if begun.unsure else None
+        if outcome == "late":
+            self.late.append((self.clock.now, name, body))
+            stage = Stage.UNSURE
+        elif outcome != "refused":
+            try:
+                self._land(name, body)
+                stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
+            except errors.KubeError:
+                pass
+        self.state.finish_bind(f"uid-{name}", stage)
+
+    @rule(data=st.data())
+    def a_late_post_lands(self, data):
+        if self.late:
+            _, name, body = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
+            self._try_land(name, body)
+
+    @rule(count=st.integers(1, 6))
+    def the_watch_tells(self, count):
+        if count > 5:
+            return self.a_list_comes_instead_of_events()
+        for _ in range(min(count, len(self.events))):
+            self._tell(*self.events.pop(0))
+        return None
+
+    def a_list_comes_instead_of_events(self):
+        self.events.clear()
+        for name in set(self.told) - set(self.pods):
+            self._tell(name, None)
+        for name, made in self.pods.items():
+            self._tell(name, as_pod(made))
+
+    @rule(slot=slots, how=st.sampled_from(["force", "force", "proof", "finished", "late proof"]), at_once=st.booleans())
+    def pod_is_deleted(self, slot, how, at_once):
+        name = self.slots[slot]
+        made = self.pods.get(name)
+        if made is None:
+            return
+        if made["spec"].get("nodeName"):
+            if how == "late proof":
+                self._put(name, made | {"status": _status(RUNNING, "Failed")})
+            if how != "force":
+                self.running.pop(f"uid-{name}")
+                phase = "Running" if how == "proof" else "Failed"
+                metadata = made["metadata"] | {"deletionTimestamp": "2026-11-21T10:00:00Z"}
+                self._put(name, made | {"metadata": metadata, "status": _status(ENDED, phase)})
+        self._delete(name)
+        if at_once:
+            self._tell_all()
+
+    @rule(data=st.data())
+    def containers_of_a_vanished_pod_end(self, data):
+        gone = sorted(set(self.running) - {made["metadata"]["uid"] for made in self.pods.values()})
+        if gone:
+            del self.running[data.draw(st.sampled_from(gone))]
+
+    @rule(
+        card=st.sampled_from(sorted((node, i) for node, n in CARDS.items() for i in range(n))),
+        what=st.sampled_from(["report", "Healthy", "Unhealthy", "no card", "no node", "node"]),
+    )
+    def a_node_changes(self, card, what):
+        node, i = card
+        if what == "no card":
+            self.absent.add(card)
+            self.state.remove_card(as_card(resource(i, node=node))[0])
+        elif what == "no node" and node != "n2":  # one is left to be touched
+            self.state.remove_node(node)
+        elif what == "node":
+            self.state.set_node(node)
+        else:
+            if what.endswith("ealthy"):
+                self.health[card] = what
+                self.absent.discard(card)
+            self._report(node, i)
+
+    @rule(data=st.data(), seconds=st.sampled_from([0.5, 5.0, 31.0, 80.0]))
+    def time_passes(self, data, seconds):
+        # Watches lag and nodes report, but within the grace times.
+        self._tell_all()
+        self._report_all()
+        self._resolve_late(data, self.clock.now + seconds - WORK)
+        self._tell_all()
+        self.clock.now += seconds
+        self._upkeep()
+
+    def _upkeep(self):
+        binder.look_up(self, self.state, clock=self.clock)
+        if self.state.touch_due() is not None:
+            self.refused.clear()
+
+    # What always holds.
+
+    @invariant()
+    def no_card_ever_gets_more_than_it_has(self):
+        """Whatever of the late posts lands."""
+        most = {}
+        may = {uid: [at] for uid, at in self.running.items()}
+        posts = [(name, body["target"]["name"], assignment.decode(body["metadata"]["annotations"]))
+                 for _, name, body in self.late]  # fmt: skip
+        posts += [(name, node, begun.assignment) for name, (node, begun) in self.posting.items()]
+        for name, node, made in posts:
+            if name in self.pods and not self.pods[name]["spec"].get("nodeName"):
+                may.setdefault(f"uid-{name}", []).append((node, made))
+        for choices in may.values():
+            worst = {}
+            for node, made in choices:
+                for share in made.shares():
+                    worst[node, share.index] = max(worst.get((node, share.index), 0), share.mem)
+            for card, mem in worst.items():
+                most[card] = most.get(card, 0) + mem
+        assert all(mem <= P100 for mem in most.values()), most
+
+    @invariant()
+    def who_was_refused_and_has_room_now_is_going_to_be_woken(self):
+        with self.state.view() as ledger:
+            for name, (at, nodes) in self.refused.items():
+                if name not in self.pods or self.clock.now - at > AGAIN:
+                    continue
+                if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack"), Placement):
+                    assert self.state.waiting._freed is not None, name
+
+    def teardown(self):
+        for name in sorted(self.posting):
+            self.state.finish_bind(f"uid-{name}", Stage.UNSURE)
+        self.late.clear()
+        for name in sorted(self.pods):
+            self._delete(name)
+        self._tell_all()
+        self.running.clear()
+        self._report_all()
+        for _ in range(3):
+            self.clock.now += 100.0
+            self._upkeep()
+        with self.state.view() as ledger:
+            assert ledger.holdings() == []
+
+
+def _status(containers, phase="Running"):
+    return {"phase": phase, "containerStatuses": [{"name": "main", "state": {containers: {}}}]}
+
+
+TestState = Machine.TestCase
+TestState.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
