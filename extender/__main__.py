@@ -1,5 +1,6 @@
 """cardwise-extender: settings, and who starts what where."""
 
+import gc
 import ipaddress
 import socket
 from dataclasses import dataclass
@@ -16,7 +17,16 @@ from cardwise.kube.events import EventRecorder
 from cardwise.runtime import logs, tls
 from cardwise.runtime.health import HealthServer
 from cardwise.runtime.serving import Server, TlsFiles, WsgiApp
-from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, HOST_PORT, Common, HostPort, common_options
+from cardwise.runtime.settings import (
+    CONTEXT_SETTINGS,
+    DURATION,
+    HOST_PORT,
+    Common,
+    HostPort,
+    check_distinct,
+    common_options,
+    starting,
+)
 from extender.app import Parts, create_app
 from extender.binder import Binder
 from extender.feeds import Feeds
@@ -134,14 +144,17 @@ def main(
     chosen = Settings(**settings)  # type: ignore[arg-type]
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check(addresses, tls_dir, tls_secret, plain_http=plain_http)
-    client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
+    check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
+    with starting("--kubeconfig"):
+        client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
     rotator = None
     files = None
     if not plain_http:
         directory = tls_dir or Path("/run/cardwise/extender-tls")
         rotator = _rotator(client, directory, tls_secret, tls_hosts, addresses)
         if rotator is not None:
-            rotator.ensure()
+            with starting("--tls-dir"):
+                rotator.ensure()
         files = TlsFiles.in_dir(directory)
     process = _Process(client, chosen, common.metrics_bind, rotator)
     Server(
@@ -191,6 +204,8 @@ class _Process:
         return create_app(parts)
 
     def start(self) -> None:
+        # The lists of a big cluster make garbage of no use to look for; Feeds freezes what stays of them.
+        gc.set_threshold(20_000, 20, 50)
         self._health = HealthServer(self._metrics_bind, ready=self._feeds.missing)
         self._health.start()
         self._feeds.start()

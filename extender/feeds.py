@@ -3,6 +3,8 @@
 Apart from the state so that the state knows no thread and no wire.
 """
 
+import gc
+
 import structlog
 
 from cardwise.kube import paths
@@ -61,7 +63,9 @@ class _Pods:
         self._state.remove_pod(old)
 
     def on_synced(self) -> None:
-        pass
+        # What was listed stays: without this, each full collection of the garbage collector walks through it.
+        gc.collect()
+        gc.freeze()
 
 
 class _Cards:

@@ -94,6 +94,8 @@ def pod(raw: bytes) -> tuple[str, PodRecord] | None:
     meta, node = read.metadata, read.spec.node_name
     if not node:
         return meta.uid, PodRecord(meta.uid, meta.namespace, meta.name)
+    if names.MIRROR in (meta.annotations or {}):
+        return None  # a static pod is placed by nobody, so it has no assignment whatever it says
     held, problem = None, ""
     try:
         held = assignment.decode(meta.annotations or {})

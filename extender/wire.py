@@ -29,6 +29,32 @@ class FilterArgs(Struct, rename="pascal"):
         return [node.metadata.name for node in self.nodes.decoded()]
 
 
+class _Resources(Struct):
+    limits: dict[str, str | int] | None = None
+    requests: dict[str, str | int] | None = None
+
+
+class _Container(Struct):
+    name: str = ""
+    resources: _Resources | None = None
+
+
+class _PodMeta(Struct):
+    annotations: dict[str, str] | None = None
+
+
+class _PodSpec(Struct, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+
+
+class _PodShape(Struct):
+    """As much of a pod's shape as `core.request` relies on."""
+
+    metadata: _PodMeta | None = None
+    spec: _PodSpec | None = None
+
+
 class NodeName(Struct):
     name: str = ""
 
@@ -62,7 +88,7 @@ class FilterResult(Struct, rename="pascal"):
     error: str = ""
 
 
-class HostPriority(Struct, rename="pascal"):
+class HostPriority(Struct, rename="pascal", gc=False):
     host: str
     score: int
 
@@ -95,6 +121,7 @@ def filter_args(body: bytes) -> FilterArgs:
             raise Malformed("arg or pod is nil")  # gpushare's text, as the next
         if args.names() is None:
             raise Malformed("cannot get node names")
+        msgspec.convert(args.pod, _PodShape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(_what(body, error)) from error
     return args

@@ -16,7 +16,15 @@ from cardwise.runtime import logs, tls
 from cardwise.runtime.cabundle import CaBundle
 from cardwise.runtime.health import HealthServer
 from cardwise.runtime.serving import Server, TlsFiles, WsgiApp
-from cardwise.runtime.settings import CONTEXT_SETTINGS, HOST_PORT, Common, HostPort, common_options
+from cardwise.runtime.settings import (
+    CONTEXT_SETTINGS,
+    HOST_PORT,
+    Common,
+    HostPort,
+    check_distinct,
+    common_options,
+    starting,
+)
 from webhook.app import create_app
 from webhook.decisions import Settings
 from webhook.validate import Oversize
@@ -110,14 +118,17 @@ def main(
     Called by the API server at /mutate, /mutate/defaults and /validate; the chart registers it.
     """
     logs.setup("webhook", common.log_level, common.log_format)
-    client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
+    check_distinct({"--bind": bind, "--metrics-bind": common.metrics_bind})
+    with starting("--kubeconfig"):
+        client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
     settings = Settings(runtime_class=runtime_class, oversize=oversize, exempt_namespaces=frozenset(exempt_namespaces))
     bundle = CaBundle(client, mutating=[webhook_configuration], validating=[webhook_configuration])
     directory = tls_dir or _scratch()
     secret = tls_secret if tls_dir is None else None
     certificates = _certificates(client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle)
     try:
-        certificates.ensure()
+        with starting("--tls-dir"):
+            certificates.ensure()
     except tls.Unusable as error:
         raise click.ClickException(str(error)) from error
     process = _Process(client, settings, metrics_bind=common.metrics_bind, certificates=certificates, bundle=bundle)

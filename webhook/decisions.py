@@ -5,11 +5,11 @@ Decide, then apply: the Flask shell only decodes, calls one of these and encodes
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import jsonpatch
 
-from cardwise.core import request
+from cardwise.core import names, request
 from cardwise.core.request import InvalidRequest
 from webhook import defaults, mutate, quotas, validate
 from webhook.defaults import Defaults
@@ -17,8 +17,6 @@ from webhook.review import Decision, Review
 from webhook.validate import Cards, Oversize
 
 Json = dict[str, Any]
-
-MIRROR: Final = "kubernetes.io/config.mirror"
 
 
 class View(Protocol):
@@ -83,7 +81,7 @@ def _concerns(review: Review, settings: Settings) -> bool:
     """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
     annotations = (review.object.get("metadata") or {}).get("annotations") or {}
     # By the word of a kubelet only: a user may write the annotation too.
-    mirror = MIRROR in annotations and review.username.startswith("system:node:")
+    mirror = names.MIRROR in annotations and review.username.startswith("system:node:")
     return review.operation == "CREATE" and review.namespace not in settings.exempt_namespaces and not mirror
 
 

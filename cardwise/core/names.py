@@ -74,7 +74,8 @@ EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
 
-# Kubernetes' own: pods in these phases hold nothing.
+# Kubernetes' own: the mark of a static pod's mirror, which nobody places; and the phases in which pods hold nothing.
+MIRROR: Final = "kubernetes.io/config.mirror"
 FINISHED_PHASES: Final = ("Succeeded", "Failed")
 
 

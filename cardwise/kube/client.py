@@ -19,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 import urllib3
+import yaml
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import HTTPError
@@ -104,7 +105,7 @@ class KubeClient:
             else:
                 where = str(kubeconfig or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
                 loaders.load_kube_config(config_file=where, client_configuration=configuration, persist_config=False)
-        except (loaders.ConfigException, OSError) as error:
+        except (loaders.ConfigException, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
             raise errors.KubeConfigError(
                 f"no usable credentials in {where}: {error}; give --kubeconfig, or run in a pod with a service account"
             ) from error

@@ -91,6 +91,8 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
         return
     where = f"{meta.namespace}/{meta.name}"
     try:
+        if names.MIRROR in meta.annotations:
+            return  # a static pod: placed by nobody, so it has no assignment whatever it says
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:

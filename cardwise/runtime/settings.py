@@ -6,13 +6,15 @@ A bad value ends the start with a message that names the option and says what to
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import click
 
+from cardwise.kube.errors import KubeConfigError, KubeError
 from cardwise.runtime.logs import LogFormat, LogLevel
 
 CONTEXT_SETTINGS: dict[str, Any] = {
@@ -146,3 +148,25 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, common=common, **kwargs)
 
     return wrapper
+
+
+def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:
+    """By option name: two servers cannot listen on one port. Raises click.UsageError that names both options."""
+    seen: dict[int, str] = {}
+    for option, address in addresses.items():
+        if address is None or address.port == 0:
+            continue
+        if address.port in seen:
+            raise click.UsageError(f"{seen[address.port]} and {option} name the same port {address.port}; change one")
+        seen[address.port] = option
+
+
+@contextmanager
+def starting(*options: str) -> Iterator[None]:
+    """What cannot work becomes one line that names the options to look at, not a traceback."""
+    try:
+        yield
+    except (KubeError, KubeConfigError) as error:
+        raise click.ClickException(f"cannot start: {error}") from error
+    except OSError as error:
+        raise click.ClickException(f"cannot start: {error}; look at {' and '.join(options)}") from error

@@ -70,6 +70,9 @@ def test_filter_answers_nodes_as_they_came_when_the_scheduler_sends_nodes(client
         (b"{}", "arg or pod is nil"),
         ({"Pod": POD}, "cannot get node names"),
         (b"[1]", "cannot read the call"),
+        ({"Pod": {"spec": {"containers": [5]}}, "NodeNames": ["n1"]}, "$.spec.containers[0]"),
+        ({"Pod": {"spec": {"containers": [{"resources": "a"}]}}, "NodeNames": ["n1"]}, "resources"),
+        ({"Pod": {"metadata": []}, "NodeNames": ["n1"]}, "$.metadata"),
     ],
 )
 def test_malformed_filter_calls_get_gpushares_errors(client, body, error):
@@ -161,9 +164,36 @@ def test_no_body_makes_a_traceback_or_another_status_than_200(verb, body):
         ([], "--tls-dir or --tls-secret"),
         (["--tls-secret", "x"], "NAMESPACE/NAME"),
         (["--plain-http", "--bind", "127.0.0.1:80", "--tls-dir", "/tmp/x"], "excludes"),
+        (["--tls-dir", "/tmp/x", "--bind", ":80", "--metrics-bind", ":80"], "--bind and --metrics-bind name the same"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, said):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tls-dir", "/tmp/x", "--kubeconfig", "/etc/passwd"], "no usable credentials in /etc/passwd"),
+        (["--tls-dir", "/dev/null"], "look at --tls-dir"),
+    ],
+)
+def test_what_cannot_start_says_so_in_a_line(arguments, said, tmp_path):
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(KUBECONFIG)
+    arguments = arguments if "--kubeconfig" in arguments else [*arguments, "--kubeconfig", str(kubeconfig)]
+    result = CliRunner().invoke(main, [*arguments, "--bind", "127.0.0.1:80"])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert said in result.output
+
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: x
+clusters: [{name: x, cluster: {server: "http://127.0.0.1:9"}}]
+users: [{name: x, user: {}}]
+contexts: [{name: x, context: {cluster: x, user: x}}]
+"""

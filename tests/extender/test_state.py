@@ -169,6 +169,12 @@ def test_pods_that_are_none_of_our_business_are_not_kept():
     )
 
 
+def test_a_pod_that_calls_itself_a_mirror_holds_nothing():
+    forged = bound("a", 3000, 1)
+    forged["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "x"
+    assert projection.pod(json.dumps(forged).encode()) is None
+
+
 def test_a_card_counts_only_once_it_was_reported_healthy(world):
     world.set_card(*as_card(resource(2, health="")))
     placed = plan(world, mem=P100)

@@ -110,7 +110,7 @@ def test_a_binding_of_our_pods_is_the_extenders(resource: str, sub: str, name: s
 
 def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
     bad = build.pod(gpu_mem="x")
-    mirror = build.pod(gpu_mem="x", annotations={decisions.MIRROR: "hash"})
+    mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
     settings = Settings(exempt_namespaces=frozenset({"kube-system"}))
     for decide in (decisions.on_mutate, decisions.on_defaults, decisions.on_validate):
         assert decide(review.decode(body(bad, namespace="kube-system")), Known(), settings) == review.Decision()
@@ -119,5 +119,5 @@ def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
 
 
 def test_only_a_kubelet_makes_mirrors() -> None:
-    mirror = build.pod(gpu_mem="x", annotations={decisions.MIRROR: "hash"})
+    mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
     assert not decisions.on_mutate(review.decode(body(mirror)), Known(), Settings()).allowed
