@@ -151,7 +151,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         pytest.param(build.pod(gpu_mem="-1"), [FIELD, "-1"], id="negative"),
         pytest.param(build.pod(gpu_mem="0"), [FIELD, "write at least 1"], id="zero"),
         pytest.param(build.pod(gpu_mem="0.5"), [FIELD, "whole number"], id="fraction"),
-        pytest.param(build.pod(gpu_mem="1025Ki"), [FIELD, "write 1 or 2"], id="fraction of a MiB"),
+        pytest.param(build.pod(gpu_mem="1025Ki"), [FIELD, "write 1Mi or 2Mi"], id="fraction of a MiB"),
         pytest.param(build.pod(gpu_mem="lots"), ["quantities must match"], id="unparsable"),
         pytest.param(
             _requests(build.pod(gpu_mem=2), gpu_mem="1"),
