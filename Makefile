@@ -33,7 +33,7 @@ demo: env ## bring a real cluster up and watch pods share cards (ARGS=--once: wi
 	$(BIN)/python -m demo $(ARGS)
 
 .PHONY: test
-test: check unit integration ## everything that CI runs
+test: check binaries unit integration ## everything that CI runs
 
 .PHONY: check
 check: env ## lint, types and import contracts
@@ -46,9 +46,12 @@ check: env ## lint, types and import contracts
 unit: env ## unit and property tests, without a cluster
 	$(BIN)/pytest -q --numprocesses 2 --ignore tests/integration $(ARGS)
 
-.PHONY: integration
-integration: env ## tests on the real Kubernetes of tests/cluster
+.PHONY: binaries
+binaries: env ## build Kubernetes, containerd and Helm for the tests into the user cache (once)
 	$(BIN)/python -m tests.cluster binaries
+
+.PHONY: integration
+integration: binaries ## tests on the real Kubernetes of tests/cluster
 	$(BIN)/pytest -v -p no:randomly tests/integration $(ARGS)
 
 .PHONY: soak

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core import names, policies
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "cardwise"
@@ -81,6 +81,12 @@ def test_the_policy_on_annotations_is_the_rule_of_names(render: Callable[..., Ob
     assert set(re.findall(r"'([^']*)'", listed[1])) == names.USER_ANNOTATIONS
     for prefix in (names.GPUSHARE_PREFIX, names.GPUSHARE_ALLOCATION):
         assert f"k.startsWith('{prefix}')" in rule
+
+
+def test_the_chart_knows_the_placement_policies(render: Callable[..., Objects]) -> None:
+    policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")).replace("''", "'")
+    assert str(sorted(policies.POLICIES)) in policy
+    assert f"write {' or '.join(sorted(policies.POLICIES))}" in policy
 
 
 def test_hooks_are_as_the_rules_want_them(render: Callable[..., Objects]) -> None:

@@ -327,6 +327,8 @@ def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
     patch = json.dumps({"metadata": {"annotations": {names.IDX: "0"}}})
     assert names.IDX in api.refused("patch", "pod", "steady", "--subresource=status", "--type=merge", "-p", patch)
     api.ok("annotate", "pod", "steady", "mine=1", f"{names.POLICY}=spread")
+    unknown = api.refused("annotate", "pod", "steady", "--overwrite", f"{names.POLICY}=random")
+    assert "write binpack or spread" in unknown
     api.ok("annotate", "pod", "steady", "--overwrite", f"{names.ASSIGNED}=true", f"--as={PLUGIN}")
     assert names.IDX in api.refused("annotate", "pod", "steady", "--overwrite", f"{names.IDX}=0", f"--as={PLUGIN}")
     assert names.ASSIGNED in api.refused("annotate", "pod", "steady", f"{names.ASSIGNED}-", f"--as={PLUGIN}")
