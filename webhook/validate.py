@@ -100,7 +100,8 @@ def _fits(asked: PodRequest, cards: Cards) -> None:
     ):
         if wanted > cards.most:
             raise InvalidRequest(
-                f"{paths[container.key]}.resources.limits[{names.WHOLE_GPU if container.whole else names.GPU_COUNT}]",
+                # As users write it; cardwise.dev/gpu is our own spelling of it.
+                f"{paths[container.key]}.resources.limits[{names.GPU_COUNT}]",
                 f"{wanted} cards are more than any node has ({cards.most})",
                 f"ask for at most {cards.most}",
             )
