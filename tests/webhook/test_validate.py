@@ -40,7 +40,9 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
         pytest.param(
             mutated(gpu_mem=3, gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="wide"
         ),
-        pytest.param(mutated(gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="whole"),
+        pytest.param(
+            mutated(gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="whole"
+        ),
         pytest.param(
             mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_count=1)]),
             "3 cards are more than any node has (2)",
