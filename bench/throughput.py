@@ -24,6 +24,7 @@ from bench.timing import Row
 from cardwise.core import schedulerconfig
 from cardwise.kube import paths, wire
 from tests.cluster import Cluster, ClusterSpec, ports
+from tests.cluster.parts import says_ready
 from tests.cluster.processes import Process, children, wait_for
 
 NAMESPACE = "default"
@@ -88,7 +89,7 @@ class _Bench:
                 *options,
             ]
         )  # fmt: skip
-        process.wait_until(lambda: _ready(metrics), "/readyz", 30)
+        process.wait_until(lambda: says_ready(metrics), "/readyz", 30)
         scheme = "http" if plain_http else "https"
         files = {} if plain_http else {
             "ca_file": str(tls / "ca.crt"), "cert_file": str(tls / "client.crt"), "key_file": str(tls / "client.key")
@@ -196,14 +197,6 @@ class _Counter:
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
-            return answer.status == 200
-    except (OSError, urllib.error.URLError):
-        return False
 
 
 def _row(kind: str, results: list[Result]) -> Row:

@@ -18,7 +18,7 @@ from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.reflector import Reflector
+from cardwise.kube.reflector import Reflector, Woken
 from cardwise.kube.wire import ExtendedResource, HeldShare, Node
 from deviceplugin import cards as tell
 from deviceplugin import metrics
@@ -62,22 +62,6 @@ def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
     return found.metadata.name, msgspec.structs.replace(found, metadata=head)
 
 
-class _Woken:
-    """A reflector's handler that only says: look."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-
-    def on_change(self, key: str, old: object | None, new: object) -> None:  # noqa: ARG002
-        self._wake()
-
-    def on_delete(self, key: str, old: object) -> None:  # noqa: ARG002
-        self._wake()
-
-    def on_synced(self) -> None:
-        self._wake()
-
-
 class Inventory:
     """One thread that writes and one that watches the cards. `access` is None until it is known."""
 
@@ -107,7 +91,7 @@ class Inventory:
         self._touch_at: float | None = None
         self._last_news: Any = None
         self._settled = threading.Event()
-        handler = _Woken(self._wake.set)
+        handler = Woken(self._wake.set)
         self._nodes: Reflector[NodeFacts] = Reflector(
             client, paths.nodes(), _project_node, handler, query={"fieldSelector": f"metadata.name={node}"}, name="node"
         )

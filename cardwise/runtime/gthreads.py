@@ -92,7 +92,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     slow = False
     slow_threads = 64
     wsgi: Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-    on_drain: Callable[[], None] | None = None
 
     def init_process(self) -> None:
         self._slow_pool = ThreadPoolExecutor(self.slow_threads, thread_name_prefix="slow")
@@ -151,8 +150,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             limit = time.monotonic() + _STOP_LINGER
             for connection in self.pending_conns:
                 connection.timeout = min(connection.timeout, limit)
-            if self.on_drain is not None:
-                self.on_drain()
 
     def run(self) -> None:
         super().run()

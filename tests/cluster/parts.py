@@ -120,7 +120,7 @@ class Parts:
 
     def wait_ready(self, part: str, timeout: float) -> None:
         """Until /readyz of webhook or extender says yes."""
-        Process(self._state, part).wait_until(lambda: self._ready(part), "/readyz", timeout)
+        Process(self._state, part).wait_until(lambda: says_ready(self.ports[f"{part}-metrics"]), "/readyz", timeout)
 
     def stanzas(self) -> list[dict[str, Any]]:
         """What kube-scheduler needs to reach the extender."""
@@ -139,13 +139,14 @@ class Parts:
         scratch.mkdir(exist_ok=True)
         Process(self._state, name).start([*command, *self._extra.get(part, ())], {"TMPDIR": str(scratch)})
 
-    def _ready(self, part: str) -> bool:
-        try:
-            url = f"http://127.0.0.1:{self.ports[f'{part}-metrics']}/readyz"
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+
+def says_ready(port: int) -> bool:
+    """Whether /readyz on this port says yes."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
 
 
 def ca_is_patched(client: KubeClient) -> bool:

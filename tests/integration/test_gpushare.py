@@ -13,6 +13,7 @@ from cardwise.core import names
 from cardwise.kube import paths
 from tests.build import P100, pod
 from tests.cluster import Cluster, ports
+from tests.cluster.parts import says_ready
 from tests.integration.conftest import SpecOf, started
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -29,7 +30,7 @@ def cluster() -> Iterator[Cluster]:
         program = str(Path(sys.executable).parent / "cardwise-extender")
         where = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http"]
         extender.start([program, f"--kubeconfig={cluster.kubeconfig}", *where])
-        extender.wait_until(lambda metrics=metrics: _ready(metrics), "/readyz", 30)
+        extender.wait_until(lambda metrics=metrics: says_ready(metrics), "/readyz", 30)
         cluster.control_plane.start_scheduler([_stanza(port)])
         cluster.inspect_url = f"http://127.0.0.1:{port}/gpushare-scheduler/inspect"
         yield cluster
@@ -59,14 +60,6 @@ def _leave_a_pod_of_gpushare(cluster: Cluster) -> None:
     cluster.api.create(paths.pods("default"), pod("former", gpu_mem=12000, annotations=annotations))
     binding = {"metadata": {"name": "former"}, "target": {"kind": "Node", "name": "sim-1"}}
     cluster.api.create(paths.pods("default", "former", "binding"), binding)
-
-
-def _ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
-            return answer.status == 200
-    except (OSError, urllib.error.URLError):
-        return False
 
 
 def _index(cluster: Cluster, name: str) -> str | None:
