@@ -122,6 +122,10 @@ def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
     assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == "0", "the slot went to the second pod"
 
 
+def changed_at(rig) -> str | None:
+    return rig.api.get(NODES, NODE)["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
+
+
 def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
     first = rig.bind("first", [(0, P100)])
     rig.run(first)
@@ -138,12 +142,12 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
     ]
     second = rig.bind("second", [(0, P100)])
     assert "first" in refusal(lambda: rig.run(second))[1]
-    before = rig.api.get(NODES, NODE)["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
+    before = changed_at(rig)
     rig.runtime.kill(first["metadata"]["uid"])
     eventually(lambda: rig.status(0).get("held") == [])
     rig.kubelet.forget(first["metadata"]["uid"])
     rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
-    eventually(lambda: rig.api.get(NODES, NODE)["metadata"]["annotations"][names.NODE_CHANGED] != before)
+    eventually(lambda: changed_at(rig) != before)
 
 
 def test_a_pod_whose_containers_never_started_is_freed(rig):
