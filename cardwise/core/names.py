@@ -18,6 +18,9 @@ WHOLE_GPU: Final = "cardwise.dev/gpu"  # whole cards, as the webhook writes them
 SHARE: Final = "cardwise.dev/share"  # the device plugin's own: one slot per container; users never write it
 PLACE_MARKER: Final = "cardwise.dev/place"  # no node has it: brings a pod without GPU to filter
 BIND_MARKER: Final = "cardwise.dev/bind"  # no node has it: brings a pod without GPU to bind
+NVIDIA_GPU: Final = "nvidia.com/gpu"  # NVIDIA's device plugin's own; ours only where the setting says `take`
+CLASS_PREFIX: Final = f"{GROUP}/"  # + the name of a ResourceClass: its resource
+OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, PLACE_MARKER, BIND_MARKER)  # of our domain, but no ResourceClass
 REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # what a user may ask for
 
 # Annotations of gpushare's protocol, written by bind.
@@ -44,10 +47,17 @@ POLICY: Final = "cardwise.dev/policy"  # on a pod or a namespace: binpack, sprea
 ONE_NODE: Final = "cardwise.dev/one-best-node"  # on a pod: "true" or "false" overrides the setting
 DEFAULTS_OPT_OUT: Final = "cardwise.dev/defaults"  # on a pod: "disabled"
 DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace
-USER_ANNOTATIONS: Final = frozenset({POLICY, ONE_NODE, DEFAULTS_OPT_OUT})
+CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name none
+USER_ANNOTATIONS: Final = frozenset({POLICY, ONE_NODE, DEFAULTS_OPT_OUT, CLASS})
+# On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
+REWRITTEN: Final = "cardwise.dev/rewritten"
+# On an automatic ResourceClass: label, and annotation with the spec as it was written.
+AUTO_LABEL: Final = "cardwise.dev/auto"
+AUTO_SPEC: Final = "cardwise.dev/auto-spec"
 
 # Labels.
 DEFAULTS_LABEL: Final = "cardwise.dev/defaults"  # on a namespace: "enabled"
+ACCELERATOR: Final = "accelerator"  # on a node whose cards are all of one model, such as nvidia-tesla-k80
 NODE_LABEL: Final = "cardwise.dev/node"  # on an ExtendedResource
 
 # Annotation on a node: a change of it wakes pods that kube-scheduler has parked.
@@ -73,6 +83,7 @@ EXTENDER_PREFIX: Final = "/gpushare-scheduler"
 # Identities and objects of the chart.
 NAMESPACE: Final = "cardwise-system"
 WEBHOOK_CONFIGURATION: Final = "cardwise"
+LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
 
 # Kubernetes' own: the mark of a static pod's mirror, which nobody places; and the phases in which pods hold nothing.
 MIRROR: Final = "kubernetes.io/config.mirror"
@@ -84,6 +95,13 @@ def is_placement_annotation(key: str) -> bool:
     if key.startswith((GPUSHARE_PREFIX, GPUSHARE_ALLOCATION)):
         return True
     return key.startswith("cardwise.dev/") and key not in USER_ANNOTATIONS
+
+
+def class_of(resource: str) -> str:
+    """The ResourceClass that a resource name such as `cardwise.dev/nvidia.tesla.k80` asks for; "" for all others."""
+    if resource.startswith(CLASS_PREFIX) and resource not in OWN_RESOURCES:
+        return resource.removeprefix(CLASS_PREFIX)
+    return ""
 
 
 def extended_resource_name(uuid: str) -> str:

@@ -44,6 +44,18 @@ def extendedresources(name: str = "", sub: str = "") -> str:
     return _join(f"{_CARDWISE}/extendedresources", name, sub)
 
 
+def resourceclasses(name: str = "", sub: str = "") -> str:
+    return _join(f"{_CARDWISE}/resourceclasses", name, sub)
+
+
+def gpuquotas(namespace: str = "", name: str = "", sub: str = "") -> str:
+    return namespaced(_CARDWISE, "gpuquotas", namespace, name, sub)
+
+
+def leases(namespace: str = "", name: str = "") -> str:
+    return namespaced("/apis/coordination.k8s.io/v1", "leases", namespace, name)
+
+
 def mutatingwebhookconfigurations(name: str = "") -> str:
     return _join(f"{_ADMISSION}/mutatingwebhookconfigurations", name)
 
