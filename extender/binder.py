@@ -33,7 +33,7 @@ _POSTING = 16  # binds that post at once: more would only wait for each other, t
 # kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at once is a new
 # connection with a TLS handshake, which costs both sides more than the bind itself. So filter, which the scheduler
 # asks for one pod after the other, answers a little later while some binds are under way.
-_CALM = 8
+_CALM = 3
 _CALM_SECONDS = 0.05
 
 Clock = Callable[[], float]

@@ -54,7 +54,7 @@ def main() -> None:
     serving.Server(
         app,
         [HostPort("127.0.0.1", settings["port"])],
-        threads=2,
+        threads=settings.get("threads", 2),
         tls=tls,
         client_ca=settings.get("client_ca", False),
         on_worker_start=start,

@@ -132,6 +132,37 @@ def test_slow_requests_run_in_the_slow_threads_and_connections_stay_open(running
     server.stop()
 
 
+def ask(connection: http.client.HTTPConnection) -> str:
+    connection.request("GET", "/fast")
+    return connection.getresponse().read().decode()
+
+
+def test_threads_stay_with_busy_connections_but_never_all(running):
+    server = running(threads=4)
+    busy = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=5) for _ in range(4)]
+    for connection in busy:
+        ask(connection)
+    # Two threads stay with the first that come; the others go through the main loop and starve nobody.
+    stayed = {ask(busy[0]) for _ in range(30)}
+    assert len(stayed) == 1, "each call of one connection was answered by another thread"
+    for _ in range(10):
+        for connection in busy:
+            assert "/fast fast_" in ask(connection)
+        started = time.monotonic()
+        get(server.port, "/fast")
+        assert time.monotonic() - started < 1.0
+    time.sleep(0.3)  # longer than a thread stays
+    for connection in busy:
+        assert "/fast fast_" in ask(connection)
+    started = time.monotonic()
+    ask(busy[0])
+    server.stop()
+    assert time.monotonic() - started < 4.0
+    for connection in busy:
+        connection.close()
+    assert server.process.returncode == 0
+
+
 def test_sigterm_lets_a_running_request_finish(running):
     server = running()
     answers: list[str] = []
