@@ -19,12 +19,13 @@ def _show(rows: list[Row]) -> None:
 @main.command("filter")
 @click.option("--nodes", default=5000)
 @click.option("--pods", default=60_000)
+@click.option("--classes", default=0, help="ResourceClasses over ten models, and a GPUQuota that counts twenty.")
 @click.option("--calls", default=2000)
-def filter_(nodes: int, pods: int, calls: int) -> None:
+def filter_(nodes: int, pods: int, classes: int, calls: int) -> None:
     """filter and prioritize over HTTP with a big cluster in the ledger."""
     from bench import serving  # noqa: PLC0415 - parts of the benchmarks need what others do not
 
-    _show(serving.filter_(nodes, pods, calls))
+    _show(serving.filter_(nodes, pods, classes, calls))
 
 
 @main.command()

@@ -54,11 +54,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def world(nodes: int, pods: int) -> Iterator[Path]:
+def world(nodes: int, pods: int, classes: int = 0) -> Iterator[Path]:
     """A kubeconfig of a made-up API server of this size."""
     with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
         port_file = Path(directory) / "port"
-        arguments = [sys.executable, "-m", "bench.world", str(nodes), str(pods), str(port_file)]
+        arguments = [sys.executable, "-m", "bench.world", str(nodes), str(pods), str(classes), str(port_file)]
         with subprocess.Popen(arguments, cwd=ROOT) as process:
             try:
                 while not port_file.exists():
@@ -76,7 +76,7 @@ def world(nodes: int, pods: int) -> Iterator[Path]:
 def extender(kubeconfig: Path, *options: str) -> Iterator[Extender]:
     """The extender on plain HTTP, ready."""
     port, metrics = free_port(), free_port() + 1
-    arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--plain-http"]
+    arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--plain-http", "--no-lease"]
     arguments += ["--bind", f"127.0.0.1:{port}", "--metrics-bind", f"127.0.0.1:{metrics}", "--log-level", "warning"]
     began = time.monotonic()
     with subprocess.Popen([*arguments, *options], cwd=ROOT) as process:

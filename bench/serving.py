@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from bench import parts, timing
 from bench.timing import Row
-from bench.world import P100, node_name, pod
+from bench.world import P100, class_name, node_name, pod
 
 SIZES = range(512, P100 + 1, 64)
 
@@ -30,17 +30,17 @@ class Caller:
 
 
 @contextmanager
-def big(nodes: int, pods: int, *options: str) -> Iterator[parts.Extender]:
-    with parts.world(nodes, pods) as kubeconfig, parts.extender(kubeconfig, *options) as extender:
+def big(nodes: int, pods: int, classes: int = 0) -> Iterator[parts.Extender]:
+    with parts.world(nodes, pods, classes) as kubeconfig, parts.extender(kubeconfig) as extender:
         yield extender
 
 
-def filter_(nodes: int, pods: int, calls: int) -> list[Row]:
-    """filter (one best node, all nodes, nothing fits, whole cards) and prioritize with all the names."""
+def filter_(nodes: int, pods: int, classes: int, calls: int) -> list[Row]:
+    """filter (one best node, all nodes, nothing fits, whole cards, a class) and prioritize with all the names."""
     names = json.dumps([node_name(i) for i in range(nodes)]).encode()
     draw = random.Random(7)
     rows = []
-    with big(nodes, pods) as extender:
+    with big(nodes, pods, classes) as extender:
         caller = Caller(extender.port)
 
         def measured(what: str, verb: str, count: int, **pod_options: object) -> None:
@@ -54,16 +54,23 @@ def filter_(nodes: int, pods: int, calls: int) -> list[Row]:
                     limits = made["spec"]["containers"][0]["resources"]["limits"]
                     del made["spec"]["containers"][0]["resources"]["requests"], limits["aliyun.com/gpu-mem"]
                     limits["cardwise.dev/gpu"] = str(pod_options["whole"])
+                if pod_options.get("typed"):
+                    resources = made["spec"]["containers"][0]["resources"]
+                    for amounts in resources.values():
+                        amounts[f"cardwise.dev/{class_name(i % classes)}"] = "1"
                 body = b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (json.dumps(made).encode(), names)
                 took, _ = caller.post(verb, body)
                 seconds.append(took)
-            row = timing.latency(f"{what}, {nodes} names, {pods} pods", seconds)
+            with_classes = f", {classes} classes" if classes else ""
+            row = timing.latency(f"{what}, {nodes} names, {pods} pods{with_classes}", seconds)
             row.values["CPU/call"] = f"{(extender.cpu_seconds() - cpu) / count * 1000:.2f} ms"
             rows.append(row)
 
         measured("filter, warming up", "filter", 50)
         rows.clear()
         measured("filter, one best node", "filter", calls)
+        if classes:
+            measured("filter, one class", "filter", calls, typed=True)
         measured("filter, no node fits", "filter", calls // 4, mem=P100 + 1)
         measured("filter, all nodes", "filter", calls // 4, annotations={"cardwise.dev/one-best-node": "false"})
         measured("filter, one whole card", "filter", calls // 10, whole=1)

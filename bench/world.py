@@ -19,13 +19,17 @@ from cardwise.core.assignment import Assignment, CardShare
 
 P100 = 16276
 CARDS = 8
+MODELS = 10
 SIZES = (1024, 2048, 4069, 6144, 8138, 12207, P100)  # MiB, the sizes that pods ask for
 
 
 @dataclass(frozen=True)
 class Scale:
+    """`classes`: ResourceClasses over ten models; with any, the namespace of the pods has a GPUQuota as well."""
+
     nodes: int = 5000
     pods: int = 60_000
+    classes: int = 0
     seed: int = 1
 
 
@@ -116,15 +120,41 @@ class World:
             json.dumps({"metadata": {"name": node_name(i), "resourceVersion": "1"}}).encode()
             for i in range(scale.nodes)
         ]
-        self.cards = [json.dumps(_card(node, card)).encode() for node in range(scale.nodes) for card in range(CARDS)]
+        models = MODELS if scale.classes else 1
+        self.cards = [
+            json.dumps(_card(node, card, models)).encode() for node in range(scale.nodes) for card in range(CARDS)
+        ]
         self.pods = list(_pods(scale))
+        self.classes = [json.dumps(_class(i)).encode() for i in range(scale.classes)]
+        self.quotas = [json.dumps(_quota(scale.classes)).encode()] if scale.classes else []
 
 
-def _card(node: int, card: int) -> dict:
+def class_name(i: int) -> str:
+    return f"class-{i}"
+
+
+def _class(i: int) -> dict:
+    """A tenth of the cards, by model and memory."""
+    expressions = [
+        {"key": "model", "operator": "In", "values": [f"Model {i % MODELS}"]},
+        {"key": "memory", "operator": "Gt", "values": [f"{i + 1}Mi"]},
+    ]
+    metadata = {"name": class_name(i), "resourceVersion": "1", "uid": f"class-{i}"}
+    return {"metadata": metadata, "spec": {"selector": {"matchExpressions": expressions}}}
+
+
+def _quota(classes: int) -> dict:
+    """Limits on a few of the classes that nothing reaches: each request is compared with all of them."""
+    hard = [{"class": class_name(i), "shares": 1_000_000} for i in range(min(classes, 20))]
+    return {"metadata": {"name": "team", "namespace": "default", "resourceVersion": "1"}, "spec": {"hard": hard}}
+
+
+def _card(node: int, card: int, models: int) -> dict:
     uuid = gpu_uuid(node, card)
+    model = f"Model {node % models}" if models > 1 else "Tesla P100"
     return {
         "metadata": {"name": uuid.lower(), "resourceVersion": "1", "labels": {"cardwise.dev/node": node_name(node)}},
-        "spec": {"node": node_name(node), "index": card, "uuid": uuid, "model": "Tesla P100", "memoryMiB": P100},
+        "spec": {"node": node_name(node), "index": card, "uuid": uuid, "model": model, "memoryMiB": P100},
         "status": {"health": "Healthy", "cardAccess": "cdi"},
     }
 
@@ -160,9 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             time.sleep(float(query.get("timeoutSeconds", "60")))
             return
-        items = {"pods": self.world.pods, "nodes": self.world.nodes}.get(
-            parts.path.rsplit("/", 1)[-1], self.world.cards
-        )
+        items = {
+            "pods": self.world.pods,
+            "nodes": self.world.nodes,
+            "extendedresources": self.world.cards,
+            "resourceclasses": self.world.classes,
+            "gpuquotas": self.world.quotas,
+        }[parts.path.rsplit("/", 1)[-1]]
         start, limit = int(query.get("continue", 0)), int(query.get("limit", 0)) or len(items)
         end = start + limit
         token = json.dumps(str(end) if end < len(items) else "").encode()
@@ -188,8 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def main(nodes: str, pods: str, port_file: str) -> None:
-    _Handler.world = World(Scale(int(nodes), int(pods)))
+def main(nodes: str, pods: str, classes: str, port_file: str) -> None:
+    _Handler.world = World(Scale(int(nodes), int(pods), int(classes)))
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     path = Path(port_file)

@@ -2,26 +2,26 @@
 
 Kept in flat lists per node so that placement answers from it in microseconds. Not thread-safe: its owner locks.
 Holdings survive what happens to cards: when the cards of a node become known, change or go, the node's lists are
-counted anew from its holdings, so the order of events does not matter.
+counted anew from its holdings, so the order of events does not matter. The same holds for what a namespace holds on
+each kind of card, which quotas are compared with.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cardwise.core import quotas
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cardindex import CardIndex, Entry
-from cardwise.core.cards import FULL_CORE, Card
+from cardwise.core.cards import FULL_CORE, POSITION, Card, card_code
+from cardwise.core.kinds import UNKNOWN, Kinds
 from cardwise.core.quantity import MiB
+from cardwise.core.quotas import NOTHING, Charge
 
 Undo = Callable[[], None]
 
+_CODE = "q"  # the type code of `card_code`s in arrays
 MAX_CLIENTS = 48  # MPS clients per card before driver 590, see mps.md 1.1
-POSITION = 10  # bits of a card's position in a code: a node has at most 1024 cards
-
-
-def card_code(free: int, position: int = 0) -> int:
-    """A card as one integer that sorts by free MiB, then by position in the node's lists."""
-    return free << POSITION | position
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,24 @@ class NodeState:
         "free_core",
         "headroom",
         "healthy",
+        "here",
+        "kinds",
         "largest",
         "max_clients",
         "name",
+        "registry",
         "uids",
         "used",
     )
 
-    def __init__(self, name: str, *, headroom: MiB, max_clients: int) -> None:
+    def __init__(self, name: str, registry: Kinds, *, headroom: MiB, max_clients: int) -> None:
         self.name = name
+        self.registry = registry
         self.headroom = headroom
         self.max_clients = max_clients
         self.cards: list[Card] = []
+        self.kinds: list[int] = []  # as `registry` knows them
+        self.here: frozenset[int] = frozenset()  # the same, each once
         self.largest = 0  # MiB of the biggest card, without the headroom
         self.healthy = 0  # cards
         self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
@@ -67,8 +73,9 @@ class NodeState:
         self.clients: list[int] = []
         self.used: list[int] = []  # MiB
         self.uids: set[str] = set()
-        self._ascending: list[int] | None = None
-        self._empties: list[int] | None = None
+        # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
+        self._ascending: array[int] | None = None
+        self._empties: array[int] | None = None
 
     def open(self, i: int, shares: int = 1) -> bool:
         """Whether the card takes so many more shares at all."""
@@ -78,22 +85,23 @@ class NodeState:
         """Whether the card can be given away whole."""
         return self.cards[i].healthy and self.clients[i] == 0
 
-    def ascending(self) -> list[int]:
+    def ascending(self) -> Sequence[int]:
         """Open cards as `card_code`s, the fullest first."""
         codes = self._ascending
         if codes is None:
             free = self.free
-            codes = sorted(card_code(free[i], i) for i in range(len(free)) if self.open(i))
+            codes = array(_CODE, sorted(card_code(free[i], i) for i in range(len(free)) if self.open(i)))
             self._ascending = codes
         return codes
 
-    def empties(self) -> list[int]:
+    def empties(self) -> Sequence[int]:
         """As `ascending`, of the cards that can be given away whole."""
         codes = self._empties
         if codes is None:
             clients = self.clients
             one = card_code(1)
-            codes = [code for code in self.ascending() if code >= one and not clients[code & ~(-1 << POSITION)]]
+            ascending = self.ascending()
+            codes = array(_CODE, [c for c in ascending if c >= one and not clients[c & ~(-1 << POSITION)]])
             self._empties = codes
         return codes
 
@@ -104,8 +112,8 @@ class NodeState:
                 return i
         return None
 
-    def count(self, share: CardShare, sign: int) -> None:
-        """Add (sign 1) or take away (sign -1) a share."""
+    def count(self, share: CardShare, sign: int) -> int:
+        """Add (sign 1) or take away (sign -1) a share. Returns the kind of its card."""
         i = self.position(share)
         if i is not None:
             self.free[i] -= sign * share.mem
@@ -113,11 +121,13 @@ class NodeState:
             self.free_core[i] -= sign * share.core
             self.clients[i] += sign
         self._ascending = self._empties = None
+        return self.kinds[i] if i is not None else UNKNOWN
 
     def copy(self) -> "NodeState":
         """With counts of its own."""
-        twin = NodeState(self.name, headroom=self.headroom, max_clients=self.max_clients)
+        twin = NodeState(self.name, self.registry, headroom=self.headroom, max_clients=self.max_clients)
         twin.cards, twin.largest, twin.healthy = self.cards, self.largest, self.healthy
+        twin.kinds, twin.here = self.kinds, self.here
         twin.free, twin.used = self.free.copy(), self.used.copy()
         twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
         twin.uids = self.uids.copy()
@@ -125,7 +135,12 @@ class NodeState:
 
     def reset(self, cards: Sequence[Card]) -> None:
         """Begin anew with these cards and no shares."""
+        gone = self.kinds
         self.cards = sorted(cards, key=lambda card: card.index)
+        self.kinds = [self.registry.enter(card) for card in self.cards]
+        self.here = frozenset(self.kinds)
+        for kind in gone:  # after the others have come, so that a kind that stays is not forgotten
+            self.registry.leave(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.headroom
         self.healthy = sum(card.healthy for card in cards)
         self.free = [card.mem - self.headroom for card in self.cards]
@@ -143,12 +158,14 @@ class Ledger:
     """
 
     def __init__(self, *, headroom: MiB = MiB(0), max_clients: int = MAX_CLIENTS) -> None:
+        self.kinds = Kinds()
         self._index = CardIndex()
         self._touched: set[str] = set()  # nodes that the index does not know as they are now
-        self._headroom = headroom
+        self.headroom = headroom
         self._max_clients = max_clients
         self._nodes: dict[str, NodeState] = {}
         self._holdings: dict[str, Holding] = {}
+        self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
 
     def node(self, name: str) -> NodeState | None:
         """A node that has cards, or holdings on cards yet unknown."""
@@ -180,6 +197,15 @@ class Ledger:
         state = self._nodes.get(node)
         return [self._holdings[uid] for uid in sorted(state.uids)] if state else []
 
+    def usage(self, namespace: str) -> Mapping[int, Charge]:
+        """What the namespace holds on cards of each kind, `UNKNOWN` where no node reports the card. Not to be kept."""
+        return self._usage.get(namespace, {})
+
+    def used(self, namespace: str, entry: quotas.Entry) -> Charge:
+        """What the namespace holds on the cards that the entry of a quota covers."""
+        of_kinds = self.usage(namespace).items()
+        return quotas.total(charge for kind, charge in of_kinds if self.kinds.covered(kind, entry))
+
     def __len__(self) -> int:
         return len(self._holdings)
 
@@ -191,16 +217,17 @@ class Ledger:
             self._forget_if_empty(state)
             return
         self._touched.add(node)
+        for uid in state.uids:
+            self._count(state, self._holdings[uid], -1)
         state.reset(cards)
         for uid in state.uids:
-            for share in self._holdings[uid].assignment.shares():
-                state.count(share, 1)
+            self._count(state, self._holdings[uid], 1)
         self._forget_if_empty(state)
 
     def hold(self, holding: Holding) -> Undo:
         """Put the holding in place of whatever its pod held. Returns the way back."""
         before = self._holdings.get(holding.uid)
-        if before is not None and before.node == holding.node and before.assignment == holding.assignment:
+        if before is not None and _counts_alike(before, holding):
             self._holdings[holding.uid] = holding  # only the mark or the name is new: nothing to count
         else:
             if before is not None:
@@ -237,12 +264,13 @@ class Ledger:
     def _open_cards(self, name: str) -> list[Entry]:
         state = self._nodes.get(name)
         codes = state.ascending() if state is not None else ()
-        return [(code >> POSITION, name, code & ~(-1 << POSITION)) for code in codes]
+        kinds = state.kinds if state is not None else ()
+        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), kinds[i]) for code in codes]
 
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)
         if state is None:
-            state = NodeState(name, headroom=self._headroom, max_clients=self._max_clients)
+            state = NodeState(name, self.kinds, headroom=self.headroom, max_clients=self._max_clients)
             self._nodes[name] = state
         return state
 
@@ -251,18 +279,32 @@ class Ledger:
         self._holdings[holding.uid] = holding
         state.uids.add(holding.uid)
         self._touched.add(holding.node)
-        for share in holding.assignment.shares():
-            state.count(share, 1)
+        self._count(state, holding, 1)
 
     def _take_out(self, holding: Holding) -> None:
         state = self._nodes[holding.node]
         del self._holdings[holding.uid]
         state.uids.discard(holding.uid)
         self._touched.add(holding.node)
-        for share in holding.assignment.shares():
-            state.count(share, -1)
+        self._count(state, holding, -1)
         self._forget_if_empty(state)
+
+    def _count(self, state: NodeState, holding: Holding, sign: int) -> None:
+        usage = self._usage.setdefault(holding.namespace, {})
+        for share in holding.assignment.shares():
+            kind = state.count(share, sign)
+            charge = quotas.charge(share, headroom=self.headroom)
+            before = usage.get(kind, NOTHING)
+            usage[kind] = before.plus(charge) if sign > 0 else before.minus(charge)
+            if usage[kind] == NOTHING:
+                del usage[kind]
+        if not usage:
+            del self._usage[holding.namespace]
 
     def _forget_if_empty(self, state: NodeState) -> None:
         if not state.cards and not state.uids:
             self._nodes.pop(state.name, None)
+
+
+def _counts_alike(one: Holding, other: Holding) -> bool:
+    return (one.node, one.namespace, one.assignment) == (other.node, other.namespace, other.assignment)

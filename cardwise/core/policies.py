@@ -2,14 +2,14 @@
 
 A policy is one function in a table: it picks one of a node's usable cards and scores the pick. The scores of one
 policy are comparable across nodes, so the best node is the one with the highest score. It sees the cards as
-`ledger.card_code`s in ascending order, the fullest first: plain integers, because filter asks for thousands of nodes.
+`cards.card_code`s in ascending order, the fullest first: plain integers, because filter asks for thousands of nodes.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cardwise.core.ledger import POSITION, card_code
+from cardwise.core.cards import POSITION, card_code
 
 Pick = tuple[int, int]  # the score of taking a card, and its position in the node's lists
 Policy = Callable[[Sequence[int], int], Pick | None]

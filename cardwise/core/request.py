@@ -4,7 +4,7 @@ The only place that reads GPU requests. Parse, don't validate: the result is a w
 for no card of ours), or `InvalidRequest` with the field and the remedy.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,17 @@ class InvalidRequest(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRequest:
-    """What one container asks. `mem` is MiB over all its cards, 0 for whole cards."""
+    """What one container asks. `mem` is MiB over all its cards, 0 for whole cards.
+
+    `device_class` is the ResourceClass of the cards, "" where any will do.
+    """
 
     key: str
     name: str
     cards: int
     mem: MiB = MiB(0)
     core: Percent = Percent(0)
+    device_class: str = ""
 
     @property
     def whole(self) -> bool:
@@ -63,8 +67,11 @@ class PodRequest:
     @property
     def largest_share(self) -> MiB:
         """The most MiB that one card must hold for this pod."""
-        together = sum(c.mem for c in self.containers if not c.whole and c.cards == 1)
-        return MiB(max([together, *(c.mem_per_card for c in self.containers if c.cards > 1)]))
+        together: dict[str, int] = {}
+        for c in self.containers:
+            if c.cards == 1:
+                together[c.device_class] = together.get(c.device_class, 0) + c.mem
+        return MiB(max([*together.values(), *(c.mem_per_card for c in self.containers if c.cards > 1)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +97,17 @@ def parse(pod: Json) -> PodRequest | None:
     """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     found: list[ContainerRequest] = []
-    together = 0  # percent of the one card that the containers with a share of one card have in common
+    # Percent of the one card that the containers of a class with a share of one card have in common.
+    together: dict[str, int] = {}
     for c in containers(pod):
         asked = _container_request(c, annotations)
         if asked is None:
             continue
         found.append(asked)
         if asked.cards == 1 and asked.core:
-            _check_core(c, asked.core, cards=1, others=together)
-            together += asked.core
+            others = together.get(asked.device_class, 0)
+            _check_core(c, asked.core, cards=1, others=others)
+            together[asked.device_class] = others + asked.core
     if not found:
         return None
     policy = annotations.get(names.POLICY)
@@ -118,7 +127,11 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     for c in containers(pod):
         limits = _resources(c, "limits")
         # Without a binary suffix; 8000 comes back from the API server as 8k.
-        canonical = names.GPU_COUNT not in limits and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
+        canonical = (
+            names.GPU_COUNT not in limits
+            and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
+            and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
+        )
         if c.key in asked and (str(limits.get(names.SHARE)) != "1" or not canonical):
             raise InvalidRequest(
                 f"{c.path}.resources.limits",
@@ -134,7 +147,8 @@ def _resources(container: Container, kind: str) -> Json:
 
 def _container_request(c: Container, annotations: Json) -> ContainerRequest | None:
     limits, requests = _resources(c, "limits"), _resources(c, "requests")
-    asked = [name for name in names.REQUESTED if name in limits or name in requests]
+    typed = sorted({name for name in (*limits, *requests) if names.class_of(name)})
+    asked = [*(name for name in names.REQUESTED if name in limits or name in requests), *typed]
     if not asked:
         return None
     if c.ordinary_init:
@@ -143,14 +157,15 @@ def _container_request(c: Container, annotations: Json) -> ContainerRequest | No
             "an ordinary init container cannot hold a GPU share",
             "ask in a container, or give this one restartPolicy: Always",
         )
+    field = f"{c.path}.resources.limits"
+    if len(typed) > 1:
+        raise InvalidRequest(
+            f"{field}[{typed[1]}]", f"{typed[0]} is asked for as well", "ask for one class in each container"
+        )
     values = {name: _amount(c, name, limits, requests) for name in asked}
     mem, core = values.get(names.GPU_MEM, 0), values.get(names.GPU_CORE, 0)
-    counts = {name: values[name] for name in (names.GPU_COUNT, names.WHOLE_GPU) if name in values}
-    field = f"{c.path}.resources.limits"
-    if len(set(counts.values())) > 1:
-        raise InvalidRequest(
-            f"{field}[{names.GPU_COUNT}]", f"differs from {names.WHOLE_GPU}", f"write only {names.GPU_COUNT}"
-        )
+    device_class = names.class_of(typed[0]) if typed else annotations.get(names.CLASS) or ""
+    counts = _counts(field, values, typed, split=bool(mem) and names.SHARE in limits)
     cards = next(iter(counts.values()), 1)
     if not mem:
         if not counts:
@@ -161,7 +176,7 @@ def _container_request(c: Container, annotations: Json) -> ContainerRequest | No
             )
         if core:
             raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "whole cards have all their cores", "leave it out")
-        return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards)
+        return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards, device_class=device_class)
     if names.WHOLE_GPU in counts:
         raise InvalidRequest(
             f"{field}[{names.WHOLE_GPU}]",
@@ -176,8 +191,29 @@ def _container_request(c: Container, annotations: Json) -> ContainerRequest | No
             near = f"{low} or {low + cards}" if low else str(cards)
             raise InvalidRequest(f"{field}[{name}]", f"{value} does not divide over {cards} cards", f"write {near}")
     _check_core(c, core, cards=cards, others=0)
-    name = c.spec.get("name", "")
-    return ContainerRequest(key=c.key, name=name, cards=cards, mem=MiB(mem), core=Percent(core))
+    return ContainerRequest(
+        key=c.key,
+        name=c.spec.get("name", ""),
+        cards=cards,
+        mem=MiB(mem),
+        core=Percent(core),
+        device_class=device_class,
+    )
+
+
+def _counts(field: str, values: Mapping[str, int], typed: Sequence[str], *, split: bool) -> dict[str, int]:
+    """What says how many cards, of one mind. `split`: the webhook has written it into an annotation.
+
+    It is then no matter how many of the class were asked for: they may be so many shares of one card.
+    """
+    names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if split else typed)]
+    counts = {name: values[name] for name in names_of_counts if name in values}
+    if len(set(counts.values())) > 1:
+        first, *others = counts
+        other = next(name for name in others if counts[name] != counts[first])
+        keep = other if other in typed else first
+        raise InvalidRequest(f"{field}[{first}]", f"differs from {other}", f"write only {keep}")
+    return counts
 
 
 def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:

@@ -5,6 +5,7 @@ admission policies are those that people install; each part runs with a token of
 """
 
 import base64
+import contextlib
 import json
 import sys
 import urllib.error
@@ -68,11 +69,11 @@ class Parts:
         flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
         version = ["--kube-version", binaries.KUBERNETES]
         rendered = run([helm, "template", "cardwise", str(CHART), "-n", names.NAMESPACE, *version, *flags])
-        try:
-            client.create(paths.namespaces(), {"metadata": {"name": names.NAMESPACE}})
-        except errors.Conflict:
-            say(f"namespace {names.NAMESPACE} is there already")
+        _create(client, paths.namespaces(), {"metadata": {"name": names.NAMESPACE}})
         run([*kubectl, "apply", "--server-side", "--force-conflicts", "-n", names.NAMESPACE, "-f", "-"], stdin=rendered)
+        # Given back by nobody: who takes a Lease that did not exist waits for its whole duration.
+        lease = {"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}}
+        _create(client, paths.leases(names.NAMESPACE), lease)
         for account in SERVICE_ACCOUNTS:
             self._write_kubeconfig(client, account)
 
@@ -138,6 +139,12 @@ class Parts:
         scratch = self._state / "tmp"  # so that a killed part leaves nothing outside the state folder
         scratch.mkdir(exist_ok=True)
         Process(self._state, name).start([*command, *self._extra.get(part, ())], {"TMPDIR": str(scratch)})
+
+
+def _create(client: KubeClient, path: str, made: dict[str, Any]) -> None:
+    """Unless it is there already."""
+    with contextlib.suppress(errors.Conflict):
+        client.create(path, made)
 
 
 def says_ready(port: int) -> bool:

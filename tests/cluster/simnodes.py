@@ -1,20 +1,25 @@
 """Simulated nodes: Node and ExtendedResource objects by the hundred, and a keeper that plays their kubelet.
 
-The keeper marks their pods running, ends those that have a run time (annotation `cardwise.dev/sim-run-seconds`) and
-finishes deletions. It is a process of the cluster: `python -m tests.cluster.simnodes KUBECONFIG`.
+The keeper marks their pods running, ends those that have a run time (annotation `cardwise.dev/sim-run-seconds`),
+finishes deletions, and reports the nodes' capacities of ResourceClasses as the device plugin would. It is a process of
+the cluster: `python -m tests.cluster.simnodes KUBECONFIG`.
 """
 
 import heapq
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from cardwise.core import names
+from cardwise.core import classes, names
+from cardwise.core.classes import Classifier, DeviceClass
+from cardwise.core.ledger import MAX_CLIENTS
+from cardwise.core.request import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from tests.cluster.cards import TestCard, card_uuid
@@ -88,6 +93,13 @@ class _Pod(msgspec.Struct):
     status: wire.PodStatusHead
 
 
+def _class_of(raw: bytes) -> DeviceClass | None:
+    try:
+        return classes.parse(msgspec.json.decode(raw))
+    except InvalidRequest:
+        return None
+
+
 class Keeper:
     """Plays the kubelets of all simulated nodes until it is stopped."""
 
@@ -102,6 +114,7 @@ class Keeper:
     def run(self) -> None:
         """Watch pods for ever; a broken watch starts anew."""
         threading.Thread(target=self._end_pods, daemon=True).start()
+        threading.Thread(target=self._tell_classes, daemon=True).start()
         while True:
             try:
                 self._watch()
@@ -177,6 +190,46 @@ class Keeper:
             for pod in due:
                 self._pool.submit(self._try, self._mark_succeeded, pod)
             time.sleep(0.2)
+
+    def _tell_classes(self) -> None:
+        told: dict[str, dict[str, str]] = {}
+        while True:
+            try:
+                self._tell_changed(told)
+            except errors.KubeError as error:
+                print(f"classes: {error}", flush=True)
+            time.sleep(0.5)
+
+    def _tell_changed(self, told: dict[str, dict[str, str]]) -> None:
+        """`told`: what each node says of classes by now."""
+        known = [found for raw in self._items(paths.resourceclasses()) if (found := _class_of(raw)) is not None]
+        classifier = Classifier(known)
+        wanted: dict[str, Counter[str]] = {name: Counter() for name in self._nodes}
+        for raw in self._items(paths.extendedresources()):
+            spec = msgspec.json.decode(raw, type=wire.ExtendedResource).spec
+            if spec.node in wanted:
+                labels = classes.labels(
+                    node=spec.node,
+                    index=spec.index,
+                    uuid=spec.uuid,
+                    model=spec.model,
+                    memory=spec.memory_mib,
+                    properties=spec.properties,
+                    own={},
+                )
+                wanted[spec.node].update(classifier.classes_of(labels))
+        for node, counts in wanted.items():
+            now = {names.CLASS_PREFIX + name: str(MAX_CLIENTS * count) for name, count in counts.items()}
+            before = told.get(node, {})
+            if now != before:
+                change = dict.fromkeys(before) | now
+                status = {"status": {"capacity": change, "allocatable": change}}
+                self._client.patch(paths.nodes(node, "status"), status)
+                told[node] = now
+
+    def _items(self, path: str) -> Iterator[msgspec.Raw]:
+        for page in self._client.list_pages(path):
+            yield from msgspec.json.decode(page, type=wire.List).items or ()
 
     def _patch_status(self, pod: _Pod, phase: str, state: str, detail: Mapping[str, object]) -> None:
         ready = state == "running"

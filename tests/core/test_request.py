@@ -38,6 +38,52 @@ def test_sidecars_count_like_containers():
     assert parsed.mem == parsed.largest_share == 300
 
 
+def typed(n, made=None, *, device_class="nvidia.tesla.k80", where="limits"):
+    made = made or container()
+    resources = made["resources"] | {where: made["resources"].get(where, {}) | {f"cardwise.dev/{device_class}": str(n)}}
+    return made | {"resources": resources}
+
+
+def asked(made, **more):
+    (found,) = request.parse(pod(containers=[made], **more)).containers
+    return found.device_class, found.cards, found.mem, found.whole
+
+
+SPLIT = {names.GPU_COUNT_OF + "0": "2"}
+
+
+@pytest.mark.parametrize(
+    ("written", "after_the_webhook", "annotations", "means"),
+    [
+        (typed(2), typed(2, container(whole_gpu=2, share=1)), {}, (2, 0, True)),
+        (typed(2, container(gpu_count=2)), typed(2, container(whole_gpu=2, share=1)), {}, (2, 0, True)),
+        (typed(1, container(gpu_mem=800)), typed(1, container(gpu_mem=800, share=1)), {}, (1, 800, False)),
+        (typed(2, container(gpu_mem=800)), typed(2, container(gpu_mem=800, share=1)), SPLIT, (2, 800, False)),
+        # A class with a share: the webhook says how much three of it are before it asks here.
+        (typed(3, container(gpu_mem=900, share=1)), typed(3, container(gpu_mem=900, share=1)), {}, (1, 900, False)),
+    ],
+)
+def test_a_class_means_the_same_before_and_after_the_webhook(written, after_the_webhook, annotations, means):
+    assert asked(written) == ("nvidia.tesla.k80", *means)
+    assert asked(after_the_webhook, annotations=annotations) == ("nvidia.tesla.k80", *means)
+    assert request.parse_mutated(pod(containers=[after_the_webhook], annotations=annotations))
+
+
+def test_the_pods_annotation_names_the_class_of_containers_that_name_none():
+    several = [container("a", gpu_mem=10), typed(1, device_class="own"), container("c", gpu_count=2), {"name": "d"}]
+    parsed = request.parse(pod(containers=several, annotations={names.CLASS: "nvidia.tesla.k80"}))
+    assert [c.device_class for c in parsed.containers] == ["nvidia.tesla.k80", "own", "nvidia.tesla.k80"]
+
+
+def test_shares_of_different_classes_are_on_different_cards():
+    several = [
+        typed(1, container("a", gpu_mem=500, gpu_core=60)),
+        typed(1, container("b", gpu_mem=400, gpu_core=60), device_class="other"),
+        typed(1, container("c", gpu_mem=100, gpu_core=40)),
+    ]
+    assert request.parse(pod(containers=several)).largest_share == 600
+
+
 def both(limit, asked):
     return {"name": "x", "resources": {"limits": {names.GPU_MEM: limit}, "requests": {names.GPU_MEM: asked}}}
 
@@ -72,6 +118,36 @@ def both(limit, asked):
             "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
             "in sum",
         ),
+        (
+            pod(containers=[typed(1, typed(1), device_class="a")]),
+            "spec.containers[0].resources.limits[cardwise.dev/nvidia.tesla.k80]",
+            "cardwise.dev/a is asked for as well; ask for one class",
+        ),
+        (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "whole number from 1"),
+        (
+            pod(containers=[typed(2, where="requests")]),
+            "limits[cardwise.dev/nvidia.tesla.k80]",
+            "write cardwise.dev/nvidia.tesla.k80 in limits only",
+        ),
+        (
+            pod(containers=[typed(2, container(gpu_count=3))]),
+            "limits[aliyun.com/gpu-count]",
+            "differs from cardwise.dev/nvidia.tesla.k80; write only cardwise.dev/nvidia.tesla.k80",
+        ),
+        (pod(containers=[typed(2, container(gpu_count=3, gpu_mem=6))]), "limits[aliyun.com/gpu-count]", "differs"),
+        (pod(containers=[typed(2, container(gpu_mem=7))]), "limits[aliyun.com/gpu-mem]", "write 6 or 8"),
+        (pod(containers=[typed(1, container(gpu_core=10))]), "limits[aliyun.com/gpu-core.percentage]", "leave it out"),
+        (
+            pod(
+                containers=[
+                    typed(1, container("a", gpu_mem=1, gpu_core=60)),
+                    typed(1, container("b", gpu_mem=1, gpu_core=41)),
+                ]
+            ),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
+            "at most 40",
+        ),
+        (pod(containers=[{"name": "x"}], init=[typed(1)]), "spec.initContainers[0]", "restartPolicy"),
         (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, spread"),
         (pod(gpu_mem=2, annotations={names.GPU_COUNT_OF + "0": "x"}), "cardwise.dev/gpu-count.0", "not a quantity"),
     ],
@@ -85,7 +161,14 @@ def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):
 
 @pytest.mark.parametrize(
     "raw",
-    [pod(gpu_mem=10), pod(gpu_mem="8Gi", share=1), pod(gpu_count=1, share=1), pod(gpu_mem=10, share=2)],
+    [
+        pod(gpu_mem=10),
+        pod(gpu_mem="8Gi", share=1),
+        pod(gpu_count=1, share=1),
+        pod(gpu_mem=10, share=2),
+        pod(containers=[typed(1)]),
+        pod(containers=[typed(1, container(share=1))]),
+    ],
 )
 def test_a_pod_that_missed_the_webhook_is_recognised(raw):
     with pytest.raises(request.InvalidRequest, match="not rewritten"):

@@ -1,16 +1,21 @@
-"""Rules 1 and 3 of architecture.md section 5 on the ledger, for any order of events."""
+"""Rules 1 and 3 of architecture.md section 5 on the ledger, and its count for quotas, for any order of events."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cardwise.core import assignment, placement, policies, request
+from cardwise.core import assignment, placement, policies, quotas, request
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cards import Card
+from cardwise.core.kinds import UNKNOWN
 from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.quotas import NOTHING, Entry
 from tests.build import container, pod
 
 NODES = ["n1", "n2", "n3"]
+NAMESPACES = ["d", "e"]
+TYPES = [("", frozenset(), 0), ("A", frozenset({"a"}), 0), ("B", frozenset({"a", "b"}), 3)]
+ENTRIES = [Entry(), Entry(device_class="a"), Entry(device_class="b"), Entry(model="A"), Entry(model="B")]
 
 sizes = st.integers(1, 120)
 asked_containers = st.one_of(
@@ -23,24 +28,44 @@ asked_pods = st.builds(
     lambda containers: request.parse(pod(containers=containers)), st.lists(asked_containers, min_size=1, max_size=3)
 )
 card_lists = st.lists(
-    st.tuples(st.sampled_from([40, 80, 100]), st.booleans()).map(lambda pair: pair), min_size=0, max_size=4
+    st.tuples(st.sampled_from([40, 80, 100]), st.booleans(), st.sampled_from(TYPES)), min_size=0, max_size=4
 )
 policy_names = st.sampled_from(sorted(policies.POLICIES))
 
 
-def make_cards(node, sizes_and_health):
+def make_cards(node, described):
     return [
-        Card(index=i, uuid=f"{node}-{mem}-{i}", mem=mem, healthy=healthy)
-        for i, (mem, healthy) in enumerate(sizes_and_health)
+        Card(
+            index=i, uuid=f"{node}-{mem}-{i}", mem=mem, healthy=healthy, model=model, classes=classes, priority=priority
+        )
+        for i, (mem, healthy, (model, classes, priority)) in enumerate(described)
     ]
+
+
+def recounted(ledger, namespace):
+    """What the namespace holds on each kind of card, from nothing but the cards and the holdings."""
+    found = {}
+    for h in ledger.holdings():
+        by_uuid = {card.uuid: card for card in ledger.node(h.node).cards}
+        for share in h.assignment.shares() if h.namespace == namespace else ():
+            card = by_uuid.get(share.uuid)
+            kind = (card.classes, card.model, card.priority) if card else UNKNOWN
+            found[kind] = found.get(kind, NOTHING).plus(quotas.charge(share))
+    return found
+
+
+def usage(ledger, namespace):
+    of_kinds = ledger.usage(namespace).items()
+    return {kind if kind == UNKNOWN else ledger.kinds.get(kind): charge for kind, charge in of_kinds}
 
 
 def picture(ledger):
     """All that can be seen of a ledger."""
-    return {
+    nodes = {
         node.name: (node.cards, node.free, node.free_core, node.clients, node.used, sorted(node.uids))
         for node in ledger.nodes()
     }
+    return nodes, [usage(ledger, namespace) for namespace in NAMESPACES]
 
 
 def rebuilt(ledger):
@@ -63,8 +88,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def cards_change(self, node, cards):
         self.ledger.set_cards(node, make_cards(node, cards))
 
-    @rule(asked=asked_pods, policy=policy_names)
-    def pod_is_placed(self, asked, policy):
+    @rule(asked=asked_pods, policy=policy_names, namespace=st.sampled_from(NAMESPACES))
+    def pod_is_placed(self, asked, policy, namespace):
         placed = placement.place(self.ledger, NODES, asked, policy)
         if isinstance(placed, placement.Unplaceable):
             assert set(placed.refusals) == set(NODES)
@@ -72,10 +97,10 @@ class LedgerMachine(RuleBasedStateMachine):
         before = picture(self.ledger)
         self.next_uid += 1
         uid = f"u{self.next_uid}"
-        undo = self.ledger.hold(Holding(uid, "d", uid, placed.node, placed.assignment))
+        undo = self.ledger.hold(Holding(uid, namespace, uid, placed.node, placed.assignment))
         undo()
         assert picture(self.ledger) == before
-        self.ledger.hold(Holding(uid, "d", uid, placed.node, placed.assignment))
+        self.ledger.hold(Holding(uid, namespace, uid, placed.node, placed.assignment))
         node = self.ledger.node(placed.node)
         for share in placed.assignment.shares():
             i = node.position(share)
@@ -95,6 +120,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.release(uid)
         assert self.ledger.holding(uid) is None
 
+    @precondition(lambda self: len(self.ledger))
+    @rule(data=st.data(), node=st.sampled_from(NODES), namespace=st.sampled_from(NAMESPACES))
+    def pod_is_held_elsewhere(self, data, node, namespace):
+        uid = data.draw(st.sampled_from(sorted(h.uid for h in self.ledger.holdings())))
+        before = picture(self.ledger)
+        held = self.ledger.holding(uid)
+        self.ledger.hold(Holding(uid, namespace, uid, node, held.assignment))()
+        assert picture(self.ledger) == before
+        # Only to another namespace: the cards of another node would be over-full with it.
+        self.ledger.hold(Holding(uid, namespace, uid, held.node, held.assignment))
+
     @rule()
     def everything_ends(self):
         for h in self.ledger.holdings():
@@ -102,10 +138,30 @@ class LedgerMachine(RuleBasedStateMachine):
         for node in self.ledger.nodes():
             assert node.used == [0] * len(node.cards)
             assert node.free == [card.mem for card in node.cards]
+        assert not any(self.ledger.usage(namespace) for namespace in NAMESPACES)
 
     @invariant()
     def incremental_equals_rebuilt(self):
         assert picture(rebuilt(self.ledger)) == picture(self.ledger)
+
+    @invariant()
+    def usage_is_what_a_recount_gives(self):
+        for namespace in NAMESPACES:
+            found = recounted(self.ledger, namespace)
+            assert usage(self.ledger, namespace) == found
+            for entry in ENTRIES:
+                covered = [
+                    charge
+                    for kind, charge in found.items()
+                    if entry.covers(*((frozenset(), "") if kind == UNKNOWN else kind[:2]))
+                ]
+                assert self.ledger.used(namespace, entry) == quotas.total(covered)
+
+    @invariant()
+    def kinds_are_those_of_the_cards(self):
+        for node in self.ledger.nodes():
+            expected = [(card.classes, card.model, card.priority) for card in node.cards]
+            assert [self.ledger.kinds.get(kind) for kind in node.kinds] == expected
 
 
 TestLedger = LedgerMachine.TestCase
@@ -148,15 +204,18 @@ def test_one_share_is_refused_only_if_no_card_could_take_it(cards, held, mem):
         if isinstance(placed, placement.Placement):
             ledger.hold(Holding(f"h{i}", "d", "h", "n1", placed.assignment))
     node = ledger.node("n1")
-    fits = (
-        [free for card, free in zip(node.cards, node.free, strict=True) if card.healthy and free >= mem] if node else []
-    )
+    fits = [
+        (card.priority, free)
+        for card, free in (zip(node.cards, node.free, strict=True) if node else ())
+        if card.healthy and free >= mem
+    ]
+    preferred = [free for priority, free in fits if priority == min(fits)[0]]
     for policy, best in (("binpack", min), ("spread", max)):
         placed = placement.place_on(node, request.parse(pod(gpu_mem=mem)), policy)
         assert isinstance(placed, placement.Placement) == bool(fits)
         if fits:
             (share,) = placed.assignment.shares()
-            assert node.free[node.position(share)] == best(fits)
+            assert node.free[node.position(share)] == best(preferred)
 
 
 card_shares = st.builds(

@@ -17,9 +17,28 @@ clientConfig:
   {{- end }}
 {{- end }}
 
-{{- define "cardwise.webhook.podConditions" -}}
+{{- define "cardwise.webhook.notExempt" -}}
 - name: not-exempt
   expression: "!(request.namespace in {{ include "cardwise.cel.list" .Values.webhook.exemptNamespaces }})"
+{{- end }}
+
+{{/* What is on its way out must get there without us: the last update takes a finalizer away. */}}
+{{- define "cardwise.webhook.notBeingDeleted" -}}
+- name: not-being-deleted
+  expression: "!has(object.metadata.deletionTimestamp)"
+{{- end }}
+
+{{- define "cardwise.webhook.podConditions" -}}
+{{ include "cardwise.webhook.notExempt" . }}
 - name: not-a-mirror
   expression: {{ include "cardwise.cel.notMirror" . | quote }}
+{{- end }}
+
+{{/* Of the entries for workloads: `path` is where the template's pod spec is, in CEL. */}}
+{{- define "cardwise.webhook.templateConditions" -}}
+{{ include "cardwise.webhook.notExempt" .root }}
+{{ include "cardwise.webhook.notBeingDeleted" . }}
+- name: asks-by-a-name-to-rewrite
+  expression: |-
+    {{- include "cardwise.cel.templateIsOurs" . | nindent 4 }}
 {{- end }}

@@ -1,0 +1,35 @@
+"""Quantities as people write them in our own objects.
+
+Apart from `quantity`, which reads what Kubernetes reads: here `10GiB` is `10Gi`, as in the proposals that
+ResourceClass follows, and an amount of memory may be 0 or more than any card has.
+"""
+
+import re
+from fractions import Fraction
+
+from cardwise.core import quantity
+from cardwise.core.quantity import InvalidQuantity
+
+_BYTES = re.compile(r"(?<=[KMGTPE]i)B$")
+_MIB = 1024**2
+_MOST = 2**53  # what every reader of JSON keeps exact
+
+
+def kubernetes(text: str) -> str:
+    """`10GiB` as Kubernetes spells it, `10Gi`; other texts as they are."""
+    return _BYTES.sub("", text.strip())
+
+
+def parse(text: str | int) -> Fraction:
+    """The value of a quantity; `10GiB` and `10Gi` are bytes. Raises InvalidQuantity."""
+    return quantity.parse(kubernetes(str(text)))[0]
+
+
+def memory(text: str | int) -> int:
+    """MiB from 0: `65536` counts MiB, `64Gi` and `64GiB` count bytes. Raises InvalidQuantity."""
+    value, is_bytes = quantity.parse(kubernetes(str(text)))
+    if is_bytes:
+        value /= _MIB
+    if value.denominator != 1 or not 0 <= value <= _MOST:
+        raise InvalidQuantity(f"{text} is no whole number of MiB from 0", "write MiB such as 65536, or 64Gi")
+    return value.numerator

@@ -1,0 +1,211 @@
+"""ResourceClass: a type of card, by name. Which cards are of it, what one of it is, and the automatic classes.
+
+A class is parsed once; which classes a card is in is asked whenever cards or classes change, for every card.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core import amounts, names, quantity, selectors
+from cardwise.core.cards import FULL_CORE
+from cardwise.core.quantity import InvalidQuantity, MiB, Percent
+from cardwise.core.request import InvalidRequest
+from cardwise.core.selectors import Selector
+
+KIND = "nvidia-gpu"  # of all cards; the label that tells them from other devices
+
+_SELECTORS = ("selector", "resourceSelector", "labelSelector")  # ours first, then those of the old proposals
+_SPEC_FIELDS = (*_SELECTORS, "share", "priority")
+_SHARE_FIELDS = ("memoryMiB", "corePercent")
+_LONGEST = 48  # of a name: it must fit into names of resources and of metrics
+_LONGEST_LABEL = 63  # Kubernetes: of a label's value
+_DNS = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_TAKEN = frozenset(
+    {
+        "cpu", "memory", "storage", "ephemeral-storage", "pods", "services", "secrets", "configmaps",
+        "persistentvolumeclaims", "replicationcontrollers", "resourcequotas", "services.loadbalancers",
+        "services.nodeports", *(name.removeprefix(names.CLASS_PREFIX) for name in names.OWN_RESOURCES),
+    }
+)  # fmt: skip
+_TAKEN_PREFIXES = ("hugepages-", "requests.", "limits.")
+_PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
+_REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of a class stands for: MiB and percent of the SMs of one card."""
+
+    memory: MiB
+    core: Percent = Percent(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClass:
+    """One ResourceClass. Without a share, one of it is a whole card.
+
+    `auto`: Cardwise keeps it; `untouched`: it is as Cardwise wrote it, so that Cardwise may delete it.
+    """
+
+    name: str
+    selector: Selector
+    share: Share | None = None
+    priority: int = 0
+    auto: bool = False
+    untouched: bool = False
+
+
+class Classifier:
+    """Which classes a card is in. Remembers the answer by the labels that selectors ask about."""
+
+    def __init__(self, classes: Iterable[DeviceClass]) -> None:
+        self._classes = tuple(classes)
+        self._priorities = {one.name: one.priority for one in self._classes}
+        self._keys = sorted({key for one in self._classes for key in one.selector.keys})
+        self._known: dict[tuple[str | None, ...], frozenset[str]] = {}
+
+    def classes_of(self, labels: Mapping[str, str]) -> frozenset[str]:
+        """The names of the classes that select a card with these labels (of `labels`)."""
+        asked = tuple(map(labels.get, self._keys))
+        found = self._known.get(asked)
+        if found is None:
+            found = frozenset(one.name for one in self._classes if one.selector.matches(labels))
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[asked] = found
+        return found
+
+    def priority_of(self, classes: Iterable[str]) -> int:
+        """The highest priority of these classes, 0 where there are none."""
+        return max((self._priorities[name] for name in classes if name in self._priorities), default=0)
+
+
+def labels(
+    *,
+    node: str,
+    index: int,
+    uuid: str,
+    model: str,
+    memory: MiB,
+    properties: Mapping[str, str],
+    own: Mapping[str, str],
+) -> dict[str, str]:
+    """What selectors see of a card, with keys in lower case. `own` are the labels of its ExtendedResource."""
+    seen = {key.lower(): value for from_whom in (own, properties) for key, value in sorted(from_whom.items())}
+    return seen | {
+        "kind": KIND, "model": model, "memory": f"{memory}Mi",
+        "node": node, "hostname": node, "index": str(index), "uuid": uuid,
+    }  # fmt: skip
+
+
+def parse(obj: Mapping[str, Any]) -> DeviceClass:
+    """A ResourceClass object from its decoded JSON. Raises InvalidRequest."""
+    metadata, spec = obj.get("metadata") or {}, obj.get("spec")
+    name = metadata.get("name") or ""
+    check_name(name)
+    if not isinstance(spec, Mapping):
+        raise InvalidRequest("spec", "is missing", "write spec.selector, which says what cards are of the class")
+    _only(spec, _SPEC_FIELDS, "spec", "a ResourceClass")
+    written = [field for field in _SELECTORS if field in spec]
+    if len(written) > 1:
+        raise InvalidRequest(f"spec.{written[1]}", f"spec.{written[0]} is there as well", "write one of them")
+    field = written[0] if written else "selector"
+    priority = spec.get("priority", 0)
+    if type(priority) is not int or priority not in _PRIORITIES:
+        raise InvalidRequest("spec.priority", f"{priority!r} is out of range", "write a whole number such as 10")
+    return DeviceClass(
+        name=name,
+        selector=selectors.parse(spec.get(field), f"spec.{field}"),
+        share=_share(spec["share"]) if spec.get("share") is not None else None,
+        priority=priority,
+        auto=_is_auto(obj),
+        untouched=is_untouched_auto(obj),
+    )
+
+
+def check_name(name: str, field: str = "metadata.name") -> None:
+    """Raises InvalidRequest where a class may not have this name."""
+    if len(name) > _LONGEST or not _DNS.fullmatch(name):
+        raise InvalidRequest(
+            field,
+            f"{name!r} is no name of a class",
+            f"write at most {_LONGEST} of a-z, 0-9, '-' and '.', such as nvidia.tesla.k80",
+        )
+    if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
+        raise InvalidRequest(
+            field,
+            f"{name!r} means something else in limits or quotas",
+            f"choose another name, such as nvidia.{name}",
+        )
+
+
+def _only(given: Mapping[str, Any], fields: Iterable[str], field: str, what: str) -> None:
+    for name in given:
+        if name not in fields:
+            raise InvalidRequest(f"{field}.{name}", f"is no field of {what}", f"write {', '.join(fields)}")
+
+
+def _share(share: object) -> Share:
+    if not isinstance(share, Mapping):
+        raise InvalidRequest("spec.share", f"{share!r} is no share", f"write a map with {', '.join(_SHARE_FIELDS)}")
+    _only(share, _SHARE_FIELDS, "spec.share", "a share")
+    memory, core = share.get("memoryMiB"), share.get("corePercent", 0)
+    if type(memory) is not int and not isinstance(memory, str):
+        problem = "is missing" if memory is None else f"{memory!r} is no amount of memory"
+        remedy = "write MiB such as 8138, or a quantity such as 8Gi; without a share, one of the class is a whole card"
+        raise InvalidRequest("spec.share.memoryMiB", problem, remedy)
+    try:
+        mib = quantity.memory(amounts.kubernetes(str(memory)))
+    except InvalidQuantity as error:
+        raise InvalidRequest("spec.share.memoryMiB", error.problem, error.remedy) from error
+    if "corePercent" in share and (type(core) is not int or not 1 <= core <= FULL_CORE):
+        remedy = f"write a whole number from 1 to {FULL_CORE}, or leave it out"
+        raise InvalidRequest("spec.share.corePercent", f"{core!r} is out of range", remedy)
+    return Share(memory=mib, core=Percent(core))
+
+
+def name_of_model(model: str) -> str:
+    """The name of the automatic class of a model: nvidia.tesla.k80 of Tesla K80."""
+    return ".".join(_parts(model))[:_LONGEST].rstrip(".-")
+
+
+def accelerator_of_model(model: str) -> str:
+    """The value of a node's label `accelerator`: nvidia-tesla-k80 of Tesla K80."""
+    return "-".join(_parts(model))[:_LONGEST_LABEL].rstrip("-")
+
+
+def _parts(model: str) -> list[str]:
+    cleaned = (re.sub(r"[^a-z0-9]", "-", part).strip("-") for part in re.split(r"[\s.]+", model.lower()))
+    parts = [part for part in cleaned if part]
+    if parts[:1] == ["nvidia"]:  # newer drivers say it, older ones do not
+        parts = parts[1:]
+    return ["nvidia", *(parts or ["gpu"])]
+
+
+def auto_spec(model: str) -> dict[str, Any]:
+    """The spec of the automatic class of a model."""
+    return {"selector": {"matchLabels": {"model": model}}}
+
+
+def _is_auto(obj: Mapping[str, Any]) -> bool:
+    return ((obj.get("metadata") or {}).get("labels") or {}).get(names.AUTO_LABEL) == "true"
+
+
+def is_untouched_auto(obj: Mapping[str, Any]) -> bool:
+    """Whether Cardwise wrote the class and its spec still is what was written; else a person has made it theirs."""
+    text = ((obj.get("metadata") or {}).get("annotations") or {}).get(names.AUTO_SPEC)
+    if not _is_auto(obj) or text is None:
+        return False
+    try:
+        written = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(written, dict) and _without_default(written) == _without_default(obj.get("spec") or {})
+
+
+def _without_default(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The API server adds the default priority to what was written."""
+    return {key: value for key, value in spec.items() if (key, value) != ("priority", 0)}

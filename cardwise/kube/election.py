@@ -1,0 +1,239 @@
+"""When a Lease of coordination.k8s.io is ours: what to send next, and what an answer means.
+
+Apart from the elector that carries it out because here is what must never go wrong, and without clock, thread and
+network every order of events can be tried. Why two never hold at once, whatever is lost, late or done twice:
+
+- A holder counts from before it sent the renewing write and stops `margin` early. Everybody else counts the whole
+  duration from after the news of that write came. Clocks are never compared; a margin of a tenth of the duration
+  allows for clocks that run five percent fast or slow.
+- A write replaces exactly the version that was read (the API server compares resourceVersion).
+- Who creates the Lease waits for a whole duration first: it may have been deleted under a holder that has not noticed.
+- An answer that was lost is found again by the very times that were written, never by the identity: an earlier
+  process of that identity may still run.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from cardwise.kube import errors
+
+CallKind = Literal["get", "create", "update", "release"]
+
+_MAX_TRANSITIONS = 2**31 - 1  # the API's limit
+_REMEMBERED = 16  # writes without an answer; one more than these is only found again by waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a Lease says. `holder` is "" when it was released, None when it cannot be read: then somebody has it."""
+
+    version: str
+    holder: str | None
+    seconds: float  # 0 when not said
+    acquired: str
+    renewed: str
+    transitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to send now; `body` for all but get."""
+
+    kind: CallKind
+    sent: float
+    body: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """From when until when the Lease is ours, on the local clock. Immutable: other threads read it whole."""
+
+    epoch: int = 0
+    begins: float = -math.inf
+    until: float = -math.inf
+
+    def holds(self, now: float, margin: float = 0.0) -> bool:
+        return self.begins <= now < self.until - margin
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A version of the Lease. `since` is when it was first seen; `mine` whether this very process wrote it."""
+
+    lease: dict[str, Any]
+    record: Record
+    since: float
+    mine: bool
+
+
+class Election:
+    """One candidate. Alternate `call` with `answered` or `failed`; an answer that was given up on must not come later.
+
+    `claim` may be read by any thread, all else belongs to one.
+    """
+
+    def __init__(
+        self, namespace: str, name: str, identity: str, *, duration: float, margin: float, renew_every: float
+    ) -> None:
+        if not identity:
+            raise ValueError("an empty identity means that nobody holds the Lease")
+        if not (margin >= 0 and 0 < renew_every < duration - margin):
+            raise ValueError(
+                f"renew_every ({renew_every}) must be positive and less than duration ({duration}) - margin ({margin})"
+            )
+        self.claim = Claim()
+        self._metadata = {"name": name, "namespace": namespace}
+        self._identity = identity
+        self._duration = duration
+        self._valid = duration - margin
+        self._renew_every = renew_every
+        self._seen: _Seen | None = None
+        self._absent = False
+        self._reread = False
+        self._renew_at = -math.inf
+        self._written = datetime.min.replace(tzinfo=UTC)
+        self._unanswered: deque[tuple[str, str]] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def holder(self) -> str | None:
+        """Who was last seen to have it; "" and None as in `Record`."""
+        return None if self._seen is None else self._seen.record.holder
+
+    def call(self, now: float, wall: datetime) -> Call:
+        """What to send now. `wall` is only written for people to read."""
+        if self._absent:
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._metadata}
+            # Not remembered: a Lease that we created unknowingly must be waited for as anybody's.
+            return Call("create", now, {**body, "spec": self._spec(wall, None)})
+        seen = self._seen
+        if seen is None or self._reread or not self._may_take(seen, now):
+            return Call("get", now)
+        spec = self._spec(wall, seen.record)
+        self._unanswered.append((self._identity, spec["renewTime"]))
+        return Call("update", now, {**seen.lease, "spec": spec})
+
+    def farewell(self, now: float, wall: datetime) -> Call | None:
+        """What to send to give the Lease back; None when that is done, or when it is not ours to give."""
+        seen = self._seen
+        # A claim that has not begun is not given back: who took it at once would not wait for what we wait for.
+        if seen is None or not seen.mine or not self.claim.holds(now):
+            return None
+        if self._reread:
+            return Call("get", now)
+        stamp = self._stamp(wall)
+        # As client-go leaves it: held by nobody, for a second.
+        spec = {
+            "holderIdentity": "",
+            "leaseDurationSeconds": 1,
+            "acquireTime": stamp,
+            "renewTime": stamp,
+            "leaseTransitions": seen.record.transitions,
+        }
+        return Call("release", now, {**seen.lease, "spec": spec})
+
+    def answered(self, call: Call, lease: dict[str, Any], now: float) -> None:
+        """The API server said yes, with this Lease. Raises `Unreachable` when that is none."""
+        record = read(lease)
+        if not record.version:
+            raise errors.Unreachable(f"the answer is no Lease: {errors.truncated(str(lease), 200)}")
+        written = (call.body or {}).get("spec", {})
+        wrote = bool(written) and (record.holder, record.renewed) == (written["holderIdentity"], written["renewTime"])
+        before, self._absent, self._reread = self._seen, False, False
+        if wrote and call.kind != "release":
+            self._unanswered.clear()
+            self._seen = _Seen(lease, record, now, mine=True)
+            self._renew_at = call.sent + self._renew_every
+            self.claim = self._claimed(call, now)
+            return
+        if before is None or before.record.version != record.version:
+            mine = (record.holder, record.renewed) in self._unanswered
+            self._seen = before = _Seen(lease, record, now, mine)
+        if not before.mine:
+            self.claim = replace(self.claim, until=-math.inf)
+
+    def failed(self, call: Call, error: errors.KubeError) -> None:
+        """The API server said no, or nothing: then the call may have been carried out, or will be. The claim stays."""
+        if call.kind == "create":
+            self._absent, self._seen = False, None
+        elif isinstance(error, errors.NotFound):
+            self._absent, self._seen = True, None
+        elif call.kind != "get":
+            self._reread = True
+
+    def pause(self, now: float) -> float:
+        """Seconds until the next call is due."""
+        seen = self._seen
+        if seen is None or self._reread:
+            return 0.0
+        if seen.mine:
+            return max(0.0, self._renew_at - now)
+        if self._may_take(seen, now):
+            return 0.0
+        # Twice as often as the holder writes, so that a Lease that was given back is soon taken.
+        return min(self._renew_every / 2, self._expires(seen) - now)
+
+    def turn(self, now: float) -> float:
+        """Seconds until the claim begins or ends by itself."""
+        if now < self.claim.begins:
+            return self.claim.begins - now
+        return self.claim.until - now if now < self.claim.until else math.inf
+
+    def _may_take(self, seen: _Seen, now: float) -> bool:
+        return seen.mine or seen.record.holder == "" or now >= self._expires(seen)
+
+    def _expires(self, seen: _Seen) -> float:
+        # Another release may run with another duration.
+        return seen.since + max(self._duration, seen.record.seconds)
+
+    def _claimed(self, call: Call, now: float) -> Claim:
+        until, claim = call.sent + self._valid, self.claim
+        if call.kind == "create":
+            return Claim(claim.epoch + 1, now + self._duration, until)
+        return replace(claim, until=until, epoch=claim.epoch if now < claim.until else claim.epoch + 1)
+
+    def _spec(self, wall: datetime, before: Record | None) -> dict[str, Any]:
+        stamp = self._stamp(wall)
+        again = before is not None and before.holder == self._identity
+        transitions = 0 if before is None else before.transitions + (not again)
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": math.ceil(self._duration),
+            "acquireTime": before.acquired or stamp if before is not None and again else stamp,
+            "renewTime": stamp,
+            "leaseTransitions": min(transitions, _MAX_TRANSITIONS),
+        }
+
+    def _stamp(self, wall: datetime) -> str:
+        # Never twice the same, also when the clock is set back: a write that changes nothing gets no new version, and
+        # nobody would see the renewal.
+        self._written = max(wall, self._written + timedelta(microseconds=1))
+        return self._written.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def read(lease: dict[str, Any]) -> Record:
+    """Any answer at all. `version` is "" when it is no object of the API."""
+    metadata, spec = _dict(lease.get("metadata")), _dict(lease.get("spec"))
+    holder = spec.get("holderIdentity")
+    return Record(
+        version=_text(metadata.get("resourceVersion")),
+        holder=holder if isinstance(holder, str) else None,
+        seconds=float(_count(spec.get("leaseDurationSeconds"))),
+        acquired=_text(spec.get("acquireTime")),
+        renewed=_text(spec.get("renewTime")),
+        transitions=_count(spec.get("leaseTransitions")),
+    )
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

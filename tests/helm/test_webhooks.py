@@ -1,0 +1,153 @@
+"""Which objects the API server sends to the webhook. That the CEL is right is tried on the real one."""
+
+import re
+
+import pytest
+
+from cardwise.core import names
+from tests.helm.rendering import Object, Objects, Render, conditions, one, text
+
+KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+TEMPLATES = {  # where the template's pod spec is
+    "workloads.cardwise.dev": "object.?spec.?template.?spec",
+    "cronjobs.cardwise.dev": "object.?spec.?jobTemplate.?spec.?template.?spec",
+    "podtemplates.cardwise.dev": "object.?template.?spec",
+}
+
+
+def hooks(objects: Objects, kind: str) -> dict[str, Object]:
+    return {hook["name"]: hook for hook in one(objects, kind, names.WEBHOOK_CONFIGURATION)["webhooks"]}
+
+
+def seen(hook: Object) -> set[str]:
+    """`group/resource` and operations that the entry is for."""
+    return {
+        f"{operation} {group or 'core'}/{resource}"
+        for rule in hook["rules"]
+        for operation in rule["operations"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def writes(*resources: str) -> set[str]:
+    return {f"{operation} {resource}" for operation in ("CREATE", "UPDATE") for resource in resources}
+
+
+def lists(expression: str) -> list[set[str]]:
+    """The CEL lists of texts in an expression."""
+    return [set(re.findall(r"'([^']*)'", found)) for found in re.findall(r"\[('[^]]*')]", expression)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_users_ask_for_brings_a_pod_to_the_webhook(render: Render, kind: str) -> None:
+    condition = conditions(hooks(render(), kind)["pods.cardwise.dev"])["asks-for-a-share"]
+    for resource in names.REQUESTED:
+        assert f"'{resource}'" in condition or resource.startswith(f"{names.GROUP}/")
+    assert f"k.startsWith('{names.GROUP}/')" in condition
+    assert f"'{names.CLASS}' in object.metadata.annotations" in condition
+    assert "!k.contains('/')" in condition, "a bare name"
+
+
+def test_a_pod_is_either_ours_or_may_get_the_defaults(render: Render) -> None:
+    entries = hooks(render(), "MutatingWebhookConfiguration")
+    asks = conditions(entries["pods.cardwise.dev"])["asks-for-a-share"].strip()
+    assert conditions(entries["defaults.cardwise.dev"])["asks-for-nothing"].strip() == f"!{asks}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_are_as_the_rules_want_them(render: Render, kind: str) -> None:
+    ignored = {"bindings.cardwise.dev", "namespaces.cardwise.dev"}
+    for hook in hooks(render(), kind).values():
+        assert hook["failurePolicy"] == ("Ignore" if hook["name"] in ignored else "Fail")
+        assert hook["timeoutSeconds"] == (1 if hook["name"] == "bindings.cardwise.dev" else 5)
+        assert hook["sideEffects"] == "None"
+        assert hook["matchConditions"], "a webhook for every object would break rule 6"
+        assert "objectSelector" not in hook, "labels are the user's"
+        assert "caBundle" not in hook["clientConfig"], "the webhook writes it itself"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_being_deleted_needs_no_webhook(render: Render, kind: str) -> None:
+    for hook in hooks(render(), kind).values():
+        if any("UPDATE" in rule["operations"] for rule in hook["rules"]):
+            assert "!has(object.metadata.deletionTimestamp)" in text(hook["matchConditions"]), hook["name"]
+
+
+def test_every_kind_with_a_template_is_seen(render: Render) -> None:
+    entries = hooks(render(), "MutatingWebhookConfiguration")
+    apps = ("apps/deployments", "apps/replicasets", "apps/statefulsets", "apps/daemonsets")
+    assert seen(entries["workloads.cardwise.dev"]) == writes(*apps, "batch/jobs", "core/replicationcontrollers")
+    assert seen(entries["cronjobs.cardwise.dev"]) == writes("batch/cronjobs")
+    assert seen(entries["podtemplates.cardwise.dev"]) == writes("core/podtemplates")
+
+
+@pytest.mark.parametrize(("name", "path"), TEMPLATES.items())
+def test_a_template_comes_for_a_bare_name_or_our_mark(render: Render, name: str, path: str) -> None:
+    hook = hooks(render(), "MutatingWebhookConfiguration")[name]
+    assert hook["clientConfig"]["service"]["path"] == "/mutate"
+    found = conditions(hook)
+    assert "'kube-system'" in found["not-exempt"]
+    condition = found["asks-by-a-name-to-rewrite"]
+    assert path in condition
+    assert f"'{names.REWRITTEN}' in object.metadata.annotations" in condition
+    assert "!k.contains('/')" in condition
+    # Kubernetes takes these as they are, and the pods come by themselves.
+    assert names.GPU_MEM not in condition
+    assert names.CLASS_PREFIX not in condition.replace(names.REWRITTEN, "")
+
+
+def test_nvidia_gpu_is_left_alone_unless_told(render: Render) -> None:
+    assert names.NVIDIA_GPU not in text([hooks(render(), kind) for kind in KINDS])
+    taken = render("webhook.nvidiaGpu=take")
+    for kind in KINDS:
+        pods = conditions(hooks(taken, kind)["pods.cardwise.dev"])["asks-for-a-share"]
+        assert f"k == '{names.NVIDIA_GPU}'" in pods
+    entries = hooks(taken, "MutatingWebhookConfiguration")
+    assert {names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}"} in lists(
+        conditions(entries["quotas.cardwise.dev"])["names-what-we-rewrite"]
+    )
+    for name, path in TEMPLATES.items():
+        condition = conditions(entries[name])["asks-by-a-name-to-rewrite"]
+        assert f"k == '{names.NVIDIA_GPU}'" in condition
+        # An update of a template that had it before the setting was changed may not roll it out anew.
+        assert f"!(oldObject != null && [{path.replace('object', 'oldObject', 1)}" in condition
+
+
+def test_a_quota_comes_for_what_pods_are_rewritten_to(render: Render) -> None:
+    hook = hooks(render(), "MutatingWebhookConfiguration")["quotas.cardwise.dev"]
+    assert seen(hook) == writes("core/resourcequotas", "core/limitranges")
+    condition = conditions(hook)["names-what-we-rewrite"]
+    assert f"k.endsWith('{names.GPU_MEM}')" in condition
+    assert f"k.startsWith('{names.CLASS_PREFIX}')" in condition
+    assert f"'{names.REWRITTEN}' in object.metadata.annotations" in condition
+
+
+def test_a_plain_quota_never_comes(render: Render) -> None:
+    hook = hooks(render(), "MutatingWebhookConfiguration")["quotas.cardwise.dev"]
+    standard = set.union(*lists(conditions(hook)["names-what-we-rewrite"]))
+    # https://kubernetes.io/docs/concepts/policy/resource-quotas/
+    assert standard >= {"cpu", "memory", "ephemeral-storage", "pods", "services", "secrets", "configmaps"}
+    assert standard >= {"persistentvolumeclaims", "replicationcontrollers", "resourcequotas"}
+    assert standard >= {"services.loadbalancers", "services.nodeports"}
+    for prefix in ("requests.", "limits.", "hugepages-"):
+        assert f"!k.startsWith('{prefix}')" in text(hook["matchConditions"]).replace("''", "'")
+
+
+def test_classes_and_gpu_quotas_are_checked(render: Render) -> None:
+    objects = render()
+    mutating, validating = (hooks(objects, kind) for kind in KINDS)
+    classes, quotas = f"{names.GROUP}/resourceclasses", f"{names.GROUP}/gpuquotas"
+    assert seen(mutating["resourceclasses.cardwise.dev"]) == writes(classes)
+    assert seen(validating["resourceclasses.cardwise.dev"]) == writes(classes)
+    assert seen(validating["gpuquotas.cardwise.dev"]) == writes(quotas)
+    for entries, path in ((mutating, "/mutate"), (validating, "/validate")):
+        assert entries["resourceclasses.cardwise.dev"]["clientConfig"]["service"]["path"] == path
+
+
+def test_the_webhook_may_run_outside_the_cluster(render: Render) -> None:
+    entries = hooks(render("webhook.url=https://127.0.0.1:8443"), "MutatingWebhookConfiguration")
+    assert {hook["clientConfig"]["url"] for hook in entries.values()} == {
+        "https://127.0.0.1:8443/mutate",
+        "https://127.0.0.1:8443/mutate/defaults",
+    }

@@ -1,0 +1,228 @@
+"""Leader election against the real API server (etcd and kube-apiserver, no controllers)."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Self
+
+import pytest
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.lease import LeaderElector, identity
+from tests.cluster import binaries
+from tests.cluster.controlplane import ControlPlane
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(1200),  # the first run of all builds the programs
+    pytest.mark.xdist_group("kube-lease"),
+    # The harness keeps its processes by pid and lets the Popen objects go.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+DURATION, EVERY = 3.0, 0.4
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory):
+    plane = ControlPlane(tmp_path_factory.mktemp("plane"), binaries.kube(print))
+    plane.write_credentials([])
+    try:
+        plane.start_api()
+        yield plane
+    finally:
+        for name in ("kube-apiserver", "etcd"):
+            plane.process(name).stop()
+
+
+@pytest.fixture
+def client(plane: ControlPlane) -> Iterator[KubeClient]:
+    made = KubeClient.load(plane.kubeconfig("admin"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def namespace(client: KubeClient, request: pytest.FixtureRequest) -> str:
+    name = f"t-{abs(hash(request.node.name)) % 10**9}"
+    client.create(paths.namespaces(), {"metadata": {"name": name}})
+    return name
+
+
+class Freezing:
+    """A client whose threads stop dead before a request, as those of a process that the machine has no time for."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._running = threading.Event()
+        self._running.set()
+        self.freeze, self.thaw = self._running.clear, self._running.set
+
+    def __getattr__(self, verb: str) -> Callable[..., dict]:
+        def call(*args: object, **options: object) -> dict:
+            self._running.wait()
+            return getattr(self._client, verb)(*args, **options)
+
+        return call
+
+
+class Candidates:
+    """Electors in threads of their own, and a thread that looks all the time whether two lead at once."""
+
+    def __init__(self, client: KubeClient, namespace: str, count: int, **settings: float) -> None:
+        self.clients = [Freezing(client) for _ in range(count)]
+        self.told: list[list[bool]] = [[] for _ in range(count)]
+        self.electors = [
+            LeaderElector(each, namespace, names.LEASE, identity(), on_change=told.append, **settings)  # type: ignore[arg-type]
+            for each, told in zip(self.clients, self.told, strict=True)
+        ]
+        self.samples = 0
+        self.doubles = 0
+        self._over = threading.Event()
+        self._sampling = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> Self:
+        for each in self.electors:
+            each.start()
+        self._sampling.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        for each in self.clients:
+            each.thaw()
+        for each in self.electors:
+            each.stop()
+        self._over.set()
+        self._sampling.join()
+        assert self.samples > 0
+        assert self.doubles == 0
+
+    def _sample(self) -> None:
+        while not self._over.wait(0.001):
+            # Asked twice: between two questions the one may have ended and the other begun.
+            leading = [each for each in self.electors if each.leader]
+            self.doubles += sum(each.leader for each in leading) > 1
+            self.samples += 1
+
+    def leader(self, seconds: float, other_than: int | None = None) -> int:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for index, each in enumerate(self.electors):
+                if each.leader and index != other_than:
+                    return index
+            time.sleep(0.01)
+        raise AssertionError("nobody leads")
+
+
+def lease(client: KubeClient, namespace: str) -> dict:
+    return client.get(paths.leases(namespace, names.LEASE))
+
+
+def released(client: KubeClient, namespace: str) -> None:
+    client.create(paths.leases(namespace), {"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}})
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not come true in time"
+        time.sleep(0.02)
+
+
+def test_another_takes_over_from_a_leader_that_stands_still(client: KubeClient, namespace: str):
+    released(client, namespace)
+    with Candidates(client, namespace, 3, duration=DURATION, renew_every=EVERY) as candidates:
+        first = candidates.leader(3)
+        before = lease(client, namespace)["spec"]
+        assert before["holderIdentity"] == candidates.electors[first].identity
+        candidates.clients[first].freeze()
+        stood = time.monotonic()
+        second = candidates.leader(2 * DURATION, other_than=first)
+        assert time.monotonic() - stood < DURATION + 2
+        after = lease(client, namespace)["spec"]
+        assert after["holderIdentity"] == candidates.electors[second].identity
+        assert after["leaseTransitions"] == before["leaseTransitions"] + 1
+        assert datetime.fromisoformat(after["acquireTime"]) > datetime.fromisoformat(before["acquireTime"])
+        # It goes on with the very renewal that it was about to send.
+        candidates.clients[first].thaw()
+        eventually(lambda: candidates.told[first] == [True, False], 3)
+        time.sleep(DURATION)
+        assert candidates.electors[second].leader
+        assert candidates.electors[second].epoch == 1
+        assert lease(client, namespace)["spec"]["leaseTransitions"] == after["leaseTransitions"]
+
+
+def test_a_lease_given_back_is_taken_within_two_seconds(client: KubeClient, namespace: str):
+    released(client, namespace)
+    with Candidates(client, namespace, 3) as candidates:  # as shipped: 15 s, renewed every 2
+        first = candidates.leader(3)
+        time.sleep(2.3)  # all have settled: the others look only now and then
+        assert candidates.electors[first].holds(10.0)
+        asked = time.monotonic()
+        candidates.electors[first].stop()
+        second = candidates.leader(5, other_than=first)
+        assert time.monotonic() - asked < 2.0
+        assert candidates.told[first] == [True, False]
+        assert lease(client, namespace)["spec"]["holderIdentity"] == candidates.electors[second].identity
+
+
+def test_the_last_one_leaves_a_free_lease_as_kubernetes_does(client: KubeClient, namespace: str):
+    released(client, namespace)
+    with Candidates(client, namespace, 1) as candidates:
+        candidates.leader(3)
+        spec = lease(client, namespace)["spec"]
+        assert spec["leaseDurationSeconds"] == 15
+        assert abs(datetime.fromisoformat(spec["renewTime"]) - datetime.now(UTC)) < timedelta(seconds=5)
+    spec = lease(client, namespace)["spec"]
+    assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("", 1, 1)
+
+
+def test_a_missing_or_deleted_lease_is_created_by_one_of_them(client: KubeClient, namespace: str):
+    with Candidates(client, namespace, 3, duration=DURATION, renew_every=EVERY) as candidates:
+        candidates.leader(DURATION + 3)
+        client.delete(paths.leases(namespace, names.LEASE))
+        eventually(lambda: not any(each.leader for each in candidates.electors), DURATION + 2)
+        leader = candidates.leader(DURATION + 3)
+        assert lease(client, namespace)["spec"]["holderIdentity"] == candidates.electors[leader].identity
+
+
+def test_nobody_leads_while_the_api_server_hangs_and_somebody_soon_after(
+    plane: ControlPlane, client: KubeClient, namespace: str
+):
+    released(client, namespace)
+    with Candidates(client, namespace, 3, duration=DURATION, renew_every=EVERY) as candidates:
+        first = candidates.leader(3)
+        epoch = candidates.electors[first].epoch
+        process = plane.process("kube-apiserver")
+        process.pause()
+        try:
+            hung = time.monotonic()
+            eventually(lambda: not candidates.electors[first].leader, DURATION)
+            assert candidates.electors[first].remaining() == 0
+            assert time.monotonic() - hung > DURATION / 2
+            time.sleep(1)
+            assert not any(each.leader for each in candidates.electors)
+        finally:
+            process.resume()
+        again = candidates.leader(3 * DURATION)
+        if again == first:
+            assert candidates.electors[first].epoch > epoch
+
+
+def test_who_may_not_write_does_not_lead(plane: ControlPlane, client: KubeClient, namespace: str):
+    released(client, namespace)
+    # Controllers' own identity may read much, and has no rights to this Lease.
+    stranger = KubeClient.load(plane.kubeconfig("kube-scheduler"))
+    try:
+        with pytest.raises(errors.Forbidden):
+            stranger.get(paths.leases(namespace, names.LEASE))
+        with Candidates(stranger, namespace, 1, duration=DURATION, renew_every=EVERY) as candidates:
+            time.sleep(1)
+            assert not candidates.electors[0].leader
+    finally:
+        stranger.close()
+    assert lease(client, namespace)["spec"]["holderIdentity"] == ""

@@ -1,0 +1,76 @@
+"""The arithmetic of quotas: what is counted step by step is what a count from nothing gives, in any order."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import quotas
+from cardwise.core.assignment import CardShare
+from cardwise.core.quotas import NOTHING, Charge, Entry, Room
+
+HEADROOM = 4
+TOTAL = 100
+
+shares = st.builds(
+    lambda mem, core: CardShare(0, "GPU-1", mem, core, TOTAL),
+    st.sampled_from([1, 40, TOTAL - HEADROOM - 1, TOTAL - HEADROOM, TOTAL]),
+    st.sampled_from([0, 50, 100]),
+)
+limits = st.one_of(st.none(), st.integers(0, 400))
+entries = st.builds(lambda s, m, c: Entry(shares=s, memory=m, cards=c), limits, limits, limits)
+charges = st.builds(Charge, st.integers(0, 5), st.integers(0, 400), st.integers(0, 5))
+
+
+@given(held=st.lists(st.tuples(shares, st.booleans())), order=st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_charge_release_and_recount_agree_in_any_order(held, order: random.Random):
+    steps = [(i, +1) for i in range(len(held))] + [(i, -1) for i, (_, goes) in enumerate(held) if goes]
+    order.shuffle(steps)
+    used = NOTHING
+    for i, sign in steps:
+        charge = quotas.charge(held[i][0], headroom=HEADROOM)
+        used = used.plus(charge) if sign > 0 else used.minus(charge)
+    left = [share for share, goes in held if not goes]
+    assert used == quotas.total(quotas.charge(share, headroom=HEADROOM) for share in left)
+    whole = sum(share.core == 100 and share.mem + HEADROOM >= TOTAL for share in left)
+    assert used == (len(left), sum(share.mem for share in left), whole)
+
+
+@given(entry=entries, asked=st.lists(charges, max_size=12))
+@settings(deadline=None)
+def test_what_room_takes_never_exceeds_the_entry(entry, asked):
+    used = NOTHING
+    for charge in asked:
+        if quotas.room(entry, used).takes(charge):
+            used = used.plus(charge)
+        else:
+            over = used.plus(charge)
+            assert any(limit is not None and got > limit for limit, got in limited(entry, over))
+    assert all(limit is None or got <= limit for limit, got in limited(entry, used))
+
+
+def limited(entry, charge):
+    return [(entry.shares, charge.shares), (entry.memory, charge.memory), (entry.cards, charge.cards)]
+
+
+@given(entry=entries, used=charges, charge=charges, more=charges)
+@settings(deadline=None)
+def test_less_is_taken_wherever_more_is(entry, used, charge, more):
+    assert quotas.room(entry, used).takes(NOTHING)
+    if quotas.room(entry, used).takes(charge.plus(more)):
+        assert quotas.room(entry, used).takes(charge)
+    if quotas.room(entry, used.plus(more)).takes(charge):
+        assert quotas.room(entry, used).takes(charge)
+
+
+@given(entry=entries, used=charges)
+@settings(deadline=None)
+def test_room_and_used_make_up_the_entry(entry, used):
+    left = quotas.room(entry, used)
+    assert isinstance(left, Room)
+    assert left.entry == entry
+    for limit, got, rest in zip(
+        (entry.shares, entry.memory, entry.cards), used, (left.shares, left.memory, left.cards), strict=True
+    ):
+        assert rest == (None if limit is None else limit - got)

@@ -1,0 +1,132 @@
+"""Selectors against a slow reading of docs/design/0003 that shares no code with them, and names of classes."""
+
+import re
+from decimal import Decimal
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import classes, selectors
+from cardwise.core.classes import Classifier
+
+KEYS = ["memory", "model", "clock"]
+COMPARE = {"Gt": lambda s: s > 0, "Lt": lambda s: s < 0, "GtEq": lambda s: s >= 0, "LtEq": lambda s: s <= 0}
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "m": Decimal("0.001")}
+UNITS |= {f"{p}i{b}": 1024**n for n, p in enumerate("KMGTP", start=1) for b in ("", "B")}
+
+# Few numbers in many spellings, so that equal and almost equal ones meet.
+quantities = st.builds(
+    lambda number, unit: f"{number}{unit}",
+    st.sampled_from(["0", "1", "1.0", "2", "1024", "1023", "1025", "0.5", ".5", "1000"]),
+    st.sampled_from(sorted(UNITS)),
+)
+texts = st.one_of(quantities, st.sampled_from(["", "Tesla K80", "tesla k80", "535.104.05", "1GB", "1e3", "-1", "Gi"]))
+keys = st.sampled_from(KEYS).flatmap(lambda key: st.sampled_from([key, key.upper(), key.title()]))
+expressions = st.one_of(
+    st.builds(
+        lambda key, operator, values: {"key": key, "operator": operator, "values": values},
+        keys, st.sampled_from(["In", "NotIn"]), st.lists(texts, min_size=1, max_size=3),
+    ),
+    st.builds(
+        lambda key, operator: {"key": key, "operator": operator}, keys, st.sampled_from(["Exists", "DoesNotExist"])
+    ),
+    st.builds(
+        lambda key, operator, value, bare: {"key": key, "operator": operator, "values": value if bare else [value]},
+        keys, st.sampled_from(sorted(COMPARE)), quantities, st.booleans(),
+    ),
+)  # fmt: skip
+conditions = st.builds(
+    lambda labels, wanted: {"matchLabels": labels, "matchExpressions": wanted},
+    st.dictionaries(keys, texts, max_size=2),
+    st.lists(expressions, max_size=3),
+).filter(lambda item: item["matchLabels"] or item["matchExpressions"])
+written = st.one_of(conditions, st.lists(conditions, min_size=1, max_size=3))
+cards = st.dictionaries(st.sampled_from(KEYS), texts)
+
+
+def number(text):
+    """The quantity by hand: digits, then a unit or an exponent."""
+    found = re.match(r"^(-?[0-9]*\.?[0-9]*)(.*)$", text)
+    digits, unit = found.groups()
+    if not any(c.isdigit() for c in digits):
+        return None
+    if unit.startswith("e"):
+        return Decimal(digits) * 10 ** int(unit[1:])
+    return Decimal(digits) * UNITS[unit] if unit in UNITS else None
+
+
+def same(one, other):
+    return one == other or (number(one) is not None and number(one) == number(other))
+
+
+def holds(labels, key, operator, values):
+    value = labels.get(key.lower())
+    if operator in ("Exists", "DoesNotExist"):
+        return (value is not None) == (operator == "Exists")
+    if operator in ("In", "NotIn"):
+        return (value is not None and any(same(value, wanted) for wanted in values)) == (operator == "In")
+    bound = number(values if isinstance(values, str) else values[0])
+    return value is not None and number(value) is not None and COMPARE[operator](number(value) - bound)
+
+
+def selected(labels, selector):
+    if isinstance(selector, list):
+        return any(selected(labels, item) for item in selector)
+    return all(holds(labels, key, "In", [value]) for key, value in selector["matchLabels"].items()) and all(
+        holds(labels, item["key"], item["operator"], item.get("values")) for item in selector["matchExpressions"]
+    )
+
+
+@given(selector=written, of_cards=st.lists(cards, min_size=1, max_size=5))
+@settings(max_examples=500, deadline=None)
+def test_a_selector_selects_what_the_contract_says(selector, of_cards):
+    parsed = selectors.parse(selector)
+    for labels in of_cards:
+        assert parsed.matches(labels) == selected(labels, selector)
+
+
+@given(selector=written, labels=cards)
+@settings(deadline=None)
+def test_only_the_keys_that_it_names_matter(selector, labels):
+    parsed = selectors.parse(selector)
+    seen = {key: value for key, value in labels.items() if key in parsed.keys}
+    assert parsed.matches(labels) == parsed.matches(seen)
+
+
+@given(of_classes=st.lists(written, max_size=4), of_cards=st.lists(cards, max_size=12))
+@settings(deadline=None)
+def test_a_classifier_says_what_its_selectors_say_one_by_one(of_classes, of_cards):
+    parsed = [
+        classes.parse({"metadata": {"name": f"c{i}"}, "spec": {"selector": selector, "priority": i - 1}})
+        for i, selector in enumerate(of_classes)
+    ]
+    classifier = Classifier(parsed)
+    for labels in of_cards + of_cards:
+        expected = {f"c{i}" for i, selector in enumerate(of_classes) if selected(labels, selector)}
+        assert classifier.classes_of(labels) == expected
+        assert classifier.priority_of(expected) == max((int(name[1:]) - 1 for name in expected), default=0)
+
+
+# What NVML says: most often product names, but it is any text.
+models = st.one_of(
+    st.text(),
+    st.text(alphabet="NVIDAnvidia .-_/()0123456789", max_size=96),
+    st.lists(st.sampled_from(["NVIDIA", "Tesla", "A100-SXM4-80GB", "MIG 1g.5gb", "-", "."])).map(" ".join),
+)
+
+
+@given(model=models)
+@settings(max_examples=500, deadline=None)
+def test_every_model_has_a_class_of_a_valid_name_and_a_valid_label(model):
+    name = classes.name_of_model(model)
+    classes.check_name(name)
+    assert name.startswith("nvidia.")
+    assert re.fullmatch(r"nvidia-[a-z0-9]([-a-z0-9]{0,54}[a-z0-9])?", classes.accelerator_of_model(model))
+
+
+@given(model=models)
+@settings(deadline=None)
+def test_the_automatic_class_of_a_model_selects_its_cards(model):
+    obj = {"metadata": {"name": classes.name_of_model(model)}, "spec": classes.auto_spec(model)}
+    card = classes.labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
+    assert classes.parse(obj).selector.matches(card)

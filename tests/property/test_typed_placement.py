@@ -1,0 +1,247 @@
+"""Types and quotas in the placement engine, against a search that tries every choice of cards."""
+
+from itertools import combinations
+
+from hypothesis import event, given, reject, settings
+from hypothesis import strategies as st
+
+from cardwise.core import names, placement, policies, quotas, request
+from cardwise.core.cards import Card
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.placement import Placement, Scorer, Unplaceable
+from cardwise.core.quotas import Entry
+from cardwise.core.verdict import Refusal
+from tests.build import container, pod
+
+NODES = ["n1", "n2", "n3", "n4"]
+CLASSES = ["a", "a", "b", "b", "none-has-it"]
+MODELS = ["A", "B"]
+OURS, THEIRS = "team", "others"
+
+sizes = st.sampled_from([40, 80, 100])
+types = st.tuples(
+    st.sampled_from(MODELS),
+    st.sampled_from([frozenset(), frozenset("a"), frozenset("b"), frozenset("ab")]),
+    st.sampled_from([0, 0, 0, 3, -1]),
+)
+described = st.tuples(sizes, st.sampled_from([True, True, True, True, False]), types)
+worlds = st.lists(st.lists(described, min_size=2, max_size=4), min_size=2, max_size=4)
+held = st.lists(
+    st.tuples(st.sampled_from(NODES), st.integers(0, 3), st.sampled_from([20, 50]), st.sampled_from([OURS, THEIRS])),
+    max_size=6,
+)
+limits = st.lists(
+    st.builds(
+        lambda selects, shares, memory, cards: Entry(**selects, shares=shares, memory=memory, cards=cards),
+        st.sampled_from([{"device_class": "a"}, {"device_class": "b"}, {"model": "A"}, {"model": "B"}, {}]),
+        st.sampled_from([0, None, 1, 2, 3]),
+        st.sampled_from([None, None, 30, 100, 180, 250]),
+        st.sampled_from([None, None, 0, 1, 2]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def typed(made, device_class):
+    if not device_class:
+        return made
+    limits = dict(made["resources"]["limits"])
+    count = limits.pop(names.GPU_COUNT, "1")
+    return made | {"resources": {"limits": limits | {f"cardwise.dev/{device_class}": count}}}
+
+
+shapes = st.one_of(
+    st.builds(lambda mem: container(gpu_mem=mem), st.integers(1, 90)),
+    st.builds(lambda mem, core: container(gpu_mem=mem, gpu_core=core), st.integers(1, 90), st.integers(1, 100)),
+    st.builds(lambda count: container(gpu_count=count), st.integers(1, 3)),
+    st.builds(
+        lambda mem, count: container(gpu_mem=mem * count, gpu_count=count), st.integers(1, 60), st.integers(2, 3)
+    ),
+)
+containers = st.builds(typed, shapes, st.sampled_from(["", "", *CLASSES]))
+
+
+def asking(made):
+    try:
+        return request.parse(pod(containers=made))
+    except request.InvalidRequest:  # too many percent on the card that they share
+        return reject()
+
+
+def asked_by(most):
+    return st.lists(containers, min_size=1, max_size=most).map(asking)
+
+
+@st.composite
+def scenes(draw):
+    """A ledger with cards and holdings, and what quotas leave to our namespace."""
+    ledger = Ledger(max_clients=4, headroom=draw(st.sampled_from([0, 0, 10])))
+    for node, cards in zip(NODES, draw(worlds), strict=False):
+        ledger.set_cards(
+            node,
+            [
+                Card(index=i, uuid=f"{node}-{i}", mem=mem, healthy=healthy, model=model, classes=classes, priority=prio)
+                for i, (mem, healthy, (model, classes, prio)) in enumerate(cards)
+            ],
+        )
+    for uid, (node, index, mem, namespace) in enumerate(draw(held)):
+        state = ledger.node(node)
+        if state and index < len(state.cards) and state.free[index] >= mem:
+            share = quotas.CardShare(index, f"{node}-{index}", mem, 20, state.cards[index].mem)
+            ledger.hold(Holding(str(uid), namespace, "p", node, placement.Assignment({"0": (share,)})))
+    if draw(st.booleans()):
+        ledger.index()
+    rooms = [quotas.room(entry, ledger.used(OURS, entry)) for entry in draw(st.just([]) | limits | limits)]
+    return ledger, rooms
+
+
+def may_have(node, i, claim, device_class):
+    """Whether the card alone would do, but for quotas."""
+    card = node.cards[i]
+    if not card.healthy or (device_class and device_class not in card.classes):
+        return False
+    if claim.whole:
+        return node.clients[i] == 0 and node.free[i] > 0
+    return (
+        node.clients[i] < node.max_clients
+        and node.free[i] >= claim.mem_per_card
+        and node.free_core[i] >= claim.core_per_card
+    )
+
+
+def within(node, chosen, claim, rooms):
+    """Whether the cards together stay within every room."""
+    for room in rooms:
+        shares = memory = cards = 0
+        for i in chosen:
+            card = node.cards[i]
+            if room.entry.covers(card.classes, card.model):
+                shares += 1
+                memory += card.mem - node.headroom if claim.whole else claim.mem_per_card
+                full = claim.core_per_card >= 100 and claim.mem_per_card >= card.mem - node.headroom
+                cards += claim.whole or full
+        for asked, left in ((shares, room.shares), (memory, room.memory), (cards, room.cards)):
+            if left is not None and asked and asked > left:
+                return False
+    return True
+
+
+def naively(ledger, nodes, wanted, policy, rooms):
+    """The node and the cards for a request of one container, by trying every choice; None where there is none."""
+    (claim,) = wanted.containers
+    priorities = sorted({card.priority for node in ledger.nodes() for card in node.cards})
+    best = None
+    for name in sorted(nodes):
+        node = ledger.node(name)
+
+        def preference(i, node=node):
+            rank = 0 if claim.device_class else priorities.index(node.cards[i].priority)
+            return rank, node.free[i] if policy == "binpack" else -node.free[i], i
+
+        positions = range(len(node.cards)) if node else ()
+        usable = sorted((i for i in positions if may_have(node, i, claim, claim.device_class)), key=preference)
+        chosen = next((c for c in combinations(usable, claim.cards) if within(node, c, claim, rooms)), None)
+        if chosen is not None:
+            ranks, frees, _ = (sum(column) for column in zip(*map(preference, chosen), strict=True))
+            if best is None or (ranks, frees) < best[0]:
+                best = (ranks, frees), name, sorted(node.cards[i].index for i in chosen)
+    return best and best[1:]
+
+
+def steered(ledger, nodes, wanted, policy, rooms):
+    """What the quotas did to the request, for the statistics."""
+    without, with_them = (naively(ledger, nodes, wanted, policy, given) for given in ([], rooms))
+    return "do not matter" if without == with_them else "steer" if with_them else "refuse"
+
+
+def node_by_node(ledger, nodes, wanted, policy, rooms):
+    """What `place` must answer, without the index."""
+    scorer = Scorer(wanted, policy, rooms)
+    scores = {name: scorer.score(ledger.node(name)) for name in nodes}
+    fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
+    if not fitting:
+        return Unplaceable(refusals=scores)
+    best = min(fitting, key=lambda name: (-fitting[name], name))
+    return placement.place_on(ledger.node(best), wanted, policy, rooms)
+
+
+candidates = st.sampled_from([{*NODES, "unknown"}, {*NODES}, {"n1"}, {"n1", "n2"}])
+policy_names = st.sampled_from(sorted(policies.POLICIES))
+
+
+@given(scenes(), asked_by(1), candidates, policy_names)
+@settings(deadline=None, max_examples=400)
+def test_one_container_gets_what_trying_every_choice_would_give_it(scene, wanted, nodes, policy):
+    ledger, rooms = scene
+    placed = placement.place(ledger, nodes, wanted, policy, rooms)
+    expected = naively(ledger, nodes, wanted, policy, rooms)
+    event("placed" if expected else "refused")
+    event(f"quotas {steered(ledger, nodes, wanted, policy, rooms)}")
+    if expected is None:
+        assert isinstance(placed, Unplaceable)
+        assert set(placed.refusals) == nodes
+    else:
+        assert (placed.node, placed.assignment.indices()) == expected
+
+
+@given(scenes(), asked_by(3), candidates, policy_names)
+@settings(deadline=None, max_examples=400)
+def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, nodes, policy):
+    ledger, rooms = scene
+    placed = placement.place(ledger, sorted(nodes), wanted, policy, rooms)
+    assert placed == node_by_node(ledger, sorted(nodes), wanted, policy, rooms)
+    scores, refusals = Scorer(wanted, policy, rooms).score_all(ledger, nodes)
+    assert set(scores) | set(refusals) == nodes
+    event(type(placed).__name__)
+    if isinstance(placed, Unplaceable):
+        assert placed.refusals == refusals
+        return
+    assert placed.score == max(scores.values())
+    assert placement.exceeded(ledger, placed, rooms) == []
+    node = ledger.node(placed.node)
+    for claim in wanted.containers:
+        cards = [node.cards[node.position(share)] for share in placed.assignment.containers[claim.key]]
+        assert len({card.uuid for card in cards}) == claim.cards
+        assert all(card.healthy for card in cards)
+        assert all(not claim.device_class or claim.device_class in card.classes for card in cards)
+    before = {room.entry: ledger.used(OURS, room.entry) for room in rooms}
+    ledger.hold(Holding("new", OURS, "new", placed.node, placed.assignment))
+    assert min([*node.free, *node.free_core]) >= 0
+    assert max(node.clients) <= node.max_clients
+    for entry, used in before.items():
+        now = ledger.used(OURS, entry)
+        for limit, was, is_ in zip((entry.shares, entry.memory, entry.cards), used, now, strict=True):
+            assert limit is None or is_ <= limit or is_ == was
+
+
+@given(scenes(), asked_by(2), candidates, policy_names)
+@settings(deadline=None, max_examples=300)
+def test_a_node_is_refused_for_the_reason_that_it_has(scene, wanted, nodes, policy):
+    ledger, rooms = scene
+    placed = placement.place(ledger, nodes, wanted, policy, rooms)
+    for name, refusal in placed.refusals.items() if isinstance(placed, Unplaceable) else ():
+        event(refusal.name)
+        node = ledger.node(name)
+        without = placement.place_on(node, wanted, policy)
+        assert (refusal is Refusal.QUOTA) == isinstance(without, Placement)
+        if not isinstance(without, Placement):
+            assert refusal is without
+        has = frozenset().union(*(card.classes for card in node.cards)) if node else frozenset()
+        if refusal is Refusal.NO_SUCH_TYPE:
+            assert any(c.device_class and c.device_class not in has for c in wanted.containers)
+        if len(wanted.containers) == 1 and node and node.cards:
+            (claim,) = wanted.containers
+            assert (refusal is Refusal.NO_SUCH_TYPE) == bool(claim.device_class and claim.device_class not in has)
+
+
+def test_every_card_of_thousands_of_mixed_nodes_is_found_by_its_class():
+    ledger = Ledger()
+    for i in range(2500):
+        name = f"n{i:04}"
+        kind = {"classes": frozenset({f"c{i % 7}"}), "model": f"M{i % 7}"}
+        ledger.set_cards(name, [Card(index=0, uuid=name, mem=100 + i % 5, **kind)])
+    nodes = [node.name for node in ledger.nodes()]
+    for policy, best in (("binpack", "n0005"), ("spread", "n0019")):
+        wanted = request.parse(pod(containers=[typed(container(gpu_mem=90), "c5")]))
+        assert placement.place(ledger, nodes, wanted, policy).node == best
