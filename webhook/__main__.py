@@ -27,6 +27,7 @@ from cardwise.runtime.settings import (
 )
 from webhook.app import create_app
 from webhook.decisions import Settings
+from webhook.spellings import NvidiaGpu
 from webhook.validate import Oversize
 from webhook.view import ClusterView
 
@@ -96,10 +97,18 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "for clusters that grow.",
 )
 @click.option(
+    "--nvidia-gpu",
+    type=click.Choice(["leave", "take"]),
+    default="leave",
+    help="What nvidia.com/gpu means. leave: it is of NVIDIA's own device plugin, and none of ours. take: whole cards "
+    "of ours, in pods, workload templates and ResourceQuotas, for clusters without that plugin. The chart's "
+    "webhook.nvidiaGpu, which decides what is brought to us, must say the same.",
+)
+@click.option(
     "--exempt-namespaces",
     type=_CommaList(),
     default=",".join(_EXEMPT),
-    help="Namespaces whose pods are left as they are.",
+    help="Namespaces whose pods and workloads are left as they are.",
 )
 def main(
     *,
@@ -111,9 +120,10 @@ def main(
     webhook_configuration: str,
     runtime_class: str,
     oversize: Oversize,
+    nvidia_gpu: NvidiaGpu,
     exempt_namespaces: tuple[str, ...],
 ) -> None:
-    """Rewrites pods that ask for a share of a card, and refuses what can never run, with the reason.
+    """Rewrites pods, workloads and quotas that ask for cards, and refuses what can never run, with the reason.
 
     Called by the API server at /mutate, /mutate/defaults and /validate; the chart registers it.
     """
@@ -121,7 +131,12 @@ def main(
     check_distinct({"--bind": bind, "--metrics-bind": common.metrics_bind})
     with starting("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
-    settings = Settings(runtime_class=runtime_class, oversize=oversize, exempt_namespaces=frozenset(exempt_namespaces))
+    settings = Settings(
+        runtime_class=runtime_class,
+        oversize=oversize,
+        nvidia_gpu=nvidia_gpu,
+        exempt_namespaces=frozenset(exempt_namespaces),
+    )
     bundle = CaBundle(client, mutating=[webhook_configuration], validating=[webhook_configuration])
     directory = tls_dir or _scratch()
     secret = tls_secret if tls_dir is None else None

@@ -3,17 +3,21 @@
 Decide, then apply: the Flask shell only decodes, calls one of these and encodes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jsonpatch
 
 from cardwise.core import names, request
+from cardwise.core.classes import DeviceClass
 from cardwise.core.request import InvalidRequest
-from webhook import defaults, mutate, quotas, validate
+from cardwise.core.selectors import Selector
+from webhook import classes, defaults, gpuquotas, mutate, quotas, resourceclasses, templates, validate
 from webhook.defaults import Defaults
-from webhook.review import Decision, Review
+from webhook.gpuquotas import Standing
+from webhook.review import CREATE, UPDATE, Decision, Review
+from webhook.spellings import NvidiaGpu, Vocabulary
 from webhook.validate import Cards, Oversize
 
 Json = dict[str, Any]
@@ -28,7 +32,20 @@ class View(Protocol):
     def fresh_defaults(self, namespace: str) -> Defaults | None:
         """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
 
-    def cards(self) -> Cards: ...
+    def cards(self, device_class: DeviceClass | None = None) -> Cards:
+        """Of the class, or all."""
+
+    def selects(self, selector: Selector) -> bool:
+        """Whether it selects a card that there is now."""
+
+    def classes(self) -> Mapping[str, DeviceClass]:
+        """The ResourceClasses that are known, by name."""
+
+    def device_class(self, name: str) -> DeviceClass | None:
+        """A class, None where there is none; asks the API server where it is not known. Raises KubeError."""
+
+    def quotas(self, namespace: str) -> Sequence[Standing]:
+        """The GPUQuotas of the namespace."""
 
     def pod(self, namespace: str, name: str) -> Json | None:
         """The pod, from the API server; None where it cannot be read."""
@@ -40,6 +57,7 @@ class Settings:
 
     runtime_class: str = ""
     oversize: Oversize = "refuse"
+    nvidia_gpu: NvidiaGpu = "leave"
     exempt_namespaces: frozenset[str] = frozenset()
 
 
@@ -47,14 +65,21 @@ Decide = Callable[[Review, View, Settings], Decision]
 
 
 def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
-    """POST /mutate: pods that ask for a share, ResourceQuotas, LimitRanges."""
+    """POST /mutate: pods that ask for a card, templates of such, ResourceQuotas, LimitRanges, ResourceClasses.
+
+    Raises KubeError.
+    """
     match review.resource:
         case "pods" if _concerns(review, settings):
-            return _mutate_pod(review, view.defaults(review.namespace), settings, apply=False)
+            return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
         case "resourcequotas":
-            return _refusable(lambda: _patch(review.object, quotas.resource_quota(review.object)))
+            return _refusable(lambda: _mutate_quota(review, view, settings))
         case "limitranges":
             return _refusable(lambda: _patch(review.object, quotas.limit_range(review.object)))
+        case "resourceclasses":
+            return _patch(review.object, resourceclasses.normal(review.object, review.old))
+        case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
+            return _refusable(lambda: _mutate_workload(review, view, settings))
     return Decision()
 
 
@@ -62,18 +87,22 @@ def on_defaults(review: Review, view: View, settings: Settings) -> Decision:
     """POST /mutate/defaults: pods of a namespace that opted in. Raises KubeError."""
     if review.resource != "pods" or not _concerns(review, settings):
         return Decision()
-    return _mutate_pod(review, view.fresh_defaults(review.namespace), settings, apply=True)
+    return _mutate_pod(review, view, view.fresh_defaults(review.namespace), settings, apply=True)
 
 
 def on_validate(review: Review, view: View, settings: Settings) -> Decision:
-    """POST /validate."""
+    """POST /validate. Raises KubeError."""
     match review.resource:
         case "pods" if _concerns(review, settings):
-            return _refusable(lambda: Decision(warnings=validate.pod(review.object, view.cards(), settings.oversize)))
+            return _refusable(lambda: _validate_pod(review, view, settings))
         case "pods/binding" | "bindings":
             return _refusable(lambda: _validate_binding(review, view))
         case "namespaces":
             return _refusable(lambda: _validate_namespace(review))
+        case "resourceclasses":
+            return _refusable(lambda: Decision(warnings=resourceclasses.warnings(review.object, view.selects)))
+        case "gpuquotas":
+            return _refusable(lambda: Decision(warnings=gpuquotas.warnings(review.object, view.device_class)))
     return Decision()
 
 
@@ -82,12 +111,16 @@ def _concerns(review: Review, settings: Settings) -> bool:
     annotations = (review.object.get("metadata") or {}).get("annotations") or {}
     # By the word of a kubelet only: a user may write the annotation too.
     mirror = names.MIRROR in annotations and review.username.startswith("system:node:")
-    return review.operation == "CREATE" and review.namespace not in settings.exempt_namespaces and not mirror
+    return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
 
 
-def _mutate_pod(review: Review, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:
+def _vocabulary(view: View, settings: Settings) -> Vocabulary:
+    return Vocabulary(view.device_class, take_nvidia=settings.nvidia_gpu == "take")
+
+
+def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:
     def decide() -> Decision:
-        pod, policy = review.object, ""
+        pod, policy = classes.rewritten(review.object, _vocabulary(view, settings)), ""
         if known is not None and defaults.wants(pod):
             known.check(review.namespace)
             policy = known.policy
@@ -97,6 +130,25 @@ def _mutate_pod(review: Review, known: Defaults | None, settings: Settings, *, a
         return _patch(review.object, mutation.pod, mutation.warnings)
 
     return _refusable(decide)
+
+
+def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:
+    vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
+    done = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=update)
+    return _patch(review.object, done.workload, done.warnings)
+
+
+def _mutate_quota(review: Review, view: View, settings: Settings) -> Decision:
+    vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
+    quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update)
+    return _patch(review.object, quota, tuple(warnings))
+
+
+def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
+    asked, warnings = validate.pod(review.object, view, settings.oversize)
+    if asked is not None:
+        gpuquotas.check(asked, view.quotas(review.namespace))
+    return Decision(warnings=warnings)
 
 
 def _validate_binding(review: Review, view: View) -> Decision:
@@ -117,7 +169,9 @@ def _validate_namespace(review: Review) -> Decision:
 
 
 def _patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:
-    return Decision(patch=jsonpatch.make_patch(before, after).patch, warnings=warnings)
+    # What was left as it was is the same object: no need to compare.
+    patch = jsonpatch.make_patch(before, after).patch if after is not before else []
+    return Decision(patch=patch, warnings=warnings)
 
 
 def _refusable(decide: Callable[[], Decision]) -> Decision:

@@ -5,13 +5,12 @@ webhook changed the pod. What a user may not set is taken out with a warning, no
 pods and restored backups stay usable (architecture.md section 6).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cardwise.core import names, request
+from cardwise.core import names, quantity, request
 from cardwise.core.request import ContainerRequest, PodRequest
-from webhook import environment
+from webhook import containers, environment
 
 Json = dict[str, Any]
 
@@ -47,9 +46,7 @@ def mutate(pod: Json, *, runtime_class: str = "", policy: str = "") -> Mutation:
     for container in request.containers(pod):
         changed = _container(dict(container.spec), container.path, by_key.get(container.key), warnings)
         if changed != container.spec:
-            kind = "initContainers" if container.key.startswith("init-") else "containers"
-            index = int(container.key.removeprefix("init-"))
-            spec[kind] = [*spec[kind][:index], changed, *spec[kind][index + 1 :]]
+            containers.put(spec, container, changed)
     if asked is not None and runtime_class and not spec.get("runtimeClassName"):
         spec["runtimeClassName"] = runtime_class
     return Mutation(pod | {"metadata": metadata, "spec": spec}, tuple(warnings))
@@ -73,14 +70,14 @@ def _annotations(before: Json, asked: PodRequest | None, policy: str, warnings: 
 
 def _container(container: Json, path: str, asked: ContainerRequest | None, warnings: list[str]) -> Json:
     resources = dict(container.get("resources") or {})
-    for kind, amounts in _lists(resources):
+    for kind, amounts in containers.lists(resources):
         warnings += [
             f"{path}.resources.{kind}[{name}]: removed, which only Cardwise writes"
             for name in INTERNAL
             if name in amounts and not (asked and name == names.SHARE and str(amounts[name]) == "1")
         ]
-    wanted = _wanted(asked)
-    for kind, amounts in _lists(resources):
+    wanted = _wanted(asked, resources.get("limits") or {})
+    for kind, amounts in containers.lists(resources):
         kept = {name: amount for name, amount in amounts.items() if name in wanted or not _written_by_us(name)}
         # Requests follow from limits when they are missing, so only what a user wrote there is put right.
         names_of_kind = wanted if kind == "limits" else [name for name in wanted if name in amounts]
@@ -95,19 +92,18 @@ def _container(container: Json, path: str, asked: ContainerRequest | None, warni
     return container
 
 
-def _lists(resources: Json) -> Iterator[tuple[str, Json]]:
-    for kind in ("limits", "requests"):
-        if resources.get(kind):
-            yield kind, resources[kind]
-
-
-def _wanted(asked: ContainerRequest | None) -> dict[str, int]:
+def _wanted(asked: ContainerRequest | None, limits: Json) -> dict[str, int]:
     if asked is None:
         return {}
+    typed: dict[str, int] = {}
+    if asked.device_class:
+        key = names.CLASS_PREFIX + asked.device_class
+        # As many as were asked for: of a class with a share they are no cards.
+        typed[key] = int(quantity.parse(limits[key])[0]) if key in limits else asked.cards
     if asked.whole:
-        return {names.WHOLE_GPU: asked.cards, names.SHARE: 1}
+        return {names.WHOLE_GPU: asked.cards, **typed, names.SHARE: 1}
     core = {names.GPU_CORE: int(asked.core)} if asked.core else {}
-    return {names.GPU_MEM: int(asked.mem), **core, names.SHARE: 1}
+    return {names.GPU_MEM: int(asked.mem), **core, **typed, names.SHARE: 1}
 
 
 def _written_by_us(name: str) -> bool:

@@ -1,6 +1,7 @@
-"""Amounts of gpu-mem in a ResourceQuota or LimitRange, rewritten to MiB like those of pods.
+"""ResourceQuota and LimitRange, rewritten like the pods that they count.
 
-Kubernetes adds up plain numbers: `64Gi` would stand for 68,719,476,736 MiB and limit nothing.
+Amounts of gpu-mem to MiB: Kubernetes adds up plain numbers, so `64Gi` would stand for 68,719,476,736 MiB and limit
+nothing. And names of classes and cards to those under which a ResourceQuota counts requests for them.
 """
 
 from typing import Any
@@ -8,21 +9,35 @@ from typing import Any
 from cardwise.core import names, quantity
 from cardwise.core.quantity import InvalidQuantity
 from cardwise.core.request import InvalidRequest
+from webhook import records
 from webhook.mutate import spelling
+from webhook.spellings import Vocabulary, unknown_classes
 
 Json = dict[str, Any]
 
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
+_HARD = "spec.hard"
 _RANGE_FIELDS = ("max", "min", "default", "defaultRequest")  # maxLimitRequestRatio is no amount
 
 
-def resource_quota(quota: Json) -> Json:
-    """Raises InvalidRequest."""
+def resource_quota(quota: Json, old: Json | None, vocabulary: Vocabulary, *, update: bool) -> tuple[Json, list[str]]:
+    """The quota, and warnings. `old` is the stored one at an update. Raises InvalidRequest, KubeError."""
     spec = quota.get("spec") or {}
     hard = spec.get("hard")
     if not hard:
-        return quota
-    return quota | {"spec": spec | {"hard": _amounts(hard, "spec.hard")}}
+        return quota, []
+    place = records.rewrite(
+        {_HARD: _amounts(hard, _HARD)},
+        vocabulary.in_quota,
+        place="hard",
+        recorded=records.read(quota).get("hard", []),
+        manifest=records.applied(quota, old, _named),
+        update=update,
+    )
+    after = quota | {"spec": spec | {"hard": place.amounts[_HARD]}}
+    if place.changed:
+        after = records.written(after, {"hard": place.ours})
+    return after, unknown_classes(_HARD, place.written, vocabulary, "it counts nothing")
 
 
 def limit_range(limits: Json) -> Json:
@@ -33,6 +48,13 @@ def limit_range(limits: Json) -> Json:
         for i, item in enumerate(spec.get("limits") or ())
     ]
     return limits | {"spec": spec | {"limits": items}} if items else limits
+
+
+def _named(manifest: Json) -> dict[str, frozenset[str]]:
+    """The keys of a manifest, which is a text that anybody wrote."""
+    spec = manifest.get("spec")
+    hard = spec.get("hard") if isinstance(spec, dict) else None
+    return {"hard": frozenset(hard if isinstance(hard, dict) else ())}
 
 
 def _amounts(amounts: Json, path: str) -> Json:

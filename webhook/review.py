@@ -10,8 +10,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from webhook import templates
+
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+CREATE, UPDATE = "CREATE", "UPDATE"
 
 Json = dict[str, Any]
 
@@ -42,6 +45,7 @@ class _Request(Struct, rename="camel"):
     name: str = ""
     user_info: _UserInfo = msgspec.field(default_factory=_UserInfo)
     object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Envelope(Struct, rename="camel"):
@@ -50,10 +54,15 @@ class _Envelope(Struct, rename="camel"):
     request: _Request
 
 
-class _ObjectMeta(Struct):
+class _Owner(Struct):
+    controller: bool | None = None
+
+
+class _ObjectMeta(Struct, rename="camel"):
     name: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
 
 
 class _Resources(Struct):
@@ -87,11 +96,39 @@ class _Pod(Struct):
     spec: _PodSpec | None = None
 
 
+class _WorkloadSpec(Struct):
+    template: _Pod | None = None
+
+
+class _Workload(Struct):
+    metadata: _ObjectMeta | None = None
+    spec: _WorkloadSpec | None = None
+
+
+class _JobTemplate(Struct):
+    spec: _WorkloadSpec | None = None
+
+
+class _CronJobSpec(Struct, rename="camel"):
+    job_template: _JobTemplate | None = None
+
+
+class _CronJob(Struct):
+    metadata: _ObjectMeta | None = None
+    spec: _CronJobSpec | None = None
+
+
+class _PodTemplate(Struct):
+    metadata: _ObjectMeta | None = None
+    template: _Pod | None = None
+
+
 class _QuotaSpec(Struct):
     hard: _Amounts = None
 
 
 class _ResourceQuota(Struct):
+    metadata: _ObjectMeta | None = None
     spec: _QuotaSpec | None = None
 
 
@@ -110,11 +147,29 @@ class _LimitRange(Struct):
     spec: _LimitRangeSpec | None = None
 
 
+class _Ours(Struct):
+    """A ResourceClass or a GPUQuota, which come before their schema is checked: what is inside is read with care."""
+
+    metadata: _ObjectMeta | None = None
+    spec: Json | None = None
+
+
 class _AnyObject(Struct):
     metadata: _ObjectMeta | None = None
 
 
-_SHAPES: dict[str, type[Struct]] = {"pods": _Pod, "resourcequotas": _ResourceQuota, "limitranges": _LimitRange}
+_SHAPES: dict[str, type[Struct]] = {
+    "pods": _Pod,
+    **dict.fromkeys(templates.KINDS, _Workload),
+    "cronjobs": _CronJob,
+    "podtemplates": _PodTemplate,
+    "resourcequotas": _ResourceQuota,
+    "limitranges": _LimitRange,
+    "resourceclasses": _Ours,
+    "gpuquotas": _Ours,
+}
+# Where the decision needs the stored object too.
+_COMPARED = templates.KINDS | {"resourcequotas", "resourceclasses"}
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_object = msgspec.json.Decoder(Json).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
@@ -124,7 +179,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """What is asked. `resource` is the plural with its subresource, such as `pods/binding`."""
+    """What is asked. `resource` is the plural with its subresource, such as `pods/binding`.
+
+    `old` is the stored object at an UPDATE of a kind that is compared with it, None else.
+    """
 
     uid: str
     resource: str
@@ -133,6 +191,7 @@ class Review:
     name: str
     username: str
     object: Json
+    old: Json | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,23 +213,29 @@ def decode(body: bytes) -> Review:
     if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
         raise BadReview(f"expected {API_VERSION} {KIND}, got {envelope.api_version[:80]} {envelope.kind[:80]}")
     request = envelope.request
-    try:
-        _decode_shape.get(request.resource.resource, _decode_any)(request.object)
-        obj = _decode_object(request.object)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadReview(
-            f"request.object is not shaped like one of {request.resource.resource[:80]}: {error}"
-        ) from error
+    resource = request.resource.resource
+    obj = _object("object", resource, request.object)
+    compared = resource in _COMPARED and request.operation == UPDATE and bytes(request.old_object) != b"null"
+    old = _object("oldObject", resource, request.old_object) if compared else None
     sub = f"/{request.sub_resource}" if request.sub_resource else ""
     return Review(
         uid=request.uid,
-        resource=request.resource.resource + sub,
+        resource=resource + sub,
         operation=request.operation,
         namespace=request.namespace,
         name=request.name,
         username=request.user_info.username,
         object=obj,
+        old=old,
     )
+
+
+def _object(field: str, resource: str, raw: msgspec.Raw) -> Json:
+    try:
+        _decode_shape.get(resource, _decode_any)(raw)
+        return _decode_object(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReview(f"request.{field} is not shaped like one of {resource[:80]}: {error}") from error
 
 
 def encode(review: Review, decision: Decision) -> bytes:

@@ -4,12 +4,15 @@ The last word on a pod: other webhooks may have changed it after ours. Rules tha
 ValidatingAdmissionPolicies of the chart, so that they hold while nobody serves this.
 """
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from cardwise.core import names, request
+from cardwise.core import classes, names, request
+from cardwise.core.classes import DeviceClass
 from cardwise.core.quantity import MiB
-from cardwise.core.request import InvalidRequest, PodRequest
+from cardwise.core.request import ContainerRequest, InvalidRequest, PodRequest
 from webhook.defaults import Defaults
 from webhook.mutate import INTERNAL
 
@@ -18,6 +21,7 @@ Oversize = Literal["refuse", "wait"]
 
 _SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
+_SHOWN = 10  # of the classes that there are, in a refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +32,33 @@ class Cards:
     most: int = 0
 
 
-def pod(obj: Json, cards: Cards, oversize: Oversize) -> tuple[str, ...]:
-    """Warnings for the user. Raises InvalidRequest."""
-    _refuse_unknown(obj)
+class Inventory(Protocol):
+    """The cards and their classes; as `decisions.View`."""
+
+    def cards(self, device_class: DeviceClass | None = None) -> Cards: ...
+
+    def classes(self) -> Mapping[str, DeviceClass]: ...
+
+    def device_class(self, name: str) -> DeviceClass | None: ...
+
+
+def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
+    """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
+    _refuse_unknown(obj, inventory)
     asked = request.parse_mutated(obj)
     if asked is None:
-        return ()
+        return None, ()
     if (obj.get("spec") or {}).get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
         raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
+    warnings = []
     try:
-        _fits(asked, cards)
+        warnings += _fits_by_class(asked, inventory)
     except InvalidRequest as error:
         if oversize == "refuse":
             raise
-        return (f"{error.field}: {error.problem}; the pod waits until such a card comes",)
-    return ()
+        warnings.append(f"{error.field}: {error.problem}; the pod waits until such a card comes")
+    return asked, tuple(warnings)
 
 
 def binding(obj: Json) -> None:
@@ -65,44 +80,98 @@ def namespace(name: str, defaults: Defaults) -> None:
     defaults.check(name)
 
 
-def _refuse_unknown(obj: Json) -> None:
+def _refuse_unknown(obj: Json, inventory: Inventory) -> None:
+    annotated = ((obj.get("metadata") or {}).get("annotations") or {}).get(names.CLASS)
     for container in request.containers(obj):
         resources = container.spec.get("resources") or {}
         for kind in ("limits", "requests"):
             for name in resources.get(kind) or ():
-                if name.startswith(f"{names.GROUP}/") and name not in _KNOWN:
-                    raise InvalidRequest(
-                        f"{container.path}.resources.{kind}[{name}]",
-                        "is no resource of Cardwise",
-                        f"ask for {names.GPU_MEM} (MiB) or {names.WHOLE_GPU} (whole cards)",
-                    )
+                if not name.startswith(names.CLASS_PREFIX) or name in _KNOWN:
+                    continue
+                asked = names.class_of(name)
+                field = f"{container.path}.resources.{kind}[{name}]"
+                _check_class(asked, f"metadata.annotations[{names.CLASS}]" if asked == annotated else field, inventory)
 
 
-def _fits(asked: PodRequest, cards: Cards) -> None:
+def _check_class(name: str, field: str, inventory: Inventory) -> None:
+    classes.check_name(name, field)
+    if inventory.device_class(name) is not None:
+        return
+    known = inventory.classes()
+    likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
+    more = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
+    any_card = f"{names.GPU_MEM} (MiB) or {names.WHOLE_GPU} (whole cards) for any card"
+    raise InvalidRequest(
+        field,
+        f"there is no ResourceClass {name}",
+        f"write {', '.join(likely)}{more} (kubectl get resourceclass), or ask for {any_card}"
+        if likely
+        else f"there are none yet (kubectl get resourceclass); ask for {any_card}",
+    )
+
+
+def _fits_by_class(asked: PodRequest, inventory: Inventory) -> list[str]:
+    """Warnings of classes that have no card. Raises InvalidRequest where no node there is could ever take the pod."""
+    warnings = []
+    by_class: dict[str, list[ContainerRequest]] = {}
+    for container in asked.containers:
+        by_class.setdefault(container.device_class, []).append(container)
+    for name, containers in by_class.items():
+        known = inventory.device_class(name) if name else None
+        cards = inventory.cards(known)
+        if known is not None and not cards.largest:
+            field = f"{_path(containers[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
+            warnings.append(f"{field}: no card is of the class now; the pod waits until one comes")
+        _fits(PodRequest(containers=tuple(containers)), cards, known)
+    if len(by_class) > 1:
+        _check_count(asked, inventory.cards(), "")
+    return warnings
+
+
+def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> None:
+    """`asked` is what a pod asks of one class, `cards` are the cards of that class; or of none, and all cards."""
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
-    paths = {container.key: _path(container.key) for container in asked.containers}
+    of_class = f" of class {device_class.name}" if device_class else ""
     if asked.largest_share > cards.largest:
         culprits = [c for c in asked.containers if not c.whole and c.mem_per_card > cards.largest]
         sharing = [c for c in asked.containers if not c.whole and c.cards == 1]
         culprit = culprits[0] if culprits else sharing[0]
         together = " together with the pod's other containers" if not culprits and len(sharing) > 1 else ""
-        split = f"{asked.largest_share} MiB{together} is more than the largest card has ({cards.largest})"
+        key, remedy = _smaller(culprit, cards, device_class)
         raise InvalidRequest(
-            f"{paths[culprit.key]}.resources.limits[{names.GPU_MEM}]",
-            split,
-            f"ask for at most {cards.largest}, or split it over cards with {names.GPU_COUNT}",
+            f"{_path(culprit.key)}.resources.limits[{key}]",
+            f"{asked.largest_share} MiB{together} is more than the largest card{of_class} has ({cards.largest})",
+            remedy,
         )
+    _check_count(asked, cards, of_class)
+
+
+def _smaller(culprit: ContainerRequest, cards: Cards, device_class: DeviceClass | None) -> tuple[str, str]:
+    """The resource that is too large, as users write it, and what to write instead."""
+    each = device_class.share.memory if device_class and device_class.share else 0
+    if not each or culprit.mem % each:
+        return names.GPU_MEM, f"ask for at most {cards.largest}, or split it over cards with {names.GPU_COUNT}"
+    count, key = cards.largest // each, names.CLASS_PREFIX + culprit.device_class
+    if not count:
+        return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}"
+    return key, f"ask for at most {count}, since one of the class is {each} MiB"
+
+
+def _check_count(asked: PodRequest, cards: Cards, of_class: str) -> None:
+    if not cards.most:
+        return
     whole = [c for c in asked.containers if c.whole]
     for container, wanted in (
         *((c, c.cards) for c in asked.containers if not c.whole),
         *((c, sum(w.cards for w in whole)) for c in whole[:1]),
     ):
         if wanted > cards.most:
+            # As users write it; cardwise.dev/gpu is our own spelling of it.
+            key = names.CLASS_PREFIX + container.device_class if container.device_class else names.GPU_COUNT
             raise InvalidRequest(
-                # As users write it; cardwise.dev/gpu is our own spelling of it.
-                f"{paths[container.key]}.resources.limits[{names.GPU_COUNT}]",
-                f"{wanted} cards are more than any node has ({cards.most})",
+                f"{_path(container.key)}.resources.limits[{key}]",
+                f"{wanted} cards{of_class} are more than any node has ({cards.most})",
                 f"ask for at most {cards.most}",
             )
 

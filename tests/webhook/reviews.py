@@ -1,13 +1,32 @@
 """AdmissionReviews and what the webhook knows, for tests."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jsonpatch
+
+from cardwise.core import classes
+from cardwise.core.classes import DeviceClass
+from cardwise.core.selectors import Selector
+from webhook import decisions
+from webhook import review as reviews
+from webhook.decisions import Settings
 from webhook.defaults import Defaults
+from webhook.gpuquotas import Standing
 from webhook.validate import Cards
 
 Json = dict[str, Any]
+
+
+def resource_class(name: str, *, model: str = "Tesla K80", **spec: object) -> Json:
+    selector = {"matchLabels": {"model": model}}
+    return {"metadata": {"name": name}, "spec": {"selector": selector} | spec}
+
+
+def device_classes(*objects: Json) -> dict[str, DeviceClass]:
+    return {(one := classes.parse(obj)).name: one for obj in objects}
 
 
 @dataclass
@@ -17,14 +36,30 @@ class Known:
     namespaces: dict[str, Defaults] = field(default_factory=dict)
     known_cards: Cards = field(default_factory=Cards)
     pods: dict[str, Json] = field(default_factory=dict)
+    known_classes: dict[str, DeviceClass] = field(default_factory=dict)
+    cards_of: dict[str, Cards] = field(default_factory=dict)
+    card_labels: list[Json] = field(default_factory=list)
+    standings: dict[str, list[Standing]] = field(default_factory=dict)
 
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
 
     fresh_defaults = defaults
 
-    def cards(self) -> Cards:
-        return self.known_cards
+    def cards(self, device_class: DeviceClass | None = None) -> Cards:
+        return self.known_cards if device_class is None else self.cards_of.get(device_class.name, Cards())
+
+    def selects(self, selector: Selector) -> bool:
+        return any(selector.matches(labels) for labels in self.card_labels)
+
+    def classes(self) -> Mapping[str, DeviceClass]:
+        return self.known_classes
+
+    def device_class(self, name: str) -> DeviceClass | None:
+        return self.known_classes.get(name)
+
+    def quotas(self, namespace: str) -> Sequence[Standing]:
+        return self.standings.get(namespace, [])
 
     def pod(self, namespace: str, name: str) -> Json | None:
         return self.pods.get(f"{namespace}/{name}")
@@ -39,6 +74,7 @@ def review(
     namespace: str = "default",
     name: str = "",
     username: str = "somebody",
+    old: Any = None,
 ) -> Json:
     request = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
@@ -49,7 +85,7 @@ def review(
         "name": name,
         "userInfo": {"username": username, "groups": ["system:authenticated"]},
         "object": obj,
-        "oldObject": None,
+        "oldObject": old,
         "dryRun": False,
         "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
     }
@@ -60,3 +96,11 @@ def review(
 
 def body(*args: Any, **kwargs: Any) -> bytes:
     return json.dumps(review(*args, **kwargs)).encode()
+
+
+def mutated(obj: Json, resource: str, known: Known, settings: Settings | None = None, **about: Any) -> Json:
+    """The object after /mutate, which must let it pass."""
+    decision = decisions.on_mutate(reviews.decode(body(obj, resource, **about)), known, settings or Settings())
+    assert decision.allowed, decision.message
+    after: Json = jsonpatch.JsonPatch(decision.patch).apply(obj)
+    return after

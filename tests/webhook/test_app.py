@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cardwise.core import names
+from cardwise.core.classes import DeviceClass
 from cardwise.kube import errors
 from tests import build
-from tests.webhook.reviews import Known, body, review
+from tests.webhook.reviews import Known, body, device_classes, resource_class, review
 from webhook import app as shell
 from webhook.decisions import Settings
 from webhook.defaults import Defaults
@@ -22,8 +23,9 @@ PATHS = sorted(shell.PATHS)
 
 @pytest.fixture(scope="module")
 def client() -> FlaskClient:
-    known = Known(namespaces={"default": Defaults("1Gi", "spread")})
-    return shell.create_app(known, Settings()).test_client()
+    classes = device_classes(resource_class("nvidia.tesla.k80"), resource_class("half", share={"memoryMiB": 64}))
+    known = Known(namespaces={"default": Defaults("1Gi", "spread")}, known_classes=classes)
+    return shell.create_app(known, Settings(nvidia_gpu="take")).test_client()
 
 
 def post(client: FlaskClient, path: str, data: bytes, content_type: str = "application/json") -> Any:
@@ -97,6 +99,16 @@ def test_an_unreachable_api_server_is_told_as_such() -> None:
     assert "try again" in answer.text
 
 
+def test_a_class_that_cannot_be_looked_up_is_told_as_such() -> None:
+    class Lost(Known):
+        def device_class(self, name: str) -> DeviceClass | None:
+            raise errors.Unreachable("GET /apis/cardwise.dev/v1alpha1/resourceclasses/half: refused")
+
+    pod = build.pod(containers=[{"name": "a", "resources": {"limits": {"half": "1"}}}])
+    answer = post(shell.create_app(Lost(), Settings()).test_client(), "/mutate", body(pod))
+    assert answer.status_code == 503
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -105,14 +117,20 @@ _JSON = st.recursive(
 _KEYS = st.sampled_from(
     ["metadata", "spec", "containers", "initContainers", "resources", "limits", "requests", "env", "name",
      "annotations",
-     "valueFrom", "fieldRef", "hard", "max", "envFrom", "nodeName", names.GPU_MEM, names.GPU_COUNT, names.SHARE]
+     "valueFrom", "fieldRef", "hard", "max", "envFrom", "nodeName", names.GPU_MEM, names.GPU_COUNT, names.SHARE,
+     "template", "jobTemplate", "ownerReferences", "selector", "resourceSelector", "share", "status", "used", "class",
+     "shares", names.CLASS, names.REWRITTEN, names.NVIDIA_GPU, "nvidia.tesla.k80", "half", "cardwise.dev/half",
+     "kubectl.kubernetes.io/last-applied-configuration"]
 )  # fmt: skip
 _LIKE_OBJECTS = st.recursive(
     st.none() | st.text(max_size=4) | st.integers() | st.just("8Gi") | st.just("1e999"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
     max_leaves=12,
 )
-_RESOURCES = st.sampled_from(["pods", "resourcequotas", "limitranges", "bindings", "namespaces", "nodes"])
+_RESOURCES = st.sampled_from(
+    ["pods", "resourcequotas", "limitranges", "bindings", "namespaces", "nodes", "deployments", "jobs", "cronjobs",
+     "podtemplates", "replicasets", "resourceclasses", "gpuquotas"]
+)  # fmt: skip
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -129,10 +147,48 @@ def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(
-    path=st.sampled_from(PATHS), resource=_RESOURCES, obj=_LIKE_OBJECTS, operation=st.sampled_from(["CREATE", "UPDATE"])
+    path=st.sampled_from(PATHS),
+    resource=_RESOURCES,
+    obj=_LIKE_OBJECTS,
+    about=st.fixed_dictionaries({"operation": st.sampled_from(["CREATE", "UPDATE"]), "old": st.none() | _LIKE_OBJECTS}),
 )
-def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: str, obj: Any, operation: str) -> None:
-    assert post(client, path, body(obj, resource, operation=operation)).status_code in {200, 400}
+def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: str, obj: Any, about: Any) -> None:
+    assert post(client, path, body(obj, resource, **about)).status_code in {200, 400}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(
+    path=st.sampled_from(PATHS),
+    resource=st.sampled_from(["resourceclasses", "gpuquotas"]),
+    spec=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=4),
+    old=st.none() | st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=4),
+)
+def test_random_classes_and_quotas_never_fail_us(
+    client: FlaskClient, path: str, resource: str, spec: Any, old: Any
+) -> None:
+    obj = {"metadata": {"name": "x", "namespace": "default"}, "spec": spec, "status": spec}
+    assert post(client, path, body(obj, resource, operation="UPDATE", old=old and {"spec": old})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("resource", "obj"),
+    [
+        ("deployments", {"spec": {"template": 7}}),
+        ("cronjobs", {"spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": {}}}}}}}),
+        ("podtemplates", {"template": []}),
+        ("jobs", {"metadata": {"annotations": {names.REWRITTEN: 7}}}),
+        ("resourceclasses", {"spec": "x"}),
+        ("gpuquotas", {"spec": []}),
+    ],
+)
+def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resource: str, obj: Any) -> None:
+    answer = post(client, "/mutate", body(obj, resource))
+    assert answer.status_code == 400
+    assert f"request.object is not shaped like one of {resource}" in answer.text
+    if resource != "gpuquotas":
+        answer = post(client, "/mutate", body({}, resource, operation="UPDATE", old=obj))
+        assert answer.status_code == 400
+        assert f"request.oldObject is not shaped like one of {resource}" in answer.text
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)

@@ -37,3 +37,11 @@ def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(
     assert f"{tmp_path}/ca.crt: there is no CA that can be read" in done.output
     assert "put there the CA that signed tls.crt" in done.output
     assert "Traceback" not in done.output
+
+
+def test_what_nvidia_gpu_means_is_one_of_two() -> None:
+    told = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    assert "--nvidia-gpu [leave|take]" in told
+    done = CliRunner().invoke(main, ["--nvidia-gpu=both"])
+    assert done.exit_code == 2
+    assert "'both' is not one of 'leave', 'take'" in done.output

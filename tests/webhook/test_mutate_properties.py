@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from cardwise.core import names, request
 from cardwise.core.request import InvalidRequest
 from tests import build
+from tests.webhook.reviews import device_classes, resource_class
+from webhook import classes
 from webhook.mutate import mutate
+from webhook.spellings import Vocabulary
 
 Json = dict[str, Any]
 
@@ -21,7 +24,16 @@ _AMOUNTS = {
     names.SHARE: st.sampled_from(["1", "5"]),
     names.PLACE_MARKER: st.just("1"),
     "cpu": st.just("1"),
+    "k80": st.sampled_from(["1", "2", "0"]),
+    f"{names.CLASS_PREFIX}k80": st.sampled_from(["1", "2"]),
+    "half": st.sampled_from(["1", "2"]),
+    f"{names.CLASS_PREFIX}half": st.sampled_from(["1", "2"]),
+    names.NVIDIA_GPU: st.sampled_from(["0", "1"]),
 }
+VOCABULARY = Vocabulary(
+    device_classes(resource_class("k80"), resource_class("half", share={"memoryMiB": 4000, "corePercent": 30})).get,
+    take_nvidia=True,
+)
 _LIMITS = st.fixed_dictionaries({}, optional=_AMOUNTS)
 _REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.IDX, "mine"]
 _ENV_NAMES = [
@@ -52,7 +64,7 @@ _SIDECARS = _CONTAINERS.map(lambda container: container | {"restartPolicy": "Alw
 _ANNOTATIONS = st.dictionaries(
     st.sampled_from([names.IDX, names.ASSIGNMENT, f"{names.GPU_COUNT_OF}0", f"{names.GPU_COUNT_OF}1", "mine"]),
     st.sampled_from(["1", "2"]),
-)
+).flatmap(lambda found: st.sampled_from([found, found, found | {names.CLASS: "k80"}, found | {names.CLASS: "half"}]))
 PODS = st.builds(
     lambda containers, init, annotations, node: {
         "metadata": {"name": "p", "annotations": annotations, "resourceVersion": "1"},
@@ -63,15 +75,21 @@ PODS = st.builds(
 POLICIES = st.sampled_from(["", "spread"])
 
 
+def rewritten(pod: Json, policy: str = "") -> Json:
+    return mutate(classes.rewritten(pod, VOCABULARY), policy=policy).pod
+
+
 @given(PODS, POLICIES)
 def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str) -> None:
+    before = deepcopy(pod)
     try:
-        asked = request.parse(pod)
+        named = classes.rewritten(pod, VOCABULARY)
+        asked = request.parse(named)
     except InvalidRequest:
         assume(False)
-    before = deepcopy(pod)
-    after = mutate(pod, policy=policy, runtime_class="nvidia").pod
+    after = mutate(named, policy=policy, runtime_class="nvidia").pod
     assert pod == before, "the input was changed"
+    assert classes.rewritten(after, VOCABULARY) is after
     again = mutate(after, policy=policy, runtime_class="nvidia")
     assert (again.pod, again.warnings) == (after, ())
     seen = request.parse(after)
@@ -81,16 +99,16 @@ def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str)
 @given(PODS, POLICIES)
 def test_mutation_is_a_fixed_point_for_what_the_api_server_makes_of_it(pod: Json, policy: str) -> None:
     try:
-        after = _stored(mutate(pod, policy=policy).pod)
+        after = _stored(rewritten(pod, policy))
     except InvalidRequest:
         assume(False)
-    assert mutate(after, policy=policy).pod == after
+    assert rewritten(after, policy) == after
 
 
 @given(PODS)
 def test_slots_are_where_shares_are_and_nowhere_else(pod: Json) -> None:
     try:
-        after = mutate(pod).pod
+        after = rewritten(pod)
     except InvalidRequest:
         assume(False)
     asked = request.parse(after)

@@ -1,12 +1,27 @@
-"""Amounts of gpu-mem in quotas and limit ranges."""
+"""Amounts of gpu-mem in quotas and limit ranges, and names of classes in quotas."""
+
+import json
 
 import pytest
 
 from cardwise.core import names
 from cardwise.core.request import InvalidRequest
+from tests.webhook.reviews import device_classes, resource_class
 from webhook import quotas
+from webhook.spellings import Vocabulary
 
 KEY = f"requests.{names.GPU_MEM}"
+K80 = "requests.cardwise.dev/nvidia.tesla.k80"
+KNOWN = device_classes(resource_class("nvidia.tesla.k80"), resource_class("big"))
+LEAVE, TAKE = (Vocabulary(KNOWN.get, take_nvidia=take) for take in (False, True))
+
+
+def rewritten(quota, vocabulary=LEAVE, old=None):
+    return quotas.resource_quota(quota, old, vocabulary, update=old is not None)[0]
+
+
+def hard(amounts, vocabulary=LEAVE):
+    return rewritten({"spec": {"hard": amounts}}, vocabulary)["spec"]["hard"]
 
 
 @pytest.mark.parametrize(
@@ -23,15 +38,15 @@ KEY = f"requests.{names.GPU_MEM}"
 )
 def test_a_quota_counts_mib(text: str, after: str) -> None:
     quota = {"spec": {"hard": {KEY: text, "pods": "9", f"requests.{names.WHOLE_GPU}": "2"}}}
-    once = quotas.resource_quota(quota)
+    once = rewritten(quota)
     assert once == {"spec": {"hard": {KEY: after, "pods": "9", f"requests.{names.WHOLE_GPU}": "2"}}}
-    assert quotas.resource_quota(once) == once
+    assert rewritten(once) == once
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "1025Ki", "x"])
 def test_a_bad_quota_is_refused_by_its_field(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
-        quotas.resource_quota({"spec": {"hard": {KEY: text}}})
+        rewritten({"spec": {"hard": {KEY: text}}})
 
 
 def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
@@ -45,5 +60,95 @@ def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
 
 
 def test_nothing_to_rewrite_is_nothing_done() -> None:
-    assert quotas.resource_quota({"spec": {}}) == {"spec": {}}
+    assert rewritten({"spec": {}}) == {"spec": {}}
     assert quotas.limit_range({"metadata": {}}) == {"metadata": {}}
+
+
+@pytest.mark.parametrize(
+    ("written", "counted"),
+    [
+        ("nvidia.tesla.k80", K80),
+        ("big", "requests.cardwise.dev/big"),
+        ("not.there", "requests.cardwise.dev/not.there"),
+        ("cardwise.dev/nvidia.tesla.k80", K80),
+        (names.WHOLE_GPU, f"requests.{names.WHOLE_GPU}"),
+        (K80, K80),
+        ("pods", "pods"),
+        ("requests.cpu", "requests.cpu"),
+        ("services.loadbalancers", "services.loadbalancers"),
+        ("small", "small"),
+        ("count/jobs.batch", "count/jobs.batch"),
+        (f"requests.{names.NVIDIA_GPU}", f"requests.{names.NVIDIA_GPU}"),
+        (names.NVIDIA_GPU, names.NVIDIA_GPU),
+    ],
+)
+def test_names_become_those_that_kubernetes_counts(written, counted):
+    assert hard({written: "5"}) == {counted: "5"}
+
+
+@pytest.mark.parametrize("written", [names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}"])
+def test_nvidia_gpu_is_taken_where_the_setting_says_so(written):
+    assert hard({written: "0"}, TAKE) == {f"requests.{names.WHOLE_GPU}": "0"}
+
+
+def test_what_was_written_is_recorded():
+    quota = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "pods": "1"}}})
+    assert json.loads(quota["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [K80]}
+    assert rewritten(quota, old=quota) is not None
+    assert rewritten(quota, old=quota) == quota
+
+
+def test_a_class_without_an_object_is_told():
+    quota = {"spec": {"hard": {"not.there": "5"}}}
+    _, warnings = quotas.resource_quota(quota, None, LEAVE, update=False)
+    assert warnings == [
+        "spec.hard[not.there]: there is no ResourceClass not.there now; until there is, it counts nothing"
+    ]
+
+
+def test_two_spellings_with_different_amounts_are_refused():
+    with pytest.raises(InvalidRequest) as refused:
+        hard({"nvidia.tesla.k80": "5", K80: "6"})
+    assert str(refused.value) == (
+        f"spec.hard[{K80}]: 6 differs from nvidia.tesla.k80, which means the same and says 5; "
+        "write only nvidia.tesla.k80"
+    )
+    assert hard({"nvidia.tesla.k80": "5000", K80: "5k"}) == {K80: "5k"}, "equal amounts are one key"
+
+
+def applied(hard_now, last, recorded):
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"spec": {"hard": last}})}
+    if recorded:
+        annotations[names.REWRITTEN] = json.dumps({"hard": recorded})
+    return {"metadata": {"annotations": annotations}, "spec": {"hard": hard_now}}
+
+
+def test_another_class_by_apply_leaves_no_stale_key():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    new = rewritten(applied({K80: "1", "big": "3"}, {"big": "3"}, [K80]), old=old)
+    assert new["spec"]["hard"] == {"requests.cardwise.dev/big": "3"}
+    assert json.loads(new["metadata"]["annotations"][names.REWRITTEN]) == {"hard": ["requests.cardwise.dev/big"]}
+
+
+def test_another_amount_by_apply_is_taken():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    new = rewritten(applied({K80: "1", "nvidia.tesla.k80": "3"}, {"nvidia.tesla.k80": "3"}, [K80]), old=old)
+    assert new["spec"]["hard"] == {K80: "3"}
+
+
+def test_a_manifest_that_names_no_class_any_more_drops_our_key():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    new = rewritten(applied({K80: "1", "pods": "3"}, {"pods": "3"}, [K80]), old=old)
+    assert new["spec"]["hard"] == {"pods": "3"}
+    assert names.REWRITTEN not in new["metadata"]["annotations"]
+
+
+def test_a_key_that_the_manifest_itself_names_stays():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    assert rewritten(applied({K80: "1"}, {K80: "1"}, [K80]), old=old)["spec"]["hard"] == {K80: "1"}
+
+
+@pytest.mark.parametrize("last", [7, None, "x", []])
+def test_any_manifest_can_be_read(last):
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    assert rewritten(applied({"pods": "1"}, last, [K80]), old=old)["spec"]["hard"] == {"pods": "1"}

@@ -15,7 +15,12 @@ from webhook.mutate import mutate
 from webhook.validate import Cards
 
 CARDS = Cards(MiB(build.P100), 2)
+KNOWN = Known(known_cards=CARDS)
 FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
+
+
+def warnings(pod: dict[str, Any], known: Known = KNOWN, oversize: validate.Oversize = "refuse") -> tuple[str, ...]:
+    return validate.pod(pod, known, oversize)[1]
 
 
 def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -52,22 +57,22 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
 )
 def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        validate.pod(pod, CARDS, "refuse")
+        validate.pod(pod, KNOWN, "refuse")
     assert says in str(refused.value)
-    assert "waits" in validate.pod(pod, CARDS, "wait")[0]
-    assert validate.pod(pod, Cards(), "refuse") == (), "no card is known: it may wait for one"
+    assert "waits" in warnings(pod, KNOWN, "wait")[0]
+    assert warnings(pod, Known()) == (), "no card is known: it may wait for one"
 
 
 @pytest.mark.parametrize(
     "pod", [build.pod(), mutated(gpu_mem=build.P100), mutated(gpu_count=2), mutated(gpu_mem=32552, gpu_count=2)]
 )
 def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
-    assert validate.pod(pod, CARDS, "refuse") == ()
+    assert warnings(pod) == ()
 
 
 def test_a_pod_that_was_not_rewritten_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not rewritten by the Cardwise webhook"):
-        validate.pod(build.pod(gpu_mem=1), CARDS, "refuse")
+        validate.pod(build.pod(gpu_mem=1), KNOWN, "refuse")
 
 
 def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
@@ -79,21 +84,23 @@ def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
 
 
 def test_amounts_as_the_api_server_spells_them_are_rewritten_ones() -> None:
-    assert validate.pod(build.pod(gpu_mem="8k", share=1), CARDS, "refuse") == ()
+    assert warnings(build.pod(gpu_mem="8k", share=1)) == ()
 
 
 def test_a_node_name_is_refused() -> None:
     pod = mutated(gpu_mem=1)
     pod["spec"]["nodeName"] = "n1"
     with pytest.raises(InvalidRequest, match=r"^spec\.nodeName: .*nodeAffinity"):
-        validate.pod(pod, CARDS, "refuse")
+        validate.pod(pod, KNOWN, "refuse")
 
 
 def test_unknown_resources_of_our_domain_are_refused() -> None:
     pod = mutated(gpu_mem=1)
     pod["spec"]["containers"][0]["resources"]["limits"]["cardwise.dev/gpus"] = "1"
-    with pytest.raises(InvalidRequest, match=r"limits\[cardwise\.dev/gpus\]: is no resource of Cardwise; ask for"):
-        validate.pod(pod, CARDS, "refuse")
+    with pytest.raises(
+        InvalidRequest, match=r"limits\[cardwise\.dev/gpus\]: there is no ResourceClass gpus; there are no"
+    ):
+        validate.pod(pod, KNOWN, "refuse")
 
 
 @pytest.mark.parametrize(("resource", "sub", "name"), [("pods", "binding", "ours"), ("bindings", "", "")])

@@ -1,0 +1,70 @@
+"""ResourceClass objects: spellings of the selector, and what their author is told."""
+
+from typing import Any
+
+import pytest
+
+from tests.webhook.reviews import Known, body, mutated, resource_class
+from webhook import decisions, review
+from webhook.decisions import Settings
+
+Json = dict[str, Any]
+
+K80 = {"matchLabels": {"model": "Tesla K80"}}
+P100 = {"matchLabels": {"model": "Tesla P100"}}
+
+
+def of(**spec: object) -> Json:
+    return {"metadata": {"name": "mine"}, "spec": spec}
+
+
+def validated(obj: Json, *cards: Json) -> review.Decision:
+    return decisions.on_validate(
+        review.decode(body(obj, "resourceclasses")), Known(card_labels=list(cards)), Settings()
+    )
+
+
+@pytest.mark.parametrize("spelling", ["resourceSelector", "labelSelector", "selector"])
+def test_the_selector_has_one_place(spelling: str) -> None:
+    given = of(**{spelling: K80, "priority": 3})
+    once = mutated(given, "resourceclasses", Known())
+    assert once == of(selector=K80, priority=3)
+    assert mutated(once, "resourceclasses", Known()) == once
+
+
+def test_a_manifest_with_the_other_spelling_can_be_applied_again() -> None:
+    def applied(**spec: object) -> Json:
+        return mutated(of(**spec), "resourceclasses", Known(), operation="UPDATE", old=of(selector=K80))
+
+    assert applied(selector=K80, resourceSelector=K80) == of(selector=K80)
+    assert applied(selector=K80, resourceSelector=P100) == of(selector=P100)
+
+
+def test_two_selectors_that_differ_are_refused() -> None:
+    two = of(selector=K80, labelSelector=P100)
+    assert mutated(two, "resourceclasses", Known()) == two
+    assert validated(two).message.startswith("spec.labelSelector: spec.selector is there as well")
+
+
+@pytest.mark.parametrize(
+    ("obj", "says"),
+    [
+        (resource_class("cpu"), "metadata.name: 'cpu' means something else"),
+        (resource_class("x" * 49), "metadata.name: "),
+        (of(), "spec.selector: an empty selector would be every card"),
+        (of(selector=7), "spec.selector: 7 is no selector"),
+        (of(selector=K80, share={"memoryMiB": -1}), "spec.share.memoryMiB: "),
+        ({"metadata": {"name": "mine"}}, "spec: is missing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_field(obj: Json, says: str) -> None:
+    decision = validated(obj)
+    assert not decision.allowed
+    assert decision.message.startswith(says)
+
+
+def test_a_selector_of_no_card_is_told() -> None:
+    assert validated(of(selector=K80), {"model": "Tesla K80"}).warnings == ()
+    assert validated(of(selector=K80), {"model": "Tesla P100"}).warnings == (
+        "spec.selector: selects no card now; pods that ask for mine wait until one comes",
+    )

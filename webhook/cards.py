@@ -1,0 +1,44 @@
+"""How large the cards are, and how many a node has: of all cards, or of a class. Remembered until cards change."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cardwise.core.classes import DeviceClass
+from cardwise.core.quantity import MiB
+from webhook.validate import Cards
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """A card: `labels` are what selectors of classes see."""
+
+    node: str
+    memory: MiB
+    labels: Mapping[str, str]
+
+
+class CardSums:
+    """Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[DeviceClass | None, Cards]] = {}
+
+    def forget(self) -> None:
+        """Cards have changed."""
+        self._known = {}
+
+    def of(self, device_class: DeviceClass | None, cards: Callable[[], Mapping[str, CardFacts]]) -> Cards:
+        """The class as it is now: one that was edited is counted anew."""
+        known, key = self._known, device_class.name if device_class else ""
+        found = known.get(key)
+        if found is None or found[0] != device_class:
+            # Into the table from before the look at the cards: if they change meanwhile, it is thrown away.
+            found = known[key] = (device_class, _sum(device_class, cards()))
+        return found[1]
+
+
+def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> Cards:
+    of_it = [card for card in cards.values() if device_class is None or device_class.selector.matches(card.labels)]
+    per_node = Counter(card.node for card in of_it)
+    return Cards(MiB(max((card.memory for card in of_it), default=0)), max(per_node.values(), default=0))

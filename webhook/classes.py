@@ -1,0 +1,107 @@
+"""Pods that ask for a type of card: bare names, the annotation with the class, and what one of a class is.
+
+Pure but for the look-up, and a fixed point. Comes before requests are read: afterwards a container says by itself what
+it asks for, so that nobody who reads a pod needs the ResourceClasses.
+"""
+
+from typing import Any
+
+from cardwise.core import classes, names, quantity, request
+from cardwise.core.cards import FULL_CORE
+from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.request import Container, InvalidRequest
+from webhook import containers
+from webhook.spellings import Lookup, Vocabulary, renamed
+
+Json = dict[str, Any]
+
+_AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)  # with one of them the class says only: of this type
+_NVIDIA = "nvidia.com/"
+
+
+def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
+    """The pod with classes by their own names, and with what their shares give. Raises InvalidRequest, KubeError."""
+    spec = dict(pod.get("spec") or {})
+    for container in request.containers(pod):
+        resources = dict(container.spec.get("resources") or {})
+        for kind, amounts in containers.lists(resources):
+            field = f"{container.path}.resources.{kind}"
+            resources[kind] = renamed(amounts, field, vocabulary.in_container)[0]
+        _put(spec, container, resources)
+    named = _annotated(pod)
+    if named and spec.get("containers") and not any(map(_asks, request.containers({"spec": spec}))):
+        first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
+        resources = dict(first.spec.get("resources") or {})
+        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + named: "1"}
+        _put(spec, first, resources)
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    for container in request.containers({"spec": spec}):
+        resources = dict(container.spec.get("resources") or {})
+        given = _given(container, resources, vocabulary.lookup)
+        if given:
+            resources["limits"] = resources["limits"] | given
+            _put(spec, container, resources)
+            # It is one share of one card, whatever a pod that this one was copied from had.
+            annotations = {
+                key: value for key, value in annotations.items() if key != names.GPU_COUNT_OF + container.key
+            }
+    if annotations != ((pod.get("metadata") or {}).get("annotations") or {}):
+        pod = pod | {"metadata": pod["metadata"] | {"annotations": annotations}}
+    return pod | {"spec": spec} if spec != pod.get("spec") else pod
+
+
+def _put(spec: Json, container: Container, resources: Json) -> None:
+    if resources != (container.spec.get("resources") or {}):
+        containers.put(spec, container, {**container.spec, "resources": resources})
+
+
+def _annotated(pod: Json) -> str:
+    """The class for the containers that name none; "" where the pod has no such annotation. Raises InvalidRequest."""
+    name = str(((pod.get("metadata") or {}).get("annotations") or {}).get(names.CLASS) or "")
+    if name:
+        classes.check_name(name, f"metadata.annotations[{names.CLASS}]")
+    return name
+
+
+def _asks(container: Container) -> bool:
+    """Whether it asks for a card, of ours or of NVIDIA's own device plugin."""
+    resources = container.spec.get("resources") or {}
+    return any(
+        name in names.REQUESTED or names.class_of(name) or (name.startswith(_NVIDIA) and str(amount) != "0")
+        for _, amounts in containers.lists(resources)
+        for name, amount in amounts.items()
+    )
+
+
+def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
+    """The limits that the class of a container adds to it: where it asks for n of a class with a share, and no more.
+
+    What is wrong with the request is not told here: reading it does so for all requests.
+    """
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    asked = [name for name in limits if names.class_of(name)]
+    if len(asked) != 1 or any(name in limits or name in requests for name in _AMOUNTS):
+        return {}
+    known = lookup(names.class_of(asked[0]))
+    if known is None or known.share is None:
+        return {}
+    try:
+        count = quantity.count(limits[asked[0]])
+    except InvalidQuantity:
+        return {}
+    # With the slot, reading the request takes the count for that of shares, not of cards.
+    given = {names.GPU_MEM: str(count * known.share.memory), names.SHARE: "1"}
+    if known.share.core and names.GPU_CORE not in limits:
+        core = _core(known.name, count, known.share.core, f"{container.path}.resources.limits[{asked[0]}]")
+        given[names.GPU_CORE] = str(core)
+    return given
+
+
+def _core(name: str, count: int, each: int, field: str) -> int:
+    if count * each > FULL_CORE:
+        raise InvalidRequest(
+            field,
+            f"{count} of {name} are {count * each} percent of the cores of one card",
+            f"ask for at most {FULL_CORE // each}",
+        )
+    return count * each

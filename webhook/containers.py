@@ -1,0 +1,22 @@
+"""Containers of a pod or of a pod template, put back where `request.containers` found them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cardwise.core.request import Container
+
+Json = dict[str, Any]
+
+
+def lists(resources: Json) -> Iterator[tuple[str, Json]]:
+    """The lists of amounts that are there and not empty, by their field."""
+    for kind in ("limits", "requests"):
+        if resources.get(kind):
+            yield kind, resources[kind]
+
+
+def put(spec: Json, container: Container, changed: Json) -> None:
+    """`spec` is the caller's own; its lists are replaced, not changed."""
+    kind = "initContainers" if container.key.startswith("init-") else "containers"
+    index = int(container.key.removeprefix("init-"))
+    spec[kind] = [*spec[kind][:index], changed, *spec[kind][index + 1 :]]

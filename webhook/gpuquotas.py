@@ -1,0 +1,124 @@
+"""GPUQuota at admission: the early answer to pods, and what is wrong with a quota itself.
+
+Where a pod is placed decides what it takes of which entry, so the exact answer is the extender's. Told here is only
+what is sure before: where the pod names the entry's class, or the entry is for every card.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core import quotas
+from cardwise.core.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.request import ContainerRequest, InvalidRequest, PodRequest
+from webhook.spellings import Lookup
+
+Json = dict[str, Any]
+
+_FIELDS = {"shares": "shares", "memory": "memoryMiB", "cards": "cards"}  # of an entry and a charge, as users write them
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A quota, and what its namespace holds of each entry by its status: by (class, model)."""
+
+    quota: GPUQuota
+    used: Mapping[tuple[str, str], Charge]
+
+
+def parse(obj: Json) -> Standing:
+    """Raises InvalidRequest."""
+    status = obj.get("status")
+    lines = status.get("used") if isinstance(status, dict) else None
+    used = {
+        (str(line.get("class") or ""), str(line.get("model") or "")): Charge(
+            _number(line.get("shares")), _number(line.get("memoryMiB")), _number(line.get("cards"))
+        )
+        for line in (lines if isinstance(lines, list) else ())
+        if isinstance(line, dict)
+    }
+    return Standing(quotas.parse(obj), used)
+
+
+def check(asked: PodRequest, standings: Iterable[Standing]) -> None:
+    """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then."""
+    for standing in standings:
+        quota = standing.quota
+        for i, entry in enumerate(quota.entries):
+            wanted = quotas.total(_least(c) for c in asked.containers if _is_sure(entry, c))
+            if wanted == NOTHING:
+                continue
+            used = _used(standing, entry)
+            field = f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})"
+            over = _over(entry, wanted, NOTHING)
+            if over:
+                problem = f"the pod alone asks for more than is allowed: {_told(over, entry, wanted, used)}"
+                raise InvalidRequest(field, problem, "ask for less, or have the quota raised")
+            over = _over(entry, wanted, used) if quota.refuse else []
+            if over:
+                problem = f"the pod does not fit now: {_told(over, entry, wanted, used)}"
+                remedy = "create it again when something has ended, or have the quota raised"
+                raise InvalidRequest(field, problem, remedy)
+
+
+def warnings(obj: Json, lookup: Lookup) -> tuple[str, ...]:
+    """What the author of a quota should know. Raises InvalidRequest, KubeError."""
+    standing = parse(obj)
+    found = []
+    for i, entry in enumerate(standing.quota.entries):
+        field = f"spec.hard[{i}]"
+        if entry.device_class and lookup(entry.device_class) is None:
+            found.append(
+                f"{field}.class: there is no ResourceClass {entry.device_class} now; until there is, the entry limits "
+                "nothing (kubectl get resourceclass)"
+            )
+        used = _used(standing, entry)
+        found += [
+            f"{field}.{_FIELDS[name]}: {limit} is below the {getattr(used, name)} that are used now; nothing is taken "
+            "away, but no more is given"
+            for name in _FIELDS
+            if (limit := getattr(entry, name)) is not None and getattr(used, name) > limit
+        ]
+    return tuple(found)
+
+
+def _is_sure(entry: Entry, asked: ContainerRequest) -> bool:
+    """Whether every card that the container could get falls under the entry."""
+    if entry.device_class:
+        return entry.device_class == asked.device_class
+    return not entry.model
+
+
+def _least(asked: ContainerRequest) -> Charge:
+    """The least that the container takes: nobody knows yet how much memory a whole card will have."""
+    memory = asked.cards if asked.whole else asked.mem
+    return Charge(shares=asked.cards, memory=memory, cards=asked.cards if asked.whole else 0)
+
+
+def _used(standing: Standing, entry: Entry) -> Charge:
+    return standing.used.get((entry.device_class, entry.model), NOTHING)
+
+
+def _over(entry: Entry, wanted: Charge, used: Charge) -> list[str]:
+    """The amounts that do not fit."""
+    left = quotas.room(entry, used)
+    if left.takes(wanted):
+        return []
+    return [
+        name for name in _FIELDS if (room := getattr(left, name)) is not None and getattr(wanted, name) > max(room, 0)
+    ]
+
+
+def _told(over: list[str], entry: Entry, wanted: Charge, used: Charge) -> str:
+    return ", ".join(
+        f"{_FIELDS[name]} asked {getattr(wanted, name)}, used {getattr(used, name)}, hard {getattr(entry, name)}"
+        for name in over
+    )
+
+
+def _what(entry: Entry) -> str:
+    return f"class {entry.device_class}" if entry.device_class else "every card"
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,111 @@
+"""The names of resources as users write them, and the ones that they stand for.
+
+Kubernetes refuses `nvidia.tesla.k80: 1`, a name without a domain, so a bare name of a class is put into our domain
+before it is judged. What is no name of a class is left to Kubernetes' own refusal.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from cardwise.core import classes, names, quantity
+from cardwise.core.classes import DeviceClass
+from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.request import InvalidRequest
+
+Json = dict[str, Any]
+NvidiaGpu = Literal["leave", "take"]
+Lookup = Callable[[str], DeviceClass | None]
+"""A class by its name, None where there is none. May ask the API server, so it may raise KubeError."""
+
+_IN_QUOTA = "requests."  # all that a ResourceQuota counts of resources that are not Kubernetes' own
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`take_nvidia`: `nvidia.com/gpu` means whole cards of ours."""
+
+    lookup: Lookup
+    take_nvidia: bool = False
+
+    def without_nvidia(self) -> "Vocabulary":
+        return replace(self, take_nvidia=False)
+
+    def in_container(self, name: str, amount: object) -> str:
+        """What a limit or request stands for; itself where there is nothing to rewrite. Raises KubeError."""
+        if name == names.NVIDIA_GPU:
+            # None of NVIDIA's is what many charts write for "no GPU"; none of ours would be refused.
+            return names.WHOLE_GPU if self.take_nvidia and not _is_zero(amount) else name
+        return names.CLASS_PREFIX + name if self._is_class(name) else name
+
+    def in_quota(self, name: str, amount: object) -> str:  # noqa: ARG002 - as in_container
+        """The same for a key of a ResourceQuota. Raises KubeError."""
+        if self.take_nvidia and name.removeprefix(_IN_QUOTA) == names.NVIDIA_GPU:
+            return _IN_QUOTA + names.WHOLE_GPU
+        if name == names.WHOLE_GPU or names.class_of(name):
+            return _IN_QUOTA + name
+        return _IN_QUOTA + names.CLASS_PREFIX + name if self._is_class(name) else name
+
+    def _is_class(self, name: str) -> bool:
+        if "/" in name:
+            return False
+        try:
+            classes.check_name(name)
+        except InvalidRequest:
+            return False
+        return "." in name or self.lookup(name) is not None
+
+
+def unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary, means: str) -> list[str]:
+    """Warnings of the classes that there are not; `written` is what they stand under now, and how they were spelled."""
+    asked = ((names.class_of(key.removeprefix(_IN_QUOTA)), spelled) for key, spelled in written.items())
+    return [
+        f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is, {means}"
+        for name, spelled in asked
+        if name and vocabulary.lookup(name) is None
+    ]
+
+
+def sources(key: str) -> tuple[str, ...]:
+    """All that may have been written where we wrote `key`."""
+    plain = key.removeprefix(_IN_QUOTA)
+    if plain == names.WHOLE_GPU:
+        return (plain, names.NVIDIA_GPU, _IN_QUOTA + names.NVIDIA_GPU)
+    return (plain, plain.removeprefix(names.CLASS_PREFIX))
+
+
+def renamed(amounts: Json, field: str, spell: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:
+    """The amounts by the names that they stand for, and of the rewritten ones: new name to written name.
+
+    Raises InvalidRequest where two spellings of one name differ in the amount.
+    """
+    result: Json = {}
+    written: dict[str, str] = {}
+    for name, amount in amounts.items():
+        new = spell(name, amount)
+        if new in result and not _equal(result[new], amount):
+            other = written.get(new, new)
+            raise InvalidRequest(
+                f"{field}[{name}]",
+                f"{amount} differs from {other}, which means the same and says {result[new]}",
+                f"write only {min(name, other, key=len)}",
+            )
+        # The API server's own spelling of the amount, where both are there.
+        result[new] = amount if new == name else result.get(new, amount)
+        if new != name:
+            written[new] = name
+    return result, written
+
+
+def _is_zero(amount: object) -> bool:
+    try:
+        return quantity.parse(str(amount))[0] == 0
+    except InvalidQuantity:
+        return False
+
+
+def _equal(one: object, other: object) -> bool:
+    try:
+        return quantity.parse(str(one))[0] == quantity.parse(str(other))[0]
+    except InvalidQuantity:
+        return one == other
