@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cardwise.cli import standing
 from cardwise.core import assignment, explanation, names, policies, request
 from cardwise.core.ledger import Holding
+from cardwise.core.verdict import Refusal
 from cardwise.kube.survey import Survey
 
 
@@ -22,7 +24,8 @@ def explain(pod: Mapping[str, Any], survey: Survey) -> str:
         # What runs has been judged at its creation; an annotation may have been changed since.
         return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"
     if asked is None:
-        return f"{where} asks for no GPU of Cardwise ({', '.join(names.REQUESTED)}).\n"
+        known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
+        return f"{where} asks for no GPU of Cardwise ({known}).\n"
     text = f"{where} asks for {_in_words(asked)}.\n"
     return text + (_placed("It", pod, node, survey) if node else _waiting(pod, asked, survey))
 
@@ -33,7 +36,8 @@ def _in_words(asked: request.PodRequest) -> str:
         amount = f"{c.cards} whole card{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
         over = f" over {c.cards} cards" if c.cards > 1 and not c.whole else ""
         core = f" and {c.core} % of the SMs" if c.core else ""
-        parts.append(f"{amount}{over}{core} (container {c.name})")
+        of_class = f" of class {c.device_class}" if c.device_class else ""
+        parts.append(f"{amount}{over}{core}{of_class} (container {c.name})")
     return " + ".join(parts)
 
 
@@ -74,7 +78,9 @@ def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
 
 def _waiting(pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey) -> str:
     policy = asked.policy or policies.DEFAULT
-    views = explanation.explain(survey.ledger, [n.name for n in survey.ledger.nodes()], asked, policy)
+    namespace = pod["metadata"]["namespace"]
+    rooms = [room for _, room in survey.rooms(namespace)]
+    views = explanation.explain(survey.ledger, [n.name for n in survey.ledger.nodes()], asked, policy, rooms)
     lines = []
     conditions = (pod.get("status") or {}).get("conditions") or ()
     said = next((c.get("message") for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), None)
@@ -82,6 +88,8 @@ def _waiting(pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey) 
         lines.append(f"kube-scheduler says: {said}")
     if not views:
         lines.append("No node has a card that Cardwise shares: is the device plugin running?")
+    lines += standing.types(asked, survey)
+    lines += standing.quotas_in_the_way(asked, namespace, survey)
     fitting = [view.name for view in views if view.refusal is None]
     if fitting:
         lines.append(
@@ -89,14 +97,23 @@ def _waiting(pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey) 
             "node selector, taints, cpu and memory, and whether kube-scheduler reaches the extender."
         )
     for view in views:
-        if view.refusal is not None:
-            lines.append(f"  {view.name}: {view.refusal.text}")
-        for card in view.cards if view.refusal is not None else ():
-            sick = "" if card.healthy else ", unhealthy"
-            short = f", {card.short} MiB short" if card.short else ""
-            by = f", held by {', '.join(map(_name, card.holders))}" if card.holders else ""
-            lines.append(f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{short}{sick}{by}")
+        if view.refusal is None:
+            continue
+        lines.append(f"  {view.name}: {view.refusal.text}")
+        # Where no card is of the type, the cards say nothing more.
+        lines += map(_card, view.cards if view.refusal is not Refusal.NO_SUCH_TYPE else ())
     return "\n".join(lines) + "\n"
+
+
+_CLOSED = {"type": ", not of the class", "quota": ", closed by quota"}
+
+
+def _card(card: explanation.CardView) -> str:
+    sick = "" if card.healthy else ", unhealthy"
+    short = f", {card.short} MiB short" if card.short else ""
+    by = f", held by {', '.join(map(_name, card.holders))}" if card.holders else ""
+    closed = _CLOSED.get(card.closed, "")
+    return f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
 
 
 def _touches(holding: Holding, index: int) -> bool:

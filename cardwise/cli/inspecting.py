@@ -6,6 +6,7 @@ unlike it, cards of different size in one node show their own size, and nodes co
 
 from collections.abc import Mapping, Sequence
 
+from cardwise.cli import tables
 from cardwise.core.ledger import Ledger, NodeState
 
 
@@ -19,7 +20,7 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = Non
         for used, card in zip(node.used, node.cards, strict=True):
             cells[card.index] = f"{used}/{card.mem}"
         rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used(node)}/{_total(node)}"])
-    table = _aligned(rows)
+    table = tables.aligned(rows)
     line = "-" * max(len(row) for row in table.splitlines())
     return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_cluster(nodes)}\n"
 
@@ -43,15 +44,25 @@ def details(ledger: Ledger, addresses: Mapping[str, str], only: str | None = Non
             ["Allocated :", f"{_used(node)} ({_percent(_used(node), _total(node))})"],
             ["Total :", str(_total(node))],
         ]
-        table = _aligned(rows) + _aligned(sums)
+        table = tables.aligned(rows) + tables.aligned(sums)
         line = "-" * max(len(row) for row in table.splitlines())
-        head = _aligned([["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]])
+        head = tables.aligned(
+            [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")], *_models(node)]
+        )
         parts.append(f"\n{head}\n{table}{line}\n")
     return "".join(parts) + f"\n\nAllocated/Total GPU Memory In Cluster:  {_cluster(nodes)}\n"
 
 
 def _shown(ledger: Ledger, only: str | None) -> list[NodeState]:
     return [node for node in ledger.nodes() if node.cards and only in (None, node.name)]
+
+
+def _models(node: NodeState) -> list[list[str]]:
+    """What cards the node has; gpushare did not know. One line where all are alike."""
+    models = [card.model or "unknown" for card in node.cards]
+    if len(set(models)) == 1:
+        return [["MODEL:", models[0]]]
+    return [[f"GPU{card.index}:", model] for card, model in zip(node.cards, models, strict=True)]
 
 
 def _used(node: NodeState) -> int:
@@ -69,13 +80,3 @@ def _percent(part: int, whole: int) -> str:
 def _cluster(nodes: Sequence[NodeState]) -> str:
     used, total = sum(map(_used, nodes)), sum(map(_total, nodes))
     return f"{used}/{total} ({_percent(used, total)})"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns with two spaces between them; rows may be of different length."""
-    widths: list[int] = []
-    for row in rows:
-        for i, cell in enumerate(row):
-            widths[i : i + 1] = [max(len(cell), widths[i] if i < len(widths) else 0)]
-    lines = ("  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows)
-    return "".join(f"{line}\n" for line in lines)

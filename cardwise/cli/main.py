@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from cardwise.cli import explaining, inspecting
+from cardwise.cli import classing, explaining, inspecting, limiting
 from cardwise.core import schedulerconfig
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
@@ -23,6 +23,15 @@ def _kubeconfig(function: _F) -> _F:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
     )(function)
+
+
+def _namespace(function: _F) -> _F:
+    return click.option("-n", "--namespace", default="default", show_default=True)(function)
+
+
+def _output(function: _F) -> _F:
+    choice = click.Choice(["table", "wide", "json", "yaml"])
+    return click.option("-o", "--output", type=choice, default="table", show_default=True)(function)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,8 +56,19 @@ def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | Non
         return
     draw = inspecting.details if details else inspecting.summary
     click.echo(draw(seen.ledger, seen.addresses, node), nl=False)
+    _warn(seen)
+
+
+def _warn(seen: survey.Survey) -> None:
     for problem in seen.problems:
         click.echo(f"warning: {problem}", err=True)
+
+
+def _dump(data: dict[str, Any], output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(data, indent=2))
+    else:
+        click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
 
 
 def _as_json(seen: survey.Survey, only: str | None) -> dict[str, Any]:
@@ -78,6 +98,50 @@ def _as_json(seen: survey.Survey, only: str | None) -> dict[str, Any]:
     return {"nodes": nodes}
 
 
+@cli.command()
+@_kubeconfig
+@_output
+@click.argument("name", required=False)
+def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
+    """Types of cards: how many, what is free, what one is; with NAME or -o wide, which namespaces use it."""
+    seen = survey.take(KubeClient.load(kubeconfig), addresses=False)
+    _warn(seen)
+    if name is not None and name not in seen.classes:
+        known = ", ".join(sorted(seen.classes)) or "none"
+        raise click.ClickException(f"there is no ResourceClass {name!r} that can be read; those there are: {known}")
+    views = classing.views(seen, name)
+    if output in ("json", "yaml"):
+        _dump(classing.as_json(views), output)
+    elif not views:
+        click.echo("there is no ResourceClass yet; the first card of a model brings one", err=True)
+    elif name is not None and output == "table":
+        click.echo(classing.single(views[0]), nl=False)
+    else:
+        click.echo(classing.table(views, wide=output == "wide"), nl=False)
+
+
+@cli.command()
+@_kubeconfig
+@_namespace
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
+@_output
+def quota(kubeconfig: Path | None, namespace: str, all_namespaces: bool, output: str) -> None:
+    """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
+    client = KubeClient.load(kubeconfig)
+    of = "" if all_namespaces else namespace
+    seen = survey.take(client, namespace=of, addresses=False)
+    native = survey.native_quotas(client, of)
+    _warn(seen)
+    views = limiting.views(seen, of)
+    if output in ("json", "yaml"):
+        _dump(limiting.as_json(views, native), output)
+        return
+    click.echo(limiting.table(views, native, wide=output == "wide"), nl=False)
+    if not views and not native:
+        where = f"namespace {of!r} has" if of else "there is"
+        click.echo(f"{where} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True)
+
+
 @cli.group()
 def explain() -> None:
     """Say why something is as it is."""
@@ -85,7 +149,7 @@ def explain() -> None:
 
 @explain.command("pod")
 @_kubeconfig
-@click.option("-n", "--namespace", default="default", show_default=True)
+@_namespace
 @click.argument("name")
 def explain_pod(kubeconfig: Path | None, namespace: str, name: str) -> None:
     """Why the pod NAME waits, or why it is where it is."""
@@ -94,7 +158,7 @@ def explain_pod(kubeconfig: Path | None, namespace: str, name: str) -> None:
         pod = client.get(paths.pods(namespace, name))
     except errors.NotFound:
         raise click.ClickException(f"there is no pod {name!r} in namespace {namespace!r}; -n names another") from None
-    click.echo(explaining.explain(pod, survey.take(client)), nl=False)
+    click.echo(explaining.explain(pod, survey.take(client, addresses=False)), nl=False)
 
 
 @cli.command("scheduler-config")
@@ -124,6 +188,9 @@ def main() -> None:
     """Run, with errors of the cluster as one line."""
     try:
         cli()
+    except errors.Forbidden as error:
+        remedy = "an administrator can give it by a ClusterRole with that verb and resource, and a binding"
+        sys.exit(f"cardwise: {error.message}; {remedy}")
     except (errors.KubeError, errors.KubeConfigError) as error:
         sys.exit(f"cardwise: {error}")
 

@@ -1,6 +1,7 @@
 """The screens as golden output, beside what gpushare's own program prints for the same cluster."""
 
 from cardwise.cli import inspecting
+from cardwise.core.cards import Card
 from cardwise.core.ledger import Ledger
 from tests.build import cards, holding, ledger_with_free
 
@@ -45,3 +46,13 @@ def test_details_name_the_pods():
 
 def test_an_empty_cluster_has_a_table_too():
     assert "0/0 (0%)" in inspecting.summary(Ledger(), {})
+
+
+def test_details_show_the_models_once_where_they_are_alike():
+    ledger = Ledger()
+    ledger.set_cards("a", [Card(index=i, uuid=f"u{i}", mem=100, model="Tesla K80") for i in range(2)])
+    ledger.set_cards("b", [Card(index=i, uuid=f"v{i}", mem=100, model=m) for i, m in enumerate(("Tesla K80", "A100"))])
+    text = inspecting.details(ledger, {})
+    assert "NAME:       a\nIPADDRESS:  unknown\nMODEL:      Tesla K80\n\n" in text
+    assert "NAME:       b\nIPADDRESS:  unknown\nGPU0:       Tesla K80\nGPU1:       A100\n\n" in text
+    assert "Tesla" not in inspecting.summary(ledger, {})

@@ -1,0 +1,93 @@
+"""What `explain` says of a waiting pod's type and of the quotas that stand in its way."""
+
+from collections.abc import Iterator, Sequence
+
+from cardwise.cli import limiting
+from cardwise.core import fitting
+from cardwise.core.fitting import Claim
+from cardwise.core.ledger import Ledger
+from cardwise.core.quotas import NOTHING, Charge, Entry, Room
+from cardwise.core.request import PodRequest
+from cardwise.kube.survey import Survey
+
+_FEW = 10  # nodes named in one line
+
+
+def types(asked: PodRequest, survey: Survey) -> list[str]:
+    """Of each class that the pod names: which cards are of it, in one line."""
+    named = dict.fromkeys(c.device_class for c in asked.containers if c.device_class)
+    return [_of_class(name, survey) for name in named]
+
+
+def _of_class(name: str, survey: Survey) -> str:
+    if name not in survey.classes:
+        known = ", ".join(sorted(survey.classes)) or "none"
+        broken = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
+        return broken or f"There is no ResourceClass {name}; those there are: {known}."
+    nodes = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
+    cards = [card for of_node in nodes.values() for card in of_node]
+    if not cards:
+        return f"No card is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
+    on = [f"{node} ({len(of_node)})" for node, of_node in nodes.items() if of_node]
+    shown = ", ".join(on[:_FEW]) + (f" and {len(on) - _FEW} more nodes" if len(on) > _FEW else "")
+    sick = sum(not card.healthy for card in cards)
+    return f"Of class {name}: {len(cards)} card{'s' * (len(cards) > 1)} on {shown}" + (
+        f", {sick} of them unhealthy." if sick else "."
+    )
+
+
+def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list[str]:
+    """The entries of GPUQuotas that close cards to the pod, each with what is hard, used and asked."""
+    lines = []
+    claims = fitting.claims(asked)
+    for quota, room in survey.rooms(namespace):
+        found = _exceeding(claims, room, survey.ledger)
+        if found is None:
+            continue
+        charge, everywhere = found
+        used = survey.ledger.used(namespace, room.entry)
+        wanted = {what: amount for what, amount, _ in limiting.amounts(room.entry, charge)}
+        full = ", ".join(
+            f"{held} of {hard} {what} used, {wanted[what]} asked"
+            for what, held, hard in limiting.amounts(room.entry, used)
+            if hard is not None and wanted[what] and held + wanted[what] > hard
+        )
+        steer = "" if everywhere else "; cards that it does not limit are open"
+        lines.append(f"GPUQuota {quota.name} closes {limiting.title(room.entry)}: {full}{steer}.")
+    return lines
+
+
+def _exceeding(claims: Sequence[Claim], room: Room, ledger: Ledger) -> tuple[Charge, bool] | None:
+    """What the pod would take at least of an entry that has not so much left; and whether it can get no other cards.
+
+    None where the entry is not in its way.
+    """
+    bound, loose = NOTHING, []
+    for claim in claims:
+        if ledger.kinds.allowed(claim.device_class, (room.entry,)) == frozenset():
+            bound = bound.plus(_least(claim, claim.cards, room.entry, ledger))
+        else:  # one of its cards at least would be of the entry, the others need not
+            loose.append(_least(claim, 1, room.entry, ledger))
+    if not room.takes(bound):
+        return bound, True
+    return next(((bound.plus(one), False) for one in loose if not room.takes(bound.plus(one))), None)
+
+
+def _least(claim: Claim, cards: int, entry: Entry, ledger: Ledger) -> Charge:
+    """What so many cards for the claim charge the entry that counts them; nothing where it can have none of those."""
+    sizes = list(_sizes(claim, entry, ledger, empty=claim.whole)) or list(_sizes(claim, entry, ledger, empty=False))
+    if not sizes:
+        return NOTHING
+    holds = cards * len(claim.keys)
+    if claim.whole:
+        return Charge(holds, cards * min(sizes), cards)
+    return Charge(holds, cards * claim.mem, 0)
+
+
+def _sizes(claim: Claim, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
+    """MiB of the cards, or of those nobody holds, that the claim may have and the entry counts."""
+    for node in ledger.nodes():
+        for i, card in enumerate(node.cards):
+            of_class = not claim.device_class or claim.device_class in card.classes
+            if of_class and entry.covers(card.classes, card.model) and (node.empty(i) or not empty):
+                yield card.mem - node.headroom

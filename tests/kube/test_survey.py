@@ -1,0 +1,115 @@
+"""One look at the cluster: cards with their classes, quotas and what they leave, and what cannot be read."""
+
+import json
+
+import msgspec
+import pytest
+
+from cardwise.core.classes import Classifier, parse
+from cardwise.core.quotas import Entry
+from cardwise.kube import errors, survey, wire
+from tests.cli.worlds import K80, K80_CLASS, card, gpu_quota, lists, native_quota, placed, resource_class
+
+SOME = {"matchLabels": {"model": "Tesla K80"}}
+
+
+def test_a_card_knows_its_classes_and_their_highest_priority():
+    api = lists(
+        resourceclasses=[
+            resource_class("low", selector=SOME, priority=-3),
+            resource_class("high", selector={"matchLabels": {"node": "n1", "index": 0}}, priority=7),
+            resource_class("other", selector={"matchLabels": {"model": "Tesla P100"}}, priority=9),
+        ]
+    )
+    node = survey.take(api).ledger.node("n1")
+    assert [(sorted(card.classes), card.priority) for card in node.cards] == [(["high", "low"], 7), (["other"], 9)]
+
+
+def test_labels_that_a_person_put_on_a_card_and_its_properties_are_selected():
+    classifier = Classifier(
+        [
+            parse(resource_class("rack", selector={"matchLabels": {"rack": "r1"}})),
+            parse(resource_class("fast", selector={"matchExpressions": [_at_least("clock", "1000")]})),
+        ]
+    )
+    raw = json.dumps(card("n1", 0, labels={"rack": "r1"}, properties={"clock": "1480"})).encode()
+    found = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource), classifier)
+    assert found.classes == {"rack", "fast"}
+
+
+def _at_least(key: str, value: str) -> dict[str, object]:
+    return {"key": key, "operator": "GtEq", "values": [value]}
+
+
+def test_without_a_classifier_a_card_is_in_no_class():
+    raw = json.dumps(card("n1", 0)).encode()
+    found = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource))
+    assert (found.classes, found.priority, found.mem) == (frozenset(), 0, K80)
+
+
+def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():
+    api = lists()
+    del api.objects["resourceclasses"], api.objects["gpuquotas"]
+    seen = survey.take(api)
+    assert (seen.classes, seen.quotas, seen.problems) == ({}, [], [])
+    assert sum(len(node.cards) for node in seen.ledger.nodes()) == 4
+
+
+def test_extendedresources_must_be_there():
+    api = lists()
+    del api.objects["extendedresources"]
+    with pytest.raises(errors.NotFound):
+        survey.take(api)
+
+
+def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
+    api = lists(
+        resourceclasses=[resource_class("bad", selector={}), resource_class("k80", selector=SOME)],
+        gpuquotas=[
+            gpu_quota("team-a", {"class": "k80"}),
+            gpu_quota("team-a", {"class": "k80", "shares": 2}, name="ok"),
+        ],
+    )
+    seen = survey.take(api)
+    assert list(seen.classes) == ["k80"]
+    assert [quota.name for quota in seen.quotas] == ["ok"]
+    assert [problem.partition(": ")[0] for problem in seen.problems] == ["ResourceClass bad", "GPUQuota team-a/team"]
+    assert "an empty selector would be every card" in seen.problems[0]
+
+
+def test_rooms_are_what_is_left_of_each_entry():
+    (first, second) = [room for _, room in survey.take(lists()).rooms("team-a")]
+    assert first.entry == Entry(device_class=K80_CLASS, shares=2, cards=1)
+    assert (first.shares, first.memory, first.cards) == (0, None, 0)
+    assert second.memory == 32768 - K80 - 2000
+    assert survey.take(lists()).rooms("team-b") == []
+
+
+def test_one_namespace_is_read_without_the_others_and_without_nodes():
+    api = lists()
+    api.forbidden = ("nodes",)
+    seen = survey.take(api, namespace="team-b", addresses=False)
+    assert {holding.namespace for holding in seen.ledger.holdings()} == {"team-b"}
+    assert seen.quotas == []
+    with pytest.raises(errors.Forbidden, match="the right to list nodes in the whole cluster is missing"):
+        survey.take(api)
+
+
+def test_a_pod_that_claims_devices_is_read_too():
+    """`resources.claims` is a list, beside the maps of limits and requests."""
+    pod = placed("team-a", "dra", "n1", 0, 100)
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "x"}], "limits": {"cpu": "1"}}
+    assert len(survey.take(lists(pods=[pod])).ledger) == 1
+
+
+def test_of_native_quotas_only_the_lines_that_concern_us():
+    quotas = [
+        native_quota("a", {"pods": "3"}, {}, name="plain"),
+        native_quota("a", {"requests.aliyun.com/gpu-mem": "5", "cpu": "2"}, {"requests.aliyun.com/gpu-mem": "1"}),
+    ]
+    (found,) = survey.native_quotas(lists(resourcequotas=quotas), "a")
+    assert (found.name, found.hard, found.used) == (
+        "gpus",
+        {"requests.aliyun.com/gpu-mem": "5"},
+        {"requests.aliyun.com/gpu-mem": "1"},
+    )
