@@ -9,6 +9,9 @@ from pathlib import Path
 import click
 import structlog
 
+from cardwise.core.request import InvalidRequest
+from cardwise.gpus import chosen
+from cardwise.gpus.chosen import Choice
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
@@ -33,6 +36,15 @@ def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, .
         raise click.BadParameter(str(error)) from error
 
 
+def _choice(_: click.Context, __: click.Parameter, value: str | None) -> Choice | None:
+    if value is None:
+        return None
+    try:
+        return chosen.parse(value)
+    except InvalidRequest as error:
+        raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
+
+
 def _thread_failed(thread: str) -> None:
     metrics.FAILURES.labels(thread).inc()
 
@@ -51,6 +63,16 @@ def _thread_failed(thread: str) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     show_envvar=True,
     help="YAML file of cards, read again when it changes, instead of the machine's NVIDIA cards.",
+)
+@click.option(
+    "--cards",
+    metavar="CARD,...",
+    callback=_choice,
+    envvar="CARDWISE_CARDS",
+    show_envvar=True,
+    help="Indices or UUIDs of the cards that Cardwise shares; the others are left to whom you like, such as NVIDIA's "
+    "device plugin. UUIDs are safer: indices move when a card is taken out. Default: all cards, and none while "
+    "NVIDIA's device plugin serves the node.",
 )
 @click.option(
     "--kubelet-dir",
@@ -119,6 +141,7 @@ def main(
     common: Common,
     node_name: str,
     simulated_cards: Path | None,
+    cards: Choice | None,
     kubelet_dir: Path,
     cdi_dir: Path,
     state_dir: Path,
@@ -145,6 +168,7 @@ def main(
         slots=slot_ids,
         nvidia_specs=None if simulated_cards is not None else nvidia_cdi_specs,
         start_on_sick_cards=start_on_sick_cards,
+        cards=cards,
     )
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -161,7 +185,7 @@ def main(
         sys.exit(1)
     health.start()
     agent.start()
-    _log.info("started", node=node_name, cards=len(gpus.cards()), slots=len(slot_ids))
+    _log.info("started", node=node_name, cards=len(agent.cards()), slots=len(slot_ids))
     stopped.wait()
     _log.info("stopping")
     agent.stop()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
@@ -33,7 +34,10 @@ _RETRY_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`access` None: ask the runtime. `nvidia_specs` None: the cards are simulated. `slots` are the slot IDs."""
+    """`access` None: ask the runtime. `nvidia_specs` None: the cards are simulated. `slots` are the slot IDs.
+
+    `cards`: those of the machine that are shared; None: all, unless NVIDIA's device plugin serves the node.
+    """
 
     node: str
     kubelet_dir: Path
@@ -44,6 +48,7 @@ class Settings:
     slots: tuple[str, ...]
     nvidia_specs: tuple[Path, ...] | None
     start_on_sick_cards: bool = False
+    cards: Choice | None = None
 
 
 class Agent:
@@ -51,7 +56,8 @@ class Agent:
 
     def __init__(self, settings: Settings, client: KubeClient, gpus: Gpus) -> None:
         self._settings = settings
-        self._gpus = gpus
+        self._chosen = None if settings.cards is None else ChosenGpus(gpus, settings.cards)
+        self._gpus = gpus = self._chosen or gpus
         self._access = settings.access
         self._restored = False
         self._stopping = threading.Event()
@@ -79,6 +85,8 @@ class Agent:
             health=self._health,
             held=self._releaser.held,
             granted=self.grants.held,
+            events=self._events,
+            split=settings.cards is not None,
         )
         self._prestart = PreStart(
             kubelet=self._kubelet,
@@ -93,7 +101,7 @@ class Agent:
             start_on_sick_cards=settings.start_on_sick_cards,
         )
         self._registration = Registration(
-            settings.kubelet_dir / "device-plugins", self._serve, self._inventory.share_allocatable
+            settings.kubelet_dir / "device-plugins", self._serve, self._inventory.node.share_allocatable
         )
         self._settling = threading.Thread(target=self._settle, name="settle", daemon=True)
 
@@ -105,6 +113,10 @@ class Agent:
         )
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "GrantUnreadable", problem, "Warning")
+        for problem in self._chosen.problems() if self._chosen else ():
+            # Not refused: a card may only be off the bus just now, and one setting is for nodes of several kinds.
+            _log.error("a setting does not fit this node", problem=problem)
+            self._events.record(ObjectRef.node(self._settings.node), "CardsSettingUnfit", problem, "Warning")
         self.pods.start()
         self._marker.start()
         self._releaser.start()
@@ -116,7 +128,7 @@ class Agent:
         """In the order of who calls whom. Grants and CDI specs stay: the containers go on."""
         self._stopping.set()
         self._registration.stop()
-        self._inventory.withdraw_slots()
+        self._inventory.node.withdraw_slots()
         self._gpus.close()  # ends the inventory's wait for a change
         self._inventory.stop()
         self._releaser.stop()
@@ -135,16 +147,25 @@ class Agent:
         if not self._inventory.settled:
             found.append("the API server has not taken the cards of this node yet")
         cards = self._gpus.cards()
+        if self._chosen and not cards:
+            found += self._chosen.problems()
         undeliverable = self._undeliverable(cards)
         if undeliverable and len(undeliverable) == len(cards):
             found.append(f"no card can be given to a container: {undeliverable[cards[0].uuid]}")
         return [problem for problem in found if problem]
 
+    def cards(self) -> list[GpuCard]:
+        """Those that are shared here."""
+        return self._gpus.cards()
+
     def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
 
     def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
-        """By UUID. A card that no container can be given is as good as sick."""
+        """By UUID. A card that no container can be given is as good as sick, and one that NVIDIA's plugin gives too."""
+        served = self._inventory.node.nvidia_problem()
+        if served:
+            return {card.uuid: Health(healthy=False, reason=served) for card in cards}
         health = self._gpus.health()
         known = {card.uuid: health.get(card.uuid, HEALTHY) for card in cards}
         for uuid, why in self._undeliverable(cards).items():

@@ -3,10 +3,13 @@
 Apart from `inventory`, which carries it out, so that the rules can be read and tested without an API server.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cardwise.core import names
+from cardwise.core import classes, names
+from cardwise.core.ledger import MAX_CLIENTS
+from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
 from cardwise.kube.wire import ExtendedResource, HeldShare
 from deviceplugin.pods import PodView
@@ -15,7 +18,10 @@ CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU)
 Object = dict[str, Any]
 _REASON_LENGTH = 1024  # characters, by the CRD
 
-_GONE = Health(healthy=False, reason="the card is not on the node any more; it stays listed while pods hold a share")
+_GONE = Health(
+    healthy=False,
+    reason="the card is not on the node any more, or --cards leaves it out; it stays listed while pods hold a share",
+)
 
 
 def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView]) -> dict[str, str]:
@@ -33,6 +39,47 @@ def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView]) -> dic
     }
     living = [pod for pod in pods if not pod.finished]
     return {name: str(max(total, sum(pod.requests.get(name, 0) for pod in living))) for name, total in sums.items()}
+
+
+def class_capacities(
+    members: Iterable[frozenset[str]] | None, pods: Iterable[PodView], now: Mapping[str, str]
+) -> dict[str, str]:
+    """Node capacities of ResourceClasses: as many shares as could be clients of the cards at once.
+
+    `members` are the classes of each card, None while nobody knows them; what the node says `now` stays then. As with
+    `capacities`, never below what living pods ask for. A class without either is left out, and its capacity goes.
+    """
+    asked: Counter[str] = Counter()
+    for pod in pods:
+        if not pod.finished:
+            asked.update({name: amount for name, amount in pod.requests.items() if names.class_of(name)})
+    if members is None:
+        offered = {name: int(amount) for name, amount in now.items() if names.class_of(name)}
+    else:
+        of = Counter(name for classes_of_card in members for name in classes_of_card)
+        offered = {names.CLASS_PREFIX + name: MAX_CLIENTS * cards for name, cards in of.items()}
+    asked = +asked
+    return {name: str(max(offered.get(name, 0), asked[name])) for name in sorted(offered.keys() | asked.keys())}
+
+
+def labels(spec: Mapping[str, Any], found: ExtendedResource | None) -> dict[str, str]:
+    """What selectors see of a card: its `spec`, as of `resource`, and what people have put on its object."""
+    put = {} if found is None else found.metadata.labels
+    return classes.labels(
+        node=spec["node"],
+        index=spec["index"],
+        uuid=spec["uuid"],
+        model=spec["model"],
+        memory=MiB(spec["memoryMiB"]),
+        properties=spec["properties"],
+        own={key: value for key, value in put.items() if key != names.NODE_LABEL},
+    )
+
+
+def accelerator(cards: Iterable[GpuCard]) -> str:
+    """The value of the node's label `accelerator`, "" unless all its cards are of one model."""
+    models = {card.model for card in cards}
+    return classes.accelerator_of_model(models.pop()) if len(models) == 1 else ""
 
 
 def resource(node: str, card: GpuCard) -> Object:
@@ -56,7 +103,7 @@ def resource(node: str, card: GpuCard) -> Object:
 
 
 def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
-    """The status of a card's ExtendedResource."""
+    """What the device plugin says in the status of a card's ExtendedResource. The rest of it is the extender's."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": health.reason[:_REASON_LENGTH],
@@ -87,7 +134,7 @@ def statuses(
 
 
 def status_of(found: ExtendedResource) -> Object:
-    """The status as observed, in the form of `status`."""
+    """The status as observed, in the form of `status`, so without what the extender says there."""
     seen = found.status
     return status(Health(seen.health == "Healthy", seen.reason), seen.card_access, seen.held or ())
 

@@ -1,4 +1,4 @@
-"""Keeps the cluster's picture of this node's cards true: node capacities, ExtendedResources, and the wake-up.
+"""Keeps the cluster's picture of this node's cards true: the node's object, ExtendedResources, and the wake-up.
 
 Compares what should be (`cards`) with what the API server has, and patches the difference, for as long as it runs: a
 kubelet that registers anew zeroes capacities it does not know, and people edit objects.
@@ -7,52 +7,33 @@ kubelet that registers anew zeroes capacities it does not know, and people edit 
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import structlog
 
-from cardwise.core import names, quantity
+from cardwise.core import names
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder
 from cardwise.kube.reflector import Reflector, Woken
-from cardwise.kube.wire import ExtendedResource, HeldShare, Node
+from cardwise.kube.wire import ExtendedResource, HeldShare
 from deviceplugin import cards as tell
 from deviceplugin import metrics
 from deviceplugin.access import Access
+from deviceplugin.classes import Classes
+from deviceplugin.node import OwnNode
 from deviceplugin.pods import Pods
+from deviceplugin.writes import Writes
 
 _log = structlog.get_logger(__name__)
 
 _EVERY_SECONDS = 1.0
-_REPEAT_SECONDS = 2.0  # until the reflector shows what we wrote, nothing is written again
 _WAKE_DELAY = 0.3  # the extender must have read the news before the scheduler asks it again
 
 _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
-_decode_node = msgspec.json.Decoder(Node).decode
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Of the Node object: amounts of our resources."""
-
-    capacity: Mapping[str, str]
-    share_allocatable: str
-
-
-def _project_node(content: bytes) -> tuple[str, NodeFacts]:
-    node = _decode_node(content)
-    capacity = {name: _plain(node.status.capacity[name]) for name in tell.CAPACITIES if name in node.status.capacity}
-    return node.metadata.name, NodeFacts(capacity, node.status.allocatable.get(names.SHARE, ""))
-
-
-def _plain(amount: str) -> str:
-    """The API server prints 40000 as 40k; we compare with what we have written."""
-    value, _ = quantity.parse(amount)
-    return str(value.numerator) if value.denominator == 1 else amount
 
 
 def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
@@ -63,7 +44,7 @@ def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
 
 
 class Inventory:
-    """One thread that writes and one that watches the cards. `access` is None until it is known."""
+    """One thread that writes and one that watches the cards. `access` is None until it is known; `split` as OwnNode."""
 
     def __init__(
         self,
@@ -76,6 +57,8 @@ class Inventory:
         health: Callable[[list[GpuCard]], Mapping[str, Health]],
         held: Callable[[], Mapping[str, list[HeldShare]]],
         granted: Callable[[], Mapping[str, int]],
+        events: EventRecorder,
+        split: bool,
     ) -> None:
         self._client = client
         self._node = node
@@ -87,19 +70,17 @@ class Inventory:
         self._granted = granted
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._written: dict[str, float] = {}  # path -> when it was last written
+        self._writes = Writes(self._wake_later)
         self._touch_at: float | None = None
         self._last_news: Any = None
         self._settled = threading.Event()
-        handler = Woken(self._wake.set)
-        self._nodes: Reflector[NodeFacts] = Reflector(
-            client, paths.nodes(), _project_node, handler, query={"fieldSelector": f"metadata.name={node}"}, name="node"
-        )
+        self.node = OwnNode(client, node, events=events, writes=self._writes, on_change=self._wake.set, split=split)
+        self._classes = Classes(client, self._wake.set)
         self._resources: Reflector[ExtendedResource] = Reflector(
             client,
             paths.extendedresources(),
             _project_resource,
-            handler,
+            Woken(self._wake.set),
             query={"labelSelector": f"{names.NODE_LABEL}={node}"},
             name="extendedresources",
         )
@@ -109,7 +90,8 @@ class Inventory:
         ]
 
     def start(self) -> None:
-        self._nodes.start()
+        self.node.start()
+        self._classes.start()
         self._resources.start()
         for thread in self._threads:
             thread.start()
@@ -120,7 +102,8 @@ class Inventory:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(5.0)
-        self._nodes.stop()
+        self.node.stop()
+        self._classes.stop()
         self._resources.stop()
 
     def wake(self) -> None:
@@ -131,11 +114,6 @@ class Inventory:
     def settled(self) -> bool:
         """Whether the API server has had all of it once."""
         return self._settled.is_set()
-
-    def share_allocatable(self) -> str:
-        """The node's allocatable share slots as the kubelet reports them, "" if unknown."""
-        facts = self._nodes.store.get(self._node)
-        return facts.share_allocatable if facts is not None else ""
 
     def _watch_cards(self) -> None:
         while not self._stopping.is_set():
@@ -167,7 +145,7 @@ class Inventory:
                 self._stopping.wait(backoff.next())
 
     def _reconcile(self) -> None:
-        if not (self._nodes.synced.is_set() and self._resources.synced.is_set() and self._pods.synced):
+        if not (self.node.synced and self._resources.synced.is_set() and self._pods.synced):
             return
         cards = self._gpus.cards()
         kept, left = self._departed(cards)
@@ -180,14 +158,7 @@ class Inventory:
         self._touch_if_due()
         if done and access is not None:
             self._settled.set()
-
-    def withdraw_slots(self) -> None:
-        """The node offers no slots while we are away. The kubelet would say so too, but only at its next round."""
-        change = {"status": {"allocatable": {names.SHARE: "0"}}}
-        try:
-            self._client.patch(paths.nodes(self._node, "status"), change, "strategic", timeout=2.0)
-        except errors.KubeError as error:
-            _log.info("the node still shows our slots until the kubelet's next report", error=str(error))
+        self.node.tell_accelerator(tell.accelerator(cards))  # last, because nothing of ours depends on it
 
     def _departed(self, cards: list[GpuCard]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
         """Cards that the cluster knows and the machine has no more: those that something still holds, and the rest."""
@@ -197,21 +168,29 @@ class Inventory:
         return [one for one in gone if one.spec.uuid in used], [one for one in gone if one.spec.uuid not in used]
 
     def _tell_capacities(self, cards: list[GpuCard], kept: list[ExtendedResource]) -> bool:
-        sizes = [(int(card.memory), card.uuid) for card in cards]
-        sizes += [(one.spec.memory_mib, one.spec.uuid) for one in kept]
-        wanted = tell.capacities(sizes, self._pods.all())
-        facts = self._nodes.store.get(self._node)
+        facts = self.node.facts
         if facts is None:
             _log.warning("no such node yet", node=self._node)
             return False
-        if facts.capacity == wanted:
-            return True
-        # Allocatable too: the kubelet would copy it from capacity, but only at its next round.
-        change = {"status": {"capacity": wanted, "allocatable": wanted}}
-        if self._may_write(paths.nodes(self._node, "status")):
-            self._client.patch(paths.nodes(self._node, "status"), change, "strategic")
-            _log.info("node capacities written", **wanted)
-        return False
+        sizes = [(int(card.memory), card.uuid) for card in cards]
+        sizes += [(one.spec.memory_mib, one.spec.uuid) for one in kept]
+        pods = self._pods.all()
+        wanted = tell.capacities(sizes, pods) | tell.class_capacities(self._members(cards, kept), pods, facts.capacity)
+        return self.node.tell_capacities(facts, wanted)
+
+    def _members(self, cards: list[GpuCard], kept: list[ExtendedResource]) -> list[frozenset[str]] | None:
+        """The classes of each card; None while nobody knows which classes there are."""
+        classifier = self._classes.classifier()
+        if classifier is None:
+            return None
+        known = self._resources.store.snapshot()
+        # The card's own word counts, not what its object said before we put it right; only labels are other people's.
+        seen = [
+            tell.labels(tell.resource(self._node, card)["spec"], known.get(names.extended_resource_name(card.uuid)))
+            for card in cards
+        ]
+        seen += [tell.labels(tell.spec_of(one), one) for one in kept]
+        return [classifier.classes_of(labels) for labels in seen]
 
     def _tell_resources(self, cards: list[GpuCard], kept: list[ExtendedResource], access: Access) -> bool:
         health, held = self._health(cards), self._held()
@@ -240,7 +219,7 @@ class Inventory:
         if found is not None and tell.spec_of(found) == wanted["spec"]:
             return True
         path = paths.extendedresources(names.extended_resource_name(card.uuid))
-        if not self._may_write(path):
+        if not self._writes.may(path):
             return False
         if found is None:
             try:
@@ -260,7 +239,7 @@ class Inventory:
             return True
         path = paths.extendedresources(name, "status")
         # A status that says something new is written at once, the same one again only after a while.
-        if self._may_write(f"{path} {msgspec.json.encode(status)!r}"):
+        if self._writes.may(f"{path} {msgspec.json.encode(status)!r}"):
             try:
                 self._client.patch(path, {"status": status}, "merge")
             except errors.NotFound:
@@ -287,19 +266,8 @@ class Inventory:
         if time.monotonic() < self._touch_at:
             self._wake_later()
             return
-        change = {"metadata": {"annotations": {names.NODE_CHANGED: str(time.time_ns())}}}
-        self._client.patch(paths.nodes(self._node), change, "merge")
+        self.node.touch()
         self._touch_at = None  # only now: one that failed is tried again
-
-    def _may_write(self, what: str) -> bool:
-        now = time.monotonic()
-        if now - self._written.get(what, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
-            self._wake_later()
-            return False
-        if len(self._written) > 1000:
-            self._written.clear()
-        self._written[what] = now
-        return True
 
     def _wake_later(self) -> None:
         self._stopping.wait(0.1)

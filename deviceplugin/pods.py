@@ -30,7 +30,7 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """A pod. `keys` are the container keys by name; `requests` what it asks of each resource of ours."""
+    """A pod. `keys` are the container keys by name; `requests` what it asks of each resource of ours and each class."""
 
     uid: str
     namespace: str
@@ -57,7 +57,7 @@ def view(pod: Mapping[str, Any]) -> PodView:
         keys[container.spec["name"]] = container.key
         resources = container.spec.get("resources") or {}
         for name, amount in (resources.get("requests") or resources.get("limits") or {}).items():
-            if name in names.REQUESTED:
+            if name in names.REQUESTED or names.class_of(name):
                 with contextlib.suppress(quantity.InvalidQuantity):
                     asked[name] = asked.get(name, 0) + quantity.count(amount, least=0)
     return PodView(

@@ -101,8 +101,8 @@ def check_cards(shares: Sequence[Share], cards: Mapping[str, GpuCard]) -> list[G
         card = cards.get(share.uuid)
         if card is None:
             raise Refused(
-                f"card {share.index} ({share.uuid}) is not on this node (any more); delete the pod, so that it is "
-                "placed again"
+                f"card {share.index} ({share.uuid}) is not on this node (any more), or --cards leaves it out; delete "
+                "the pod, so that it is placed again"
             )
         asked[share.uuid] += share.mem
         if asked[share.uuid] > card.memory:

@@ -214,7 +214,10 @@ def _describe(index: int, handle: Any, driver: str) -> GpuCard:
         with contextlib.suppress(pynvml.NVMLError, AttributeError):
             properties[name] = str(question())
 
-    ask("clockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    # Selectors of ResourceClasses name these: driver, clock (MHz, the highest of the SMs), architecture and
+    # computeCapability. `clockMHz` is `clock` under its older name.
+    for name in ("clock", "clockMHz"):
+        ask(name, lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
     ask("memoryClockMHz", lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))
     ask("architecture", lambda: _ARCHITECTURES.get(pynvml.nvmlDeviceGetArchitecture(handle), "unknown"))
     ask("computeCapability", lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))))

@@ -16,17 +16,19 @@ import yaml
 from cardwise.core import assignment as codec
 from cardwise.core import names
 from cardwise.core.assignment import Assignment, CardShare
+from cardwise.gpus import chosen
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from deviceplugin import slots
 from deviceplugin.access import Access
 from deviceplugin.agent import Agent, Settings
-from tests.deviceplugin.fakeapi import FakeApi
+from tests.deviceplugin.fakeapi import FakeApi, merge
 from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime
 
 NODE = "n1"
 P100 = 16276  # MiB
 PODS, NODES, RESOURCES = "/api/v1/pods", "/api/v1/nodes", "/apis/cardwise.dev/v1alpha1/extendedresources"
+CLASSES, EVENTS = "/apis/cardwise.dev/v1alpha1/resourceclasses", "/api/v1/events"
 
 
 def card_uuid(index: int) -> str:
@@ -53,6 +55,7 @@ class Rig:
         ]
         self.write_cards()
         self.access = access
+        self.chosen: str | None = None  # --cards
         self.conflict_seconds = 1.0
         self.api = FakeApi()
         self.api.put(NODES, {"metadata": {"name": NODE}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}})
@@ -84,6 +87,7 @@ class Rig:
             access=self.access,
             slots=slots.slot_ids(32),
             nvidia_specs=None,
+            cards=None if self.chosen is None else chosen.parse(self.chosen),
         )
         self.client = KubeClient(self.api.url)
         self.agent = Agent(settings, self.client, SimulatedGpus(self.cards_file))
@@ -156,6 +160,27 @@ class Rig:
 
     def status(self, index: int) -> dict:
         return (self.card(index) or {}).get("status") or {}
+
+    def node(self) -> dict:
+        return self.api.get(NODES, NODE)
+
+    def capacity(self, name: str) -> str | None:
+        """What the node offers of a resource, capacity and allocatable being of one mind."""
+        status = self.node()["status"]
+        amounts = {status[kind].get(name) for kind in ("capacity", "allocatable")}
+        return amounts.pop() if len(amounts) == 1 else "torn"
+
+    def edit_node(self, **changes: object) -> None:
+        """As somebody else does; a null takes away."""
+        with self.api.changed:
+            self.api.put(NODES, merge(self.node(), changes))
+
+    def make_class(self, name: str, spec: dict) -> None:
+        self.api.put(CLASSES, {"metadata": {"name": name}, "spec": spec})
+
+    def events(self, reason: str) -> list[str]:
+        """The messages of events of this reason."""
+        return [event["message"] for event in list(self.api.objects[EVENTS].values()) if event["reason"] == reason]
 
     def held_on_disk(self, index: int) -> int:
         total = 0

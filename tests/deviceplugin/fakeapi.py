@@ -9,7 +9,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
-_COLLECTIONS = ("/api/v1/pods", "/api/v1/nodes", "/apis/cardwise.dev/v1alpha1/extendedresources", "/api/v1/events")
+_COLLECTIONS = (
+    "/api/v1/pods",
+    "/api/v1/nodes",
+    "/apis/cardwise.dev/v1alpha1/extendedresources",
+    "/apis/cardwise.dev/v1alpha1/resourceclasses",
+    "/api/v1/events",
+)
 
 
 def merge(target, change):
@@ -34,6 +40,8 @@ class FakeApi:
         self.patches: list[tuple[str, dict]] = []
         self.closing = False
         self.down = False  # every request is cut off
+        self.missing: set[str] = set()  # collections whose CRD is not installed
+        self.before_patch = lambda path, change: None  # what somebody else does just before one is taken
         api = self
 
         class Handler(_Handler):
@@ -111,6 +119,11 @@ def _selected(obj: dict, query: dict[str, str]) -> bool:
     return value == wanted and (not label or (obj["metadata"].get("labels") or {}).get(label) == text)
 
 
+def _differs(change: dict, metadata: dict) -> bool:
+    """Whether the change is meant for another object, or for another version of it."""
+    return any(change.get(field, metadata.get(field)) != metadata.get(field) for field in ("uid", "resourceVersion"))
+
+
 class _Handler(BaseHTTPRequestHandler):
     fake: FakeApi
     protocol_version = "HTTP/1.1"
@@ -124,7 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = dict(parse_qsl(url.query))
         collection, key, _ = self.where(url.path)
-        if key:
+        if collection in self.fake.missing:
+            self.answer(404, _status(404, "NotFound"))
+        elif key:
             with self.fake.changed:
                 obj = self.fake.objects[collection].get(key)
             self.answer(200 if obj else 404, obj or _status(404, "NotFound"))
@@ -151,12 +166,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         collection, key, _ = self.where(urlsplit(self.path).path)
         change = self.body()
+        self.fake.before_patch(self.path, change)
         with self.fake.changed:
             self.fake.patches.append((self.path, change))
             obj = self.fake.objects[collection].get(key)
             if obj is None:
                 self.answer(404, _status(404, "NotFound"))
-            elif (change.get("metadata") or {}).get("uid", obj["metadata"].get("uid")) != obj["metadata"].get("uid"):
+            elif _differs(change.get("metadata") or {}, obj["metadata"]):
                 self.answer(409, _status(409, "Conflict"))
             else:
                 self.answer(200, self.fake.put(collection, merge(obj, change)))

@@ -9,7 +9,8 @@ import pytest
 
 from cardwise.core import names
 from cardwise.kube import errors
-from deviceplugin import inventory, metrics
+from deviceplugin import metrics
+from deviceplugin import node as own_node
 from deviceplugin.access import Access
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from tests.deviceplugin.conftest import NODE, NODES, P100, PODS, Rig, card_uuid, eventually, refusal, refused
@@ -490,7 +491,7 @@ def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(r
     capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
     assert capacity["aliyun.com/gpu-core.percentage"] == "200"
     told = b'{"metadata":{"name":"n"},"status":{"capacity":{"aliyun.com/gpu-mem":"40k","aliyun.com/gpu-count":"2"}}}'
-    _, facts = inventory._project_node(told)
+    _, facts = own_node._project(told)
     assert facts.capacity == {"aliyun.com/gpu-mem": "40000", "aliyun.com/gpu-count": "2"}
 
 

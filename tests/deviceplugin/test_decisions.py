@@ -18,6 +18,7 @@ from deviceplugin.access import Access, Delivery, decide
 from deviceplugin.containers import RuntimeFacts
 from deviceplugin.grants import Grant, Share
 from deviceplugin.kubelet import Holders, KnownContainer, KubeletSilent, NamedContainer, Shared, parse_checkpoint
+from deviceplugin.node import NOTED, relabel
 from deviceplugin.pods import PodView, view
 from deviceplugin.prestart import Refused, check_cards, grant_of, identify
 from deviceplugin.registration import Sight, why_again
@@ -287,6 +288,73 @@ def test_capacities_never_go_below_what_is_asked():
     assert cards.capacities(sizes[:1], living)[names.GPU_CORE] == "150"
     ended = [pod_view(uid="u9", phase="Succeeded", requests={names.GPU_MEM: 99999})]
     assert cards.capacities(sizes[:1], ended)[names.GPU_MEM] == "16276"
+
+
+def test_capacities_of_classes_are_of_cards_and_of_what_is_asked():
+    members = [frozenset({"a", "b"}), frozenset({"a"}), frozenset()]
+    asks = {"cardwise.dev/b": 50, "cardwise.dev/c": 2, "cardwise.dev/d": 0, names.GPU_MEM: 100, names.WHOLE_GPU: 1}
+    living = pod_view(requests=asks)
+    ended = pod_view(uid="u2", phase="Failed", requests={"cardwise.dev/e": 1})
+    wanted = {"cardwise.dev/a": "96", "cardwise.dev/b": "50", "cardwise.dev/c": "2"}
+    assert cards.class_capacities(members, [living, ended], {"cardwise.dev/old": "48"}) == wanted
+    assert cards.class_capacities([], [], {"cardwise.dev/old": "48"}) == {}
+
+
+def test_capacities_of_classes_stay_while_nobody_knows_the_classes():
+    now = {"cardwise.dev/a": "48", "cardwise.dev/b": "0", names.GPU_MEM: "100"}
+    living = pod_view(requests={"cardwise.dev/b": 3, "cardwise.dev/c": 1})
+    wanted = {"cardwise.dev/a": "48", "cardwise.dev/b": "3", "cardwise.dev/c": "1"}
+    assert cards.class_capacities(None, [living], now) == wanted
+
+
+def test_a_pod_of_ours_is_read_with_the_classes_that_it_asks_for():
+    asks = {"cardwise.dev/nvidia.tesla.k80": "2", names.GPU_MEM: "100", names.SHARE: "1", "cpu": "1"}
+    one = {"name": "main", "resources": {"requests": asks}}
+    pod = view(build.pod("a", uid="u", containers=[one, one | {"name": "other"}]))
+    assert pod.requests == {"cardwise.dev/nvidia.tesla.k80": 4, names.GPU_MEM: 200}
+
+
+@pytest.mark.parametrize(
+    ("models", "accelerator"),
+    [
+        (["Tesla K80", "Tesla K80"], "nvidia-tesla-k80"),
+        (["NVIDIA H200"], "nvidia-h200"),
+        (["Tesla K80", "Tesla P100"], ""),
+        ([], ""),
+    ],
+)
+def test_the_accelerator_is_the_only_model(models, accelerator):
+    here = [GpuCard(index=i, uuid=f"GPU-{i}", model=model, memory=MiB(1), devices=()) for i, model in enumerate(models)]
+    assert cards.accelerator(here) == accelerator
+
+
+@pytest.mark.parametrize(
+    ("wanted", "label", "noted", "after"),
+    [
+        ("k80", None, None, ("k80", "k80")),
+        ("k80", "k80", "k80", ("k80", "k80")),
+        ("p100", "k80", "k80", ("p100", "p100")),
+        ("", "k80", "k80", (None, None)),
+        ("k80", None, "k80", ("k80", "k80")),
+        ("", None, "k80", (None, None)),
+        ("", None, None, (None, None)),
+        ("k80", "theirs", None, ("theirs", None)),
+        ("k80", "theirs", "k80", ("theirs", None)),
+        ("", "theirs", "k80", ("theirs", None)),
+        ("k80", "k80", None, ("k80", None)),
+        ("", "k80", None, ("k80", None)),
+        ("k80", "", None, ("", None)),
+    ],
+)
+def test_only_a_label_that_we_wrote_is_ours(wanted, label, noted, after):
+    change = relabel(wanted, label, noted)
+    result = (
+        change.get("labels", {names.ACCELERATOR: label})[names.ACCELERATOR],
+        change.get("annotations", {NOTED: noted})[NOTED],
+    )
+    assert result == after
+    assert relabel(wanted, *after) == {}, "then it is done"
+    assert bool(change) == (after != (label, noted))
 
 
 def test_a_sidecar_has_its_key_and_counts():

@@ -6,6 +6,8 @@ import time
 import pytest
 import yaml
 
+from cardwise.gpus import chosen
+from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
@@ -18,6 +20,10 @@ def simulated(tmp_path) -> Gpus:
     return SimulatedGpus(path)
 
 
+def some(tmp_path) -> Gpus:
+    return ChosenGpus(simulated(tmp_path), chosen.parse("0,GPU-1"))
+
+
 def nvml(_) -> Gpus:
     try:
         return NvmlGpus(probe_seconds=0.1)
@@ -25,7 +31,7 @@ def nvml(_) -> Gpus:
         pytest.skip(f"no NVIDIA driver: {error}")
 
 
-@pytest.fixture(params=[simulated, nvml])
+@pytest.fixture(params=[simulated, some, nvml])
 def gpus(request, tmp_path):
     made = request.param(tmp_path)
     yield made

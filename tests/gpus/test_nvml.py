@@ -130,3 +130,21 @@ def test_an_unforeseen_error_ends_no_thread(driver, gpus, call, thread):
     driver.events.append(types.SimpleNamespace(eventData=79, device=0))
     driver.broken[1] = LOST
     eventually(lambda: [state.reason[:6] for state in made.health().values()] == ["Xid 79", "the ca"])
+
+
+def test_the_properties_that_selectors_name(gpus):
+    for card in gpus().cards():
+        assert card.properties == {
+            "driver": "575.1",
+            "clock": "1328",
+            "clockMHz": "1328",
+            "memoryClockMHz": "1328",
+            "architecture": "Pascal",
+            "computeCapability": "6.0",
+        }
+
+
+def test_what_a_card_does_not_know_of_itself_is_left_out(driver, gpus):
+    driver.broken["nvmlDeviceGetMaxClockInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    driver.broken["nvmlDeviceGetArchitecture"] = AttributeError("an older library")
+    assert gpus().cards()[0].properties == {"driver": "575.1", "computeCapability": "6.0"}

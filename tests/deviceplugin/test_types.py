@@ -1,0 +1,404 @@
+"""What a node says of types: capacities of classes and the label `accelerator`; and NVIDIA's plugin beside ours."""
+
+import random
+import time
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from cardwise.core import names
+from deviceplugin.node import NOTED
+from tests.deviceplugin.conftest import (
+    CLASSES,
+    P100,
+    PODS,
+    RESOURCES,
+    Rig,
+    card_uuid,
+    eventually,
+    refusal,
+)
+
+K80_SPEC = {"selector": {"matchLabels": {"model": "Tesla K80"}}}
+P100_SPEC = {"selector": {"matchLabels": {"model": "Tesla-P100"}}}
+K80, PASCAL, TIER = "cardwise.dev/nvidia.tesla.k80", "cardwise.dev/p100", "cardwise.dev/gold"
+
+
+def ask_for(rig: Rig, name: str, resource: str, amount: int) -> dict:
+    """A pod of this node that asks for a class besides its share."""
+    with rig.api.changed:
+        pod = rig.bind(name, [(0, 100)])
+        pod["spec"]["containers"][0]["resources"]["limits"][resource] = str(amount)
+        return rig.api.put(PODS, pod)
+
+
+def label_card(rig: Rig, index: int, **labels: str | None) -> None:
+    """As `kubectl label extendedresource`; None takes one away."""
+    eventually(lambda: rig.card(index))
+    with rig.api.changed:
+        card = rig.card(index)
+        card["metadata"]["labels"] = {k: v for k, v in (card["metadata"]["labels"] | labels).items() if v is not None}
+        rig.api.put(RESOURCES, card)
+
+
+def offers(rig: Rig, resource: str, amount: str | None) -> None:
+    eventually(
+        lambda: rig.capacity(resource) == amount,
+        what=f"{resource} is {rig.capacity(resource)}, not {amount}",
+    )
+
+
+def label(rig: Rig) -> str | None:
+    return rig.node()["metadata"].get("labels", {}).get(names.ACCELERATOR)
+
+
+def health(rig: Rig) -> list[str | None]:
+    return [rig.status(card["index"]).get("health") for card in rig.cards]
+
+
+class TestCapacitiesOfClasses:
+    def test_each_card_of_a_class_is_48_shares(self, rig):
+        rig.make_class("p100", P100_SPEC)
+        rig.make_class("second", {"selector": {"matchLabels": {"index": "1"}}})
+        offers(rig, PASCAL, "96")
+        offers(rig, "cardwise.dev/second", "48")
+
+    def test_a_class_without_a_card_here_is_not_offered_at_all(self, rig):
+        rig.make_class("nvidia.tesla.k80", K80_SPEC)
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        assert rig.capacity(K80) is None, "an amount of 0 would fail pods; absent is what kubelet admits"
+
+    def test_it_follows_classes_that_change_and_go(self, rig):
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        rig.make_class("p100", {"selector": {"matchLabels": {"uuid": card_uuid(0)}}})
+        offers(rig, PASCAL, "48")
+        rig.make_class("p100", K80_SPEC)
+        offers(rig, PASCAL, None)
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        rig.api.delete(CLASSES, "p100")
+        offers(rig, PASCAL, None)
+        offers(rig, names.GPU_MEM, str(2 * P100))
+
+    def test_it_follows_cards_that_come_and_go(self, rig):
+        rig.make_class("p100", P100_SPEC)
+        rig.make_class("nvidia.tesla.k80", K80_SPEC)
+        offers(rig, PASCAL, "96")
+        rig.cards[1]["model"] = "Tesla K80"
+        rig.write_cards()
+        offers(rig, PASCAL, "48")
+        offers(rig, K80, "48")
+        del rig.cards[1]
+        rig.write_cards()
+        offers(rig, K80, None)
+
+    def test_labels_that_a_person_puts_on_a_card_count(self, rig):
+        rig.make_class("gold", {"selector": {"matchLabels": {"tier": "gold"}}})
+        rig.make_class("tagged", {"selector": {"matchExpressions": [{"key": names.NODE_LABEL, "operator": "Exists"}]}})
+        label_card(rig, 1, tier="gold")
+        offers(rig, TIER, "48")
+        assert rig.capacity("cardwise.dev/tagged") is None, "our own label is no person's"
+        label_card(rig, 0, Tier="gold", model="mine")
+        offers(rig, TIER, "96")
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        label_card(rig, 0, Tier=None)
+        label_card(rig, 1, tier="silver")
+        offers(rig, TIER, None)
+
+    def test_properties_of_the_card_count(self, rig):
+        rig.cards[0]["properties"] = {"clock": 1480, "architecture": "Pascal"}
+        rig.write_cards()
+        fast = [{"key": "clock", "operator": "Gt", "values": ["1400"]}]
+        rig.make_class("gold", {"selector": {"matchExpressions": fast}})
+        offers(rig, TIER, "48")
+
+    def test_never_below_what_living_pods_ask_for(self, rig):
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        pods = [ask_for(rig, f"p{number}", PASCAL, 50) for number in range(2)]
+        offers(rig, PASCAL, "100")
+        rig.api.delete(CLASSES, "p100")
+        rig.force_delete(pods[0])
+        offers(rig, PASCAL, "50")
+        rig.api.put(PODS, pods[1] | {"status": {"phase": "Succeeded"}})
+        offers(rig, PASCAL, None)
+
+    def test_only_what_is_a_class_of_ours_is_taken_away(self, rig):
+        foreign = {"example.com/p100": "3", "aliyun.com/other": "1", names.SHARE: "32", "cardwise.dev": "1"}
+        stale = foreign | {"cardwise.dev/stale": "48"}
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        rig.edit_node(status={"capacity": stale, "allocatable": stale})
+        offers(rig, "cardwise.dev/stale", None)
+        assert {name: rig.capacity(name) for name in foreign} == foreign
+
+    def test_a_kubelet_that_registers_anew_zeroes_them_for_a_moment_only(self, rig):
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        rig.edit_node(status={"capacity": {PASCAL: "0"}, "allocatable": {PASCAL: "0"}})
+        offers(rig, PASCAL, "96")
+
+    def test_a_class_that_cannot_be_read_is_left_out_and_told_once(self, rig):
+        with capture_logs() as logs:
+            rig.make_class("broken", {"selector": {}})
+            rig.make_class("p100", P100_SPEC)
+            offers(rig, PASCAL, "96")
+            rig.make_class("broken", {"selector": {}, "priority": 0})  # another version of the same
+            rig.make_class("gold", P100_SPEC)
+            offers(rig, TIER, "96")
+        assert rig.capacity("cardwise.dev/broken") is None
+        (told,) = [line for line in logs if line["event"] == "a ResourceClass cannot be read and is left out"]
+        assert told["name"] == "broken"
+        assert "spec.selector: an empty selector would be every card" in told["problem"]
+        rig.make_class("broken", P100_SPEC)
+        offers(rig, "cardwise.dev/broken", "96")
+
+    def test_a_restart_of_the_agent_never_takes_a_capacity_away(self, rig):
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "96")
+        before = len(rig.api.patches)
+        rig.stop()
+        rig.start()
+        eventually(lambda: rig.agent.problems() == [])
+        time.sleep(0.3)
+        gone = [
+            change
+            for _, change in rig.api.patches[before:]
+            if None in change.get("status", {}).get("capacity", {}).values()
+        ]
+        assert gone == []
+        assert rig.capacity(PASCAL) == "96"
+
+    def test_without_the_crd_all_else_goes_on_until_it_is_there(self, idle_rig):
+        rig = idle_rig
+        rig.api.missing.add(CLASSES)
+        amounts = {TIER: "0", PASCAL: "48"}
+        rig.edit_node(status={"capacity": amounts, "allocatable": amounts})
+        ask_for(rig, "a", TIER, 2)
+        with capture_logs() as logs:
+            rig.start()
+            eventually(lambda: health(rig) == ["Healthy", "Healthy"])
+            eventually(lambda: rig.agent.problems() == [])
+            offers(rig, names.GPU_MEM, str(2 * P100))
+            offers(rig, TIER, "2")
+            assert rig.capacity(PASCAL) == "48", "nobody knows whether there is such a class"
+            time.sleep(1.5)
+        told = [line["event"] for line in logs if "ResourceClasses cannot be read" in line["event"]]
+        assert len(told) == 1
+        assert "is their CRD installed" in told[0]
+        rig.make_class("p100", P100_SPEC)
+        rig.api.missing.clear()
+        eventually(lambda: rig.capacity(PASCAL) == "96", timeout=20)
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_whatever_the_order_it_ends_true(self, rig, seed):
+        """Classes, labels, models and pods change together; in the end the node says what they add up to."""
+        dice = random.Random(seed)
+        models = ["Tesla-P100", "Tesla K80"]
+        asked = 0
+        classes = {}
+        for step in range(25):
+            match dice.choice(["class", "drop", "model", "pod"]):
+                case "class":
+                    name = dice.choice(["a", "b"])
+                    classes[name] = dice.choice(models)
+                    rig.make_class(name, {"selector": {"matchLabels": {"model": classes[name]}}})
+                case "drop" if classes:
+                    name = dice.choice(sorted(classes))
+                    del classes[name]
+                    rig.api.delete(CLASSES, name)
+                case "model":
+                    dice.choice(rig.cards)["model"] = dice.choice(models)
+                    rig.write_cards()
+                case "pod":
+                    asked += 30
+                    ask_for(rig, f"p{step}", "cardwise.dev/a", 30)
+            time.sleep(dice.choice([0, 0.05, 0.3]))
+        cards = {name: sum(card["model"] == model for card in rig.cards) for name, model in classes.items()}
+        wanted = {name: 48 * count for name, count in cards.items()}
+        wanted["a"] = max(wanted.get("a", 0), asked)
+        for name in ("a", "b"):
+            offers(rig, f"cardwise.dev/{name}", str(wanted[name]) if wanted.get(name) else None)
+
+
+class TestAccelerator:
+    def test_a_node_of_one_model_is_labelled_as_the_old_selectors_want_it(self, rig):
+        eventually(lambda: label(rig) == "nvidia-tesla-p100")
+        assert rig.node()["metadata"]["annotations"][NOTED] == "nvidia-tesla-p100"
+
+    def test_the_label_follows_the_cards(self, rig):
+        eventually(lambda: label(rig) == "nvidia-tesla-p100")
+        rig.cards[1]["model"] = "Tesla K80"
+        rig.write_cards()
+        eventually(lambda: label(rig) is None)
+        assert NOTED not in rig.node()["metadata"].get("annotations", {})
+        rig.cards[0]["model"] = "Tesla K80"
+        rig.write_cards()
+        eventually(lambda: label(rig) == "nvidia-tesla-k80")
+
+    def test_it_is_ours_across_a_restart(self, rig):
+        eventually(lambda: label(rig) == "nvidia-tesla-p100")
+        rig.stop()
+        rig.cards[1]["model"] = "Tesla K80"
+        rig.write_cards()
+        rig.start()
+        eventually(lambda: label(rig) is None)
+
+    def test_somebody_elses_label_stays_whatever_happens(self, idle_rig):
+        rig = idle_rig
+        rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs", "zone": "a"}})
+        rig.start()
+        eventually(lambda: rig.agent.problems() == [])
+        rig.cards[1]["model"] = "Tesla K80"
+        rig.write_cards()
+        eventually(lambda: (rig.card(1) or {}).get("spec", {}).get("model") == "Tesla K80")
+        time.sleep(0.3)
+        assert rig.node()["metadata"]["labels"] == {names.ACCELERATOR: "theirs", "zone": "a"}
+        assert NOTED not in rig.node()["metadata"].get("annotations", {})
+
+    def test_a_label_that_somebody_changes_is_theirs_from_then_on(self, rig):
+        eventually(lambda: label(rig) == "nvidia-tesla-p100")
+        rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs"}})
+        eventually(lambda: NOTED not in rig.node()["metadata"].get("annotations", {}))
+        rig.edit_node(metadata={"labels": {names.ACCELERATOR: "nvidia-tesla-p100"}})
+        rig.cards[1]["model"] = "Tesla K80"
+        rig.write_cards()
+        eventually(lambda: (rig.card(1) or {}).get("spec", {}).get("model") == "Tesla K80")
+        time.sleep(0.3)
+        assert label(rig) == "nvidia-tesla-p100"
+
+    def test_a_label_that_is_taken_away_comes_again(self, rig):
+        eventually(lambda: label(rig) == "nvidia-tesla-p100")
+        rig.edit_node(metadata={"labels": {names.ACCELERATOR: None}})
+        eventually(lambda: label(rig) == "nvidia-tesla-p100")
+
+    def test_a_label_set_between_our_look_and_our_write_is_not_overwritten(self, idle_rig):
+        rig = idle_rig
+
+        def first(_, change):
+            if names.ACCELERATOR in change.get("metadata", {}).get("labels", {}):
+                rig.api.before_patch = lambda *_: None
+                rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs"}})
+
+        rig.api.before_patch = first
+        rig.start()
+        eventually(lambda: label(rig) == "theirs")
+        time.sleep(3)
+        assert label(rig) == "theirs"
+
+
+class TestNvidiasPlugin:
+    def serve(self, rig: Rig, count: str | None) -> None:
+        rig.edit_node(status={"capacity": {names.NVIDIA_GPU: count}})
+
+    def test_while_it_serves_the_node_nothing_is_shared(self, rig):
+        eventually(lambda: health(rig) == ["Healthy", "Healthy"])
+        running = rig.run(rig.bind("running", [(0, 100)]))
+        self.serve(rig, "2")
+        eventually(lambda: health(rig) == ["Unhealthy", "Unhealthy"], timeout=3)
+        why = (
+            "NVIDIA's device plugin serves this node (nvidia.com/gpu: 2): stop it there, or give --cards the cards "
+            "that Cardwise may share"
+        )
+        assert rig.status(0)["reason"] == rig.status(1)["reason"] == why
+        assert eventually(lambda: rig.events("NvidiaServesNode")) == [why]
+        code, told = refusal(lambda: rig.run(rig.bind("new", [(1, 100)])))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert why in told
+        assert rig.held_on_disk(0) == 100, "what runs goes on"
+        assert rig.spec(running)
+        assert rig.capacity(names.GPU_MEM) == str(2 * P100), "running pods stay admitted"
+        self.serve(rig, "0")
+        eventually(lambda: health(rig) == ["Healthy", "Healthy"], timeout=3)
+        assert rig.status(0)["reason"] == ""
+        eventually(lambda: rig.events("NvidiaLeftNode"))
+        eventually(lambda: names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {}))
+        rig.run(rig.bind("later", [(1, 100)]))
+
+    def test_it_was_there_first(self, idle_rig):
+        self.serve(idle_rig, "1")
+        idle_rig.start()
+        eventually(lambda: health(idle_rig) == ["Unhealthy", "Unhealthy"])
+        assert not any(
+            change["status"].get("health") == "Healthy" for _, change in idle_rig.api.patches if "status" in change
+        ), "not for a moment"
+        self.serve(idle_rig, None)
+        eventually(lambda: health(idle_rig) == ["Healthy", "Healthy"])
+
+    def test_a_node_split_by_hand(self, idle_rig):
+        rig = idle_rig
+        self.serve(rig, "1")
+        rig.chosen = card_uuid(1).upper()
+        rig.start()
+        eventually(lambda: rig.status(1).get("health") == "Healthy")
+        eventually(lambda: rig.agent.problems() == [])
+        assert rig.card(0) is None
+        assert {name: rig.capacity(name) for name in (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)} == {
+            names.GPU_MEM: str(P100),
+            names.GPU_COUNT: "1",
+            names.WHOLE_GPU: "1",
+        }
+        rig.make_class("p100", P100_SPEC)
+        offers(rig, PASCAL, "48")
+        slot = rig.run(rig.bind("a", [(1, 100)]))
+        assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
+        assert "--cards leaves it out" in refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))[1]
+        assert not rig.events("NvidiaServesNode")
+
+
+class TestCardsSetting:
+    def test_a_card_that_is_left_out_now_stays_while_pods_hold_it(self, rig):
+        pod = rig.bind("a", [(0, 100)])
+        rig.run(pod)
+        eventually(lambda: health(rig) == ["Healthy", "Healthy"])
+        rig.stop()
+        rig.chosen = "1"
+        rig.start()
+        eventually(lambda: rig.status(0).get("health") == "Unhealthy")
+        assert "--cards leaves it out" in rig.status(0)["reason"]
+        assert rig.capacity(names.GPU_COUNT) == "2"
+        rig.end(pod)
+        eventually(lambda: rig.card(0) is None)
+        offers(rig, names.GPU_COUNT, "1")
+
+    def test_a_card_that_is_not_there_is_told_and_the_others_are_served(self, idle_rig):
+        rig = idle_rig
+        rig.chosen = "1,7"
+        rig.start()
+        eventually(lambda: rig.status(1).get("health") == "Healthy")
+        (told,) = eventually(lambda: rig.events("CardsSettingUnfit"))
+        here = f"0 ({card_uuid(0)}), 1 ({card_uuid(1)})"
+        assert told == f"--cards: 7 is no card of this node; it has {here}: write one of these"
+        eventually(lambda: rig.agent.problems() == [])
+        rig.cards.append(rig.cards[0] | {"index": 7, "uuid": card_uuid(7), "device": rig.device(7)})
+        rig.write_cards()
+        eventually(lambda: rig.status(7).get("health") == "Healthy")
+
+    def test_without_any_card_it_is_not_ready(self, idle_rig):
+        idle_rig.chosen = "7"
+        idle_rig.start()
+        eventually(lambda: any("--cards: 7 is no card of this node" in one for one in idle_rig.agent.problems()))
+        eventually(lambda: idle_rig.capacity(names.GPU_COUNT) == "0")
+        assert idle_rig.card(0) is None
+
+
+def test_what_the_extender_says_of_a_card_is_left_alone(rig):
+    eventually(lambda: rig.status(0).get("health") == "Healthy")
+    theirs = {"allocated": {"memoryMiB": 100, "pods": 1}, "freeMiB": 16176, "classes": ["p100"]}
+    with rig.api.changed:
+        card = rig.card(0)
+        rig.api.put(RESOURCES, card | {"status": card["status"] | theirs})
+    eventually(lambda: rig.agent.problems() == [])
+    before = len(rig.api.patches)
+    time.sleep(1.5)
+    assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
+    rig.cards[0] |= {"healthy": False, "reason": "hot", "properties": {"clock": 1480}}
+    rig.write_cards()
+    eventually(lambda: rig.status(0).get("reason") == "hot")
+    eventually(lambda: rig.card(0)["spec"]["properties"] == {"clock": "1480"})
+    assert rig.status(0).items() >= theirs.items()
+    assert not any(theirs.keys() & change.get("status", {}).keys() for _, change in rig.api.patches)

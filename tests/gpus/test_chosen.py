@@ -1,0 +1,82 @@
+"""`--cards`: what it may say, and which cards are left of a machine's."""
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from cardwise.core.request import InvalidRequest
+from cardwise.gpus import chosen
+from cardwise.gpus.chosen import ChosenGpus
+from cardwise.gpus.simulated import SimulatedGpus
+from deviceplugin.__main__ import main
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Four cards."""
+    path = tmp_path / "cards.yaml"
+    cards = [{"index": i, "uuid": f"GPU-{i}ab", "memoryMiB": 16276, "healthy": i != 2} for i in range(4)]
+    path.write_text(yaml.safe_dump({"cards": cards}))
+    return SimulatedGpus(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [("0", [0]), ("3,1", [1, 3]), (" gpu-2AB , 0", [0, 2]), ("7", []), ("GPU-9", []), ("00,1,2,3", [0, 1, 2, 3])],
+)
+def test_only_the_chosen_cards_are_there(machine, text, left):
+    gpus = ChosenGpus(machine, chosen.parse(text))
+    assert [card.index for card in gpus.cards()] == left
+    assert list(gpus.health()) == [f"GPU-{index}ab" for index in left]
+    assert all(state.healthy == (uuid != "GPU-2ab") for uuid, state in gpus.health().items())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "'' has an empty entry; write indices such as 0,2"),
+        ("0,,1", "'0,,1' has an empty entry"),
+        ("0,1,0", "'0' is there twice; name each card once"),
+        ("0,00", "'00' is there twice"),
+        ("GPU-a,gpu-A", "'gpu-A' is there twice"),
+        ("0-3", "'0-3' is neither the index nor the UUID of a card; write indices such as 0,2"),
+        ("-1", "'-1' is neither"),
+        ("0;1", "'0;1' is neither"),
+        ("GPU_1", "'GPU_1' is neither"),
+    ],
+)
+def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
+    with pytest.raises(InvalidRequest) as caught:
+        chosen.parse(text)
+    assert caught.value.field == "--cards"
+    assert says in str(caught.value)
+    started = CliRunner().invoke(main, ["--node-name=n1", f"--cards={text}"])
+    assert started.exit_code == 2
+    assert "Invalid value for '--cards'" in started.output
+    assert says in started.output
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("0,GPU-3ab", []),
+        (
+            "0,4,GPU-9",
+            [
+                f"--cards: {entry} is no card of this node; it has 0 (GPU-0ab), 1 (GPU-1ab), 2 (GPU-2ab), "
+                "3 (GPU-3ab): write one of these"
+                for entry in ("4", "gpu-9")
+            ],
+        ),
+        ("1,GPU-1ab", ["--cards: 1 and GPU-1ab are the same card; name it once"]),
+    ],
+)
+def test_what_only_the_machine_knows_is_told(machine, text, problems):
+    assert ChosenGpus(machine, chosen.parse(text)).problems() == problems
+
+
+def test_changes_and_the_end_are_those_of_the_machine(machine):
+    gpus = ChosenGpus(machine, chosen.parse("0"))
+    assert gpus.wait_change(0.1) is False
+    gpus.close()
+    assert gpus.wait_change(30) is False
