@@ -8,10 +8,12 @@ from pathlib import Path
 
 import click
 import prometheus_client
+import structlog
 
 from cardwise.core import names, policies
 from cardwise.core.ledger import MAX_CLIENTS
 from cardwise.core.quantity import MiB
+from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
 from cardwise.runtime import logs, tls
@@ -27,14 +29,20 @@ from cardwise.runtime.settings import (
     common_options,
     starting,
 )
+from extender import leadership
 from extender.app import Parts, create_app
 from extender.binder import Binder
+from extender.decisions import Patience
 from extender.feeds import Feeds
+from extender.leadership import Alone, Leadership
 from extender.metrics import Levels, Metrics
 from extender.requests import Requests
-from extender.state import Patience, State
+from extender.state import State
+from extender.telling import Telling
 from extender.upkeep import Upkeep
 from extender.verbs import Preferences
+
+_log = structlog.get_logger(__name__)
 
 _FAST_THREADS = 4  # the scheduler asks one pod at a time; the rest is for inspect and for binds of a single stanza
 _BIND_THREADS = 256
@@ -52,6 +60,10 @@ class Settings:
     bind_deadline: float
     hold_seconds: float
     ghost_seconds: float
+    lease_namespace: str
+    lease_name: str
+    lease_duration: float
+    no_lease: bool
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -123,6 +135,23 @@ class Settings:
     default=30.0,
     help="How long the share of a pod that vanished while it ran counts, for its node to report it.",
 )
+@click.option(
+    "--lease-namespace",
+    default=names.NAMESPACE,
+    help="Namespace of the Lease that decides which of several extenders answers.",
+)
+@click.option("--lease-name", default=names.LEASE, help="Its name. It is created where it does not exist.")
+@click.option(
+    "--lease-duration",
+    type=click.FloatRange(min=3),
+    default=15.0,
+    help="Seconds after which another extender takes over from one that has vanished. The same for all of them.",
+)
+@click.option(
+    "--no-lease",
+    is_flag=True,
+    help="Answer without a Lease. Only where there surely is one extender: two would give the same card twice.",
+)
 def main(
     *,
     common: Common,
@@ -147,6 +176,8 @@ def main(
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
     with starting("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
+    if not chosen.no_lease:
+        _check_lease(client, chosen.lease_namespace, chosen.lease_name)
     rotator = None
     files = None
     if not plain_http:
@@ -179,12 +210,28 @@ class _Process:
         patience = Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds)
         self._state = State(headroom=MiB(settings.headroom), max_clients=settings.max_clients, patience=patience)
         self._requests = Requests()
-        self._binder = Binder(
-            client, self._state, self._requests, policy=settings.policy, seconds=settings.bind_deadline
-        )
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname())
         self._feeds = Feeds(client, self._state, self._events)
-        self._upkeep = Upkeep(client, self._state)
+        self._leadership: Leadership = Alone()
+        if not settings.no_lease:
+            self._leadership = leadership.by_lease(
+                client,
+                settings.lease_namespace,
+                settings.lease_name,
+                duration=settings.lease_duration,
+                state=self._state,
+                catch_up=self._feeds.catch_up,
+            )
+        self._binder = Binder(
+            client,
+            self._state,
+            self._requests,
+            policy=settings.policy,
+            seconds=settings.bind_deadline,
+            leadership=self._leadership,
+        )
+        self._telling = Telling(client, self._state, self._events, leads=self._knows_and_leads)
+        self._upkeep = Upkeep(client, self._state, tell=self._telling.steps)
         self._preferences = Preferences(policy=settings.policy, one_best_node=settings.one_best_node)
         self._metrics_bind = metrics_bind
         self._health: HealthServer | None = None
@@ -192,7 +239,7 @@ class _Process:
 
     def app(self) -> WsgiApp:
         registry = prometheus_client.REGISTRY
-        registry.register(Levels(self._state.marks, self._feeds.staleness))
+        registry.register(Levels(self._state.marks, self._feeds.staleness, self._leads))
         parts = Parts(
             state=self._state,
             requests=self._requests,
@@ -200,6 +247,8 @@ class _Process:
             metrics=Metrics(registry),
             preferences=self._preferences,
             missing=self._feeds.missing,
+            leadership=self._leadership,
+            notice=self._telling.notices.waits_for_quota,
         )
         return create_app(parts)
 
@@ -209,18 +258,44 @@ class _Process:
         self._health = HealthServer(self._metrics_bind, ready=self._feeds.missing)
         self._health.start()
         self._feeds.start()
+        self._leadership.start()
+        self._telling.start()
         self._upkeep.start()
         if self._rotator is not None:
             self._rotator.start()
 
     def stop(self) -> None:
+        self._leadership.stop()
         self._upkeep.stop()
+        self._telling.stop()
         self._feeds.stop()
         self._events.stop()
         if self._rotator is not None:
             self._rotator.stop()
         if self._health is not None:
             self._health.stop()
+
+    def _leads(self) -> bool:
+        return self._leadership.term() is not None
+
+    def _knows_and_leads(self) -> bool:
+        return self._leads() and not self._feeds.missing()
+
+
+def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
+    """Raises click.ClickException where there never can be a Lease. An API server that is away may come back."""
+    metadata = {"namespace": namespace, "name": name}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+    try:
+        client.create(paths.leases(namespace), lease, query={"dryRun": "All"})
+    except (errors.NotFound, errors.Forbidden) as error:
+        raise click.ClickException(
+            f"cannot start: no Lease {name} can be kept in namespace {namespace} ({error}); create the namespace, name "
+            "another one by --lease-namespace, or write --no-lease where this is the only extender"
+        ) from error
+    except errors.KubeError as error:
+        if not isinstance(error, errors.AlreadyExists):
+            _log.warning("cannot check the lease yet", error=str(error))
 
 
 def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: str | None, *, plain_http: bool) -> None:

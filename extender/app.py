@@ -7,18 +7,19 @@ and more of a filter (docs/measured.md), and they need nothing of it but the bod
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
 import structlog
-from flask import Flask, Response
+from flask import Flask, Response, request
 
 from cardwise.core import names
 from cardwise.runtime import gthreads
 from cardwise.runtime.serving import WsgiApp
 from extender import verbs, wire
 from extender.binder import Binder, Failed
+from extender.leadership import Alone, Leadership
 from extender.metrics import Metrics
 from extender.requests import Requests
 from extender.state import State
@@ -35,7 +36,10 @@ _TROUBLE = "the extender failed on this call; see its log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the shell calls. `missing`: why no answer can be given yet, a line each."""
+    """What the shell calls. `missing`: why no answer can be given yet, a line each.
+
+    Another extender's being the leader is no such reason: a standby is ready, so that an update can go on.
+    """
 
     state: State
     requests: Requests
@@ -43,6 +47,8 @@ class Parts:
     metrics: Metrics
     preferences: Preferences
     missing: Callable[[], list[str]]
+    leadership: Leadership = field(default_factory=Alone)
+    notice: verbs.Notice | None = None
 
 
 def create_app(parts: Parts) -> Flask:
@@ -76,7 +82,10 @@ def create_app(parts: Parts) -> Flask:
     @app.get("/readyz")
     def readyz() -> Response:
         missing = parts.missing()
-        text = "".join(f"{line}\n" for line in missing) or "ok\n"
+        lines = missing or ["ok"]
+        if "verbose" in request.args:
+            lines = [*lines, parts.leadership.summary()]
+        text = "".join(f"{line}\n" for line in lines)
         return Response(text, status=503 if missing else 200, mimetype="text/plain")
 
     return app
@@ -111,13 +120,27 @@ def _body(environ: Environ) -> bytes:
     return body
 
 
-def _filter(parts: Parts, environ: Environ) -> FilterResult:
+def _unable(parts: Parts, environ: Environ) -> str:
+    """Why the call cannot be answered here and now, or ""."""
     missing = parts.missing()
+    denial = parts.leadership.denial()
+    if denial is not None and denial.elsewhere:
+        # A connection ends at one extender: only on a new one may the scheduler find the other.
+        environ.get(gthreads.CLOSE, bool)()
+        return denial.text
     if missing:
-        return FilterResult(error=f"not ready: {missing[0]}")
+        return f"not ready: {missing[0]}"
+    return denial.text if denial is not None else ""
+
+
+def _filter(parts: Parts, environ: Environ) -> FilterResult:
+    unable = _unable(parts, environ)
+    if unable:
+        return FilterResult(error=unable)
     parts.binder.wait_for_calm()
     try:
-        answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, wire.filter_args(_body(environ)))
+        args = wire.filter_args(_body(environ))
+        answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, args, parts.notice)
     except Malformed as error:
         return FilterResult(error=str(error))
     except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
@@ -129,6 +152,8 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
 
 
 def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
+    if _unable(parts, environ):
+        return []
     try:
         return verbs.prioritize(parts.state, parts.preferences, wire.filter_args(_body(environ)))
     except Malformed as error:
@@ -140,10 +165,10 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
 
 def _bind(parts: Parts, environ: Environ) -> str:
     """The error for the scheduler, or ""."""
-    missing = parts.missing()
-    if missing:
+    unable = _unable(parts, environ)
+    if unable:
         parts.metrics.bound("early")
-        return f"not ready: {missing[0]}"
+        return unable
     outcome, text = "failed", _TROUBLE
     try:
         args = wire.bind_args(_body(environ))

@@ -20,8 +20,10 @@ from cardwise.core.verdict import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
+from extender.decisions import Decided, Stage
+from extender.leadership import Alone, Leadership
 from extender.requests import Requests
-from extender.state import Decided, Stage, State
+from extender.state import State
 from extender.wire import BindArgs
 
 _log = structlog.get_logger(__name__)
@@ -35,6 +37,7 @@ _POSTING = 16  # binds that post at once: more would only wait for each other, t
 # asks for one pod after the other, answers a little later while some binds are under way.
 _CALM = 3
 _CALM_SECONDS = 0.05
+_NOT_OURS = "this extender does not hold the lease any more; another one answers"
 
 Clock = Callable[[], float]
 
@@ -46,6 +49,10 @@ class Failed(Exception):
         super().__init__(text)
         self.outcome = outcome
         self.unsure = unsure
+
+
+class _NotOurs(Exception):
+    """The term in which the call began is over: another extender may be binding."""
 
 
 class _Look(Enum):
@@ -64,7 +71,7 @@ class _Binding:
 
 
 class Binder:
-    """Thread-safe. `seconds`: how long after its arrival a call may still post."""
+    """Thread-safe. `seconds`: how long after its arrival a call may still post; what `leadership` says comes on top."""
 
     def __init__(
         self,
@@ -74,6 +81,7 @@ class Binder:
         *,
         policy: str,
         seconds: float,
+        leadership: Leadership | None = None,
         clock: Clock = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], None] = time.sleep,
@@ -83,6 +91,7 @@ class Binder:
         self._requests = requests
         self._policy = policy
         self._seconds = seconds
+        self._leadership = leadership or Alone()
         self._clock = clock
         self._wall_ns = wall_ns
         self._sleep = sleep
@@ -110,22 +119,26 @@ class Binder:
             self._fewer.wait_for(lambda: self._under_way < _CALM, _CALM_SECONDS)
 
     def _bind(self, args: BindArgs, deadline: float) -> str:
+        term = self._leadership.term()
+        if term is None:
+            raise Failed("standby", _NOT_OURS)
         decided = self._state.decided(args.pod_uid)
         if decided is not None and decided.stage is Stage.BOUND:
             return _already(decided, args)
         asked = self._requests.take(args.pod_uid) or self._read_request(args)
         if asked is None:
-            self._post(self._binding(args, None), deadline, unsure=False)  # no card: it came by its marker
+            self._post(self._binding(args, None), deadline, term, unsure=False)  # no card: it came by its marker
             return "bound"
         who = (args.pod_namespace, args.pod_name)
-        begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, asked.policy or self._policy)
+        policy = asked.policy or self._policy
+        begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, policy, term=term)
         if isinstance(begun, Decided):
             return _already(begun, args)
         if isinstance(begun, Refusal):
             raise Failed("refused", begun.text)
         stage: Stage | None = Stage.UNSURE  # what holds if anything unforeseen is raised
         try:
-            self._post(self._binding(args, begun.assignment), deadline, unsure=begun.unsure)
+            self._post(self._binding(args, begun.assignment), deadline, term, unsure=begun.unsure)
             stage = Stage.BOUND
         except Failed as failed:
             stage = Stage.UNSURE if failed.unsure else None
@@ -160,8 +173,8 @@ class Binder:
         }
         return _Binding(args, chosen, body)
 
-    def _post(self, binding: _Binding, deadline: float, *, unsure: bool) -> None:
-        """Until it is bound or surely is not, or until the deadline. Raises Failed.
+    def _post(self, binding: _Binding, deadline: float, term: int, *, unsure: bool) -> None:
+        """Until it is bound or surely is not, or until the deadline or the term is over. Raises Failed.
 
         `unsure`: an earlier call has posted it unheard; only what is seen of the pod can settle that.
         """
@@ -171,8 +184,10 @@ class Binder:
         while self._clock() < deadline:
             wait = None
             try:
-                if not self._post_once(path, binding.body, deadline):
+                if not self._post_once(path, binding.body, deadline, term):
                     break
+            except _NotOurs as error:
+                raise Failed("standby", _NOT_OURS, unsure=unsure) from error
             except errors.Conflict as error:
                 if self._look(binding, deadline, unsure=unsure) is _Look.OURS:
                     return
@@ -198,15 +213,19 @@ class Binder:
             self._sleep(pause)
         raise Failed("api", f"not bound in time: {trouble}", unsure=unsure)
 
-    def _post_once(self, path: str, body: dict[str, Any], deadline: float) -> bool:
-        """False when the deadline came before its turn."""
+    def _post_once(self, path: str, body: dict[str, Any], deadline: float, term: int) -> bool:
+        """False when the deadline came before its turn. Raises _NotOurs when the term is over."""
         if not self._posting.acquire(timeout=max(0.0, deadline - self._clock())):
             return False
         try:
-            left = deadline - self._clock()
-            if left <= 0:
-                return False
-            self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left))
+            with self._leadership.posting(term) as ours:
+                # Asked last: nothing may come between this and the request.
+                left = deadline - self._clock()
+                if left <= 0:
+                    return False
+                if ours <= 0:
+                    raise _NotOurs
+                self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
         finally:
             self._posting.release()
         return True

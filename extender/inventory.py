@@ -1,4 +1,4 @@
-"""What nodes report: their cards, and what vanished pods still hold on them.
+"""What nodes report: their cards, and what vanished pods still hold on them; and the classes that the cards are in.
 
 Apart from the state, which decides what of it counts: this only remembers, and knows nothing of live pods. Not
 thread-safe: its owner locks.
@@ -8,8 +8,10 @@ from collections.abc import Collection, Iterator
 
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cards import Card
+from cardwise.core.classes import DeviceClass
 from cardwise.core.ledger import Holding
 from cardwise.core.quantity import MiB, Percent
+from extender.membership import NO_MEMBER, Member, Membership
 from extender.projection import CardRecord
 
 
@@ -22,6 +24,10 @@ class Inventory:
         self._cards_of: dict[str, set[str]] = {}  # node -> names in _cards
         self._held: dict[str, set[str]] = {}  # pod UID -> names in _cards that report it
         self._changed: set[str] = set()  # nodes, since `changes`
+        self._classes: dict[str, DeviceClass] = {}
+        self._membership = Membership(())
+        self._members: dict[str, Member] = {}  # of the names in _cards, as last told
+        self._reclassify = False
 
     def set_node(self, name: str) -> None:
         self.nodes.add(name)
@@ -38,7 +44,7 @@ class Inventory:
             self._forget(name)
         self._cards[name] = card
         self._cards_of.setdefault(card.node, set()).add(name)
-        if before is None or before.card != card.card or before.node != card.node:
+        if before is None or (before.card, before.node, before.labels) != (card.card, card.node, card.labels):
             self._changed.add(card.node)
         reported = {held.uid for held in card.held}
         silent = {held.uid for held in before.held} - reported if before is not None else set()
@@ -59,11 +65,37 @@ class Inventory:
             self._unreport(uid, name)
         return gone
 
+    def set_class(self, one: DeviceClass) -> bool:
+        """The class is so now; whether that may change what class a card is in. What it does is in `changes`."""
+        before = self._classes.get(one.name)
+        self._classes[one.name] = one
+        if before is not None and (before.selector, before.priority) == (one.selector, one.priority):
+            return False
+        self._reclassify = True
+        return True
+
+    def remove_class(self, name: str) -> bool:
+        """The class is no more; whether it was there."""
+        if self._classes.pop(name, None) is None:
+            return False
+        self._reclassify = True
+        return True
+
     def changes(self) -> Iterator[tuple[str, list[Card]]]:
-        """The nodes whose cards are others than at the last call, with all their cards."""
+        """The nodes whose cards are others than at the last call, with all their cards.
+
+        Classes come by the hundred at the start: which cards they select is found out once for all of them, here.
+        """
+        if self._reclassify:
+            self._reclassify = False
+            self._membership = Membership(self._classes.values(), known=set(self._members.values()))
+            of, told = self._membership.of, self._members
+            self._changed.update(
+                record.node for name, record in self._cards.items() if of(record) is not told.get(name)
+            )
         for node in self._changed:
             names = self._cards_of.get(node, ()) if node in self.nodes else ()
-            yield node, [self._cards[name].card for name in names]
+            yield node, [self._typed(name) for name in names]
         self._changed.clear()
 
     def held(self) -> Collection[str]:
@@ -85,7 +117,25 @@ class Inventory:
                     shares.append(CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem))
         return Holding(uid, namespace, name, node, Assignment({"pod": tuple(shares)}), "held") if shares else None
 
+    def _typed(self, name: str) -> Card:
+        """The card with its classes."""
+        record = self._cards[name]
+        card = record.card
+        member = self._members[name] = self._membership.of(record)
+        if member is NO_MEMBER:
+            return card
+        return Card(
+            index=card.index,
+            uuid=card.uuid,
+            mem=card.mem,
+            model=card.model,
+            healthy=card.healthy,
+            classes=member.classes,
+            priority=member.priority,
+        )
+
     def _forget(self, name: str) -> None:
+        self._members.pop(name, None)
         node = self._cards.pop(name).node
         names = self._cards_of[node]
         names.discard(name)

@@ -50,11 +50,17 @@ class Metrics:
 
 
 class Levels(Collector):
-    """What is read when somebody asks: holdings by mark, age of what the reflectors know."""
+    """What is read when somebody asks: holdings by mark, age of what the reflectors know, whether we lead."""
 
-    def __init__(self, marks: Callable[[], dict[str, int]], staleness: Callable[[], dict[str, float]]) -> None:
+    def __init__(
+        self,
+        marks: Callable[[], dict[str, int]],
+        staleness: Callable[[], dict[str, float]],
+        leads: Callable[[], bool],
+    ) -> None:
         self._marks = marks
         self._staleness = staleness
+        self._leads = leads
 
     def collect(self) -> Iterator[Metric]:
         holdings = GaugeMetricFamily(
@@ -71,3 +77,8 @@ class Levels(Collector):
         for kind, seconds in self._staleness().items():
             ages.add_metric([kind], seconds)
         yield ages
+        yield GaugeMetricFamily(
+            "cardwise_extender_leader",
+            "1 while this extender answers kube-scheduler, 0 while another one does.",
+            value=float(self._leads()),
+        )

@@ -1,22 +1,30 @@
-"""What the extender keeps of pods, cards and nodes: compact records out of their JSON.
+"""What the extender keeps of pods, cards, nodes, classes and quotas: compact records out of their JSON.
 
 Apart from the state that is built of them, because the cost of a watch event and of the memory of 60,000 pods is
 decided here: what is not ours is dropped before it is decoded.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from sys import intern
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from cardwise.core import assignment, names
+from cardwise.core import assignment, classes, names, quotas
 from cardwise.core.assignment import Assignment
 from cardwise.core.cards import Card
+from cardwise.core.classes import DeviceClass
+from cardwise.core.quotas import GPUQuota
+from cardwise.core.request import InvalidRequest
 from cardwise.kube import survey, wire
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
+
+_SHARED = 4096  # different sets of labels, of which each is kept once for all cards that have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +58,31 @@ class HeldRecord:
 
 @dataclass(frozen=True, slots=True)
 class CardRecord:
-    """An ExtendedResource: the card, where it is, and what vanished pods still hold on it."""
+    """An ExtendedResource: the card, where it is, and what vanished pods still hold on it.
+
+    `labels` are those that selectors see and that do not follow from the rest; their keys are in lower case.
+    """
 
     node: str
     card: Card
     held: tuple[HeldRecord, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRecord:
+    """A ResourceClass; `device_class` is None where it cannot be read, for `problem`."""
+
+    device_class: DeviceClass | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRecord:
+    """A GPUQuota; `quota` is None where it cannot be read, for `problem`."""
+
+    quota: GPUQuota | None
+    problem: str = ""
 
 
 class _Meta(Struct, rename="camel"):
@@ -84,6 +112,7 @@ class _Pod(Struct):
 _decode_pod = msgspec.json.Decoder(_Pod).decode
 _decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
 _decode_head = msgspec.json.Decoder(wire.ObjectHead).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def pod(raw: bytes) -> tuple[str, PodRecord] | None:
@@ -128,12 +157,45 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
             for held in status.held or ()
             if held.pod_uid and held.memory_mib >= 0 and held.core_percent >= 0
         ),
+        _labels(read),
     )
 
 
 def node(raw: bytes) -> tuple[str, bool] | None:
     """Only that it is there."""
     return intern(_decode_head(raw).metadata.name), True
+
+
+def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
+    """Name and record."""
+    obj = _decode_object(raw)
+    name = obj["metadata"]["name"]
+    try:
+        return name, ClassRecord(classes.parse(obj))
+    except InvalidRequest as error:
+        return name, ClassRecord(None, str(error))
+
+
+def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
+    """Key, which is "namespace/name", and record."""
+    obj = _decode_object(raw)
+    metadata = obj["metadata"]
+    key = f"{metadata['namespace']}/{metadata['name']}"
+    try:
+        return key, QuotaRecord(quotas.parse(obj))
+    except InvalidRequest as error:
+        return key, QuotaRecord(None, str(error))
+
+
+def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
+    own = {key: value for key, value in read.metadata.labels.items() if key != names.NODE_LABEL}
+    seen = {key.lower(): value for whose in (own, read.spec.properties) for key, value in sorted(whose.items())}
+    return _shared(tuple(sorted(seen.items())))
+
+
+@lru_cache(maxsize=_SHARED)
+def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(items)
 
 
 def _ended(read: _Pod, *, finished: bool) -> bool:

@@ -10,78 +10,25 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from cardwise.core import placement
-from cardwise.core.assignment import Assignment
+from cardwise.core.classes import DeviceClass
+from cardwise.core.kinds import UNKNOWN
 from cardwise.core.ledger import MAX_CLIENTS, Holding, Ledger
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.quantity import MiB
+from cardwise.core.quotas import GPUQuota
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
+from extender.decisions import Begun, Decided, Ghost, Patience, Stage, Tentative
 from extender.inventory import Inventory
+from extender.limits import Brake, Limits
 from extender.projection import CardRecord, PodRecord
-from extender.wakeups import Waiting
+from extender.wakeups import Waiter, Waiting
 
 Clock = Callable[[], float]
-
-
-class Stage(Enum):
-    """How far a decision of ours has come that no watch event confirms yet; the value is the holding's mark."""
-
-    PLANNED = "plan"  # filter has answered this node
-    BINDING = "binding"  # a thread is posting it
-    UNSURE = "unsure"  # posted, and the answer was lost
-    BOUND = "bound"  # posted and accepted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """What to post. `unsure`: an earlier call may have posted it already, and nobody knows whether it will land."""
-
-    assignment: Assignment
-    unsure: bool
-
-
-@dataclass(slots=True)
-class Tentative:
-    """A decision with its age. `gone`: the pod vanished while a thread was posting."""
-
-    holding: Holding
-    stage: Stage
-    since: float
-    gone: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ghost:
-    """What a pod held that vanished without proof that its containers had ended."""
-
-    holding: Holding
-    until: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Seconds: how long a plan waits for its bind, and a vanished pod's share for its node to report it.
-
-    `confirm`: after this a decision that no event has confirmed is looked up; longer than the API server may work on
-    one request.
-    """
-
-    hold: float = 30.0
-    ghost: float = 30.0
-    confirm: float = 75.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The pod has a node already, or may have: no other node is right."""
-
-    node: str
-    assignment: Assignment
-    stage: Stage
+Who = tuple[str, str]  # namespace and name of a pod
 
 
 class State:
@@ -104,6 +51,8 @@ class State:
         self._tentative: dict[str, Tentative] = {}
         self._ghosts: dict[str, Ghost] = {}
         self._inventory = Inventory()
+        self._limits = Limits()
+        self._changed: set[str] = set()  # nodes, since `changed_nodes`
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
@@ -157,6 +106,28 @@ class State:
         with self._lock:
             self._inventory.remove_node(name)
 
+    def set_class(self, device_class: DeviceClass) -> None:
+        """The ResourceClass is so now."""
+        with self._lock:
+            if self._inventory.set_class(device_class):
+                self.waiting.freed("", self._clock(), seen=False)
+
+    def remove_class(self, name: str) -> None:
+        with self._lock:
+            if self._inventory.remove_class(name):
+                self.waiting.freed("", self._clock(), seen=False)
+
+    def set_quota(self, key: str, quota: GPUQuota) -> None:
+        """The GPUQuota `key`, "namespace/name", is so now."""
+        with self._lock:
+            self._limits.set(key, quota)
+            self.waiting.freed("", self._clock(), seen=False)
+
+    def remove_quota(self, key: str) -> None:
+        with self._lock:
+            if self._limits.remove(key):
+                self.waiting.freed("", self._clock(), seen=False)
+
     # What filter and bind decide.
 
     def decided(self, uid: str) -> Decided | None:
@@ -165,9 +136,9 @@ class State:
             return self._decided(uid)
 
     def plan(
-        self, uid: str, who: tuple[str, str], request: PodRequest, nodes: Collection[str], policy: str
+        self, uid: str, who: Who, request: PodRequest, nodes: Collection[str], policy: str
     ) -> Placement | Unplaceable | Decided:
-        """The best node, held for the pod until its bind comes; in place of an earlier plan. `who`: namespace, name."""
+        """The best node, held for the pod until its bind comes; in place of an earlier plan."""
         with self._lock:
             decided = self._decided(uid)
             if decided is not None:
@@ -175,10 +146,11 @@ class State:
             self._count_cards()
             before = self._ledger.holding(uid)
             if self._tentative.pop(uid, None) is not None:
-                self._ledger.release(uid)  # the pod's own plan is no obstacle
-            placed = placement.place(self._ledger, nodes, request, policy)
+                self._ledger.release(uid)  # the pod's own plan is no obstacle, on a card or in a quota
+            rooms = self._limits.rooms(self._ledger, who[0])
+            placed = placement.place(self._ledger, nodes, request, policy, rooms)
             if isinstance(placed, Unplaceable):
-                self._refused(uid)
+                self._refused(uid, who, request)
             else:
                 holding = _holding(uid, who, placed, Stage.PLANNED)
                 self._tentative[uid] = Tentative(holding, Stage.PLANNED, self._clock())
@@ -187,43 +159,52 @@ class State:
             return placed
 
     def fitting(
-        self, uid: str, request: PodRequest, nodes: Collection[str], policy: str
+        self, uid: str, who: Who, request: PodRequest, nodes: Collection[str], policy: str
     ) -> list[str] | Unplaceable | Decided:
         """As `plan`, but all nodes that fit, and nothing is held."""
         with self._lock:
             decided = self._decided(uid)
             if decided is not None:
                 return decided
-            self._count_cards()
-            scores, refusals = placement.Scorer(request, policy).score_all(self._ledger, nodes)
+            scores, refusals = self._score(uid, who, request, nodes, policy)
             if scores:
                 return list(scores)
-            self._refused(uid)
+            self._refused(uid, who, request)
             return Unplaceable(refusals=refusals)
 
+    def scores(self, uid: str, who: Who, request: PodRequest, nodes: Collection[str], policy: str) -> dict[str, int]:
+        """The policy's score of each node that fits. What the pod holds itself is no obstacle."""
+        with self._lock:
+            return self._score(uid, who, request, nodes, policy)[0]
+
     def begin_bind(
-        self, uid: str, who: tuple[str, str], request: PodRequest, node: str, policy: str
+        self, uid: str, who: Who, request: PodRequest, node: str, policy: str, *, term: int = 0
     ) -> Begun | Decided | Refusal:
-        """The cards to write, held until `finish_bind`: those of the plan where they still hold, else chosen now."""
+        """The cards to write, held until `finish_bind`: those of the plan where they still hold, else chosen now.
+
+        `term`: in which this process may post (leadership.py). What is unsure since an earlier one is not posted again:
+        another extender may have given the cards away meanwhile.
+        """
         with self._lock:
             decided = self._decided(uid)
             tentative = self._tentative.get(uid)
-            unsure = tentative is not None and tentative.stage is Stage.UNSURE and tentative.holding.node == node
+            kept = tentative if tentative is not None and tentative.holding.node == node else None
+            unsure = kept is not None and kept.stage is Stage.UNSURE and kept.term == term
             if decided is not None and not unsure:
                 return decided
             self._count_cards()
-            kept = tentative is not None and tentative.holding.node == node
-            if tentative is not None and kept and (unsure or self._good(tentative.holding)):
+            if kept is not None and (unsure or self._good(kept.holding, request)):
                 # Unsure: it may be written already, so no other cards will do.
-                holding = replace(tentative.holding, mark=Stage.BINDING.value)
+                holding = replace(kept.holding, mark=Stage.BINDING.value)
             else:
                 self._tentative.pop(uid, None)
                 self._refresh(uid)
-                placed = placement.place_on(self._ledger.node(node), request, policy)
+                rooms = self._limits.rooms(self._ledger, who[0])
+                placed = placement.place_on(self._ledger.node(node), request, policy, rooms)
                 if isinstance(placed, Refusal):
                     return placed
                 holding = _holding(uid, who, placed, Stage.BINDING)
-            self._tentative[uid] = Tentative(holding, Stage.BINDING, self._clock())
+            self._tentative[uid] = Tentative(holding, Stage.BINDING, self._clock(), term)
             self._refresh(uid)
             return Begun(assignment=holding.assignment, unsure=unsure)
 
@@ -238,8 +219,16 @@ class State:
                 self._haunt(tentative.holding)
             elif stage is not None and uid not in self._pods:
                 holding = replace(tentative.holding, mark=stage.value)
-                self._tentative[uid] = Tentative(holding, stage, self._clock())
+                self._tentative[uid] = Tentative(holding, stage, self._clock(), tentative.term)
             self._refresh(uid)
+
+    def forget_plans(self) -> None:
+        """Another extender decides from now on, or has until now: what is planned here and not posted ends."""
+        with self._lock:
+            plans = [uid for uid, t in self._tentative.items() if t.stage is Stage.PLANNED]
+            for uid in plans:
+                del self._tentative[uid]
+                self._refresh(uid)
 
     # What time does.
 
@@ -277,6 +266,38 @@ class State:
                 # It may have been bound and deleted between two looks.
                 self._haunt(tentative.holding)
             self._refresh(uid)
+
+    def wake_all(self) -> None:
+        """Touch a node soon, whoever waits: another extender that has refused pods cannot wake them any more."""
+        with self._lock:
+            self.waiting.of_others()
+
+    def waiting_for(self, device_class: str) -> list[Waiter]:
+        """The pods that were refused of late and ask for this class."""
+        with self._lock:
+            return self.waiting.for_class(device_class)
+
+    def brake(self, namespace: str, request: PodRequest) -> Brake | None:
+        """The entry of a quota that a pod waits for."""
+        with self._lock:
+            return self._limits.brake(self._ledger, namespace, request)
+
+    def class_in_use(self, name: str) -> bool:
+        """Whether a pod waits for the class or holds a card that is of it or, gone from its node, may have been."""
+        with self._lock:
+            self._count_cards()
+            if self.waiting.for_class(name):
+                return True
+            kinds, namespaces = self._ledger.kinds, {holding.namespace for holding in self._ledger.holdings()}
+            used = {kind for namespace in namespaces for kind in self._ledger.usage(namespace)}
+            return any(kind == UNKNOWN or name in kinds.get(kind).classes for kind in used)
+
+    def changed_nodes(self) -> set[str]:
+        """The nodes whose cards or holdings have changed since the last call."""
+        with self._lock:
+            self._count_cards()
+            changed, self._changed = self._changed, set()
+            return changed
 
     def touch_due(self) -> str | None:
         """A node to touch so that waiting pods are tried again, at most one a second; see `wakeups`."""
@@ -319,10 +340,28 @@ class State:
             return None
         return Decided(node=holding.node, assignment=holding.assignment, stage=stage)
 
-    def _refused(self, uid: str) -> None:
+    def _score(
+        self, uid: str, who: Who, request: PodRequest, nodes: Collection[str], policy: str
+    ) -> tuple[dict[str, int], dict[str, Refusal]]:
+        self._count_cards()
+        with self._aside(uid):
+            rooms = self._limits.rooms(self._ledger, who[0])
+            return placement.Scorer(request, policy, rooms).score_all(self._ledger, nodes)
+
+    @contextmanager
+    def _aside(self, uid: str) -> Iterator[None]:
+        """Meanwhile the pod holds nothing: it is no obstacle to itself."""
+        back = self._ledger.release(uid)
+        try:
+            yield
+        finally:
+            back()
+
+    def _refused(self, uid: str, who: Who, request: PodRequest) -> None:
         """No card has enough room for this pod: it waits for what only we may see."""
         if uid:
-            self.waiting.refused(uid, self._clock())
+            classes = frozenset(c.device_class for c in request.containers if c.device_class)
+            self.waiting.refused(Waiter(uid, *who, classes), self._clock())
 
     def _overdue(self, tentative: Tentative) -> bool:
         posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)
@@ -377,21 +416,36 @@ class State:
             self._ledger.release(uid)
         elif now != self._ledger.holding(uid):
             self._ledger.hold(now)
+        if now != before:
+            self._changed.update(holding.node for holding in (before, now) if holding is not None)
         if before is not None and (now is None or (now.node, now.assignment) != (before.node, before.assignment)):
             self.waiting.freed(before.node, self._clock(), seen=seen)
 
-    def _good(self, holding: Holding) -> bool:
-        """Whether a plan still holds: its cards are there, take shares, and are not over-full with it."""
+    def _good(self, holding: Holding, request: PodRequest) -> bool:
+        """Whether a plan still holds: its cards are there, take shares, are not over-full with it and of the class that
+        was asked for; and no quota forbids it.
+        """
         state = self._ledger.node(holding.node)
         if state is None:
             return False
-        positions = [state.position(share) for share in holding.assignment.shares()]
-        return all(p is not None and state.cards[p].healthy and state.free[p] >= 0 for p in positions)
+        asked = {container.key: container.device_class for container in request.containers}
+        for key, shares in holding.assignment.containers.items():
+            for share in shares:
+                p = state.position(share)
+                if p is None or not state.cards[p].healthy or state.free[p] < 0:
+                    return False
+                if asked.get(key) and asked[key] not in state.cards[p].classes:
+                    return False
+        with self._aside(holding.uid):
+            rooms = self._limits.rooms(self._ledger, holding.namespace)
+            planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
+            return not placement.exceeded(self._ledger, planned, rooms)
 
     def _count_cards(self) -> None:
         """Tell the ledger of changed cards; late, because at the start they come one by one and by thousands."""
         for node, cards in self._inventory.changes():
             self._ledger.set_cards(node, cards)
+            self._changed.add(node)
             self.waiting.freed(node, self._clock(), seen=False)
 
 

@@ -1,10 +1,12 @@
 """What must happen with time and not by a call: plans and ghosts end, lost answers are looked up, pods are woken.
 
-Apart because it is the one loop of the extender's own; everything that it decides is decided in the state.
+Apart because these are the loops of the extender's own; everything that they decide is decided in the state, or beside
+it for what is told to the cluster. That has a thread of its own: no slow write of a status may keep a plan from ending.
 """
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -17,25 +19,62 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _STEP_SECONDS = 0.5
+_TELL_SECONDS = 0.25
 _TOUCH_SECONDS = 2.0  # plans and ghosts wait for it to end
+_STOP_SECONDS = 5.0
+
+Step = Callable[[], None]
 
 
-class Upkeep:
-    """A thread; start it in the process that serves."""
+class Loop:
+    """A thread that takes all steps again and again. One that fails is logged and does not keep the others."""
 
-    def __init__(self, client: KubeClient, state: State) -> None:
-        self._client = client
-        self._state = state
+    def __init__(self, name: str, seconds: float, steps: Sequence[Step]) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._steps = steps
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
+        """Says so; does not wait."""
         self._stopping.set()
+
+    def join(self, seconds: float) -> None:
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._seconds):
+            for step in self._steps:
+                try:
+                    step()
+                except Exception:  # noqa: BLE001 - see below
+                    # The outermost loop: without it shares of lost pods would never be freed.
+                    _log.exception("a step failed; the loop goes on", loop=self._name)
+
+
+class Upkeep:
+    """Start it in the process that serves. `tell`: steps that write to the cluster what is in use."""
+
+    def __init__(self, client: KubeClient, state: State, *, tell: Sequence[Step] = ()) -> None:
+        self._client = client
+        self._state = state
+        self._loops = [Loop("upkeep", _STEP_SECONDS, [self.step]), Loop("statuses", _TELL_SECONDS, tell)]
+
+    def start(self) -> None:
+        for loop in self._loops:
+            loop.start()
+
+    def stop(self) -> None:
+        for loop in self._loops:
+            loop.stop()
+        until = time.monotonic() + _STOP_SECONDS
+        for loop in self._loops:
+            loop.join(max(0.0, until - time.monotonic()))
 
     def step(self) -> None:
         """One round."""
@@ -43,14 +82,6 @@ class Upkeep:
         node = self._state.touch_due()
         if node is not None and not touch(self._client, node):
             self._state.touch_failed(node)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_STEP_SECONDS):
-            try:
-                self.step()
-            except Exception:  # noqa: BLE001 - see below
-                # The outermost loop: without it shares of lost pods would never be freed.
-                _log.exception("upkeep failed; it goes on")
 
 
 def touch(client: KubeClient, node: str) -> bool:

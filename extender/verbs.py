@@ -3,15 +3,18 @@
 Apart from the HTTP shell so that tests ask them without a server, and from the binder, the only one that writes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cardwise.core import names, placement, request
+from cardwise.core import names, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
+from extender.decisions import Decided, Stage
+from extender.notices import Full
 from extender.requests import Requests
-from extender.state import Decided, Stage, State
+from extender.state import State
+from extender.wakeups import Waiter
 from extender.wire import FilterArgs, FilterResult, HostPriority
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority
@@ -28,8 +31,16 @@ class Preferences:
     one_best_node: bool
 
 
-def filter_nodes(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> FilterResult:
-    """The nodes that can take the pod: the best one, or all that fit where the scheduler should weigh itself."""
+Notice = Callable[[Waiter, Full], None]
+
+
+def filter_nodes(
+    state: State, requests: Requests, preferences: Preferences, args: FilterArgs, notice: Notice | None = None
+) -> FilterResult:
+    """The nodes that can take the pod: the best one, or all that fit where the scheduler should weigh itself.
+
+    `notice` is told of a pod that a quota keeps waiting; it returns at once.
+    """
     pod, candidates = args.pod or {}, args.names() or []
     uid, who = _identity(pod)
     try:
@@ -46,25 +57,29 @@ def filter_nodes(state: State, requests: Requests, preferences: Preferences, arg
     if uid and one_best_node(pod, preferences):
         found = state.plan(uid, who, asked, candidates, policy)
     else:
-        found = state.fitting(uid, asked, candidates, policy)
+        found = state.fitting(uid, who, asked, candidates, policy)
     if isinstance(found, Decided) and found.node not in candidates:
         return FilterResult(error=UNDECIDED)
     if isinstance(found, Unplaceable):
+        if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
+            brake = state.brake(who[0], asked)
+            if brake is not None:
+                notice(Waiter(uid, *who), Full(*brake))
         return _refused(found.refusals)
     return _fits(args, found if isinstance(found, list) else [found.node])
 
 
 def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
     """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
-    candidates = args.names() or []
+    pod, candidates = args.pod or {}, args.names() or []
+    uid, who = _identity(pod)
     try:
-        asked = request.parse_mutated(args.pod or {})
+        asked = request.parse_mutated(pod)
     except request.InvalidRequest:
         asked = None  # filter has said it; the scheduler ignores errors here
     if asked is None:
         return [HostPriority(name, 0) for name in candidates]
-    with state.view() as ledger:
-        scored, _ = placement.Scorer(asked, asked.policy or preferences.policy).score_all(ledger, candidates)
+    scored = state.scores(uid, who, asked, candidates, asked.policy or preferences.policy)
     if not scored:
         return [HostPriority(name, 0) for name in candidates]
     most = max(scored.values())

@@ -1,9 +1,12 @@
 """When to wake pods that kube-scheduler has parked, for a reason that is no cluster event to it.
 
 kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. A plan that ended, a card that
-healed or a share that its node gave up is none of those, so a change of one node annotation makes it one; one node is
-enough, because the scheduler takes every node change as a reason. Pure; the thread that touches is `upkeep`.
+healed, a share that its node gave up or a quota that was raised is none of those, so a change of one node annotation
+makes it one; one node is enough, because the scheduler takes every node change as a reason. Pure; the thread that
+touches is `upkeep`.
 """
+
+from typing import NamedTuple
 
 _MOST = 50_000  # pods remembered; beyond that waking is by whoever is remembered, which wakes all
 _FORGET = 600.0  # seconds; kube-scheduler tries a pod that still waits again after five minutes at the latest
@@ -11,28 +14,45 @@ _RACE = 2.0  # seconds in which the scheduler may have asked before we knew what
 _EVERY = 1.0  # seconds between two touches: each makes the scheduler try all waiting pods
 
 
+class Waiter(NamedTuple):
+    """A pod that was refused, and the classes that it names."""
+
+    uid: str
+    namespace: str
+    name: str
+    classes: frozenset[str] = frozenset()
+
+
 class Waiting:
-    """Who was refused for want of room, and whether room has come since. Times are in seconds, of one clock."""
+    """Who was refused for want of room, and whether room has come since. Times are in seconds, of one clock.
+
+    A node of "" is any node.
+    """
 
     def __init__(self) -> None:
-        self._refused: dict[str, float] = {}  # the longest ago first
+        self._refused: dict[str, tuple[float, Waiter]] = {}  # the longest ago first
         self._last_refusal = float("-inf")
         self._freed: str | None = None
+        self._others = False  # somebody may wait of whom we do not know
         self._touched = float("-inf")
 
     def __len__(self) -> int:
         return len(self._refused)
 
-    def refused(self, uid: str, now: float) -> None:
+    def refused(self, pod: Waiter, now: float) -> None:
         self._last_refusal = now
-        self._refused.pop(uid, None)
+        self._refused.pop(pod.uid, None)
         self._forget(now)
         if len(self._refused) < _MOST:
-            self._refused[uid] = now
+            self._refused[pod.uid] = now, pod
 
     def satisfied(self, uid: str) -> None:
         """It was placed, or is gone."""
         self._refused.pop(uid, None)
+
+    def for_class(self, name: str) -> list[Waiter]:
+        """Those that ask for the class."""
+        return [pod for _, pod in self._refused.values() if name in pod.classes]
 
     def freed(self, node: str, now: float, *, seen: bool) -> None:
         """There may be room on this node. `seen`: the scheduler sees the cause and retries by itself."""
@@ -40,26 +60,34 @@ class Waiting:
         if self._refused and (not seen or now - self._last_refusal < _RACE):
             self._freed = node
 
+    def of_others(self) -> None:
+        """Another process may have refused pods, and what it was about to wake them for is lost."""
+        self._others = True
+        if self._freed is None:
+            self._freed = ""
+
     def due(self, now: float) -> str | None:
         """The node to touch now, if any; says so once."""
         if self._freed is None or now - self._touched < _EVERY:
             return None
         node, self._freed = self._freed, None
         self._forget(now)
-        if not self._refused:
+        others, self._others = self._others, False
+        if not self._refused and not others:
             return None
         self._touched = now
         return node
 
     def failed(self, node: str) -> None:
         """The node that was due could not be touched."""
+        self._others = True
         if self._freed is None:
             self._freed = node
 
     def _forget(self, now: float) -> None:
         """Those that were refused long ago: pods that vanished while filter was at them."""
         while self._refused:
-            uid, at = next(iter(self._refused.items()))
+            uid, (at, _) = next(iter(self._refused.items()))
             if now - at <= _FORGET:
                 return
             del self._refused[uid]

@@ -315,7 +315,8 @@ class KubeClient:
         if timeout is None:
             if len(self._timeouts) > 64:  # jittered watch timeouts: keep the table small
                 self._timeouts.clear()
-            timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=seconds)
+            # In sum, since a write must not be under way any more when its time is over.
+            timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=seconds, total=seconds)
             self._timeouts[seconds] = timeout
         return timeout
 

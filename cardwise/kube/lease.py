@@ -85,6 +85,11 @@ class LeaderElector:
         """Grows at each acquisition, also when nobody else was leader in between."""
         return self._election.claim.epoch
 
+    @property
+    def holder(self) -> str | None:
+        """Who was last seen to have it; "" for nobody, None where it is not known."""
+        return self._holder
+
     def holds(self, margin: float = 0.0, epoch: int | None = None) -> bool:
         """Whether the Lease will still be ours in `margin` seconds, and, if given, has been since `epoch` began."""
         claim = self._election.claim  # read once: the thread replaces it whole

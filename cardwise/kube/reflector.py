@@ -114,6 +114,7 @@ class Reflector(Generic[T]):
         self._heard: float | None = None
         self._stopping = threading.Event()
         self._expired_before = False
+        self._asked: list[threading.Event] = []  # for lists that are to begin yet
         # What the handler failed on: key -> the value that it last took (None: it never took the key).
         self._owed: dict[str, T | None] = {}
         self._settle_at: float | None = None
@@ -135,6 +136,17 @@ class Reflector(Generic[T]):
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    def relist(self) -> threading.Event:
+        """Lists once more. Set when the handler has all of a list that began after this call: what had been written
+        by then is known.
+        """
+        done = threading.Event()
+        with self._lock:
+            self._asked.append(done)
+            if self._watch is not None:
+                self._watch.close()
+        return done
+
     def staleness_seconds(self) -> float:
         """Since the API server last told us anything (list, event, bookmark, regular end of a watch); inf before."""
         heard = self._heard
@@ -148,14 +160,14 @@ class Reflector(Generic[T]):
             try:
                 if self._settle_at is not None and time.monotonic() >= self._settle_at:
                     self._settle()
-                if not self._version:
+                if self._asked or not self._version:
                     self._relist()
                 if self._stopping.is_set():
                     return
                 healthy = self._follow()
                 if healthy:
                     backoff.reset()
-                else:
+                elif not self._asked:  # then we have ended it
                     delay = backoff.next()
             except errors.Gone as error:
                 self._log.info("list again: version expired", error=str(error))
@@ -180,6 +192,8 @@ class Reflector(Generic[T]):
             self._stopping.wait(delay)
 
     def _relist(self) -> None:
+        with self._lock:
+            asked = len(self._asked)
         fresh: list[tuple[str, str, T]] = []
         unreadable: list[str] = []
         version = ""
@@ -212,6 +226,10 @@ class Reflector(Generic[T]):
         self._heard = time.monotonic()
         self._call(self._handler.on_synced)
         self.synced.set()
+        with self._lock:
+            done, self._asked = self._asked[:asked], self._asked[asked:]
+        for each in done:
+            each.set()
 
     def _follow(self) -> bool:
         """Watches once. False when it ended so soon and so silent that another try at once would spin."""
@@ -225,13 +243,13 @@ class Reflector(Generic[T]):
         )
         with self._lock:
             self._watch = watch
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._asked:
                 watch.close()
         before = self.events
         try:
             with contextlib.closing(iter(watch)) as lines:
                 for line in lines:
-                    if self._stopping.is_set():
+                    if self._stopping.is_set() or self._asked:
                         return True
                     self._take(line)
                     if self._settle_at != settle_at:

@@ -27,6 +27,8 @@ _log = structlog.get_logger(__name__)
 
 # In the WSGI environ: the time.monotonic() at which the call could be read. It may have waited for a thread since.
 ARRIVED = "cardwise.arrived"
+# In the WSGI environ: call it, and the connection is closed after the answer. gunicorn ignores the header for it.
+CLOSE = "cardwise.close"
 # Seconds without a byte, inside a handshake or a request, before a client is given up.
 IO_SECONDS = 10.0
 # Seconds that a new connection may stay silent. It holds no thread meanwhile.
@@ -138,6 +140,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
         def stamped(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
             environ[ARRIVED] = self._current.arrived
+            environ[CLOSE] = start_response.__self__.force_close  # type: ignore[attr-defined]
             return app(environ, start_response)
 
         self.wsgi = stamped

@@ -103,6 +103,7 @@ class Parts:
             f"--bind-port-bind=127.0.0.1:{self.ports['extender-bind']}",
             f"--tls-dir={self.tls_dir}",
             f"--metrics-bind=127.0.0.1:{self.ports['extender-metrics']}",
+            "--lease-duration=5",  # what a test waits for that kills the extender and starts another
         )
         for node in nodes:
             self._start(

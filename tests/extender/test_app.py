@@ -8,11 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from cardwise.core import names
+from cardwise.kube import errors
+from cardwise.kube.client import KubeClient
 from cardwise.runtime import gthreads
 from extender.__main__ import main
 from extender.app import Parts, create_app
 from extender.binder import Binder
-from extender.metrics import Metrics
+from extender.leadership import Alone, Denial
+from extender.metrics import Levels, Metrics
 from extender.requests import Requests
 from extender.verbs import Preferences
 from tests.extender.test_binder import FakeApi
@@ -21,7 +25,7 @@ from tests.extender.worlds import P100, Clock, asking, state, with_cards
 POD = asking("p", gpu_mem=8138)
 
 
-def parts(missing=()):
+def parts(missing=(), leadership=None):
     clock = Clock()
     made = with_cards(state(clock), n1=2)
     requests = Requests()
@@ -32,6 +36,7 @@ def parts(missing=()):
         metrics=Metrics(CollectorRegistry()),
         preferences=Preferences(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),
+        leadership=leadership or Alone(),
     )
 
 
@@ -93,6 +98,54 @@ def test_before_the_lists_are_complete_nothing_is_decided():
     assert "not ready" in post(client, "bind", {})["Error"]
     assert client.get("/readyz").status_code == 503
     assert client.get("/healthz").status_code == 200
+
+
+class Denying(Alone):
+    def __init__(self, denial):
+        self._denial = denial
+
+    def denial(self):
+        return self._denial
+
+    def summary(self):
+        return self._denial.text
+
+
+ELSEWHERE = Denial("not the leader: b_1 holds the lease cardwise-system/cardwise-extender", elsewhere=True)
+
+
+def test_a_standby_answers_nothing_and_closes_the_connection_but_is_ready():
+    client = create_app(parts(["the list of pods is not complete yet"], Denying(ELSEWHERE))).test_client()
+    closed = []
+    for verb in ("filter", "bind", "prioritize"):
+        answer = client.post(
+            f"/gpushare-scheduler/{verb}",
+            data=json.dumps({"Pod": POD, "NodeNames": ["n1"]}),
+            environ_overrides={gthreads.CLOSE: lambda verb=verb: closed.append(verb)},
+        )
+        assert answer.status_code == 200
+        assert answer.get_json() == [] if verb == "prioritize" else answer.get_json()["Error"] == ELSEWHERE.text
+    assert closed == ["filter", "bind", "prioritize"]
+    client = create_app(parts((), Denying(ELSEWHERE))).test_client()
+    assert client.get("/readyz").data == b"ok\n"
+    assert client.get("/readyz?verbose").data.decode() == f"ok\n{ELSEWHERE.text}\n"
+
+
+def test_a_leader_that_still_catches_up_keeps_the_connection():
+    denial = Denial("not ready: still reading what another extender may have bound", elsewhere=False)
+    client = create_app(parts((), Denying(denial))).test_client()
+    answer = client.post(
+        "/gpushare-scheduler/filter", data=b"{}", environ_overrides={gthreads.CLOSE: lambda: pytest.fail("closed")}
+    )
+    assert answer.get_json()["Error"] == denial.text
+    assert post(client, "prioritize", {"Pod": POD, "NodeNames": ["n1"]}) == []
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_who_leads_is_a_metric(leads):
+    registry = CollectorRegistry()
+    registry.register(Levels(dict, dict, lambda: leads))
+    assert registry.get_sample_value("cardwise_extender_leader") == float(leads)
 
 
 def test_inspect_and_version(client):
@@ -187,6 +240,28 @@ def test_what_cannot_start_says_so_in_a_line(arguments, said, tmp_path):
     result = CliRunner().invoke(main, [*arguments, "--bind", "127.0.0.1:80"])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.NotFound(404, "NotFound", 'namespaces "cardwise-system" not found'),
+        errors.Forbidden(403, "Forbidden", "leases is forbidden"),
+    ],
+)
+def test_without_a_place_for_the_lease_the_start_says_what_to_write(tmp_path, monkeypatch, error):
+    def refuse(client, path, obj, *, query):
+        assert (path, query) == (f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases", {"dryRun": "All"})
+        assert obj["metadata"]["name"] == names.LEASE
+        raise error
+
+    monkeypatch.setattr(KubeClient, "create", refuse)
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(KUBECONFIG)
+    result = CliRunner().invoke(main, ["--plain-http", "--bind", "127.0.0.1:80", "--kubeconfig", str(kubeconfig)])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    for said in (error.message, "--no-lease", "--lease-namespace"):
+        assert said in result.output
 
 
 KUBECONFIG = """\

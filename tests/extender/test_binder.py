@@ -8,8 +8,8 @@ from cardwise.core import assignment, names, request
 from cardwise.kube import errors
 from extender import binder
 from extender.binder import Binder, Failed
+from extender.decisions import Stage
 from extender.requests import Requests
-from extender.state import Stage
 from extender.wire import BindArgs
 from tests.extender.worlds import P100, Clock, as_pod, asking, bound, free, mark, state, with_cards
 

@@ -8,7 +8,7 @@ from cardwise.core import names, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
 from extender import projection
-from extender.state import Begun, Decided, Stage
+from extender.decisions import Begun, Decided, Stage
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -441,10 +441,10 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     plan(world, "b", P100)
     clock.now += 31
     asked = request.parse(asking("c", gpu_mem=P100))
-    assert isinstance(world.fitting("uid-c", asked, ["n1"], "binpack"), Unplaceable)
+    assert isinstance(world.fitting("uid-c", ("default", "c"), asked, ["n1"], "binpack"), Unplaceable)
     world.tick()
     assert world.touch_due() == "n1"
-    assert world.fitting("uid-c", asked, ["n1"], "binpack") == ["n1"]
+    assert world.fitting("uid-c", ("default", "c"), asked, ["n1"], "binpack") == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):

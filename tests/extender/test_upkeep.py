@@ -1,8 +1,11 @@
-"""The loop: what fails once is done at the next round."""
+"""The loops: what fails once is done at the next round, and what is slow keeps nothing else from being done."""
+
+import threading
+import time
 
 from cardwise.core import names
 from cardwise.kube import errors
-from extender.upkeep import Upkeep
+from extender.upkeep import Loop, Upkeep
 from tests.extender.worlds import Clock, as_card, refuse, resource, state, with_cards
 
 
@@ -32,3 +35,47 @@ def test_a_touch_that_failed_is_tried_again():
         clock.now += 1.5
     assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"] * 3
     assert names.NODE_CHANGED in api.touched[-1][1]["metadata"]["annotations"]
+
+
+def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken():
+    made = with_cards(state(), n1=1)
+    made.touch_due()
+    refuse(made)
+    made.set_card(*as_card(resource(0, health="Unhealthy")))
+    made.set_card(*as_card(resource(0)))
+    api, hanging, go_on = FakeApi(), threading.Event(), threading.Event()
+
+    def hang():
+        hanging.set()
+        go_on.wait(30)
+
+    upkeep = Upkeep(api, made, tell=[hang])
+    upkeep.start()
+    try:
+        assert hanging.wait(5)
+        until = time.monotonic() + 5
+        while not api.touched and time.monotonic() < until:
+            time.sleep(0.02)
+        assert api.touched, "the other loop goes on"
+    finally:
+        go_on.set()
+        upkeep.stop()
+
+
+def test_a_step_that_fails_keeps_neither_the_others_nor_the_next_round():
+    rounds = []
+
+    def fails():
+        raise RuntimeError("odd")
+
+    loop = Loop("test", 0.01, [fails, lambda: rounds.append(1)])
+    loop.start()
+    until = time.monotonic() + 5
+    while len(rounds) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    loop.stop()
+    loop.join(5)
+    count = len(rounds)
+    assert count >= 2
+    time.sleep(0.1)
+    assert len(rounds) == count, "it has stopped"

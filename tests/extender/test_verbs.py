@@ -8,7 +8,20 @@ from extender import verbs
 from extender.requests import Requests
 from extender.verbs import Preferences
 from extender.wire import FilterArgs
-from tests.extender.worlds import P100, as_card, as_pod, asking, bound, held, resource, state, with_cards
+from tests.extender.worlds import (
+    P100,
+    as_card,
+    as_class,
+    as_pod,
+    as_quota,
+    asking,
+    bound,
+    held,
+    resource,
+    resource_class,
+    state,
+    with_cards,
+)
 
 ONE = Preferences(policy="binpack", one_best_node=True)
 ALL = Preferences(policy="binpack", one_best_node=False)
@@ -92,6 +105,21 @@ def test_a_bound_pod_is_answered_its_node_only():
     for preferences in (ONE, ALL):
         assert ask(made, asking("p", gpu_mem=1024), preferences).node_names == ["n2"]
     assert ask(made, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
+
+
+def test_who_waits_for_a_quota_is_told_by_the_entry_of_what_it_asks_for():
+    made = world(n1=[P100])
+    made.set_class(as_class(resource_class("p100", model="P100")))
+    made.set_quota(*as_quota({"shares": 0}, {"class": "p100", "memoryMiB": 1000}))
+    told = []
+    for name, device_class in (("p", "p100"), ("q", "")):
+        args = FilterArgs(pod=asking(name, gpu_mem=1024, device_class=device_class), node_names=["n1"])
+        verbs.filter_nodes(made, Requests(), ONE, args, lambda pod, full: told.append((pod.name, full)))
+    assert [(name, full.entry.device_class) for name, full in told] == [("p", "p100"), ("q", "")]
+    assert told[0][1].quota == "default/team"
+    assert told[0][1].asked == (1, 1024, 0)
+    args = FilterArgs(pod=asking("r", gpu_mem=P100 + 1), node_names=["n1"])
+    verbs.filter_nodes(made, Requests(), ONE, args, lambda *_: pytest.fail("it waits for no quota"))
 
 
 SOFT = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -3,11 +3,15 @@
 import json
 from typing import Any
 
-from cardwise.core import assignment, names, request
+from cardwise.core import assignment, classes, names, quotas, request
 from cardwise.core.assignment import Assignment
-from cardwise.core.placement import Unplaceable
+from cardwise.core.classes import DeviceClass
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.quotas import GPUQuota
+from cardwise.core.verdict import Refusal
 from extender import projection
-from extender.state import Patience, State
+from extender.decisions import Begun, Decided, Patience
+from extender.state import State
 from tests.build import P100, container, pod, shares
 
 WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
@@ -25,9 +29,21 @@ def state(clock: Clock | None = None, **patience: float) -> State:
     return State(clock=clock or Clock(), patience=Patience(**{"hold": 30.0, "ghost": 20.0, "confirm": 75.0} | patience))
 
 
-def asking(name: str, *, uid: str | None = None, annotations: dict[str, str] | None = None, **resources: int) -> dict:
+def asking(
+    name: str,
+    *,
+    uid: str | None = None,
+    annotations: dict[str, str] | None = None,
+    device_class: str = "",
+    namespace: str = "default",
+    **resources: int,
+) -> dict:
     """A pending pod as the webhook leaves it."""
-    return pod(name, uid=uid or f"uid-{name}", annotations=annotations, **({"share": 1} | resources))
+    resources = {"share": 1} | resources
+    made = pod(name, uid=uid or f"uid-{name}", annotations=annotations, namespace=namespace, **resources)
+    if device_class:
+        made["spec"]["containers"][0]["resources"]["limits"][names.CLASS_PREFIX + device_class] = "1"
+    return made
 
 
 def bound(
@@ -40,9 +56,10 @@ def bound(
     containers: str | None = RUNNING,
     deleting: bool = False,
     annotations: dict[str, str] | None = None,
+    namespace: str = "default",
 ) -> dict[str, Any]:
     """A pod that holds `mem` on each of these cards."""
-    made = asking(name, uid=uid, gpu_mem=mem)
+    made = asking(name, uid=uid, namespace=namespace, gpu_mem=mem)
     made["spec"]["nodeName"] = node
     where = Assignment({"0": shares(mem, *indices, node=node)})
     made["metadata"]["annotations"] = annotations or assignment.encode(where, assume_time_ns=1)
@@ -55,15 +72,49 @@ def bound(
 
 
 def resource(
-    index: int, *, node: str = "n1", mem: int = P100, health: str = "Healthy", held: list[dict] | None = None
+    index: int,
+    *,
+    node: str = "n1",
+    mem: int = P100,
+    model: str = "P100",
+    health: str = "Healthy",
+    held: list[dict] | None = None,
+    labels: dict[str, str] | None = None,
+    **properties: str,
 ) -> dict[str, Any]:
     """The ExtendedResource of a card."""
     uuid = f"GPU-{node}-{index}"
+    spec = {"node": node, "index": index, "uuid": uuid, "memoryMiB": mem, "model": model, "properties": properties}
     return {
-        "metadata": {"name": names.extended_resource_name(uuid)},
-        "spec": {"node": node, "index": index, "uuid": uuid, "memoryMiB": mem, "model": "P100"},
+        "metadata": {
+            "name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node} | (labels or {})
+        },
+        "spec": spec,
         "status": {"health": health, "held": held or []},
-    }
+    }  # fmt: skip
+
+
+def resource_class(name: str, *, priority: int = 0, **labels: object) -> dict[str, Any]:
+    """A ResourceClass of the cards with one of the values (a text or several) for each label."""
+    expressions = [
+        {"key": key, "operator": "In", "values": value if isinstance(value, list) else [value]}
+        for key, value in labels.items()
+    ]
+    spec = {"selector": {"matchExpressions": expressions}, "priority": priority}
+    return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec}
+
+
+def as_class(made: dict) -> DeviceClass:
+    return classes.parse(made)
+
+
+def gpu_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "team") -> dict[str, Any]:
+    return {"metadata": {"namespace": namespace, "name": name, "resourceVersion": "1"}, "spec": {"hard": list(hard)}}
+
+
+def as_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "team") -> tuple[str, GPUQuota]:
+    """Key and quota, as `State.set_quota` takes them."""
+    return f"{namespace}/{name}", quotas.parse(gpu_quota(*hard, namespace=namespace, name=name))
 
 
 def held(uid: str, mem: int) -> dict[str, Any]:
@@ -102,6 +153,31 @@ def mark(made: State, uid: str) -> str | None:
     with made.view() as ledger:
         holding = ledger.holding(uid)
         return holding.mark if holding is not None else None
+
+
+def plan(
+    made: State, name: str, mem: int, *nodes: str, namespace: str = "default", device_class: str = ""
+) -> Placement | Unplaceable | Decided:
+    """What filter decides about a pod of one container."""
+    asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
+    assert asked is not None
+    return made.plan(f"uid-{name}", (namespace, name), asked, nodes or ["n1"], "binpack")
+
+
+def begin(
+    made: State,
+    name: str,
+    mem: int,
+    *,
+    node: str = "n1",
+    namespace: str = "default",
+    device_class: str = "",
+    term: int = 0,
+) -> Begun | Decided | Refusal:
+    """What bind begins."""
+    asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
+    assert asked is not None
+    return made.begin_bind(f"uid-{name}", (namespace, name), asked, node, "binpack", term=term)
 
 
 def refuse(made: State, name: str = "w", node: str = "n1") -> None:

@@ -106,6 +106,38 @@ def test_lists_in_pages_then_follows_events(api: FakeApi, following):
     assert watch["fieldSelector"] == "x=y"
 
 
+def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_not_told(api: FakeApi, following):
+    api.put("a", size=1)
+    pace = Pace(watch_min=60.0, watch_max=60.0, slack=30.0, backoff_initial=0.02, backoff_cap=0.1)
+    reflector, handler = following(pace=pace)
+    assert reflector.synced.wait(5)
+    api.faults["watch"].append(Fault(events=1, then="silence"))
+    api.put("b", size=2)
+    eventually(lambda: "uid-b" in handler.values)
+    # The old watch ends with its list; the next is the one that falls silent after an event.
+    assert reflector.relist().wait(5)
+    api.put("c", size=3)
+    eventually(lambda: "uid-c" in handler.values)
+    api.put("d", size=4)
+    assert reflector.relist().wait(5)
+    assert handler.values == truth(api)
+    api.put("e", size=5)
+    eventually(lambda: handler.values == truth(api))
+
+
+def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api: FakeApi, following):
+    api.put("a", size=1)
+    reflector, handler = following(pace=Pace(watch_min=60.0, watch_max=60.0, backoff_initial=0.02, backoff_cap=0.1))
+    assert reflector.synced.wait(5)
+    api.faults["list"].extend([Fault(status=500), Fault(status=429, headers={"Retry-After": "0"})])
+    before = api.count("list")
+    done = [reflector.relist() for _ in range(3)]
+    assert all(each.wait(5) for each in done)
+    assert api.count("list") - before <= 2 + 2
+    assert handler.values == truth(api)
+    eventually(lambda: api.count("watch") >= 2)  # and it watches on
+
+
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [

@@ -1,4 +1,4 @@
-"""Rules 1 and 3 of architecture.md section 5 on the extender's state and its binder, with an API server that lies low.
+"""Rules 1, 3 and 5 of architecture.md section 5 on the extender's state and binder, with an API server that lies low.
 
 The truth is what the simulated API server has bound, what it may still carry out of posts whose answer was lost, and
 what runs on in containers whose pod object is gone. The state hears of it late, in bits, or by a list.
@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cardwise.core import assignment, placement, request
+from cardwise.core import assignment, placement, quotas, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.kube import errors
 from extender import binder
 from extender.binder import Binder, Failed
+from extender.decisions import Begun, Stage
 from extender.requests import Requests
-from extender.state import Begun, Stage
 from extender.wire import BindArgs
 from tests.extender.worlds import (
     ENDED,
@@ -24,10 +24,13 @@ from tests.extender.worlds import (
     RUNNING,
     Clock,
     as_card,
+    as_class,
     as_pod,
+    as_quota,
     asking,
     held,
     resource,
+    resource_class,
     state,
     with_cards,
 )
@@ -40,6 +43,11 @@ AGAIN = 300.0  # seconds after which kube-scheduler asks for a waiting pod by it
 
 slots = st.integers(0, SLOTS - 1)
 sizes = st.sampled_from([P100 // 2, P100 // 2 + 1, P100])
+wanted = st.sampled_from(["", "", "first"])  # classes
+entries = st.sampled_from([
+    {"shares": 1}, {"shares": 2}, {"memoryMiB": P100}, {"memoryMiB": P100 - 1}, {"class": "first", "shares": 0},
+    {"class": "first", "shares": 1, "memoryMiB": P100 // 2},
+])  # fmt: skip
 nodes_asked = st.lists(st.sampled_from(NODES), min_size=1, max_size=2, unique=True)
 # land: done and heard. lose: done, unheard. late: unheard, and it may be done yet. never: unheard, never done.
 outcomes = st.lists(
@@ -69,8 +77,12 @@ class Machine(RuleBasedStateMachine):
         self.posting = {}  # name -> (node, assignment, unsure): a thread between begin_bind and finish_bind
         self.health = dict.fromkeys(((node, i) for node, n in CARDS.items() for i in range(n)), "Healthy")
         self.absent = set()  # cards without an ExtendedResource
+        self.nodes = set(NODES)
         self.script = []
         self.refused = {}  # name -> (when, nodes)
+        self.quotas = {}  # by key
+        self.first = set()  # nodes of the class
+        self._begin_bind, self.state.begin_bind = self.state.begin_bind, self._begin
 
     # The API server, at the seam of KubeClient.
 
@@ -166,19 +178,75 @@ class Machine(RuleBasedStateMachine):
         with contextlib.suppress(errors.KubeError):
             self._land(name, body)
 
+    def _begin(self, uid, who, asked, node, policy, *, term=0):
+        begun = self._begin_bind(uid, who, asked, node, policy, term=term)
+        if isinstance(begun, Begun) and not begun.unsure:
+            # Decided now, so now it is of the class, and within the quotas with all that may run or come to run.
+            assert not asked.containers[0].device_class or node in self.first
+            others = self._may_be_held()
+            others.pop(uid, None)
+            for quota in self.quotas.values():
+                for entry in quota.entries:
+                    most = quotas.total(self._charge(choices, entry) for choices in others.values())
+                    more = self._charge([(node, begun.assignment)], entry)
+                    assert quotas.room(entry, most).takes(more), (entry, most, more)
+        return begun
+
+    def _may_be_held(self):
+        """By UID, nodes and assignments of which one holds or may come to hold."""
+        may = {uid: [at] for uid, at in self.running.items()}
+        posts = [(name, body["target"]["name"], assignment.decode(body["metadata"]["annotations"]))
+                 for _, name, body in self.late]  # fmt: skip
+        posts += [(name, node, begun.assignment) for name, (node, begun) in self.posting.items()]
+        for name, node, made in posts:
+            if name in self.pods and not self.pods[name]["spec"].get("nodeName"):
+                may.setdefault(f"uid-{name}", []).append((node, made))
+        return may
+
+    def _charge(self, choices, entry):
+        """The most that one of them charges the entry, of cards that their nodes report."""
+        return max(
+            quotas.total(
+                quotas.charge(share)
+                for share in made.shares()
+                if (node, share.index) not in self.absent
+                and node in self.nodes
+                and (not entry.device_class or node in self.first)
+            )
+            for node, made in choices
+        )
+
     # What happens.
 
     @initialize(mems=st.lists(sizes, min_size=SLOTS, max_size=SLOTS))
     def pods_are_created(self, mems):
         for slot, mem in enumerate(mems):
-            self.pod_is_created(slot, mem)
+            self.pod_is_created(slot, mem, "")
 
-    @rule(slot=slots, mem=sizes)
-    def pod_is_created(self, slot, mem):
+    @rule(nodes=st.sets(st.sampled_from(NODES)))
+    def the_class_changes(self, nodes):
+        self.first = nodes
+        if nodes:
+            self.state.set_class(as_class(resource_class("first", node=sorted(nodes))))
+        else:
+            self.state.remove_class("first")
+
+    @rule(name=st.sampled_from(["one", "two"]), entry=st.none() | entries)
+    def a_quota_changes(self, name, entry):
+        key, quota = as_quota(entry or {"shares": 9}, name=name)
+        if entry is None:
+            self.quotas.pop(key, None)
+            self.state.remove_quota(key)
+        else:
+            self.quotas[key] = quota
+            self.state.set_quota(key, quota)
+
+    @rule(slot=slots, mem=sizes, device_class=wanted)
+    def pod_is_created(self, slot, mem, device_class):
         if self.slots[slot] in self.pods:
             return
         name = self.slots[slot] = f"p{len(self.asked)}"
-        made = asking(name, gpu_mem=mem)
+        made = asking(name, gpu_mem=mem, device_class=device_class)
         self.asked[name] = request.parse(made)
         self._put(name, made)
 
@@ -191,7 +259,7 @@ class Machine(RuleBasedStateMachine):
         if one:
             found = self.state.plan(uid, ("default", name), asked, nodes, "binpack")
         else:
-            found = self.state.fitting(uid, asked, nodes, "binpack")
+            found = self.state.fitting(uid, ("default", name), asked, nodes, "binpack")
         if isinstance(found, Unplaceable) and name in self.pods:
             self.refused[name] = (self.clock.now, nodes)
         else:
@@ -302,8 +370,10 @@ class Machine(RuleBasedStateMachine):
             self.absent.add(card)
             self.state.remove_card(as_card(resource(i, node=node))[0])
         elif what == "no node" and node != "n2":  # one is left to be touched
+            self.nodes.discard(node)
             self.state.remove_node(node)
         elif what == "node":
+            self.nodes.add(node)
             self.state.set_node(node)
         else:
             if what.endswith("ealthy"):
@@ -332,14 +402,7 @@ class Machine(RuleBasedStateMachine):
     def no_card_ever_gets_more_than_it_has(self):
         """Whatever of the late posts lands."""
         most = {}
-        may = {uid: [at] for uid, at in self.running.items()}
-        posts = [(name, body["target"]["name"], assignment.decode(body["metadata"]["annotations"]))
-                 for _, name, body in self.late]  # fmt: skip
-        posts += [(name, node, begun.assignment) for name, (node, begun) in self.posting.items()]
-        for name, node, made in posts:
-            if name in self.pods and not self.pods[name]["spec"].get("nodeName"):
-                may.setdefault(f"uid-{name}", []).append((node, made))
-        for choices in may.values():
+        for choices in self._may_be_held().values():
             worst = {}
             for node, made in choices:
                 for share in made.shares():
@@ -354,7 +417,12 @@ class Machine(RuleBasedStateMachine):
             for name, (at, nodes) in self.refused.items():
                 if name not in self.pods or self.clock.now - at > AGAIN:
                     continue
-                if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack"), Placement):
+                rooms = [
+                    quotas.room(entry, ledger.used("default", entry))
+                    for quota in self.quotas.values()
+                    for entry in quota.entries
+                ]
+                if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack", rooms), Placement):
                     assert self.state.waiting._freed is not None, name
 
     def teardown(self):

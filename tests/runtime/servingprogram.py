@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from cardwise.runtime import logs, serving
+from cardwise.runtime import gthreads, logs, serving
 from cardwise.runtime.settings import HostPort
 
 released = threading.Event()
@@ -27,6 +27,8 @@ def app():
             released.wait(60)
         elif path == "/release":
             released.set()
+        elif path == "/close":
+            environ[gthreads.CLOSE]()
         elif path == "/nap":
             time.sleep(1.0)
         elif path == "/body":

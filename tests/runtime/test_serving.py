@@ -132,6 +132,18 @@ def test_slow_requests_run_in_the_slow_threads_and_connections_stay_open(running
     server.stop()
 
 
+def test_the_application_can_have_a_connection_closed_after_its_answer(running):
+    server = running()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    for path, said in (("/fast", "keep-alive"), ("/close", "close")):
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.getheader("Connection").lower() == said
+        assert response.read().decode().startswith(path)
+    assert connection.sock is None  # as http.client does when it is told so
+    server.stop()
+
+
 def ask(connection: http.client.HTTPConnection) -> str:
     connection.request("GET", "/fast")
     return connection.getresponse().read().decode()

@@ -1,0 +1,217 @@
+"""Which of several extenders answers: the one that holds the Lease and knows what the others have bound.
+
+Apart from the Lease, which only says whose turn it is, and from the binder, which asks before every write. A *term* is
+one time of holding the Lease; at its beginning pods and quotas are listed anew, because the watch may not have
+delivered yet what another extender has bound until a moment ago. A call that began in one term posts nothing in
+another.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from cardwise.kube.client import KubeClient
+from cardwise.kube.lease import LeaderElector, identity
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_SAFETY_SECONDS = 1.0  # by which a write must have ended before the Lease does
+_LOOK_SECONDS = 0.5  # between two looks at the Lease, whose own thread usually says it at once
+_RENEWALS = 6  # in one duration
+
+CatchUp = Callable[[Callable[[], bool]], bool]
+"""Waits until all that was written before is known, as long as its argument is true; whether it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why no call can be answered now. `elsewhere`: another extender may answer it."""
+
+    text: str
+    elsewhere: bool
+
+
+class Leadership(Protocol):
+    """Thread-safe."""
+
+    def start(self) -> None:
+        """In the process that serves."""
+
+    def stop(self) -> None:
+        """Nothing is posted any more; gives the Lease back once the writes under way have ended."""
+
+    def term(self) -> int | None:
+        """The term in which calls are answered now."""
+
+    def denial(self) -> Denial | None:
+        """Why they are not."""
+
+    @contextmanager
+    def posting(self, term: int) -> Iterator[float]:
+        """Around one write: the seconds that it may take. 0: it must not be made."""
+
+    def summary(self) -> str:
+        """A line for people."""
+
+
+class Alone:
+    """The only extender there is: it always answers."""
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def term(self) -> int | None:
+        return 0
+
+    def denial(self) -> Denial | None:
+        return None
+
+    @contextmanager
+    def posting(self, term: int) -> Iterator[float]:
+        del term
+        yield math.inf
+
+    def summary(self) -> str:
+        return "leader: there is no lease (--no-lease)"
+
+
+class ByLease:
+    """Who holds the Lease.
+
+    `elect` makes the elector out of what it is to call when that has changed; after the fork, see `lease.identity`.
+    """
+
+    def __init__(
+        self, name: str, elect: Callable[[Callable[[bool], None]], LeaderElector], state: State, catch_up: CatchUp
+    ) -> None:
+        self._name = name
+        self._elect = elect
+        self._state = state
+        self._catch_up = catch_up
+        self._elector: LeaderElector | None = None
+        self._term = 0  # the elector's epoch in which all is known; 0 for none
+        self._posts = 0
+        self._fewer = threading.Condition()
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
+
+    def start(self) -> None:
+        self._elector = self._elect(self._on_change)
+        self._elector.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._changed.set()
+        if self._elector is not None:
+            self._elector.stop()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def term(self) -> int | None:
+        term = self._term
+        return term if self._elector is not None and self._elector.holds(epoch=term) else None
+
+    def denial(self) -> Denial | None:
+        elector = self._elector
+        if elector is not None and elector.leader:
+            if elector.holds(epoch=self._term):
+                return None
+            return Denial("not ready: still reading what another extender may have bound", elsewhere=False)
+        holder = elector.holder if elector is not None else None
+        if elector is not None and holder == elector.identity:
+            return Denial(
+                f"not the leader yet or any more: the lease {self._name} is too new or too old", elsewhere=True
+            )
+        who = "nobody" if holder == "" else holder or "another extender or nobody"
+        return Denial(f"not the leader: {who} holds the lease {self._name}", elsewhere=True)
+
+    @contextmanager
+    def posting(self, term: int) -> Iterator[float]:
+        with self._fewer:
+            self._posts += 1  # before it is asked whether it may: who stops waits for it
+        try:
+            yield self._left(term)
+        finally:
+            with self._fewer:
+                self._posts -= 1
+                self._fewer.notify_all()
+
+    def summary(self) -> str:
+        denial = self.denial()
+        if denial is not None:
+            return denial.text
+        return f"leader: this extender holds the lease {self._name}"
+
+    def step(self) -> None:
+        """Begins the term when the Lease is ours and all is known."""
+        elector = self._elector
+        if elector is None or not elector.leader:
+            return
+        epoch = elector.epoch
+        if epoch == self._term:
+            return
+
+        def still() -> bool:
+            return not self._stopping.is_set() and elector.holds(epoch=epoch)
+
+        if still() and self._catch_up(still):
+            self._state.forget_plans()
+            self._state.wake_all()
+            self._term = epoch
+            _log.info("answers from now on", lease=self._name, term=epoch)
+
+    def _left(self, term: int) -> float:
+        if self._elector is None:
+            return 0.0
+        left = self._elector.remaining() - _SAFETY_SECONDS
+        # One question for both: between two, the term may have ended and another begun.
+        return left if left > 0 and self._elector.holds(left, epoch=term) else 0.0
+
+    def _on_change(self, leading: bool) -> None:
+        self._changed.set()
+        if leading:
+            return
+        self._state.forget_plans()
+        if self._stopping.is_set():
+            # Only then may the Lease be given back. If it takes too long, the process ends and the Lease by itself.
+            with self._fewer:
+                self._fewer.wait_for(lambda: not self._posts)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._changed.wait(_LOOK_SECONDS)
+            self._changed.clear()
+            try:
+                self.step()
+            except Exception:  # noqa: BLE001 - the outermost loop: without it no term would ever begin again
+                _log.exception("the term could not begin; it is tried again")
+
+
+def by_lease(
+    client: KubeClient, namespace: str, name: str, *, duration: float, state: State, catch_up: CatchUp
+) -> ByLease:
+    """The leadership of one process among those that name the same Lease."""
+
+    def elect(on_change: Callable[[bool], None]) -> LeaderElector:
+        return LeaderElector(
+            client,
+            namespace,
+            name,
+            identity(),
+            duration=duration,
+            renew_every=min(2.0, duration / _RENEWALS),
+            on_change=on_change,
+        )
+
+    return ByLease(f"{namespace}/{name}", elect, state, catch_up)

@@ -1,0 +1,69 @@
+"""The GPUQuotas by namespace, and what they leave.
+
+Apart from the state, whose lock guards it: this remembers what is limited, the ledger what is held.
+"""
+
+from typing import NamedTuple
+
+from cardwise.core import quotas
+from cardwise.core.ledger import Ledger
+from cardwise.core.quotas import Charge, Entry, GPUQuota, Room
+from cardwise.core.request import PodRequest
+
+
+class Brake(NamedTuple):
+    """An entry that leaves no room: the key of its quota, what is held of it, and what a pod asks."""
+
+    quota: str
+    entry: Entry
+    used: Charge
+    asked: Charge
+
+
+class Limits:
+    """By "namespace/name". All quotas of a namespace apply, whatever they are called."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, GPUQuota]] = {}  # by namespace and key
+
+    def set(self, key: str, quota: GPUQuota) -> None:
+        self._of.setdefault(quota.namespace, {})[key] = quota
+
+    def remove(self, key: str) -> bool:
+        """Whether it was there."""
+        namespace, _, _ = key.partition("/")
+        of_namespace = self._of.get(namespace, {})
+        if of_namespace.pop(key, None) is None:
+            return False
+        if not of_namespace:
+            del self._of[namespace]
+        return True
+
+    def rooms(self, ledger: Ledger, namespace: str) -> list[Room]:
+        """What the entries of all quotas leave to the namespace, for what is held now."""
+        of_namespace = self._of.get(namespace)
+        if of_namespace is None:
+            return []
+        return [
+            quotas.room(entry, ledger.used(namespace, entry))
+            for quota in of_namespace.values()
+            for entry in quota.entries
+        ]
+
+    def brake(self, ledger: Ledger, namespace: str, request: PodRequest) -> Brake | None:
+        """The entry to name to a person whom a quota keeps waiting: of what the pod asks for rather than of all cards.
+
+        A whole card's MiB are not known before it is chosen; who is kept waiting by those alone is told nothing.
+        """
+        named = {container.device_class for container in request.containers} - {""}
+        asked = quotas.total(
+            Charge(container.cards, container.mem, container.cards if container.whole else 0)
+            for container in request.containers
+        )
+        full = []
+        for key, quota in self._of.get(namespace, {}).items():
+            for entry in quota.entries:
+                used = ledger.used(namespace, entry)
+                if not quotas.room(entry, used).takes(asked):
+                    full.append(Brake(key, entry, used, asked))
+        return max(full, key=lambda one: one.entry.device_class in named, default=None)

@@ -1,0 +1,119 @@
+"""When which object is looked at again: what is dirty, at most so often each, and at most so many writes in sum.
+
+Apart from the thread that writes statuses: pure, with the time handed in.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """An object: its kind, and its key among those of its kind."""
+
+    kind: str
+    key: str
+
+
+@dataclass(slots=True)
+class _Written:
+    """What was last written to an object, when, and how many times over."""
+
+    what: object
+    at: float
+    again: int = 0
+
+
+class Schedule:
+    """`gaps`: for each kind the least seconds between two writes to one object. Kinds take turns.
+
+    Every write is looked at again: a lost one is repeated, later and later while it has no effect.
+    """
+
+    _LONGEST = 60.0  # seconds between two writes of the same, where nothing ever shows it
+
+    def __init__(self, gaps: Mapping[str, float]) -> None:
+        self._gaps = gaps
+        self._ready: dict[str, dict[Key, None]] = {kind: {} for kind in gaps}
+        self._turns = list(gaps)
+        self._later: list[tuple[float, int, Key]] = []
+        self._put_off: dict[Key, float] = {}
+        self._order = count()
+        self._written: dict[Key, _Written] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ready.values())) + len(self._put_off)
+
+    def mark(self, key: Key, now: float) -> None:
+        """The object may be other than it ought to be."""
+        last = self._written.get(key)
+        if last is not None and now < last.at + self._gaps[key.kind]:
+            self._later_at(key, last.at + self._gaps[key.kind])
+        elif key not in self._put_off or self._put_off[key] > now:
+            self._put_off.pop(key, None)
+            self._ready[key.kind][key] = None
+
+    def mark_all(self, keys: Iterable[Key], now: float) -> None:
+        for key in keys:
+            self.mark(key, now)
+
+    def next(self, now: float) -> Key | None:
+        """An object to look at now. Answer with `wrote`, `failed` or `settled`."""
+        while self._later and self._later[0][0] <= now:
+            at, _, key = heapq.heappop(self._later)
+            if self._put_off.get(key) == at:  # else it has been marked for an earlier time
+                del self._put_off[key]
+                self._ready[key.kind][key] = None
+        for kind in self._turns:
+            ready = self._ready[kind]
+            if ready:
+                self._turns.remove(kind)
+                self._turns.append(kind)
+                key = next(iter(ready))
+                del ready[key]
+                return key
+        return None
+
+    def wrote(self, key: Key, what: object, now: float) -> None:
+        """Something was written; whether it has come to be is to be seen."""
+        last = self._written.get(key)
+        again = last.again + 1 if last is not None and last.what == what else 0
+        self._written[key] = _Written(what, now, again)
+        self._later_at(key, now + min(self._gaps[key.kind] * 2**again, self._LONGEST))
+
+    def failed(self, key: Key, now: float, seconds: float) -> None:
+        """It could not be written; to be tried again after so long, or when it is marked again."""
+        self._written[key] = _Written(None, now)
+        self._later_at(key, now + seconds)
+
+    def settled(self, key: Key) -> None:
+        """The object is as it ought to be, or is no more."""
+        self._written.pop(key, None)
+
+    def _later_at(self, key: Key, at: float) -> None:
+        if key not in self._ready[key.kind] and at < self._put_off.get(key, float("inf")):
+            self._put_off[key] = at
+            heapq.heappush(self._later, (at, next(self._order), key))
+
+
+class Pace:
+    """So many writes a second, saved up for half a second. `calm`: while nothing else goes on there may be more."""
+
+    def __init__(self, busy: float, calm: float) -> None:
+        self._busy = busy
+        self._calm = calm
+        self._tokens = 1.0
+        self._at: float | None = None
+
+    def ready(self, now: float, *, calm: bool) -> bool:
+        """Whether there may be a write now."""
+        rate = self._calm if calm else self._busy
+        if self._at is not None:
+            self._tokens = min(rate / 2, self._tokens + (now - self._at) * rate)
+        self._at = now
+        return self._tokens >= 1.0
+
+    def spend(self) -> None:
+        self._tokens -= 1.0

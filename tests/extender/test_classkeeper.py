@@ -1,0 +1,229 @@
+"""One automatic class for each model, and nobody else's class touched."""
+
+import json
+
+import pytest
+from structlog.testing import capture_logs
+
+from cardwise.core import classes, names
+from cardwise.kube import errors
+from extender import sightings
+from extender.classkeeper import ClassKeeper, automatic, changes
+from extender.sightings import Sightings
+from tests.extender.telling import FakeApi, class_object, class_path, er_object, er_path
+from tests.extender.worlds import Clock
+
+K80, V100 = "nvidia.tesla.k80", "nvidia.tesla.v100"
+
+
+def seen(obj):
+    return sightings.resource_class(json.dumps(obj).encode())[1]
+
+
+def auto(model="Tesla K80", **changed):
+    made = automatic(classes.name_of_model(model), model)
+    return seen(made | {"spec": made["spec"] | {"priority": 0} | changed})
+
+
+def unused(name):
+    return False
+
+
+def test_a_class_is_wanted_for_each_model_that_has_none():
+    wanted = changes({"Tesla K80", "Tesla V100"}, {V100: auto("Tesla V100")}, unused)
+    assert dict(wanted.creates) == {K80: "Tesla K80"}
+    assert not wanted.deletes
+    assert not wanted.clashes
+
+
+def test_an_untouched_class_without_cards_goes_unless_it_is_in_use():
+    assert changes((), {K80: auto()}, unused).deletes == [K80]
+    assert changes((), {K80: auto()}, lambda name: name == K80).deletes == []
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        auto(priority=7),
+        auto(selector={"matchLabels": {"model": "Tesla K80", "node": "n1"}}),
+        seen(class_object(K80)),
+        seen(class_object(K80, model="other")),
+    ],
+)
+def test_a_class_that_a_person_made_or_edited_is_theirs(theirs):
+    for models in ((), ("Tesla K80",)):
+        wanted = changes(models, {K80: theirs}, unused)
+        assert (dict(wanted.creates), list(wanted.deletes)) == ({}, [])
+
+
+def test_a_copy_of_an_automatic_class_under_another_name_is_somebodys_own():
+    copy = automatic(K80, "Tesla K80")
+    copy["metadata"]["name"] = "mine"
+    assert changes((), {"mine": seen(copy)}, unused).deletes == []
+
+
+def test_of_two_models_with_one_name_the_first_has_it_and_who_has_it_keeps_it():
+    models = ("Tesla-K80", "Tesla/K80")
+    name = classes.name_of_model(models[0])
+    wanted = changes(models, {}, unused)
+    assert dict(wanted.creates) == {name: "Tesla-K80"}
+    assert "'Tesla/K80'" in wanted.clashes[name]
+    kept = changes(models, {name: auto("Tesla/K80")}, unused)
+    assert dict(kept.creates) == {}
+    assert "'Tesla/K80' only" in kept.clashes[name]
+    # Its cards are gone: it makes room for the other.
+    assert changes(models[:1], {name: auto("Tesla/K80")}, unused).deletes == [name]
+
+
+class World:
+    def __init__(self, *answers):
+        self.clock = Clock()
+        self.seen = Sightings()
+        self.api = FakeApi(self.seen, *answers)
+        self.active = True
+        self.in_use = set()
+        self.keeper = ClassKeeper(
+            self.api, self.seen, active=lambda: self.active, in_use=self.in_use.__contains__, clock=self.clock
+        )
+
+    def run(self, seconds, *, watch=True):
+        for _ in range(int(seconds * 4)):
+            if watch:
+                self.api.show()
+            self.keeper.step()
+            self.clock.now += 0.25
+        self.api.show()
+
+    def card(self, uuid="GPU-A", model="Tesla K80"):
+        self.api.put(er_path(uuid), er_object(uuid, "n1", model=model))
+
+    def calls(self):
+        return [(what, path.rsplit("/", 1)[-1]) for what, path, _ in self.api.calls]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_the_class_comes_with_the_first_card_and_goes_with_the_last(world):
+    world.card("GPU-A")
+    world.card("GPU-B")
+    world.card("GPU-C", model="")
+    world.run(3)
+    made = world.api.objects[class_path(K80)]
+    assert made["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
+    assert json.loads(made["metadata"]["annotations"][names.AUTO_SPEC]) == made["spec"]
+    assert made["spec"] == {"selector": {"matchLabels": {"model": "Tesla K80"}}}
+    assert classes.is_untouched_auto(made)
+    world.api.remove(er_path("GPU-A"))
+    world.run(30)
+    assert class_path(K80) in world.api.objects
+    world.api.remove(er_path("GPU-B"))
+    world.run(30)
+    assert class_path(K80) not in world.api.objects
+    assert world.calls() == [("create", "resourceclasses"), ("delete", K80)]
+    _, _, options = world.api.calls[-1]
+    assert options["preconditions"] == {key: made["metadata"][key] for key in ("uid", "resourceVersion")}
+
+
+def test_a_card_that_moves_does_not_take_its_class_away(world):
+    world.card()
+    world.run(3)
+    world.api.remove(er_path("GPU-A"))
+    world.run(5)
+    world.card()
+    world.run(30)
+    assert world.calls() == [("create", "resourceclasses")]
+
+
+def test_a_class_that_pods_hold_or_wait_for_stays_until_they_are_gone(world):
+    world.card()
+    world.run(3)
+    world.api.remove(er_path("GPU-A"))
+    world.in_use.add(K80)
+    world.run(60)
+    assert class_path(K80) in world.api.objects
+    world.in_use.clear()
+    world.run(30)
+    assert class_path(K80) not in world.api.objects
+
+
+def test_an_edit_that_nobody_has_seen_yet_is_not_deleted(world):
+    world.card()
+    world.run(3)
+    world.api.remove(er_path("GPU-A"))
+    world.run(9)
+    found = world.api.objects[class_path(K80)]
+    world.api.put(class_path(K80), found | {"spec": found["spec"] | {"priority": 7}})
+    world.api._unshown.clear()  # the watch is behind
+    world.run(10, watch=False)
+    assert class_path(K80) in world.api.objects
+    assert ("delete", K80) in world.calls()
+
+
+def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
+    world.api.put(class_path(K80), class_object(K80, model="something else"))
+    world.card()
+    with capture_logs() as logs:
+        world.run(100)
+    assert world.calls() == []
+    assert len(logs) == 1
+    assert "a person's class" in logs[0]["problem"]
+
+
+def test_somebody_who_is_first_is_no_reason_to_ask_again_and_again(world):
+    world.card()
+    world.api.show()
+    world.api.put(class_path(K80), class_object(K80))
+    world.api._unshown.clear()  # the watch does not show it
+    with capture_logs() as logs:
+        world.run(25, watch=False)
+    assert world.calls() == [("create", "resourceclasses")]
+    assert logs == []
+
+
+def test_a_class_that_is_deleted_while_its_cards_are_there_comes_again(world):
+    world.card()
+    world.run(10)
+    world.api.remove(class_path(K80))
+    with capture_logs() as logs:
+        world.run(10)
+    assert class_path(K80) in world.api.objects
+    assert ["made anew" in line["event"] for line in logs] == [True, False]
+
+
+def test_a_refused_class_is_tried_again_after_a_while():
+    world = World(errors.Forbidden(403, "Forbidden", "no"), errors.Unreachable("timed out"))
+    world.card()
+    with capture_logs() as logs:
+        world.run(70)
+    assert class_path(K80) in world.api.objects
+    assert [line["log_level"] for line in logs] == ["warning", "warning", "info"]
+
+
+def test_an_answer_that_was_lost_leaves_one_class():
+    world = World("lose")
+    world.card()
+    world.run(60)
+    assert world.calls() == [("create", "resourceclasses")]
+
+
+def test_who_does_not_lead_does_nothing(world):
+    world.active = False
+    world.card()
+    world.run(30)
+    assert world.calls() == []
+
+
+def test_a_clash_is_said_once_and_kept_for_the_status(world):
+    world.card("GPU-A", model="Tesla-K80")
+    world.card("GPU-B", model="Tesla/K80")
+    with capture_logs() as logs:
+        world.run(30)
+    name = classes.name_of_model("Tesla-K80")
+    assert "'Tesla/K80'" in world.keeper.clashes[name]
+    assert [line["log_level"] for line in logs] == ["warning", "info"]
+    world.api.remove(er_path("GPU-B"))
+    world.run(3)
+    assert world.keeper.clashes == {}

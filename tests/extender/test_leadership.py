@@ -1,0 +1,217 @@
+"""Several extenders: one answers, and whatever stands still or is cut off, no card and no quota is given twice."""
+
+import threading
+
+import pytest
+
+from extender.binder import Failed
+from extender.leadership import Alone
+from tests.extender.leaders import Api, Extender
+from tests.extender.worlds import P100, Clock, mark
+
+
+class Two:
+    """a leads, b stands by."""
+
+    def __init__(self, **how) -> None:
+        self.clock = Clock()
+        self.api = Api()
+        self.api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
+        cards = how.pop("cards", {"n1": 1})
+        self.a, self.b = (Extender(self.api, name, self.clock, cards=cards, **how) for name in "ab")
+        for each in (self.a, self.a, self.b, self.b):
+            each.look()
+        assert self.a.leadership.term() is not None
+        assert self.b.leadership.term() is None
+
+    def takes_over(self, heir: Extender) -> None:
+        """So much time passes that the Lease ends, and this one takes it."""
+        for _ in range(12):
+            self.clock.now += 2.0
+            heir.look()
+        assert heir.leadership.term() is not None
+
+
+@pytest.fixture
+def two():
+    return Two()
+
+
+def fails(extender, name, node="n1"):
+    with pytest.raises(Failed) as failed:
+        extender.bind(name, node)
+    return failed.value.outcome
+
+
+def test_a_standby_says_who_leads_and_sends_elsewhere(two):
+    assert two.a.leadership.denial() is None
+    denial = two.b.leadership.denial()
+    assert denial.elsewhere
+    assert denial.text == "not the leader: a holds the lease ns/l"
+    assert two.b.leadership.summary() == denial.text
+    assert two.a.leadership.summary() == "leader: this extender holds the lease ns/l"
+    two.api.create_pod("p", 100)
+    assert fails(two.b, "p") == "standby"
+    assert two.a.bind("p", "n1") == "bound"
+
+
+def test_before_anybody_is_known_to_lead_nobody_is_named():
+    clock, api = Clock(), Api()
+    made = Extender(api, "a", clock, cards={"n1": 1})
+    assert "another extender or nobody holds" in made.leadership.denial().text
+    api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
+    made.elector.step()
+    assert "nobody holds" in made.leadership.denial().text
+
+
+def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
+    two.api.create_pod("p", 100)
+    two.a.cut = True
+    two.clock.now += 13.4
+    two.a.look()
+    assert two.a.leadership.term() is not None
+    two.clock.now += 0.2
+    two.a.look()
+    assert two.a.leadership.term() is None
+    assert "too old" in two.a.leadership.denial().text
+
+
+def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
+    term = two.a.leadership.term()
+    with two.a.leadership.posting(term) as left:
+        assert 12.0 < left <= 12.5  # of 15 s: a tenth for clocks, and a second for the answer
+    two.clock.now += 12.0
+    with two.a.leadership.posting(term) as left:
+        assert 0 < left <= 0.5
+    two.clock.now += 0.6
+    with two.a.leadership.posting(term) as left:
+        assert left == 0
+    assert two.a.leadership.term() == term, "it still answers, what it must not is write"
+
+
+def test_a_post_may_take_as_long_as_the_lease_and_no_longer(two, monkeypatch):
+    two.api.create_pod("p", 100)
+    two.clock.now += 10.0
+    timeouts = []
+    monkeypatch.setattr(two.a, "request", lambda *_, timeout, **__: timeouts.append(timeout) or b"{}")
+    two.a.bind("p", "n1")
+    assert timeouts == [pytest.approx(2.5, abs=0.1)]
+
+
+def test_who_stood_still_between_decision_and_post_does_not_post_when_another_has_taken_over(two):
+    """A pause of the whole process, as a garbage collector or a hypervisor makes it."""
+    two.api.create_pod("mine", P100)
+    two.api.create_pod("other", P100)
+    begin_bind = two.a.state.begin_bind
+
+    def paused(*args, **how):
+        begun = begin_bind(*args, **how)
+        two.takes_over(two.b)
+        assert two.b.bind("other", "n1") == "bound"
+        return begun
+
+    two.a.state.begin_bind = paused
+    assert fails(two.a, "mine") == "standby"
+    assert two.api.posts == [("b", "other")]
+    assert mark(two.a.state, "uid-mine") is None
+
+
+def test_who_lost_the_lease_and_has_it_again_does_not_post_what_was_decided_before(two):
+    two.api.create_pod("mine", P100)
+    two.api.create_pod("other", P100)
+    begin_bind = two.a.state.begin_bind
+
+    def paused(*args, **how):
+        begun = begin_bind(*args, **how)
+        two.takes_over(two.b)
+        assert two.b.bind("other", "n1") == "bound"
+        two.takes_over(two.a)
+        return begun
+
+    two.a.state.begin_bind = paused
+    assert fails(two.a, "mine") == "standby"
+    assert two.api.posts == [("b", "other")]
+    two.a.state.begin_bind = begin_bind
+    assert fails(two.a, "mine") == "refused"
+
+
+def test_a_quota_is_not_exceeded_by_two_who_each_grant_its_last_share():
+    two = Two(cards={"n1": 2}, quota={"shares": 1})
+    two.api.create_pod("mine", 100)
+    two.api.create_pod("other", 100)
+    assert two.a.filter("mine", "n1").node == "n1"
+    two.takes_over(two.b)
+    assert two.b.bind("other", "n1") == "bound"
+    assert fails(two.a, "mine") == "standby"
+    two.takes_over(two.a)
+    assert fails(two.a, "mine") == "refused"
+    assert [name for _, name in two.api.posts] == ["other"]
+
+
+def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(two):
+    two.api.create_pod("p", P100)
+    two.api.create_pod("q", P100)
+    two.a.bind("p", "n1")
+    two.b.leadership._catch_up = lambda still: False
+    for _ in range(9):
+        two.clock.now += 2.0
+        two.b.look()
+    denial = two.b.leadership.denial()
+    assert (denial.elsewhere, "still reading" in denial.text) == (False, True)
+    assert fails(two.b, "q") == "standby"
+    two.b.leadership._catch_up = two.b.catch_up
+    two.b.look()
+    assert two.b.leadership.denial() is None
+    assert fails(two.b, "q") == "refused"
+
+
+def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):
+    def slow(still):
+        two.b.catch_up(still)
+        two.clock.now += 20
+        return True
+
+    two.b.leadership._catch_up = slow
+    for _ in range(9):
+        two.clock.now += 2.0
+        two.b.elector.step()
+    two.b.leadership.step()
+    assert two.b.leadership.term() is None
+
+
+def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
+    two.api.create_pod("p", P100)
+    two.a.filter("p", "n1")
+    assert mark(two.a.state, "uid-p") == "plan"
+    two.a.cut = True
+    two.clock.now += 14
+    two.a.look()
+    assert mark(two.a.state, "uid-p") is None
+    two.a.filter("p", "n1")  # by a call that was under way
+    two.a.cut = False
+    two.takes_over(two.a)
+    assert mark(two.a.state, "uid-p") is None
+
+
+def test_a_new_leader_wakes_the_pods_that_the_other_had_refused(two):
+    two.b.state.touch_due()
+    two.takes_over(two.b)
+    assert two.b.state.touch_due() == "n1"
+
+
+def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
+    two.a.leadership._stopping.set()
+    done = threading.Event()
+    with two.a.leadership.posting(two.a.leadership.term()):
+        thread = threading.Thread(target=lambda: (two.a.leadership._on_change(False), done.set()))
+        thread.start()
+        assert not done.wait(0.2)
+    assert done.wait(5)
+    thread.join()
+
+
+def test_alone_there_is_nothing_to_wait_for():
+    alone = Alone()
+    assert alone.denial() is None
+    with alone.posting(alone.term()) as left:
+        assert left > 1e9

@@ -1,0 +1,109 @@
+"""What a pod that waits is told."""
+
+from typing import NamedTuple
+
+import pytest
+
+from cardwise.core.quotas import Charge, Entry
+from cardwise.kube.events import ObjectRef
+from extender.notices import Full, Notices
+from extender.sightings import Sightings
+from tests.extender.telling import FakeApi, class_object, class_path
+from tests.extender.worlds import Clock
+
+
+class Pod(NamedTuple):
+    uid: str
+    namespace: str
+    name: str
+
+
+class Events:
+    def __init__(self):
+        self.told = []
+
+    def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
+        self.told.append((regarding, reason, type, message))
+
+
+class World:
+    def __init__(self):
+        self.clock, self.seen, self.events, self.active = Clock(), Sightings(), Events(), True
+        self.api = FakeApi(self.seen)
+        self.waiting = {"k80": [Pod("u1", "team", "a"), Pod("u2", "team", "b")]}
+        self.notices = Notices(
+            self.events, self.seen, active=lambda: self.active,
+            waiting_for=lambda name: self.waiting.get(name, []), clock=self.clock,
+        )  # fmt: skip
+
+    def delete(self, name="k80"):
+        self.api.put(class_path(name), class_object(name))
+        self.api.show()
+        self.api.remove(class_path(name))
+        self.api.show()
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_each_pod_that_waits_for_a_deleted_class_is_told_once(world):
+    world.delete()
+    world.delete("v100")
+    world.notices.step()
+    world.notices.step()
+    assert [about for about, *_ in world.events.told] == [
+        ObjectRef.pod("team", "a", "u1"),
+        ObjectRef.pod("team", "b", "u2"),
+    ]
+    _, reason, kind, text = world.events.told[0]
+    assert (reason, kind) == ("ResourceClassDeleted", "Warning")
+    assert "ResourceClass k80 was deleted while the pod waits for it; create the class again" in text
+
+
+def test_a_class_that_was_replaced_is_not_missed(world):
+    world.delete()
+    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.show()
+    world.notices.step()
+    assert world.events.told == []
+
+
+def test_only_the_leader_tells(world):
+    world.active = False
+    world.delete()
+    world.notices.step()
+    world.active = True
+    world.notices.step()
+    assert world.events.told == []
+
+
+def full(**limits):
+    return Full("gpus", Entry(device_class="k80", **limits), used=Charge(5, 60000, 0), asked=Charge(1, 8000, 0))
+
+
+def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
+    world.notices.waits_for_quota(Pod("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
+    ((about, reason, kind, text),) = world.events.told
+    assert (about, reason, kind) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
+    assert text.startswith(
+        "GPUQuota gpus leaves no room on k80: 5/5 shares are used and 1 more asked, "
+        "60000/65536 MiB are used and 8000 more asked; "
+    )
+
+
+def test_only_what_is_full_is_named(world):
+    world.notices.waits_for_quota(Pod("u1", "team", "a"), full(shares=9, memory=65536))
+    assert "shares" not in world.events.told[0][-1]
+
+
+def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
+    for _ in range(10):
+        for uid in ("u1", "u2"):
+            world.notices.waits_for_quota(Pod(uid, "team", uid), full(shares=5))
+        world.clock.now += 29
+    assert len(world.events.told) == 2
+    world.clock.now += 20
+    world.notices.waits_for_quota(Pod("u1", "team", "u1"), full(shares=5))
+    assert len(world.events.told) == 3

@@ -1,0 +1,350 @@
+"""Statuses: what users read with kubectl is what the ledger holds, whatever is lost on the way."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.ledger import Holding
+from cardwise.kube import errors
+from extender.statuswriter import StatusWriter
+from tests.extender.telling import (
+    K80,
+    World,
+    card,
+    class_object,
+    class_path,
+    conditions,
+    er_object,
+    er_path,
+    holding,
+    quota_object,
+    quota_path,
+)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_a_card_shows_what_is_held_and_what_is_left_of_it(world):
+    world.node("n1", card("GPU-A", classes=("slow", "k80")), card("GPU-B", 1))
+    world.hold("p1", "n1", ("0", "GPU-A", 4000, 30), ("1", "GPU-A", 1000, 20))
+    world.hold("p2", "n1", ("0", "GPU-A", 441, 0), ("0", "GPU-B", K80, 100))
+    world.run(2)
+    shown = world.status(er_path("GPU-A"))
+    assert shown["allocated"] == {"memoryMiB": 5441, "corePercent": 50, "shares": 3, "whole": False, "pods": 2}
+    assert (shown["freeMiB"], shown["classes"]) == (6000, ["k80", "slow"])
+    assert (shown["health"], shown["cardAccess"]) == ("Healthy", "cdi"), "these are the device plugin's"
+    full = world.status(er_path("GPU-B"))
+    assert full["allocated"] == {"memoryMiB": K80, "corePercent": 100, "shares": 1, "whole": True, "pods": 1}
+    assert full["freeMiB"] == 0
+
+
+def test_a_sick_card_has_nothing_to_give_and_an_unknown_one_still_counts_what_is_held(world):
+    world.node("n1", card("GPU-A", healthy=False))
+    world.api.put(er_path("GPU-B"), er_object("GPU-B", "n1"))  # of a node object that is not there yet, say
+    world.hold("p1", "n1", ("0", "GPU-A", 4000, 0), ("0", "GPU-B", 100, 0))
+    world.run(2)
+    assert world.status(er_path("GPU-A"))["freeMiB"] == 0
+    assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 4000
+    assert world.status(er_path("GPU-B"))["allocated"]["memoryMiB"] == 100
+    assert world.status(er_path("GPU-B"))["freeMiB"] == 0
+
+
+def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
+    world.node("n1", card("GPU-A"), card("GPU-B", 1))
+    share = CardShare(1, "", 4000, 0, K80)
+    world.books.ledger.hold(Holding("p", "team", "p", "n1", Assignment({"pod": (share,)})))
+    world.run(2)
+    assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 0
+    assert world.status(er_path("GPU-B"))["allocated"]["memoryMiB"] == 4000
+
+
+def test_a_class_adds_up_its_cards(world):
+    world.node("n1", card("GPU-A"), card("GPU-B", 1, healthy=False))
+    world.node("n2", card("GPU-C", classes=("k80", "slow")), card("GPU-D", 1, classes=()))
+    world.hold("p", "n2", ("0", "GPU-C", 4000, 0))
+    for name in ("k80", "slow", "none"):
+        world.api.put(class_path(name), class_object(name))
+    world.run(3)
+    numbers = ("cards", "healthyCards", "nodes", "memoryMiB", "usedMiB", "freeMiB")
+
+    def shown(name):
+        return [world.status(class_path(name))[number] for number in numbers]
+
+    assert shown("k80") == [3, 2, 2, 3 * K80, 4000, 2 * K80 - 4000]
+    assert shown("slow") == [1, 1, 1, K80, 4000, K80 - 4000]
+    assert shown("none") == [0] * 6
+    assert conditions(world.status(class_path("k80"))) == {"Valid": "True"}
+    world.node("n2")
+    world.run(3)
+    assert shown("k80") == [2, 1, 1, 2 * K80, 0, K80]
+    assert shown("slow") == [0] * 6
+
+
+def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
+    world.api.put(class_path("odd"), class_object("odd", selector={}))
+    world.run(2)
+    status = world.status(class_path("odd"))
+    assert "selector" in status["problem"]
+    assert conditions(status) == {"Valid": "False"}
+    world.api.put(class_path("odd"), class_object("odd") | {"status": status})
+    world.run(2)
+    assert "problem" not in world.status(class_path("odd"))
+    assert conditions(world.status(class_path("odd"))) == {"Valid": "True"}
+    world.clashes = {"odd": "another model has this name"}
+    world.run(2)
+    assert world.status(class_path("odd"))["problem"] == "another model has this name"
+
+
+def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
+    world.node("n1", card("GPU-A"), card("GPU-B", 1))
+    world.api.put(class_path("k80"), class_object("k80"))
+    world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
+    world.hold("p2", "n1", ("0", "GPU-B", K80, 100))
+    world.hold("other", "n1", ("0", "GPU-A", 500, 0), namespace="others")
+    path = quota_path("gpus")
+    world.api.put(path, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"cards": 0}))
+    world.run(3)
+    status = world.status(path)
+    assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all cards: 1/0 cards"
+    amounts = {"shares": 2, "memoryMiB": 4000 + K80, "cards": 1}
+    assert status["used"] == [
+        {"class": "k80", **amounts, "hard": {"shares": 5, "memoryMiB": 65536}},
+        {**amounts, "hard": {"cards": 0}},
+    ]
+    assert conditions(status) == {"Exceeded": "True", "Valid": "True"}
+    (exceeded,) = (each for each in status["conditions"] if each["type"] == "Exceeded")
+    assert exceeded["message"].startswith("all cards: 1 cards are held, 0 are allowed")
+    world.release("p2")
+    world.run(3)
+    assert conditions(world.status(path))["Exceeded"] == "False"
+    assert world.status(path)["summary"].startswith("k80: 1/5 shares, 4000/65536 MiB")
+
+
+def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
+    path = quota_path("gpus")
+    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.put(path, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.run(2)
+    (valid,) = (each for each in world.status(path)["conditions"] if each["type"] == "Valid")
+    assert valid["status"] == "False"
+    assert "spec.hard[0].class: there is no ResourceClass k90" in valid["message"]
+    assert "k80" in valid["message"]
+    world.api.put(class_path("k90"), class_object("k90"))
+    world.run(2)
+    assert conditions(world.status(path))["Valid"] == "True"
+    world.api.put(path, quota_object("gpus", {"shares": -1}) | {"status": world.status(path)})
+    world.run(2)
+    status = world.status(path)
+    assert conditions(status) == {"Valid": "False", "Exceeded": "Unknown"}
+    assert "used" not in status
+    assert "summary" not in status
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes(world):
+    path = quota_path("gpus")
+    world.node("n1", card("GPU-A"))
+    world.api.put(path, quota_object("gpus", {"shares": 1}))
+
+    def since():
+        world.run(3)
+        return {each["type"]: each["lastTransitionTime"] for each in world.status(path)["conditions"]}
+
+    first = since()
+    world.hold("p1", "n1", ("0", "GPU-A", 1, 0))
+    assert since() == first
+    world.hold("p2", "n1", ("0", "GPU-A", 1, 0))
+    then = since()
+    assert then["Valid"] == first["Valid"]
+    assert then["Exceeded"] > first["Exceeded"]
+
+
+def unfit(value, schema, where=""):
+    """What of the value the API server would refuse, or drop without a word."""
+    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    if not isinstance(value, types[schema["type"]]):
+        return [where]
+    if isinstance(value, dict):
+        unknown = [f"{where}.{key}" for key in value.keys() - schema["properties"].keys()]
+        missing = [f"{where}.{key}" for key in schema.get("required", []) if key not in value]
+        known = {key: one for key, one in schema["properties"].items() if key in value}
+        return (
+            unknown + missing + [bad for key, one in known.items() for bad in unfit(value[key], one, f"{where}.{key}")]
+        )
+    if isinstance(value, list):
+        return [bad for one in value for bad in unfit(one, schema["items"], f"{where}[]")]
+    return [] if value in schema.get("enum", [value]) else [where]
+
+
+def test_every_status_is_as_the_crds_have_it(world):
+    world.node("n1", card("GPU-A"), card("GPU-B", 1))
+    world.hold("p", "n1", ("0", "GPU-A", K80, 100))
+    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.put(class_path("odd"), class_object("odd", selector={"x" * 2000: 1}))
+    world.api.put(quota_path("gpus"), quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
+    world.api.put(quota_path("odd"), quota_object("odd", {}))
+    world.run(5)
+    crds = Path(__file__).parents[2] / "helm" / "cardwise" / "crds"
+    for path, obj in world.api.objects.items():
+        plural = next(kind for kind in ("extendedresources", "resourceclasses", "gpuquotas") if f"/{kind}/" in path)
+        (version,) = yaml.safe_load((crds / f"{plural}.yaml").read_text())["spec"]["versions"]
+        schema = version["schema"]["openAPIV3Schema"]["properties"]["status"]
+        assert unfit(obj["status"], schema) == [], path
+        texts = [each["message"] for each in obj["status"].get("conditions", [])] + [obj["status"].get("problem", "")]
+        assert max(map(len, texts)) <= 1024
+
+
+def test_who_does_not_lead_writes_nothing_and_knows_all_when_it_does(world):
+    world.active = False
+    world.node("n1", card("GPU-A"))
+    world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
+    world.run(10)
+    assert world.api.calls == []
+    world.active = True
+    world.run(1)
+    assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 4000
+
+
+def test_what_is_as_it_ought_to_be_is_not_written(world):
+    world.node("n1", card("GPU-A"))
+    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.put(quota_path("gpus"), quota_object("gpus", {"class": "k80", "shares": 1}))
+    world.run(5)
+    before = len(world.api.calls)
+    world.run(200)
+    assert len(world.api.calls) == before == 3
+    world.writer = StatusWriter(
+        world.api, world.books, world.seen, active=lambda: True, clashes=dict, clock=world.clock
+    )
+    world.run(20)
+    assert len(world.api.calls) == before, "a restart writes nothing that is there already"
+
+
+def test_one_object_is_written_at_most_so_often_and_the_newest_wins(world):
+    world.node("n1", card("GPU-A"))
+    world.run(5)
+    before = len(world.api.calls)
+    for i in range(40):  # in ten seconds
+        world.hold(f"p{i}", "n1", ("0", "GPU-A", 10, 0))
+        world.run(0.25)
+    assert len(world.api.calls) - before <= 6
+    world.run(3)
+    assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 400
+
+
+def test_the_rate_is_bounded_while_pods_come_and_higher_when_they_have_come(world):
+    for i in range(50):
+        world.node(f"n{i}", *[card(f"GPU-{i}-{j}", j) for j in range(8)])
+    for step in range(40):  # ten seconds in which something always changes
+        world.hold(f"p{step}", f"n{step}", ("0", f"GPU-{step}-0", 10, 0))
+        world.run(0.25)
+    assert 150 <= len(world.api.calls) <= 220
+    world.run(5)
+    assert all("freeMiB" in world.status(path) for path in world.api.objects)
+
+
+def test_somebodys_edit_is_repaired(world):
+    world.node("n1", card("GPU-A"))
+    world.api.put(class_path("k80"), class_object("k80"))
+    world.run(5)
+    found = world.api.objects[class_path("k80")]
+    good = found["status"]
+    world.api.put(class_path("k80"), found | {"status": good | {"cards": 7, "problem": "lies"}})
+    found = world.api.objects[er_path("GPU-A")]
+    world.api.put(er_path("GPU-A"), found | {"status": found["status"] | {"freeMiB": 1, "classes": ["z"]}})
+    world.run(3)
+    assert world.status(class_path("k80")) == good
+    assert world.status(er_path("GPU-A")) == found["status"]
+
+
+def test_a_change_that_nobody_told_of_is_found(world):
+    world.node("n1", card("GPU-A"))
+    world.run(5)
+    world.books.ledger.hold(holding("p", "n1", ("0", "GPU-A", 4000, 0)))
+    world.run(130)
+    assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 4000
+
+
+def test_a_watch_that_is_far_behind_does_not_make_the_same_write_again_and_again(world):
+    world.node("n1", card("GPU-A"))
+    world.api.show()
+    world.run(120, watch=False)
+    assert 2 <= len(world.api.calls) <= 8
+
+
+def test_when_the_api_server_is_away_all_wait_and_then_all_is_written():
+    world = World(*[errors.ServerError(503, "Unavailable", "")] * 3)
+    world.node("n1", *[card(f"GPU-{i}", i) for i in range(20)])
+    world.run(0.5)
+    assert len(world.api.calls) <= 2, "one failure is enough to wait"
+    world.run(20)
+    assert all("freeMiB" in world.status(path) for path in world.api.objects)
+
+
+def test_an_object_whose_status_is_refused_does_not_keep_the_others_back():
+    world = World(errors.Invalid(422, "Invalid", "status.freeMiB: unknown"))
+    world.node("n1", card("GPU-A"), card("GPU-B", 1))
+    world.run(3)
+    assert "freeMiB" in world.status(er_path("GPU-B"))
+    world.run(70)
+    assert "freeMiB" in world.status(er_path("GPU-A"))
+
+
+def test_an_object_that_goes_while_it_is_written_is_forgotten(world):
+    world.node("n1", card("GPU-A"))
+    world.api.show()
+    world.api.remove(er_path("GPU-A"))
+    world.run(0.5, watch=False)
+    world.run(20)
+    assert len(world.api.calls) == 1
+
+
+def test_no_class_is_told_half_counted(world):
+    for i in range(1500):
+        world.node(f"n{i}", card(f"GPU-{i}"))
+    world.api.put(class_path("k80"), class_object("k80"))
+    world.run(3)
+    (write,) = world.writes(class_path("k80"))
+    assert write[2]["status"]["cards"] == 1500
+
+
+def test_the_state_is_locked_for_a_few_nodes_at_a_time(world):
+    for i in range(400):
+        world.node(f"n{i}", card(f"GPU-{i}"))
+    world.writer.step()
+    assert world.books.views >= 10
+
+
+def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
+    """The watch's threads write while the loop reads."""
+    stop = threading.Event()
+
+    def watch():
+        i = 0
+        while not stop.is_set():
+            i += 1
+            uuid = f"GPU-{i % 50}"
+            if i % 3:
+                world.api.put(er_path(uuid), er_object(uuid, f"n{i % 7}"))
+            else:
+                world.api.remove(er_path(uuid))
+            world.api.show()
+
+    thread = threading.Thread(target=watch)
+    world.active = False  # the fake API itself is for one thread
+    thread.start()
+    try:
+        for _ in range(3000):
+            world.writer.step()
+            world.clock.now += 0.25
+    finally:
+        stop.set()
+        thread.join()
+    world.active = True
+    world.run(30)
+    assert all("freeMiB" in world.status(path) for path in world.api.objects)

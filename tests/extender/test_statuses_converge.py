@@ -1,0 +1,215 @@
+"""Whatever happens, and whatever is lost: in the end every status is what a recount of everything says."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import quotas
+from cardwise.kube import errors
+from tests.extender.telling import (
+    K80,
+    World,
+    card,
+    class_object,
+    class_path,
+    conditions,
+    er_object,
+    er_path,
+    quota_object,
+    quota_path,
+)
+
+LOST = errors.Unreachable("timed out")
+NODES, UUIDS, CLASSES = ["n1", "n2"], ["GPU-A", "GPU-B", "GPU-C"], ["k80", "slow"]
+NAMESPACES = ["team", "others"]
+HARD = [
+    [{"class": "k80", "shares": 1}],
+    [{"class": "slow", "memoryMiB": 100}, {"model": "Tesla K80", "cards": 1}],
+    [{"shares": 2, "memoryMiB": 8000}],
+    [{"shares": -1}],
+]
+steps = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("cards"),
+            st.sampled_from(NODES),
+            st.lists(st.sets(st.sampled_from(CLASSES)), max_size=2),
+            st.booleans(),
+        ),
+        st.tuples(
+            st.just("hold"),
+            st.integers(0, 5),
+            st.sampled_from(NODES),
+            st.integers(0, 2),
+            st.sampled_from([10, 4000, K80]),
+            st.sampled_from(NAMESPACES),
+        ),
+        st.tuples(st.just("release"), st.integers(0, 5)),
+        st.tuples(st.just("resource"), st.integers(0, 1), st.sampled_from(NODES), st.booleans()),
+        st.tuples(st.just("class"), st.sampled_from(CLASSES), st.booleans()),
+        st.tuples(st.just("quota"), st.sampled_from(NAMESPACES), st.integers(-1, len(HARD) - 1)),
+        st.tuples(st.just("scribble"), st.integers(0, 20)),
+        st.tuples(st.just("answer"), st.sampled_from(["lose", "land", LOST, errors.Conflict(409, "Conflict", "")])),
+        st.tuples(st.just("lead"), st.booleans()),
+        st.tuples(st.just("run"), st.sampled_from([0.25, 1, 5]), st.booleans()),
+    ),
+    max_size=40,
+)
+
+
+class Story:
+    """Plays steps, and knows what must come out from the objects and the holdings alone."""
+
+    def __init__(self):
+        self.world = World()
+        self.world.writer._audited = float("inf")  # what must be seen at once is not to be found by the audit
+
+    def play(self, step):
+        kind, *how = step
+        getattr(self, f"_{kind}")(*how)
+
+    def _cards(self, node, classes_of, healthy):
+        made = [card(f"GPU-{node}-{i}", i, healthy=healthy, classes=some) for i, some in enumerate(classes_of)]
+        self.world.books.ledger.set_cards(node, made)
+        self.world.books.changed.add(node)
+
+    def _resource(self, index, node, there):
+        uuid = f"GPU-{node}-{index}"
+        if there:
+            self.world.api.put(er_path(uuid), er_object(uuid, node, index=index))
+        else:
+            self.world.api.remove(er_path(uuid))
+
+    def _hold(self, pod, node, index, mem, namespace):
+        core = 100 if mem == K80 else 0
+        if f"p{pod}" in {one.uid for one in self.world.books.ledger.holdings()}:
+            self.world.release(f"p{pod}")
+        self.world.hold(f"p{pod}", node, ("0", f"GPU-{node}-{index}", mem, core), namespace=namespace)
+
+    def _release(self, pod):
+        if self.world.books.ledger.holding(f"p{pod}") is not None:
+            self.world.release(f"p{pod}")
+
+    def _class(self, name, there):
+        if there:
+            self.world.api.put(class_path(name), class_object(name))
+        else:
+            self.world.api.remove(class_path(name))
+
+    def _quota(self, namespace, which):
+        path = quota_path("gpus", namespace)
+        if which < 0:
+            self.world.api.remove(path)
+            return
+        status = self.world.api.objects.get(path, {}).get("status", {})
+        self.world.api.put(path, quota_object("gpus", *HARD[which], namespace=namespace) | {"status": status})
+
+    def _scribble(self, which):
+        paths = sorted(self.world.api.objects)
+        if paths:
+            path = paths[which % len(paths)]
+            lies = {"freeMiB": 7, "allocated": {"shares": 3}, "cards": 99, "summary": "lies", "problem": "lies"}
+            self.world.api.put(path, self.world.api.objects[path] | {"status": lies})
+
+    def _answer(self, answer):
+        self.world.api.answers.append(answer)
+
+    def _lead(self, leads):
+        self.world.active = leads
+
+    def _run(self, seconds, watch):
+        self.world.run(seconds, watch=watch)
+
+    def check(self):
+        world = self.world
+        world.active = True
+        world.api.answers.clear()
+        world.run(75)
+        for path, obj in world.api.objects.items():
+            name = obj["metadata"]["name"]
+            if "/extendedresources/" in path:
+                self._check_card(obj["spec"], obj["status"])
+            elif "/resourceclasses/" in path:
+                self._check_class(name, obj["status"])
+            else:
+                self._check_quota(obj)
+
+    def _shares(self, uuid):
+        return [
+            (one, share)
+            for one in self.world.books.ledger.holdings()
+            for share in one.assignment.shares()
+            if share.uuid == uuid
+        ]
+
+    def _on(self, node):
+        state = self.world.books.ledger.node(node)
+        return state.cards if state is not None else []
+
+    def _check_card(self, spec, status):
+        held = self._shares(spec["uuid"])
+        known = next((one for one in self._on(spec["node"]) if one.uuid == spec["uuid"]), None)
+        used = sum(share.mem for _, share in held)
+        takes = known is not None and known.healthy and len(held) < 48
+        assert status["allocated"] == {
+            "memoryMiB": used,
+            "corePercent": sum(share.core for _, share in held),
+            "shares": len(held),
+            "whole": any(share.mem == K80 for _, share in held),
+            "pods": len({one.uid for one, _ in held}),
+        }
+        assert status["freeMiB"] == (max(0, K80 - used) if takes else 0)
+        assert status["classes"] == (sorted(known.classes) if known is not None else [])
+
+    def _check_class(self, name, status):
+        cards = [(node, one) for node in NODES for one in self._on(node) if name in one.classes]
+        used = {one.uuid: sum(share.mem for _, share in self._shares(one.uuid)) for _, one in cards}
+        assert status | {"conditions": []} == {
+            "cards": len(cards),
+            "healthyCards": sum(one.healthy for _, one in cards),
+            "nodes": len({node for node, _ in cards}),
+            "memoryMiB": K80 * len(cards),
+            "usedMiB": sum(used.values()),
+            "freeMiB": sum(max(0, K80 - used[one.uuid]) for _, one in cards if one.healthy),
+            "conditions": [],
+        }
+        assert conditions(status) == {"Valid": "True"}
+
+    def _check_quota(self, obj):
+        status, hard = obj["status"], obj["spec"]["hard"]
+        if hard == HARD[3]:
+            assert status.keys() == {"conditions"}
+            assert conditions(status) == {"Exceeded": "Unknown", "Valid": "False"}
+            return
+        known = {one.uuid: one for node in NODES for one in self._on(node)}
+        over = False
+        for line, entry in zip(status["used"], quotas.parse(obj).entries, strict=True):
+            held = [
+                share
+                for one in self.world.books.ledger.holdings()
+                if one.namespace == obj["metadata"]["namespace"]
+                for share in one.assignment.shares()
+                if (
+                    entry.covers(known[share.uuid].classes, known[share.uuid].model)
+                    if share.uuid in known
+                    else not entry.device_class and not entry.model
+                )
+            ]
+            amounts = {
+                "shares": len(held),
+                "memoryMiB": sum(share.mem for share in held),
+                "cards": sum(share.mem == K80 for share in held),
+            }
+            assert {key: line[key] for key in amounts} == amounts
+            limits = zip(amounts.values(), (entry.shares, entry.memory, entry.cards), strict=True)
+            over |= any(limit is not None and amount > limit for amount, limit in limits)
+        missing = any("class" in line and class_path(line["class"]) not in self.world.api.objects for line in hard)
+        assert conditions(status) == {"Exceeded": str(over), "Valid": str(not missing)}
+
+
+@settings(max_examples=400, deadline=None)
+@given(steps)
+def test_in_the_end_every_status_is_what_a_recount_says(played):
+    story = Story()
+    for step in played:
+        story.play(step)
+    story.check()

@@ -1,0 +1,369 @@
+"""Classes and quotas in the state: what filter and bind decide by them, and who is woken when they change."""
+
+import json
+
+import pytest
+
+from cardwise.core import names, request
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.verdict import Refusal
+from extender import projection
+from extender.decisions import Begun, Decided, Stage
+from extender.membership import Membership
+from tests.extender.worlds import (
+    ENDED,
+    P100,
+    Clock,
+    as_card,
+    as_class,
+    as_pod,
+    as_quota,
+    asking,
+    begin,
+    bound,
+    free,
+    gpu_quota,
+    held,
+    mark,
+    plan,
+    resource,
+    resource_class,
+    state,
+    with_cards,
+)
+
+K80 = as_class(resource_class("k80", model="Tesla K80"))
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def world(clock):
+    """n1 has a P100 and a K80, n2 a P100; there are classes for both."""
+    made = with_cards(state(clock), n1=1, n2=1)
+    made.set_card(*as_card(resource(1, model="Tesla K80")))
+    made.set_class(K80)
+    made.set_class(as_class(resource_class("p100", model="P100")))
+    return made
+
+
+def classes_of(made, node="n1"):
+    with made.view() as ledger:
+        return [set(card.classes) for card in ledger.node(node).cards]
+
+
+def woken(made, clock):
+    """Whether a node is touched now."""
+    clock.now += 5
+    return made.touch_due() is not None
+
+
+def calm(made, clock):
+    """All that has happened until now has had its touch."""
+    clock.now += 5
+    made.touch_due()
+    clock.now += 5
+
+
+def refused(found):
+    assert isinstance(found, Unplaceable)
+    return set(found.refusals.values())
+
+
+# Classes.
+
+
+def test_a_pod_gets_a_card_of_the_class_that_it_names_and_no_other(world):
+    assert plan(world, "a", 8138, "n1", "n2", device_class="k80").assignment.indices() == [1]
+    assert plan(world, "b", 8138, "n1", "n2", device_class="p100").assignment.indices() == [0]
+    assert refused(plan(world, "c", P100, "n2", device_class="k80")) == {Refusal.NO_SUCH_TYPE}
+    assert refused(plan(world, "d", 100, "n1", device_class="unknown")) == {Refusal.NO_SUCH_TYPE}
+
+
+def test_a_pod_that_names_no_class_leaves_cards_of_high_priority_alone_while_it_can(world):
+    world.set_class(as_class(resource_class("p100", priority=10, model="P100")))
+    assert plan(world, "a", 8138).assignment.indices() == [1]
+    assert plan(world, "b", P100).assignment.indices() == [0]
+
+
+def test_membership_follows_classes_and_cards(world):
+    assert classes_of(world) == [{"p100"}, {"k80"}]
+    world.set_class(as_class(resource_class("k80", model=["Tesla K80", "P100"])))
+    assert classes_of(world) == [{"p100", "k80"}, {"k80"}]
+    world.remove_class("k80")
+    assert classes_of(world) == [{"p100"}, set()]
+    world.set_card(*as_card(resource(1, model="P100")))
+    assert classes_of(world) == [{"p100"}, {"p100"}]
+
+
+def test_labels_and_properties_of_the_object_can_be_selected(world):
+    world.set_class(as_class(resource_class("gold", Tier="gold")))
+    world.set_class(as_class(resource_class("driver", driver="550.90")))
+    assert classes_of(world) == [{"p100"}, {"k80"}]
+    world.set_card(*as_card(resource(0, labels={"tier": "gold"}, Driver="550.90")))
+    assert classes_of(world) == [{"p100", "gold", "driver"}, {"k80"}]
+    world.set_card(*as_card(resource(0)))
+    assert classes_of(world) == [{"p100"}, {"k80"}]
+
+
+def test_the_label_that_we_put_on_is_none_of_a_persons():
+    _, record = as_card(resource(0, labels={"tier": "gold"}))
+    assert record.labels == {"tier": "gold"}
+    assert names.NODE_LABEL not in record.labels
+
+
+def test_cards_with_equal_labels_share_them():
+    one, other = (as_card(resource(i, labels={"tier": "gold"}, driver="550"))[1] for i in range(2))
+    assert one.labels is other.labels
+
+
+def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
+    world.touch_due()
+    made = []
+    monkeypatch.setattr(
+        "extender.inventory.Membership", lambda *args, **how: made.append(1) or Membership(*args, **how)
+    )
+    for i in range(200):
+        world.set_class(as_class(resource_class(f"class-{i}", model="P100")))
+    assert made == []
+    assert len(classes_of(world)[0]) == 201
+    assert plan(world, "a", 100, device_class="class-7").assignment.indices() == [0]
+    assert made == [1]
+
+
+def test_a_class_that_only_looks_different_changes_nothing(world):
+    world.touch_due()
+    other = resource_class("k80", model="Tesla K80")
+    other["spec"]["share"] = {"memoryMiB": 1000}
+    world.changed_nodes()
+    world.set_class(as_class(other))
+    assert world.changed_nodes() == set()
+
+
+def test_bind_chooses_anew_on_the_node_when_the_planned_card_left_the_class(world):
+    assert plan(world, "a", 8138, device_class="k80").assignment.indices() == [1]
+    world.set_class(as_class(resource_class("k80", model="P100")))
+    assert begin(world, "a", 8138, device_class="k80").assignment.indices() == [0]
+
+
+def test_bind_is_refused_when_the_class_is_gone(world):
+    plan(world, "a", 8138, device_class="k80")
+    world.remove_class("k80")
+    assert begin(world, "a", 8138, device_class="k80") is Refusal.NO_SUCH_TYPE
+    assert free(world) == [P100, P100]
+
+
+def test_an_unsure_bind_keeps_its_card_whatever_became_of_class_and_quota(world):
+    first = begin(world, "a", 8138, device_class="k80")
+    world.finish_bind("uid-a", Stage.UNSURE)
+    world.remove_class("k80")
+    world.set_quota(*as_quota({"shares": 0}))
+    assert begin(world, "a", 8138, device_class="k80") == Begun(assignment=first.assignment, unsure=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda w: w.set_class(as_class(resource_class("big", model="Tesla K80"))), id="added"),
+        pytest.param(lambda w: w.set_class(as_class(resource_class("p100", model="Tesla K80"))), id="changed"),
+        pytest.param(lambda w: w.remove_class("p100"), id="removed"),
+    ],
+)
+def test_a_change_of_classes_wakes_who_waits(world, clock, change):
+    plan(world, "w", P100 + 1)
+    calm(world, clock)
+    change(world)
+    assert woken(world, clock)
+    assert not woken(world, clock)
+
+
+def test_who_waits_for_a_class_is_known_by_it(world):
+    for name, wanted in (("a", "k80"), ("b", "k80"), ("c", "p100"), ("d", "")):
+        plan(world, name, P100 + 1, namespace="team", device_class=wanted)
+    assert [(pod.uid, pod.namespace, pod.name) for pod in world.waiting_for("k80")] == [
+        ("uid-a", "team", "a"),
+        ("uid-b", "team", "b"),
+    ]
+    assert isinstance(plan(world, "a", 100, namespace="team", device_class="k80"), Placement)
+    assert [pod.name for pod in world.waiting_for("k80")] == ["b"]
+
+
+def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
+    assert not world.class_in_use("k80")
+    plan(world, "w", P100 + 1, device_class="k80")
+    assert world.class_in_use("k80")
+    world.remove_pod(as_pod(asking("w", gpu_mem=P100 + 1)))
+    assert not world.class_in_use("k80")
+    world.set_pod(as_pod(bound("a", 100, 1)))
+    assert world.class_in_use("k80")
+    assert not world.class_in_use("none")
+    world.remove_card(as_card(resource(1))[0])
+    assert world.class_in_use("k80"), "nobody knows any more what card that was"
+
+
+# Quotas.
+
+
+def test_a_quota_limits_its_namespace_and_no_other(world):
+    world.set_quota(*as_quota({"memoryMiB": 8138}))
+    assert isinstance(plan(world, "a", 8138), Placement)
+    assert refused(plan(world, "b", 1)) == {Refusal.QUOTA}
+    assert isinstance(plan(world, "c", 8138, namespace="other"), Placement)
+
+
+def test_the_pods_own_plan_is_not_counted_against_it(world):
+    world.set_quota(*as_quota({"shares": 1}))
+    for _ in range(2):
+        assert isinstance(plan(world, "a", 8138), Placement)
+    asked = request.parse(asking("a", gpu_mem=8138))
+    assert world.fitting("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack") == ["n1", "n2"]
+    assert set(world.scores("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack")) == {"n1", "n2"}
+    assert world.scores("uid-b", ("default", "b"), asked, ["n1", "n2"], "binpack") == {}
+    assert isinstance(begin(world, "a", 8138), Begun)
+    assert begin(world, "b", 1) is Refusal.QUOTA
+    assert mark(world, "uid-a") == "binding"
+
+
+def test_a_pod_that_names_no_class_is_steered_to_cards_that_its_quota_leaves(world):
+    world.set_quota(*as_quota({"class": "p100", "shares": 0}))
+    assert plan(world, "a", 100, "n1", "n2").assignment.indices() == [1]
+    assert refused(plan(world, "b", 100, "n2")) == {Refusal.QUOTA}
+    asked = request.parse(asking("c", gpu_mem=100))
+    assert world.fitting("uid-c", ("default", "c"), asked, ["n1", "n2"], "binpack") == ["n1"]
+
+
+def test_all_quotas_of_a_namespace_apply(world):
+    world.set_quota(*as_quota({"shares": 2}, name="one"))
+    world.set_quota(*as_quota({"class": "k80", "shares": 0}, name="two"))
+    assert plan(world, "a", 100).assignment.indices() == [0]
+    assert refused(plan(world, "b", 100, device_class="k80")) == {Refusal.QUOTA}
+    world.remove_quota("default/two")
+    assert isinstance(plan(world, "b", 100, device_class="k80"), Placement)
+    assert refused(plan(world, "c", 100)) == {Refusal.QUOTA}
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        pytest.param(lambda w: w.set_pod(as_pod(bound("a", 8138, 0))), id="bound"),
+        pytest.param(lambda w: plan(w, "a", 8138), id="planned"),
+        pytest.param(lambda w: begin(w, "a", 8138), id="binding"),
+        pytest.param(lambda w: w.set_card(*as_card(resource(0, held=[held("uid-a", 8138)]))), id="held"),
+        pytest.param(
+            lambda w: (w.set_pod(as_pod(bound("a", 8138, 0))), w.remove_pod(as_pod(bound("a", 8138, 0)))), id="ghost"
+        ),
+    ],
+)
+def test_whatever_the_namespace_holds_counts(world, hold):
+    world.set_quota(*as_quota({"memoryMiB": 8138}))
+    hold(world)
+    assert refused(plan(world, "b", 1)) == {Refusal.QUOTA}
+
+
+def test_bind_checks_a_plan_against_a_quota_that_was_lowered_since(world):
+    assert isinstance(plan(world, "a", 8138), Placement)
+    world.set_quota(*as_quota({"memoryMiB": 8137}))
+    assert begin(world, "a", 8138) is Refusal.QUOTA
+    assert free(world) == [P100, P100]
+
+
+def test_bind_moves_a_plan_to_a_card_of_the_node_that_the_lowered_quota_leaves(world):
+    assert plan(world, "a", 8138).assignment.indices() == [0]
+    world.set_quota(*as_quota({"class": "p100", "shares": 0}))
+    assert begin(world, "a", 8138).assignment.indices() == [1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        pytest.param({"shares": 0}, lambda w: w.set_quota(*as_quota({"shares": 2})), id="raised"),
+        pytest.param({"shares": 0}, lambda w: w.remove_quota("default/team"), id="deleted"),
+        pytest.param({"class": "p100", "shares": 0}, lambda w: w.remove_class("p100"), id="cards left its class"),
+    ],
+)
+def test_a_quota_that_leaves_more_wakes_who_it_held_back(world, clock, entry, change):
+    world.set_quota(*as_quota(entry))
+    assert refused(plan(world, "w", 100, "n2")) == {Refusal.QUOTA}
+    calm(world, clock)
+    change(world)
+    assert woken(world, clock)
+    assert not woken(world, clock)
+    assert isinstance(plan(world, "w", 100, "n2"), Placement)
+
+
+def test_what_ends_unseen_in_the_namespace_wakes_who_its_quota_held_back(world, clock):
+    world.set_quota(*as_quota({"shares": 1}))
+    last = as_pod(bound("a", 100, 0))
+    world.set_pod(last)
+    world.remove_pod(last)
+    assert refused(plan(world, "w", 100)) == {Refusal.QUOTA}
+    calm(world, clock)
+    clock.now += 20
+    world.tick()
+    assert woken(world, clock)
+    assert isinstance(plan(world, "w", 100), Placement)
+
+
+def test_a_share_of_a_quota_is_free_when_the_containers_have_ended(world):
+    world.set_quota(*as_quota({"shares": 1}))
+    world.set_pod(as_pod(bound("a", 100, 0)))
+    assert refused(plan(world, "b", 100)) == {Refusal.QUOTA}
+    last = as_pod(bound("a", 100, 0, deleting=True, containers=ENDED))
+    world.set_pod(last)
+    world.remove_pod(last)
+    assert isinstance(plan(world, "b", 100), Placement)
+
+
+# What is between two extenders.
+
+
+def test_plans_end_with_the_term_and_what_was_posted_stays(world):
+    plan(world, "a", 8138)
+    begin(world, "b", 100, term=1)
+    begin(world, "c", 200, node="n2", term=1)
+    world.finish_bind("uid-c", Stage.UNSURE)
+    world.forget_plans()
+    assert [mark(world, f"uid-{name}") for name in "abc"] == [None, "binding", "unsure"]
+
+
+def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_settled(world, clock):
+    chosen = begin(world, "a", 8138, term=1).assignment
+    world.finish_bind("uid-a", Stage.UNSURE)
+    assert begin(world, "a", 8138, term=2) == Decided(node="n1", assignment=chosen, stage=Stage.UNSURE)
+    clock.now += 76
+    (holding,) = world.tick()
+    world.looked_up(holding.uid, bound=False, exists=True)
+    assert begin(world, "a", 8138, term=2) == Begun(assignment=chosen, unsure=False)
+
+
+def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
+    calm(world, clock)
+    assert not woken(world, clock)
+    world.wake_all()
+    assert woken(world, clock)
+    assert not woken(world, clock)
+
+
+# Records.
+
+
+def test_classes_and_quotas_are_read_and_unreadable_ones_say_why():
+    key, record = projection.resource_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
+    assert (key, record.device_class, record.problem) == ("k80", K80, "")
+    broken = resource_class("k80") | {"spec": {"selector": {}}}
+    assert "empty selector" in projection.resource_class(json.dumps(broken).encode())[1].problem
+    key, record = projection.quota(json.dumps(gpu_quota({"shares": 1})).encode())
+    assert (key, record.quota) == as_quota({"shares": 1})
+    key, record = projection.quota(json.dumps(gpu_quota({"shares": -1})).encode())
+    assert (key, record.quota) == ("default/team", None)
+    assert "spec.hard[0].shares" in record.problem
+
+
+def test_what_only_changes_in_a_status_is_no_change():
+    made = resource_class("k80", model="Tesla K80")
+    before = projection.resource_class(json.dumps(made).encode())
+    made["status"], made["metadata"]["resourceVersion"] = {"cards": 3}, "2"
+    assert projection.resource_class(json.dumps(made).encode()) == before

@@ -1,0 +1,126 @@
+"""Rules 1 and 5 with several extenders: leases are lost, calls stand still at any point, watches lag.
+
+A post is carried out at once or not at all; one that lands late is in test_extender_state.py.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from cardwise.core import assignment, request
+from cardwise.kube import errors
+from extender.decisions import Begun, Stage
+from tests.extender.leaders import DURATION, Api, Extender
+from tests.extender.worlds import P100, Clock
+
+CARDS = {"n1": 2}
+PODS = 4
+QUOTA = 1  # shares of the namespace "default"
+
+whose = st.integers(0, 1)
+pods = st.integers(0, PODS - 1).map("p{}".format)
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(mems=st.lists(st.sampled_from([P100 // 2, P100 // 2 + 1, P100]), min_size=PODS, max_size=PODS))
+    def begin(self, mems):
+        self.clock = Clock()
+        self.api = Api()
+        self.api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
+        self.extenders = [Extender(self.api, name, self.clock, cards=CARDS, quota={"shares": QUOTA}) for name in "ab"]
+        for i, mem in enumerate(mems):
+            self.api.create_pod(f"p{i}", mem, namespace="default" if i % 2 else "team")
+        self.standing = []  # calls between the decision and the post: extender, pod, what was decided, term
+        for each in self.extenders * 2:
+            each.look()
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 4.0]))
+    def all_is_well(self, seconds):
+        self.clock.now += seconds
+        for each in self.extenders:
+            each.look()
+            each.state.tick()
+
+    @rule(which=whose, seconds=st.sampled_from([0.0, 4.0, DURATION]))
+    def one_only_renews(self, which, seconds):
+        """Its term does not begin yet; the other does nothing."""
+        self.clock.now += seconds
+        self.extenders[which].elector.step()
+
+    @rule(which=whose)
+    def one_stands_still_until_the_other_has_taken_over(self, which):
+        for _ in range(4):
+            self.clock.now += DURATION / 2
+            self.extenders[which].look()
+
+    @rule(which=whose, cut=st.booleans())
+    def one_is_cut_off(self, which, cut):
+        self.extenders[which].cut = cut
+
+    @rule(which=whose, count=st.integers(1, 4))
+    def the_watch_tells(self, which, count):
+        for _ in range(count):
+            self.extenders[which].hear()
+
+    def _answering(self):
+        return next((each for each in self.extenders if each.leadership.denial() is None), None)
+
+    @rule(pod=pods)
+    def filter_is_asked(self, pod):
+        extender = self._answering()
+        if extender is not None:
+            extender.filter(pod, "n1")
+
+    @rule(pod=pods)
+    def bind_is_asked(self, pod):
+        """The call stands still once it has decided."""
+        extender = self._answering()
+        if extender is None:
+            return
+        made, term = self.api.pods[pod], extender.leadership.term()
+        who = (made["metadata"]["namespace"], pod)
+        begun = extender.state.begin_bind(f"uid-{pod}", who, request.parse(made), "n1", "binpack", term=term)
+        if isinstance(begun, Begun):
+            self.standing.append((extender, pod, begun, term))
+
+    @rule(data=st.data(), outcome=st.sampled_from(["heard", "unheard", "lost"]))
+    def a_call_goes_on(self, data, outcome):
+        if not self.standing:
+            return
+        at = data.draw(st.integers(0, len(self.standing) - 1))
+        extender, pod, begun, term = self.standing.pop(at)
+        stage = Stage.UNSURE if begun.unsure else None
+        with extender.leadership.posting(term) as left:
+            if left > 0 and outcome == "lost":
+                stage = Stage.UNSURE
+            elif left > 0 and not extender.cut:
+                body = {
+                    "metadata": {"annotations": assignment.encode(begun.assignment, assume_time_ns=1)},
+                    "target": {"name": "n1"},
+                }
+                try:
+                    self.api.bind(extender.name, pod, body)
+                    stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
+                except errors.Conflict:
+                    pass
+        extender.state.finish_bind(f"uid-{pod}", stage)
+
+    @invariant()
+    def no_card_and_no_quota_is_given_twice(self):
+        if not hasattr(self, "api"):
+            return
+        assert self.api.over_full(P100) == []
+        limited = [name for name in self.api.given() if self.api.pods[name]["metadata"]["namespace"] == "default"]
+        assert len(limited) <= QUOTA
+
+    @invariant()
+    def at_most_one_may_post(self):
+        if not hasattr(self, "api"):
+            return
+        terms = [(each, each.leadership.term()) for each in self.extenders]
+        leading = [each for each, term in terms if term is not None]
+        assert len(leading) <= 1
+
+
+TestTwoExtenders = Machine.TestCase
+TestTwoExtenders.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
