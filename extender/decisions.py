@@ -5,6 +5,7 @@ Apart from the state, which says what of it counts: these are its words, spoken 
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from cardwise.core.assignment import Assignment
 from cardwise.core.ledger import Holding
@@ -53,6 +54,14 @@ class Ghost:
 
     holding: Holding
     until: float
+
+
+class Waiter(NamedTuple):
+    """A pod without a node."""
+
+    uid: str
+    namespace: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ _SHARED = 4096  # different sets of labels, of which each is kept once for all c
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod that asks for cards or has some. `node` is "" until it is bound.
+    """A pod that asks for cards or has some. `node` is "" until it is bound, `classes` are what it asks until then.
 
     `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
     bound pod's annotations could not be read.
@@ -43,6 +43,7 @@ class PodRecord:
     finished: bool = False
     ended: bool = False
     problem: str = ""
+    classes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,24 @@ class _Pod(Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
+class _Resources(Struct):
+    limits: dict[str, msgspec.Raw] | None = None
+
+
+class _Asking(Struct):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _AskingSpec(Struct, rename="camel"):
+    containers: list[_Asking] | None = None
+    init_containers: list[_Asking] | None = None
+
+
+class _AskingPod(Struct):
+    spec: _AskingSpec
+
+
+_decode_asking = msgspec.json.Decoder(_AskingPod).decode
 _decode_pod = msgspec.json.Decoder(_Pod).decode
 _decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
 _decode_head = msgspec.json.Decoder(wire.ObjectHead).decode
@@ -122,7 +141,9 @@ def pod(raw: bytes) -> tuple[str, PodRecord] | None:
     read = _decode_pod(raw)
     meta, node = read.metadata, read.spec.node_name
     if not node:
-        return meta.uid, PodRecord(meta.uid, meta.namespace, meta.name)
+        finished = read.status.phase in names.FINISHED_PHASES
+        asked = frozenset() if finished else _classes(raw)
+        return meta.uid, PodRecord(meta.uid, meta.namespace, meta.name, finished=finished, classes=asked)
     if names.MIRROR in (meta.annotations or {}):
         return None  # a static pod is placed by nobody, so it has no assignment whatever it says
     held, problem = None, ""
@@ -196,6 +217,13 @@ def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
 @lru_cache(maxsize=_SHARED)
 def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return dict(items)
+
+
+def _classes(raw: bytes) -> frozenset[str]:
+    """The classes that the pod's containers name."""
+    spec = _decode_asking(raw).spec
+    limits = (c.resources.limits or () for c in (*(spec.containers or ()), *(spec.init_containers or ())))
+    return frozenset(found for amounts in limits for name in amounts if (found := names.class_of(name)))
 
 
 def _ended(read: _Pod, *, finished: bool) -> bool:

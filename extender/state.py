@@ -21,11 +21,11 @@ from cardwise.core.quantity import MiB
 from cardwise.core.quotas import GPUQuota
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
-from extender.decisions import Begun, Decided, Ghost, Patience, Stage, Tentative
+from extender.decisions import Begun, Decided, Ghost, Patience, Stage, Tentative, Waiter
 from extender.inventory import Inventory
 from extender.limits import Brake, Limits
 from extender.projection import CardRecord, PodRecord
-from extender.wakeups import Waiter, Waiting
+from extender.wakeups import Waiting
 
 Clock = Callable[[], float]
 Who = tuple[str, str]  # namespace and name of a pod
@@ -48,6 +48,7 @@ class State:
         self._lock = threading.Lock()
         self._ledger = Ledger(headroom=headroom, max_clients=max_clients)
         self._pods: dict[str, PodRecord] = {}  # bound and not finished
+        self._pending: dict[str, PodRecord] = {}  # without a node, and they name a class
         self._tentative: dict[str, Tentative] = {}
         self._ghosts: dict[str, Ghost] = {}
         self._inventory = Inventory()
@@ -66,7 +67,10 @@ class State:
     def set_pod(self, pod: PodRecord) -> None:
         """The pod is so now."""
         with self._lock:
+            self._pending.pop(pod.uid, None)
             if not pod.node:
+                if pod.classes:
+                    self._pending[pod.uid] = pod
                 return
             self.waiting.satisfied(pod.uid)
             if pod.finished:
@@ -80,6 +84,7 @@ class State:
     def remove_pod(self, pod: PodRecord) -> None:
         """The pod, last seen so, is no more."""
         with self._lock:
+            self._pending.pop(pod.uid, None)
             self.waiting.satisfied(pod.uid)
             self._leave(pod.uid, ended=pod.ended)
 
@@ -150,7 +155,7 @@ class State:
             rooms = self._limits.rooms(self._ledger, who[0])
             placed = placement.place(self._ledger, nodes, request, policy, rooms)
             if isinstance(placed, Unplaceable):
-                self._refused(uid, who, request)
+                self._refused(uid)
             else:
                 holding = _holding(uid, who, placed, Stage.PLANNED)
                 self._tentative[uid] = Tentative(holding, Stage.PLANNED, self._clock())
@@ -169,7 +174,7 @@ class State:
             scores, refusals = self._score(uid, who, request, nodes, policy)
             if scores:
                 return list(scores)
-            self._refused(uid, who, request)
+            self._refused(uid)
             return Unplaceable(refusals=refusals)
 
     def scores(self, uid: str, who: Who, request: PodRequest, nodes: Collection[str], policy: str) -> dict[str, int]:
@@ -273,9 +278,9 @@ class State:
             self.waiting.of_others()
 
     def waiting_for(self, device_class: str) -> list[Waiter]:
-        """The pods that were refused of late and ask for this class."""
+        """The pods without a node that ask for this class, also those that the scheduler refused without asking us."""
         with self._lock:
-            return self.waiting.for_class(device_class)
+            return [Waiter(p.uid, p.namespace, p.name) for p in self._pending.values() if device_class in p.classes]
 
     def brake(self, namespace: str, request: PodRequest) -> Brake | None:
         """The entry of a quota that a pod waits for."""
@@ -286,7 +291,7 @@ class State:
         """Whether a pod waits for the class or holds a card that is of it or, gone from its node, may have been."""
         with self._lock:
             self._count_cards()
-            if self.waiting.for_class(name):
+            if any(name in pod.classes for pod in self._pending.values()):
                 return True
             kinds, namespaces = self._ledger.kinds, {holding.namespace for holding in self._ledger.holdings()}
             used = {kind for namespace in namespaces for kind in self._ledger.usage(namespace)}
@@ -357,11 +362,10 @@ class State:
         finally:
             back()
 
-    def _refused(self, uid: str, who: Who, request: PodRequest) -> None:
+    def _refused(self, uid: str) -> None:
         """No card has enough room for this pod: it waits for what only we may see."""
         if uid:
-            classes = frozenset(c.device_class for c in request.containers if c.device_class)
-            self.waiting.refused(Waiter(uid, *who, classes), self._clock())
+            self.waiting.refused(uid, self._clock())
 
     def _overdue(self, tentative: Tentative) -> bool:
         posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)

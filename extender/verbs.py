@@ -10,11 +10,10 @@ from typing import Any
 from cardwise.core import names, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
-from extender.decisions import Decided, Stage
+from extender.decisions import Decided, Stage, Waiter
 from extender.notices import Full
 from extender.requests import Requests
 from extender.state import State
-from extender.wakeups import Waiter
 from extender.wire import FilterArgs, FilterResult, HostPriority
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority

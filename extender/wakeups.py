@@ -6,21 +6,10 @@ makes it one; one node is enough, because the scheduler takes every node change 
 touches is `upkeep`.
 """
 
-from typing import NamedTuple
-
 _MOST = 50_000  # pods remembered; beyond that waking is by whoever is remembered, which wakes all
 _FORGET = 600.0  # seconds; kube-scheduler tries a pod that still waits again after five minutes at the latest
 _RACE = 2.0  # seconds in which the scheduler may have asked before we knew what it knows
 _EVERY = 1.0  # seconds between two touches: each makes the scheduler try all waiting pods
-
-
-class Waiter(NamedTuple):
-    """A pod that was refused, and the classes that it names."""
-
-    uid: str
-    namespace: str
-    name: str
-    classes: frozenset[str] = frozenset()
 
 
 class Waiting:
@@ -30,7 +19,7 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self._refused: dict[str, tuple[float, Waiter]] = {}  # the longest ago first
+        self._refused: dict[str, float] = {}  # the longest ago first
         self._last_refusal = float("-inf")
         self._freed: str | None = None
         self._others = False  # somebody may wait of whom we do not know
@@ -39,20 +28,16 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._refused)
 
-    def refused(self, pod: Waiter, now: float) -> None:
+    def refused(self, uid: str, now: float) -> None:
         self._last_refusal = now
-        self._refused.pop(pod.uid, None)
+        self._refused.pop(uid, None)
         self._forget(now)
         if len(self._refused) < _MOST:
-            self._refused[pod.uid] = now, pod
+            self._refused[uid] = now
 
     def satisfied(self, uid: str) -> None:
         """It was placed, or is gone."""
         self._refused.pop(uid, None)
-
-    def for_class(self, name: str) -> list[Waiter]:
-        """Those that ask for the class."""
-        return [pod for _, pod in self._refused.values() if name in pod.classes]
 
     def freed(self, node: str, now: float, *, seen: bool) -> None:
         """There may be room on this node. `seen`: the scheduler sees the cause and retries by itself."""
@@ -87,7 +72,7 @@ class Waiting:
     def _forget(self, now: float) -> None:
         """Those that were refused long ago: pods that vanished while filter was at them."""
         while self._refused:
-            uid, (at, _) = next(iter(self._refused.items()))
+            uid, at = next(iter(self._refused.items()))
             if now - at <= _FORGET:
                 return
             del self._refused[uid]

@@ -182,20 +182,19 @@ def test_a_change_of_classes_wakes_who_waits(world, clock, change):
 
 def test_who_waits_for_a_class_is_known_by_it(world):
     for name, wanted in (("a", "k80"), ("b", "k80"), ("c", "p100"), ("d", "")):
-        plan(world, name, P100 + 1, namespace="team", device_class=wanted)
-    assert [(pod.uid, pod.namespace, pod.name) for pod in world.waiting_for("k80")] == [
-        ("uid-a", "team", "a"),
-        ("uid-b", "team", "b"),
-    ]
-    assert isinstance(plan(world, "a", 100, namespace="team", device_class="k80"), Placement)
+        world.set_pod(as_pod(asking(name, gpu_mem=1, namespace="team", device_class=wanted)))
+    assert {tuple(pod) for pod in world.waiting_for("k80")} == {("uid-a", "team", "a"), ("uid-b", "team", "b")}
+    world.set_pod(as_pod(bound("a", 100, 1)))
     assert [pod.name for pod in world.waiting_for("k80")] == ["b"]
+    world.remove_pod(as_pod(asking("b", gpu_mem=1, namespace="team", device_class="k80")))
+    assert world.waiting_for("k80") == []
 
 
 def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
     assert not world.class_in_use("k80")
-    plan(world, "w", P100 + 1, device_class="k80")
+    world.set_pod(as_pod(asking("w", gpu_mem=1, device_class="k80")))
     assert world.class_in_use("k80")
-    world.remove_pod(as_pod(asking("w", gpu_mem=P100 + 1)))
+    world.remove_pod(as_pod(asking("w", gpu_mem=1)))
     assert not world.class_in_use("k80")
     world.set_pod(as_pod(bound("a", 100, 1)))
     assert world.class_in_use("k80")

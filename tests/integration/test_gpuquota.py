@@ -1,0 +1,327 @@
+"""GPUQuota under concurrency: many clients, three webhooks, two extenders that are killed; and its edges one by one."""
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from cardwise.core import assignment, names, schedulerconfig
+from cardwise.kube import paths
+from tests.cluster import Cluster, CommandFailed, ports
+from tests.cluster.parts import says_ready
+from tests.cluster.processes import Process
+from tests.integration.balancer import Balancer
+from tests.integration.conftest import SOAK, SpecOf, started
+from tests.integration.sharing import Json, Space, kill9, where, workload
+from tests.integration.test_types import K80, K80_CLASS, P100, P100_CLASS, typed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400 if SOAK else 240)]
+
+PODS, SHARES, CLIENTS = (500, 100, 20) if SOAK else (200, 40, 20)
+NODES = 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cards = [{"model": model, "memoryMiB": size} for model, size in (("Tesla K80", K80), ("Tesla P100", P100))]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"default": cards}, file)
+        file.flush()
+        yield from started(SpecOf(sim_nodes=NODES, cards=Path(file.name)))
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    made = Space(cluster, request.node.name.replace("_", "-")[5:60].strip("-").partition("[")[0])
+    yield made
+    made.clear()
+
+
+def put_quota(space: Space, *hard: Json, name: str = "team", **spec: object) -> None:
+    quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": name}}
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": list(hard)} | spec}))
+
+
+def used(space: Space, name: str = "team") -> list[Json]:
+    found = space.cluster.api.get(paths.gpuquotas(space.name, name)).get("status", {}).get("used", [])
+    return [{key: line.get(key, 0) for key in ("shares", "memoryMiB", "cards")} for line in found]
+
+
+class Ledger:
+    """What the pods of a namespace hold by the API server's own event log: holds and MiB, now and at most."""
+
+    def __init__(self, space: Space) -> None:
+        self.most_shares = self.most_mib = 0
+        self._holds: dict[str, tuple[int, int]] = {}
+        self._space = space
+        self._stopping = threading.Event()
+        answer = space.cluster.api.get(paths.pods(space.name))
+        self._version = answer["metadata"]["resourceVersion"]
+        assert not answer["items"]
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    @property
+    def shares(self) -> int:
+        return sum(shares for shares, _ in list(self._holds.values()))
+
+    @property
+    def mib(self) -> int:
+        return sum(mib for _, mib in list(self._holds.values()))
+
+    def _follow(self) -> None:
+        version = self._version
+        while not self._stopping.is_set():
+            for line in self._space.cluster.api.watch(paths.pods(self._space.name), {}, version, 300):
+                event = msgspec.json.decode(line)
+                version = event["object"]["metadata"]["resourceVersion"]
+                self._take(event["type"], event["object"])
+
+    def _take(self, kind: str, pod: Json) -> None:
+        uid = pod["metadata"].get("uid", "")
+        held = assignment.decode(pod["metadata"].get("annotations") or {})
+        over = kind == "DELETED" or pod.get("status", {}).get("phase") in names.FINISHED_PHASES
+        if over or held is None or not pod["spec"].get("nodeName"):
+            self._holds.pop(uid, None)
+        else:
+            self._holds[uid] = (len(held.shares()), held.mem)
+        self.most_shares = max(self.most_shares, self.shares)
+        self.most_mib = max(self.most_mib, self.mib)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+def create_all(space: Space, pods: list[Json]) -> None:
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        list(clients.map(space.create, pods))
+
+
+def second_extender(cluster: Cluster) -> tuple[Process, int, int]:
+    """Beside the first, with the same identity and certificates."""
+    fast, slow, metrics = ports.free(3)
+    process = cluster.process("extender-b")
+    process.start(
+        [
+            str(Path(sys.executable).parent / "cardwise-extender"),
+            f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-extender'}",
+            f"--bind=127.0.0.1:{fast}",
+            f"--bind-port-bind=127.0.0.1:{slow}",
+            f"--tls-dir={cluster.parts.tls_dir}",
+            f"--metrics-bind=127.0.0.1:{metrics}",
+        ]
+    )
+    process.wait_until(lambda: says_ready(metrics), "/readyz", 30)
+    return process, fast, slow
+
+
+def webhook_replica(cluster: Cluster, name: str) -> tuple[Process, int]:
+    port, metrics = ports.free(2)
+    process = cluster.process(name)
+    process.start(
+        [
+            str(Path(sys.executable).parent / "cardwise-webhook"),
+            f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-webhook'}",
+            f"--bind=127.0.0.1:{port}",
+            "--tls-hosts=127.0.0.1",
+            f"--metrics-bind=127.0.0.1:{metrics}",
+        ]
+    )
+    process.wait_until(lambda: says_ready(metrics), "/readyz", 30)
+    return process, port
+
+
+@pytest.fixture
+def replicas(cluster: Cluster) -> Iterator[dict[str, Process]]:
+    """Three webhooks and two extenders, each behind a balancer, and kube-scheduler told so."""
+    made: dict[str, Process] = {}
+    balancers = []
+    made["extender-b"], fast, slow = second_extender(cluster)
+    fronts = [Balancer([cluster.parts.ports["extender"], fast]), Balancer([cluster.parts.ports["extender-bind"], slow])]
+    tls = cluster.parts.tls_dir
+    stanzas = schedulerconfig.extender_stanzas(
+        filter_url=f"https://127.0.0.1:{fronts[0].port}",
+        bind_url=f"https://127.0.0.1:{fronts[1].port}",
+        ca_file=str(tls / "ca.crt"),
+        cert_file=str(tls / "client.crt"),
+        key_file=str(tls / "client.key"),
+    )
+    hooks = [cluster.parts.ports["webhook"]]
+    for name in ("webhook-b", "webhook-c"):
+        made[name], port = webhook_replica(cluster, name)
+        hooks.append(port)
+    balancers = [*fronts, Balancer(hooks)]
+    url = f"https://127.0.0.1:{balancers[2].port}"
+    point_webhooks_to(cluster, url)
+    cluster.process("kube-scheduler").stop()
+    cluster.control_plane.start_scheduler(stanzas)
+    yield made
+    point_webhooks_to(cluster, cluster.parts.url("webhook"))
+    cluster.process("kube-scheduler").stop()
+    cluster.control_plane.start_scheduler(cluster.parts.stanzas())
+    for process in made.values():
+        process.stop()
+    for balancer in balancers:
+        balancer.close()
+
+
+def point_webhooks_to(cluster: Cluster, url: str) -> None:
+    for path in (
+        paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
+        paths.validatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
+    ):
+        hooks = cluster.api.get(path)["webhooks"]
+        patch = []
+        for i, hook in enumerate(hooks):
+            tail = "/" + hook["clientConfig"]["url"].split("/", 3)[3]
+            patch.append({"op": "replace", "path": f"/webhooks/{i}/clientConfig/url", "value": url + tail})
+        cluster.api.patch(path, patch, "json")
+
+
+@pytest.mark.parametrize("unit", ["shares", "memoryMiB"])
+def test_never_above_the_quota_with_replicas_that_are_killed(space, replicas, unit):
+    limit = SHARES if unit == "shares" else SHARES * 500
+    put_quota(space, {unit: limit})
+    ledger = Ledger(space)
+    mib = 100 if unit == "shares" else 500
+    killer = threading.Thread(target=kill_twice, args=(space.cluster, replicas["extender-b"]), daemon=True)
+    killer.start()
+    create_all(space, [workload(f"p{i}", gpu_mem=mib) for i in range(PODS)])
+    killer.join(60)
+    space.wait(lambda: ledger.shares == SHARES, f"{SHARES} hold a share", 90)
+    time.sleep(3)
+    assert ledger.shares == SHARES
+    assert used(space)[0][unit] == limit
+    waiting = [pod for pod in space.pods() if not pod["spec"].get("nodeName")]
+    assert len(waiting) == PODS - SHARES
+    # As pods end the waiting ones get in.
+    ended = [pod["metadata"]["name"] for pod in space.pods() if pod["spec"].get("nodeName")][: SHARES // 2]
+    space.kubectl("delete", "pod", *ended, "--wait=false")
+    gone = set(ended)
+    space.wait(
+        lambda: ledger.shares == SHARES and not gone & {pod["metadata"]["name"] for pod in space.pods()},
+        "the freed room is taken",
+        90,
+    )
+    assert (ledger.most_shares, ledger.most_mib) == (SHARES, SHARES * mib)
+    ledger.stop()
+
+
+def kill_twice(cluster: Cluster, other: Process) -> None:
+    """First one extender, then the other, while pods come in; each is started again."""
+    for process in (cluster.process("extender"), other):
+        time.sleep(2)
+        kill9(process)
+        time.sleep(1)
+        process.restart()
+
+
+def test_a_pod_that_names_no_type_is_steered_to_one_with_room(space):
+    put_quota(space, {"class": K80_CLASS, "shares": 1}, {"class": P100_CLASS, "memoryMiB": 3000})
+    places = [space.put(workload(f"p{i}", gpu_mem=1000)) for i in range(4)]
+    models = [index for _, index in places]
+    assert sorted(models) == ["0", "1", "1", "1"], "one on a K80, the rest on P100s"
+    space.create(workload("over", gpu_mem=1000))
+    space.wait(lambda: "GPUQuota" in space.reasons("over"), "the reason names the quota")
+    assert where(space.get("over")) == ("", "")
+    put_quota(space, {"class": K80_CLASS, "shares": 2}, {"class": P100_CLASS, "memoryMiB": 3000})
+    assert space.placed("over")[1] == "0"
+
+
+def test_freed_raised_and_deleted_quota_wakes_who_waits(space):
+    put_quota(space, {"shares": 1})
+    space.put(workload("first", gpu_mem=1000))
+    space.create(workload("second", gpu_mem=1000))
+    space.wait(lambda: "GPUQuota" in space.reasons("second"), "second waits")
+    space.kubectl("delete", "pod", "first", "--grace-period=1")
+    space.placed("second")
+    space.create(workload("third", gpu_mem=1000))
+    space.wait(lambda: "GPUQuota" in space.reasons("third"), "third waits")
+    put_quota(space, {"shares": 2})
+    space.placed("third")
+    space.create(workload("fourth", gpu_mem=1000))
+    space.wait(lambda: "GPUQuota" in space.reasons("fourth"), "fourth waits")
+    space.kubectl("delete", "gpuquota", "team")
+    space.placed("fourth")
+
+
+def test_a_quota_below_what_is_used_is_accepted_and_shown(space):
+    put_quota(space, {"shares": 2})
+    for i in range(2):
+        space.put(workload(f"p{i}", gpu_mem=1000))
+    put_quota(space, {"shares": 1})
+
+    def conditions() -> dict[str, str]:
+        status = space.cluster.api.get(paths.gpuquotas(space.name, "team")).get("status", {})
+        return {each["type"]: each["status"] for each in status.get("conditions", [])}
+
+    space.wait(lambda: conditions().get("Exceeded") == "True", "the status says exceeded")
+    assert {space.phase(f"p{i}") for i in range(2)} == {"Running"}
+    assert used(space) == [{"shares": 2, "memoryMiB": 2000, "cards": 0}]
+
+
+def test_whole_cards_count_their_memory_and_finished_pods_nothing(space):
+    put_quota(space, {"class": P100_CLASS, "cards": 1, "memoryMiB": 2 * P100})
+    space.put(typed("whole", {P100_CLASS: 1}))
+    space.create(typed("two", {P100_CLASS: 1}))
+    space.wait(lambda: "GPUQuota" in space.reasons("two"), "a second whole card waits")
+    space.wait(lambda: used(space) == [{"shares": 1, "memoryMiB": P100, "cards": 1}], "used is true")
+    space.kubectl("delete", "pod", "two")
+    space.put(
+        workload("short", gpu_mem=100, annotations={"cardwise.dev/sim-run-seconds": "1", names.CLASS: P100_CLASS})
+    )
+    space.wait(lambda: space.phase("short") == "Succeeded", "short has finished")
+    space.wait(lambda: used(space) == [{"shares": 1, "memoryMiB": P100, "cards": 1}], "a finished pod counts nothing")
+
+
+def test_a_request_beyond_every_limit_is_refused_at_once(space):
+    put_quota(space, {"memoryMiB": 1000})
+    with pytest.raises(CommandFailed, match=r"team.*1000"):
+        space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(workload("big", gpu_mem=1001)))
+    put_quota(space, {"shares": 1}, onExceed="Refuse")
+    space.put(workload("one", gpu_mem=10))
+    space.wait(lambda: used(space)[0]["shares"] == 1, "one is counted")
+    time.sleep(1)  # the webhook's own watch
+    with pytest.raises(CommandFailed, match=r"team.*shares"):
+        space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(workload("two", gpu_mem=10)))
+
+
+@pytest.mark.parametrize(
+    ("hard", "says"),
+    [
+        ([{"class": "a", "model": "b", "shares": 1}], "class|model"),
+        ([{"class": "a"}], "shares|limit"),
+        ([{"class": "a", "shares": -1}], "shares"),
+        ([{"class": "a", "memoryMiB": "much"}], "memoryMiB"),
+        ([{"class": "a", "shares": 1}, {"class": "a", "cards": 1}], "twice|already|once|Duplicate"),
+        ([], "hard"),
+    ],
+)
+def test_a_quota_that_cannot_be_read_is_refused(space, hard, says):
+    with pytest.raises(CommandFailed, match=says):
+        put_quota(space, *hard, name="bad")
+
+
+def test_the_tables_read_well(space):
+    put_quota(space, {"class": K80_CLASS, "shares": 3})
+    space.put(typed("one", {K80_CLASS: 1, names.GPU_MEM: 4000}))
+    space.wait(lambda: used(space) == [{"shares": 1, "memoryMiB": 4000, "cards": 0}], "used is true")
+    table = space.kubectl("get", "gpuquota", "team").splitlines()
+    assert table[0].split() == ["NAME", "SUMMARY", "AGE"]
+    assert f"{K80_CLASS}: 1/3 shares" in table[1]
+    space.wait(
+        lambda: (
+            json.loads(space.kubectl("get", "resourceclass", K80_CLASS, "-o", "json"))["status"].get("usedMiB") == 4000
+        ),
+        "the class counts it",
+    )
+    head, line = space.kubectl("get", "resourceclass", K80_CLASS).splitlines()
+    assert dict(zip(head.split(), line.split(), strict=False))["CARDS"] == str(NODES)

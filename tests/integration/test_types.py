@@ -1,0 +1,307 @@
+"""Asking for a type of card on the real API server, scheduler and kubelet: the articles' YAML and what follows from it.
+
+One real node with a K80 and a P100, and simulated nodes of their own for each test that only looks at placement.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from tests.cluster import Cluster, CommandFailed
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Json, Space, assigned, device_numbers, probe, probed, where, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(240)]
+
+K80, P100 = 11441, 16276  # MiB
+SMALL_K80 = 5632
+K80_CLASS, P100_CLASS = "nvidia.tesla.k80", "nvidia.tesla.p100"
+CARDS = {
+    "default": [("Tesla P100", P100), ("Tesla P100", P100)],
+    "nodes": {
+        "n1": [("Tesla K80", K80), ("Tesla P100", P100)],
+        "sim-1": [("Tesla P100", P100), ("Tesla K80", K80), ("Tesla K80", SMALL_K80)],
+        "sim-2": [("Tesla K80", K80), ("Tesla K80", K80)],
+        "sim-3": [("Tesla V100", 32510)],
+    },
+}
+K80_OBJECT = {"selector": {"matchLabels": {"model": "Tesla K80"}}}
+HIGH_MEM = {"selector": [{"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["12GiB"]}]}]}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    def of(cards: list[tuple[str, int]]) -> list[Json]:
+        return [{"model": model, "memoryMiB": size} for model, size in cards]
+
+    cards = {"default": of(CARDS["default"]), "nodes": {node: of(some) for node, some in CARDS["nodes"].items()}}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(cards, file)
+        file.flush()
+        yield from started(SpecOf(nodes=1, sim_nodes=6, cards=Path(file.name)))
+
+
+@pytest.fixture
+def space(cluster: Cluster) -> Iterator[Space]:
+    made = Space(cluster, "types")
+    yield made
+    made.clear()
+
+
+@pytest.fixture(autouse=True)
+def known(cluster: Cluster) -> None:
+    """Classes by hand are there, and the nodes say so."""
+    for name, spec in {"high-mem": HIGH_MEM}.items():
+        make_class(cluster, name, spec)
+    for node, device_class in (("n1", K80_CLASS), ("n1", P100_CLASS), ("n1", "high-mem"), ("sim-2", K80_CLASS)):
+        cluster.wait(lambda n=node, c=device_class: capacity(cluster, n, c) > 0, f"{node} offers {device_class}")
+
+
+def make_class(cluster: Cluster, name: str, spec: Json) -> None:
+    cluster.apply(
+        [{"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": name}, "spec": spec}]
+    )
+
+
+def capacity(cluster: Cluster, node: str, device_class: str) -> int:
+    status = cluster.api.get(paths.nodes(node))["status"]
+    amounts = {status[kind].get(names.CLASS_PREFIX + device_class, "0") for kind in ("capacity", "allocatable")}
+    return int(amounts.pop()) if len(amounts) == 1 else 0
+
+
+def typed(name: str, limits: Json, **settings: object) -> Json:
+    """A pod whose container has exactly these limits."""
+    made = workload(name, **settings)  # type: ignore[arg-type]
+    made["spec"]["containers"][0]["resources"] = {"limits": limits}
+    return made
+
+
+def template_of(kind: str, name: str, limits: Json) -> Json:
+    """A workload of this kind with a container that has exactly these limits."""
+    pod = typed(name, limits, spec={"terminationGracePeriodSeconds": 0})
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    group = "batch/v1" if "Job" in kind else "v1" if kind in ("PodTemplate", "ReplicationController") else "apps/v1"
+    made: Json = {"apiVersion": group, "kind": kind, "metadata": {"name": name}}
+    if kind in ("Job", "CronJob"):
+        template["spec"]["restartPolicy"] = "Never"
+    match kind:
+        case "PodTemplate":
+            made["template"] = template
+        case "Job":
+            made["spec"] = {"template": template}
+        case "CronJob":
+            made["spec"] = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": template}}}
+        case "ReplicationController":
+            made["spec"] = {"replicas": 1, "selector": labels, "template": template}
+        case _:
+            made["spec"] = {"selector": {"matchLabels": labels}, "template": template}
+    if kind == "StatefulSet":
+        made["spec"]["serviceName"] = name
+    return made
+
+
+def limits_of(space: Space, kind: str, name: str) -> Json:
+    """Of the only container of the workload's template."""
+    found = json.loads(space.kubectl("get", kind, name, "-o", "json"))
+    inner = found.get("spec", {})
+    template = (
+        found["template"] if kind == "PodTemplate" else inner.get("jobTemplate", {}).get("spec", inner)["template"]
+    )
+    limits: Json = template["spec"]["containers"][0]["resources"]["limits"]
+    return limits
+
+
+def test_the_bare_name_opens_a_card_of_that_type(space):
+    numbers = device_numbers(space.cluster, "n1")
+    for name, limits, index in (
+        ("k80", {K80_CLASS: 1}, "0"),
+        ("p100", {f"cardwise.dev/{P100_CLASS}": 1}, "1"),
+    ):
+        space.create(typed(name, limits, node="n1", command=probe(numbers), spec={"restartPolicy": "Never"}))
+        space.wait(lambda n=name: space.phase(n) == "Succeeded", f"{name} has run")
+        assert where(space.get(name)) == ("n1", index)
+        assert space.told(name) == probed(numbers, index)
+        space.kubectl("delete", "pod", name)
+
+
+def test_a_share_of_a_type_is_placed_card_by_card(space):
+    """sim-1 has all three; binpack alone would take the smallest card."""
+    places = {
+        "p100": ({P100_CLASS: 1, names.GPU_MEM: 4000}, "0"),
+        "k80": ({K80_CLASS: 1, names.GPU_MEM: 8000}, "1"),
+        "high-mem": ({"cardwise.dev/high-mem": 1, names.GPU_MEM: 1000}, "0"),
+        "any": ({names.GPU_MEM: 5000}, "2"),
+    }
+    for name, (limits, index) in places.items():
+        assert space.put(typed(name, limits, node="sim-1")) == ("sim-1", index)
+
+
+def test_the_annotation_names_the_class_of_plain_requests(space):
+    pod = typed("noted", {names.GPU_MEM: 2000}, node="sim-1", annotations={names.CLASS: K80_CLASS})
+    assert space.put(pod) == ("sim-1", "2")
+    limits = space.get("noted")["spec"]["containers"][0]["resources"]["limits"]
+    assert limits[names.CLASS_PREFIX + K80_CLASS] == "1"
+
+
+def test_a_class_with_a_share_stands_for_that_much(space):
+    make_class(space.cluster, "k80-half", K80_OBJECT | {"share": {"memoryMiB": "5Gi"}})
+    space.cluster.wait(lambda: capacity(space.cluster, "sim-2", "k80-half") > 0, "sim-2 offers k80-half")
+    assert space.put(typed("one", {"cardwise.dev/k80-half": 1}, node="sim-2")) == ("sim-2", "0")
+    assert space.put(typed("two", {"cardwise.dev/k80-half": 2}, node="sim-2")) == ("sim-2", "1")
+    assert [assigned(space.get(name)).mem for name in ("one", "two")] == [5120, 10240]
+
+
+def test_the_old_node_selector_is_satisfied_by_a_label(space):
+    label = json.loads(space.kubectl("get", "node", "n1", "-o", "json"))["metadata"]["labels"]
+    assert names.ACCELERATOR not in label, "n1 has two types"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "PodTemplate", "ReplicationController"],
+)
+def test_every_template_takes_the_bare_name(space, kind):
+    name = f"t-{kind.lower()}"
+    space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(template_of(kind, name, {K80_CLASS: 1})))
+    assert limits_of(space, kind, name) == {names.CLASS_PREFIX + K80_CLASS: "1"}
+    if kind not in ("CronJob", "PodTemplate"):
+        space.wait(
+            lambda: any(
+                (p["metadata"].get("labels") or {}).get("app") == name and where(p)[0] in ("n1", "sim-1", "sim-2")
+                for p in space.pods()
+            ),
+            f"a pod of {name} was placed",
+        )
+    space.kubectl("delete", kind, name, "--cascade=foreground", "--wait=false")
+
+
+def test_another_type_by_apply_leaves_no_stale_key(space):
+    def apply(limits: Json) -> Json:
+        space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(template_of("Deployment", "changing", limits)))
+        return limits_of(space, "Deployment", "changing")
+
+    assert apply({K80_CLASS: 1}) == {names.CLASS_PREFIX + K80_CLASS: "1"}
+    assert apply({K80_CLASS: 1, "cpu": "100m"}) == {names.CLASS_PREFIX + K80_CLASS: "1", "cpu": "100m"}
+    assert apply({P100_CLASS: 1}) == {names.CLASS_PREFIX + P100_CLASS: "1"}
+    space.kubectl("scale", "deployment", "changing", "--replicas=2")
+    assert limits_of(space, "Deployment", "changing") == {names.CLASS_PREFIX + P100_CLASS: "1"}
+    assert apply({names.GPU_MEM: 100}) == {names.GPU_MEM: "100"}
+    space.wait(lambda: len(space.pods()) > 0 and all(where(p)[0] for p in space.pods()), "its pods are placed")
+
+
+def test_a_bare_name_in_a_resource_quota_limits_what_is_asked(space):
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "k80s"}}
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": {K80_CLASS: "1"}}}))
+    key = f"requests.{names.CLASS_PREFIX}{K80_CLASS}"
+
+    def hard() -> Json:
+        found: Json = json.loads(space.kubectl("get", "resourcequota", "k80s", "-o", "json"))["spec"]["hard"]
+        return found
+
+    assert hard() == {key: "1"}
+    space.wait(
+        lambda: "used" in json.loads(space.kubectl("get", "resourcequota", "k80s", "-o", "json")).get("status", {}),
+        "the quota is counted",
+    )
+    space.create(typed("first", {K80_CLASS: 1}, node="sim-2"))
+    with pytest.raises(CommandFailed, match="exceeded quota: k80s"):
+        space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(typed("second", {K80_CLASS: 1}, node="sim-2")))
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": {P100_CLASS: "3"}}}))
+    assert hard() == {f"requests.{names.CLASS_PREFIX}{P100_CLASS}": "3"}
+    space.kubectl("delete", "resourcequota", "k80s")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"selector": {"matchExpressions": [{"key": "memory", "operator": "Near", "values": ["1"]}]}}, "operator"),
+        ({"selector": {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["tall"]}]}}, "values"),
+        ({"selector": {}}, "selector"),
+        ({"selector": {"matchLabels": {"model": "x"}}, "share": {"memoryMiB": "-1"}}, "memoryMiB"),
+    ],
+)
+def test_a_class_that_cannot_be_read_is_refused(cluster, spec, says):
+    with pytest.raises(CommandFailed) as refused:
+        make_class(cluster, "bad", spec)
+    assert says in str(refused.value)
+    with pytest.raises(errors.NotFound):
+        cluster.api.get(paths.resourceclasses("bad"))
+
+
+@pytest.mark.parametrize("name", ["cpu", "share", "hugepages-2Mi", "pods"])
+def test_a_class_may_not_have_the_name_of_a_resource(cluster, name):
+    with pytest.raises(CommandFailed, match="name"):
+        make_class(cluster, name.lower(), K80_OBJECT)
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({K80_CLASS: 1, P100_CLASS: 1}, "two|class"),
+        ({"cardwise.dev/nvidia.tesla.k81": 1}, K80_CLASS),
+        ({K80_CLASS: 1, names.GPU_MEM: K80 + 1}, "more than the largest"),
+        ({K80_CLASS: 0}, "above zero|out of range|write"),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused(space, limits, says):
+    with pytest.raises(CommandFailed, match=says):
+        space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(typed("bad", limits)))
+    assert space.pods() == []
+
+
+def test_a_class_without_a_card_waits_and_is_told(space):
+    make_class(space.cluster, "rare", {"selector": {"matchLabels": {"model": "Tesla Rare"}}})
+    space.create(typed("waits", {"cardwise.dev/rare": 1}))
+    space.wait(lambda: "rare" in space.reasons("waits"), "a reason that names the type", 30)
+    space.cluster.kubectl("delete", "resourceclass", "rare")
+    space.wait(lambda: "ResourceClassDeleted" in space.reasons("waits"), "the event of the deletion")
+
+
+def test_a_changed_class_leaves_what_runs_and_rules_what_comes(space):
+    make_class(space.cluster, "mine", K80_OBJECT)
+    space.cluster.wait(lambda: capacity(space.cluster, "sim-1", "mine") > 0, "sim-1 offers the class")
+    limits = {"cardwise.dev/mine": 1, names.GPU_MEM: 4000}
+    assert space.put(typed("before", limits, node="sim-1"))[1] in ("1", "2")
+    make_class(space.cluster, "mine", {"selector": {"matchLabels": {"model": "Tesla P100"}}})
+    space.cluster.wait(lambda: capacity(space.cluster, "sim-1", "mine") == 48, "sim-1 offers it anew")
+    assert space.put(typed("after", limits, node="sim-1")) == ("sim-1", "0")
+    assert space.phase("before") == "Running"
+    space.cluster.kubectl("delete", "resourceclass", "mine")
+    space.cluster.wait(lambda: capacity(space.cluster, "sim-1", "mine") == 0, "sim-1 offers it no more")
+    assert {space.phase(name) for name in ("before", "after")} == {"Running"}
+
+
+def test_automatic_classes_come_and_go_with_cards(cluster):
+    def classes() -> dict[str, Json]:
+        return {each["metadata"]["name"]: each for each in cluster.api.get(paths.resourceclasses())["items"]}
+
+    models = {K80_CLASS, P100_CLASS, "nvidia.tesla.v100"}
+    cluster.wait(lambda: models <= classes().keys(), "a class for each model")
+    card = cluster.api.get(paths.extendedresources(), {"labelSelector": f"{names.NODE_LABEL}=sim-3"})["items"][0]
+    cluster.api.delete(paths.extendedresources(card["metadata"]["name"]))
+    cluster.wait(lambda: "nvidia.tesla.v100" not in classes(), "the class of the last V100 is gone")
+    bare = {key: card[key] for key in ("apiVersion", "kind", "spec")}
+    metadata = {"name": card["metadata"]["name"], "labels": card["metadata"]["labels"]}
+    cluster.api.create(paths.extendedresources(), bare | {"metadata": metadata})
+    cluster.wait(lambda: "nvidia.tesla.v100" in classes(), "and comes again")
+    # A person's edit makes it theirs.
+    cluster.kubectl("patch", "resourceclass", "nvidia.tesla.v100", "--type=merge", "-p", '{"spec":{"priority":7}}')
+    cluster.api.delete(paths.extendedresources(card["metadata"]["name"]))
+    cluster.wait(lambda: classes()["nvidia.tesla.v100"].get("status", {}).get("cards") == 0, "its status says 0 cards")
+    assert classes()["nvidia.tesla.v100"]["spec"]["priority"] == 7
+    cluster.api.create(paths.extendedresources(), bare | {"metadata": metadata})
+    cluster.kubectl("delete", "resourceclass", "nvidia.tesla.v100")
+
+
+def test_the_real_node_keeps_its_capacities(cluster):
+    """Per class, from the device plugin itself."""
+    assert capacity(cluster, "n1", K80_CLASS) == 48
+    assert capacity(cluster, "n1", P100_CLASS) == 48
+    assert capacity(cluster, "n1", "high-mem") == 48
