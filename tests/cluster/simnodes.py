@@ -1,6 +1,6 @@
 """Simulated nodes: Node and ExtendedResource objects by the hundred, and a keeper that plays their kubelet.
 
-The keeper marks their pods running, ends those that have a run time (annotation `cardwise.dev/sim-run-seconds`),
+The keeper marks their pods running, ends those that have a run time (annotation `simulated.test/run-seconds`),
 finishes deletions, and reports the nodes' capacities of ResourceClasses as the device plugin would. It is a process of
 the cluster: `python -m tests.cluster.simnodes KUBECONFIG`.
 """
@@ -25,7 +25,7 @@ from cardwise.kube.client import KubeClient
 from tests.cluster.cards import TestCard, card_uuid
 
 LABEL = "cardwise.dev/simulated"
-RUN_SECONDS = "cardwise.dev/sim-run-seconds"
+RUN_SECONDS = "simulated.test/run-seconds"  # not in our domain: the webhook strips what it does not know there
 _GONE = (errors.NotFound, errors.Conflict)
 
 

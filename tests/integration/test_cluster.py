@@ -119,7 +119,7 @@ def test_a_simulated_pod_runs_ends_and_is_deleted(cluster: Cluster) -> None:
     cluster.apply(
         [
             pod("sim-stays", node="sim-2"),
-            pod("sim-ends", node="sim-2", annotations={"cardwise.dev/sim-run-seconds": "2"}),
+            pod("sim-ends", node="sim-2", annotations={"simulated.test/run-seconds": "2"}),
         ]
     )
     wait_phase(cluster, "sim-ends", "Succeeded")
