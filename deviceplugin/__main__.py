@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import structlog
 
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 from cardwise.gpus import chosen
 from cardwise.gpus.chosen import Choice
 from cardwise.gpus.nvml import NvmlGpus

@@ -11,7 +11,7 @@ import structlog
 
 from cardwise.core import classes
 from cardwise.core.classes import Classifier, DeviceClass
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector

@@ -15,6 +15,7 @@ import structlog
 
 from cardwise.core import assignment, request
 from cardwise.core.assignment import Assignment
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
 from cardwise.kube import errors, paths
@@ -159,7 +160,7 @@ class Binder:
             raise Failed("gone", "the pod was deleted, and another one has its name")
         try:
             return request.parse_mutated(pod)
-        except request.InvalidRequest as error:
+        except InvalidRequest as error:
             raise Failed("invalid", str(error)) from error
 
     def _binding(self, args: BindArgs, chosen: Assignment | None) -> _Binding:

@@ -17,8 +17,8 @@ from cardwise.core import assignment, classes, names, quotas
 from cardwise.core.assignment import Assignment
 from cardwise.core.cards import Card
 from cardwise.core.classes import DeviceClass
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quotas import GPUQuota
-from cardwise.core.request import InvalidRequest
 from cardwise.kube import survey, wire
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.

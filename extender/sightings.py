@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from cardwise.core import classes, quotas
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quotas import GPUQuota
-from cardwise.core.request import InvalidRequest
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector

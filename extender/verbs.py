@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardwise.core import names, request
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
 from extender.decisions import Decided, Stage, Waiter
@@ -44,7 +45,7 @@ def filter_nodes(
     uid, who = _identity(pod)
     try:
         asked = request.parse_mutated(pod)
-    except request.InvalidRequest as error:
+    except InvalidRequest as error:
         return FilterResult(error=str(error))
     if asked is None:
         return _fits(args, candidates)  # it came by its marker only
@@ -74,7 +75,7 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
     uid, who = _identity(pod)
     try:
         asked = request.parse_mutated(pod)
-    except request.InvalidRequest:
+    except InvalidRequest:
         asked = None  # filter has said it; the scheduler ignores errors here
     if asked is None:
         return [HostPriority(name, 0) for name in candidates]

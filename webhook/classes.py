@@ -8,8 +8,9 @@ from typing import Any
 
 from cardwise.core import classes, names, quantity, request
 from cardwise.core.cards import FULL_CORE
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity
-from cardwise.core.request import Container, InvalidRequest
+from cardwise.core.request import Container
 from webhook import containers
 from webhook.spellings import Lookup, Vocabulary, renamed
 

@@ -11,7 +11,7 @@ import jsonpatch
 
 from cardwise.core import names, request
 from cardwise.core.classes import DeviceClass
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.selectors import Selector
 from webhook import classes, defaults, gpuquotas, mutate, quotas, resourceclasses, templates, validate
 from webhook.defaults import Defaults

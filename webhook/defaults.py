@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardwise.core import names, policies, quantity
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 
 Json = dict[str, Any]
 

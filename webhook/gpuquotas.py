@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardwise.core import quotas
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quotas import NOTHING, Charge, Entry, GPUQuota
-from cardwise.core.request import ContainerRequest, InvalidRequest, PodRequest
+from cardwise.core.request import ContainerRequest, PodRequest
 from webhook.spellings import Lookup
 
 Json = dict[str, Any]

@@ -7,8 +7,8 @@ nothing. And names of classes and cards to those under which a ResourceQuota cou
 from typing import Any
 
 from cardwise.core import names, quantity
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity
-from cardwise.core.request import InvalidRequest
 from webhook import records
 from webhook.mutate import spelling
 from webhook.spellings import Vocabulary, unknown_classes

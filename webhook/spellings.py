@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from cardwise.core import classes, names, quantity
 from cardwise.core.classes import DeviceClass
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity
-from cardwise.core.request import InvalidRequest
 
 Json = dict[str, Any]
 NvidiaGpu = Literal["leave", "take"]

@@ -11,8 +11,9 @@ from typing import Any, Literal, Protocol
 
 from cardwise.core import classes, names, request
 from cardwise.core.classes import DeviceClass
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest, InvalidRequest, PodRequest
+from cardwise.core.request import ContainerRequest, PodRequest
 from webhook.defaults import Defaults
 from webhook.mutate import INTERNAL
 

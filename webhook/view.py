@@ -11,8 +11,8 @@ import structlog
 
 from cardwise.core import classes, names
 from cardwise.core.classes import DeviceClass
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
-from cardwise.core.request import InvalidRequest
 from cardwise.core.selectors import Selector
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient

@@ -5,6 +5,7 @@ from typing import Any
 
 from cardwise.cli import standing
 from cardwise.core import assignment, explanation, names, policies, request
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding
 from cardwise.core.verdict import Refusal
 from cardwise.kube.survey import Survey
@@ -20,7 +21,7 @@ def explain(pod: Mapping[str, Any], survey: Survey) -> str:
         return f"{where} has ended ({status['phase']}) and holds nothing.\n" + (f"{why}\n" if why else "")
     try:
         asked = request.parse(pod)
-    except request.InvalidRequest as error:
+    except InvalidRequest as error:
         # What runs has been judged at its creation; an annotation may have been changed since.
         return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"
     if asked is None:

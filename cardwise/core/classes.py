@@ -11,8 +11,8 @@ from typing import Any
 
 from cardwise.core import amounts, names, quantity, selectors
 from cardwise.core.cards import FULL_CORE
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity, MiB, Percent
-from cardwise.core.request import InvalidRequest
 from cardwise.core.selectors import Selector
 
 KIND = "nvidia-gpu"  # of all cards; the label that tells them from other devices

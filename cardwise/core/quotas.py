@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from cardwise.core import amounts
 from cardwise.core.assignment import CardShare
 from cardwise.core.cards import FULL_CORE
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity, MiB
 
 _ENTRY_FIELDS = ("class", "model", "shares", "memoryMiB", "cards")
@@ -109,16 +110,16 @@ def parse(obj: Mapping[str, Any]) -> GPUQuota:
     """A GPUQuota object from its decoded JSON. Raises InvalidRequest."""
     metadata, spec = obj.get("metadata") or {}, obj.get("spec")
     if not isinstance(spec, Mapping):
-        raise _invalid("spec", "is missing", "write spec.hard, a list of limits")
+        raise InvalidRequest("spec", "is missing", "write spec.hard, a list of limits")
     for name in spec:
         if name not in _SPEC_FIELDS:
-            raise _invalid(f"spec.{name}", "is no field of a GPUQuota", f"write {' and '.join(_SPEC_FIELDS)}")
+            raise InvalidRequest(f"spec.{name}", "is no field of a GPUQuota", f"write {' and '.join(_SPEC_FIELDS)}")
     hard = spec.get("hard")
     if not isinstance(hard, list) or not hard:
-        raise _invalid("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNTS}")
+        raise InvalidRequest("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNTS}")
     on_exceed = spec.get("onExceed", "Wait")
     if on_exceed not in ("Wait", "Refuse"):
-        raise _invalid("spec.onExceed", f"{on_exceed!r} is not known", "write Wait or Refuse")
+        raise InvalidRequest("spec.onExceed", f"{on_exceed!r} is not known", "write Wait or Refuse")
     entries: dict[tuple[str, str], Entry] = {}
     for i, item in enumerate(hard):
         entry = _entry(item, f"spec.hard[{i}]")
@@ -139,7 +140,7 @@ def _refuse_twice(entry: Entry, field: str, first: int) -> None:
     if not (entry.device_class or entry.model):
         what = "every card"
     name = "class" if entry.device_class else "model" if entry.model else ""
-    raise _invalid(
+    raise InvalidRequest(
         f"{field}.{name}" if name else field,
         f"{what} is limited by spec.hard[{first}] already",
         "write all its limits in one entry",
@@ -148,13 +149,13 @@ def _refuse_twice(entry: Entry, field: str, first: int) -> None:
 
 def _entry(item: object, field: str) -> Entry:
     if not isinstance(item, Mapping):
-        raise _invalid(field, f"{item!r} is no entry", f"write class or model, and {_AMOUNTS}")
+        raise InvalidRequest(field, f"{item!r} is no entry", f"write class or model, and {_AMOUNTS}")
     for name in item:
         if name not in _ENTRY_FIELDS:
-            raise _invalid(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
+            raise InvalidRequest(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
     device_class, model = _text(item, "class", field), _text(item, "model", field)
     if device_class and model:
-        raise _invalid(f"{field}.model", "the entry names a class as well", "write class or model, not both")
+        raise InvalidRequest(f"{field}.model", "the entry names a class as well", "write class or model, not both")
     entry = Entry(
         device_class=device_class,
         model=model,
@@ -163,7 +164,7 @@ def _entry(item: object, field: str) -> Entry:
         cards=_count(item, "cards", field),
     )
     if entry.shares is None and entry.memory is None and entry.cards is None:
-        raise _invalid(field, "limits nothing", f"write {_AMOUNTS}")
+        raise InvalidRequest(field, "limits nothing", f"write {_AMOUNTS}")
     return entry
 
 
@@ -172,7 +173,9 @@ def _text(item: Mapping[str, Any], name: str, field: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.strip():
-        raise _invalid(f"{field}.{name}", f"{value!r} is no name", f"write a {name}, or leave it out for every card")
+        raise InvalidRequest(
+            f"{field}.{name}", f"{value!r} is no name", f"write a {name}, or leave it out for every card"
+        )
     return value
 
 
@@ -181,7 +184,7 @@ def _count(item: Mapping[str, Any], name: str, field: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= _MOST:
-        raise _invalid(f"{field}.{name}", f"{value!r} is out of range", "write a whole number from 0")
+        raise InvalidRequest(f"{field}.{name}", f"{value!r} is out of range", "write a whole number from 0")
     return value
 
 
@@ -192,15 +195,8 @@ def _memory(item: Mapping[str, Any], field: str) -> int | None:
     field = f"{field}.memoryMiB"
     remedy = "write MiB such as 65536, or a quantity such as 64Gi"
     if type(value) is not int and not isinstance(value, str):
-        raise _invalid(field, f"{value!r} is no amount of memory", remedy)
+        raise InvalidRequest(field, f"{value!r} is no amount of memory", remedy)
     try:
         return amounts.memory(value)
     except InvalidQuantity as error:
-        raise _invalid(field, error.problem, remedy) from error
-
-
-def _invalid(field: str, problem: str, remedy: str) -> ValueError:
-    # The ledger counts by the entries above, and the module of requests builds on the ledger.
-    from cardwise.core.request import InvalidRequest  # noqa: PLC0415
-
-    return InvalidRequest(field, problem, remedy)
+        raise InvalidRequest(field, error.problem, remedy) from error

@@ -10,19 +10,10 @@ from typing import Any
 
 from cardwise.core import names, policies, quantity
 from cardwise.core.cards import FULL_CORE
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB, Percent
 
 Json = Mapping[str, Any]
-
-
-class InvalidRequest(ValueError):
-    """A request that can never be served as written."""
-
-    def __init__(self, field: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{field}: {problem}; {remedy}")
-        self.field = field
-        self.problem = problem
-        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

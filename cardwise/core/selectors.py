@@ -11,8 +11,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from cardwise.core import amounts
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity
-from cardwise.core.request import InvalidRequest
 
 _COMPARE = {"Gt": operator.gt, "Lt": operator.lt, "GtEq": operator.ge, "LtEq": operator.le}
 _AMONG = ("In", "NotIn")

@@ -14,6 +14,7 @@ import msgspec
 from cardwise.core import assignment, classes, names, quotas, request
 from cardwise.core.cards import Card
 from cardwise.core.classes import Classifier, DeviceClass
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quantity import MiB, Percent
 from cardwise.core.quotas import GPUQuota, Room
@@ -189,7 +190,7 @@ def _read(
     for obj in objects:
         try:
             yield parse(obj)
-        except request.InvalidRequest as error:
+        except InvalidRequest as error:
             meta = obj.get("metadata") or {}
             name = "/".join(filter(None, (meta.get("namespace"), meta.get("name"))))
             survey.problems.append(f"{kind} {name}: {error}")
@@ -215,7 +216,7 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
                 survey.ledger.hold(holding)
             return
         asked = request.parse(msgspec.to_builtins(pod))
-    except (assignment.InvalidAssignment, request.InvalidRequest) as error:
+    except (assignment.InvalidAssignment, InvalidRequest) as error:
         survey.problems.append(f"{where}: {error}")
         return
     if asked is not None:

@@ -18,8 +18,8 @@ import msgspec
 
 from cardwise.core import classes, names
 from cardwise.core.classes import Classifier, DeviceClass
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import MAX_CLIENTS
-from cardwise.core.request import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from tests.cluster.cards import TestCard, card_uuid

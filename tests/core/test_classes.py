@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core import classes, names, request
 from cardwise.core.classes import Classifier, Share
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 from tests.build import container, pod
 
 ANY_GPU = {"matchLabels": {"kind": "nvidia-gpu"}}

@@ -2,8 +2,8 @@ import pytest
 
 from cardwise.core import quotas
 from cardwise.core.assignment import CardShare
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quotas import Charge, Entry
-from cardwise.core.request import InvalidRequest
 
 
 def quota(*hard, **spec):

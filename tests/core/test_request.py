@@ -1,6 +1,7 @@
 import pytest
 
 from cardwise.core import names, request
+from cardwise.core.invalid import InvalidRequest
 from tests.build import container, pod
 
 
@@ -153,7 +154,7 @@ def both(limit, asked):
     ],
 )
 def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):
-    with pytest.raises(request.InvalidRequest) as error:
+    with pytest.raises(InvalidRequest) as error:
         request.parse(bad)
     assert field in error.value.field
     assert says in str(error.value)
@@ -171,7 +172,7 @@ def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):
     ],
 )
 def test_a_pod_that_missed_the_webhook_is_recognised(raw):
-    with pytest.raises(request.InvalidRequest, match="not rewritten"):
+    with pytest.raises(InvalidRequest, match="not rewritten"):
         request.parse_mutated(raw)
 
 

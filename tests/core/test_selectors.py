@@ -1,7 +1,7 @@
 import pytest
 
 from cardwise.core import selectors
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 
 K80 = {"kind": "nvidia-gpu", "model": "Tesla K80", "memory": "11441Mi", "clock": "875", "driver": "535.104.05"}
 

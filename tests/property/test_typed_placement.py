@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core import names, placement, policies, quotas, request
 from cardwise.core.cards import Card
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.placement import Placement, Scorer, Unplaceable
 from cardwise.core.quotas import Entry
@@ -65,7 +66,7 @@ containers = st.builds(typed, shapes, st.sampled_from(["", "", *CLASSES]))
 def asking(made):
     try:
         return request.parse(pod(containers=made))
-    except request.InvalidRequest:  # too many percent on the card that they share
+    except InvalidRequest:  # too many percent on the card that they share
         return reject()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core import names, request
 from cardwise.core.assignment import Assignment, encode
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 from tests import build
 from webhook.mutate import mutate, spelling
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cardwise.core import names, request
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 from tests import build
 from tests.webhook.reviews import device_classes, resource_class
 from webhook import classes

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cardwise.core import names
-from cardwise.core.request import InvalidRequest
+from cardwise.core.invalid import InvalidRequest
 from tests.webhook.reviews import device_classes, resource_class
 from webhook import quotas
 from webhook.spellings import Vocabulary

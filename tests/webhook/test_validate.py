@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from cardwise.core import names
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
-from cardwise.core.request import InvalidRequest
 from tests import build
 from tests.webhook.reviews import Known, body
 from webhook import decisions, review, validate

@@ -1,0 +1,14 @@
+"""What a user wrote and can never be: the field, what is wrong with it, and what to write instead.
+
+Apart because every module that reads what users write raises it, those included on which the reading of pods builds.
+"""
+
+
+class InvalidRequest(ValueError):
+    """A request that can never be served as written."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
