@@ -155,7 +155,7 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
     if _unable(parts, environ):
         return []
     try:
-        return verbs.prioritize(parts.state, parts.preferences, wire.filter_args(_body(environ)))
+        return verbs.prioritize(parts.state, parts.requests, parts.preferences, wire.filter_args(_body(environ)))
     except Malformed as error:
         _log.info("unreadable prioritize call", error=str(error))
     except Exception:  # noqa: BLE001 - as in filter

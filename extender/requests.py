@@ -1,14 +1,18 @@
-"""What pods ask, remembered from filter to bind: a bind call names the pod only.
+"""What is remembered of a pod from one call about it to the next.
 
-Apart from the state because it is a cache: what is not here is read from the API server.
+What it asks, from filter to bind: a bind call names the pod only. The scores of nodes, from filter to prioritize, which
+asks for the same a moment later. Apart from the state because it is a cache: what is not here is found anew.
 """
 
 import threading
+import time
 from collections import OrderedDict
 
 from cardwise.core.request import PodRequest
 
 _MOST = 20_000
+_MOST_SCORED = 8  # pods; the scheduler asks about one after the other
+_SCORED_SECONDS = 1.0
 
 
 class Requests:
@@ -18,6 +22,7 @@ class Requests:
         self._most = most
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, PodRequest] = OrderedDict()
+        self._scored: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
 
     def put(self, uid: str, asked: PodRequest) -> None:
         if not uid:
@@ -32,3 +37,16 @@ class Requests:
         """What was remembered; it is forgotten, since a bind that fails is followed by another filter."""
         with self._lock:
             return self._by_uid.pop(uid, None)
+
+    def put_scores(self, uid: str, scores: dict[str, int]) -> None:
+        """What filter has found, node by node."""
+        with self._lock:
+            self._scored[uid] = time.monotonic(), scores
+            if len(self._scored) > _MOST_SCORED:
+                self._scored.popitem(last=False)
+
+    def take_scores(self, uid: str) -> dict[str, int] | None:
+        """The same, while it is fresh, and once. The order of nodes is no promise: bind looks at the cards again."""
+        with self._lock:
+            at, scores = self._scored.pop(uid, (0.0, None))
+        return scores if time.monotonic() - at < _SCORED_SECONDS else None

@@ -165,15 +165,15 @@ class State:
 
     def fitting(
         self, uid: str, who: Who, request: PodRequest, nodes: Collection[str], policy: str
-    ) -> list[str] | Unplaceable | Decided:
-        """As `plan`, but all nodes that fit, and nothing is held."""
+    ) -> dict[str, int] | Unplaceable | Decided:
+        """As `plan`, but all nodes that fit with their scores, and nothing is held."""
         with self._lock:
             decided = self._decided(uid)
             if decided is not None:
                 return decided
             scores, refusals = self._score(uid, who, request, nodes, policy)
             if scores:
-                return list(scores)
+                return scores
             self._refused(uid)
             return Unplaceable(refusals=refusals)
 
@@ -293,8 +293,8 @@ class State:
             self._count_cards()
             if any(name in pod.classes for pod in self._pending.values()):
                 return True
-            kinds, namespaces = self._ledger.kinds, {holding.namespace for holding in self._ledger.holdings()}
-            used = {kind for namespace in namespaces for kind in self._ledger.usage(namespace)}
+            kinds = self._ledger.kinds
+            used = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
             return any(kind == UNKNOWN or name in kinds.get(kind).classes for kind in used)
 
     def changed_nodes(self) -> set[str]:

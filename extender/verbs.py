@@ -53,7 +53,7 @@ def filter_nodes(
     requests.put(uid, asked)
     if not candidates:
         return _fits(args, [])
-    found: Placement | Unplaceable | Decided | list[str]
+    found: Placement | Unplaceable | Decided | dict[str, int]
     if uid and one_best_node(pod, preferences):
         found = state.plan(uid, who, asked, candidates, policy)
     else:
@@ -66,10 +66,14 @@ def filter_nodes(
             if brake is not None:
                 notice(Waiter(uid, *who), Full(*brake))
         return _refused(found.refusals)
-    return _fits(args, found if isinstance(found, list) else [found.node])
+    if not isinstance(found, dict):
+        return _fits(args, [found.node])
+    if uid:
+        requests.put_scores(uid, found)
+    return _fits(args, list(found))
 
 
-def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
+def prioritize(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
     """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
     pod, candidates = args.pod or {}, args.names() or []
     uid, who = _identity(pod)
@@ -79,16 +83,19 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
         asked = None  # filter has said it; the scheduler ignores errors here
     if asked is None:
         return [HostPriority(name, 0) for name in candidates]
-    scored = state.scores(uid, who, asked, candidates, asked.policy or preferences.policy)
-    if not scored:
+    scored = requests.take_scores(uid)
+    if scored is None:
+        scored = state.scores(uid, who, asked, candidates, asked.policy or preferences.policy)
+    found = [scored.get(name) for name in candidates]
+    known = [score for score in found if score is not None]
+    if not known:
         return [HostPriority(name, 0) for name in candidates]
-    most = max(scored.values())
-    least = min(scored.values())
-    best = min(name for name, score in scored.items() if score == most)
+    most, least = max(known), min(known)
+    best = min(name for name, score in zip(candidates, found, strict=True) if score == most)
     width = most - least + 1
     return [
-        HostPriority(name, TOP if name == best else (scored[name] - least) * TOP // width if name in scored else 0)
-        for name in candidates
+        HostPriority(name, TOP if name == best else 0 if score is None else (score - least) * TOP // width)
+        for name, score in zip(candidates, found, strict=True)
     ]
 
 

@@ -197,6 +197,10 @@ class Ledger:
         state = self._nodes.get(node)
         return [self._holdings[uid] for uid in sorted(state.uids)] if state else []
 
+    def namespaces(self) -> Iterable[str]:
+        """Those that hold something. Not to be kept."""
+        return self._usage
+
     def usage(self, namespace: str) -> Mapping[int, Charge]:
         """What the namespace holds on cards of each kind, `UNKNOWN` where no node reports the card. Not to be kept."""
         return self._usage.get(namespace, {})

@@ -444,7 +444,7 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     assert isinstance(world.fitting("uid-c", ("default", "c"), asked, ["n1"], "binpack"), Unplaceable)
     world.tick()
     assert world.touch_due() == "n1"
-    assert world.fitting("uid-c", ("default", "c"), asked, ["n1"], "binpack") == ["n1"]
+    assert list(world.fitting("uid-c", ("default", "c"), asked, ["n1"], "binpack")) == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):

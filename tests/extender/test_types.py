@@ -218,7 +218,7 @@ def test_the_pods_own_plan_is_not_counted_against_it(world):
     for _ in range(2):
         assert isinstance(plan(world, "a", 8138), Placement)
     asked = request.parse(asking("a", gpu_mem=8138))
-    assert world.fitting("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack") == ["n1", "n2"]
+    assert list(world.fitting("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack")) == ["n1", "n2"]
     assert set(world.scores("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack")) == {"n1", "n2"}
     assert world.scores("uid-b", ("default", "b"), asked, ["n1", "n2"], "binpack") == {}
     assert isinstance(begin(world, "a", 8138), Begun)
@@ -231,7 +231,7 @@ def test_a_pod_that_names_no_class_is_steered_to_cards_that_its_quota_leaves(wor
     assert plan(world, "a", 100, "n1", "n2").assignment.indices() == [1]
     assert refused(plan(world, "b", 100, "n2")) == {Refusal.QUOTA}
     asked = request.parse(asking("c", gpu_mem=100))
-    assert world.fitting("uid-c", ("default", "c"), asked, ["n1", "n2"], "binpack") == ["n1"]
+    assert list(world.fitting("uid-c", ("default", "c"), asked, ["n1", "n2"], "binpack")) == ["n1"]
 
 
 def test_all_quotas_of_a_namespace_apply(world):

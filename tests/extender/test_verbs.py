@@ -156,11 +156,33 @@ def test_the_pods_own_policy_wins():
 def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
     made = world(n1=[8138, 0], n2=[8138, 0], n3=[P100, P100], n4=[0, 0])
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n4", "n3", "n2", "n1"])
-    scores = {each.host: each.score for each in verbs.prioritize(made, ALL, args)}
+    scores = {each.host: each.score for each in verbs.prioritize(made, Requests(), ALL, args)}
     assert scores["n1"] == verbs.TOP
     assert all(type(score) is int and 0 <= score < verbs.TOP for host, score in scores.items() if host != "n1")
     assert scores["n2"] == 9
     assert scores["n3"] == scores["n4"] == 0
+
+
+def test_prioritize_repeats_what_filter_has_found_a_moment_ago_and_only_once():
+    made = world(n1=[8138], n2=[P100])
+    requests = Requests()
+    args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n1", "n2"])
+    assert set(verbs.filter_nodes(made, requests, ALL, args).node_names) == {"n1", "n2"}
+    made.plan("other", ("d", "other"), verbs.request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack")
+    tops = []
+    for _ in range(2):
+        scores = {each.host: each.score for each in verbs.prioritize(made, requests, ALL, args)}
+        tops.append([host for host, score in scores.items() if score == verbs.TOP])
+    assert tops == [["n1"], ["n2"]]
+
+
+def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
+    made = world(n1=[8138], n2=[9000], n3=[P100])
+    requests = Requests()
+    pod = asking("p", gpu_mem=8138)
+    verbs.filter_nodes(made, requests, ALL, FilterArgs(pod=pod, node_names=["n1", "n2", "n3"]))
+    left = FilterArgs(pod=pod, node_names=["n3", "n2"])
+    assert {each.host: each.score for each in verbs.prioritize(made, requests, ALL, left)} == {"n2": 10, "n3": 0}
 
 
 def test_inspect_is_gpushares_json():
