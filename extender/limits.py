@@ -56,14 +56,20 @@ class Limits:
         A whole card's MiB are not known before it is chosen; who is kept waiting by those alone is told nothing.
         """
         named = {container.device_class for container in request.containers} - {""}
-        asked = quotas.total(
-            Charge(container.cards, container.mem, container.cards if container.whole else 0)
-            for container in request.containers
-        )
         full = []
         for key, quota in self._of.get(namespace, {}).items():
             for entry in quota.entries:
-                used = ledger.used(namespace, entry)
+                used, asked = ledger.used(namespace, entry), _asked(ledger, entry, request)
                 if not quotas.room(entry, used).takes(asked):
                     full.append(Brake(key, entry, used, asked))
         return max(full, key=lambda one: one.entry.device_class in named, default=None)
+
+
+def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
+    """What the containers ask that may get a card which the entry counts."""
+    kinds = ledger.kinds
+    return quotas.total(
+        Charge(container.cards, container.mem, container.cards if container.whole else 0)
+        for container in request.containers
+        if kinds.allowed(container.device_class, (entry,)) != kinds.allowed(container.device_class)
+    )

@@ -26,8 +26,13 @@ def parse(text: str | int) -> Fraction:
 
 
 def memory(text: str | int) -> int:
-    """MiB from 0: `65536` counts MiB, `64Gi` and `64GiB` count bytes. Raises InvalidQuantity."""
+    """MiB from 0: `65536` counts MiB, `64Gi` and `64GiB` count bytes. Raises InvalidQuantity.
+
+    `64G` is refused: as Kubernetes reads it beside MiB it would be 64,000,000,000 of them, and nobody means that.
+    """
     value, is_bytes = quantity.parse(kubernetes(str(text)))
+    if str(text).strip()[-1:] in "MGTPE":
+        raise InvalidQuantity(f"{text} would be so many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:
         value /= _MIB
     if value.denominator != 1 or not 0 <= value <= _MOST:

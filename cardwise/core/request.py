@@ -155,7 +155,9 @@ def _container_request(c: Container, annotations: Json) -> ContainerRequest | No
         )
     values = {name: _amount(c, name, limits, requests) for name in asked}
     mem, core = values.get(names.GPU_MEM, 0), values.get(names.GPU_CORE, 0)
-    device_class = names.class_of(typed[0]) if typed else annotations.get(names.CLASS) or ""
+    # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
+    noted = annotations.get(names.CLASS) if names.SHARE not in limits else None
+    device_class = names.class_of(typed[0]) if typed else noted or ""
     counts = _counts(field, values, typed, split=bool(mem) and names.SHARE in limits)
     cards = next(iter(counts.values()), 1)
     if not mem:

@@ -44,6 +44,7 @@ Authorization = Callable[[], str | None]
 # In-cluster tokens live for an hour and are renewed well before; asking the loader for every request costs more
 # than the request's own work.
 _TOKEN_SECONDS = 10.0
+_SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of its own
 _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 _encode = msgspec.json.Encoder().encode
@@ -260,12 +261,21 @@ class KubeClient:
         if os.getpid() != self._pid:
             self._after_fork()
         url = f"{self._prefix}{path}?{urlencode(query)}" if query else self._prefix + path
+        began = time.monotonic()
+        headers = self._headers_for(content_type if body is not None else "")
+        if timeout is not None:
+            # An exec plugin may take its time, and that is part of the time of the request.
+            spent = time.monotonic() - began
+            if spent >= timeout:
+                raise errors.Unreachable(f"{method} {path}: the credentials took {spent:.1f} s, which left no time")
+            if spent > _SLOW_CREDENTIALS:
+                timeout -= spent
         try:
             response = self._pool.urlopen(
                 method,
                 url,
                 body=body,
-                headers=self._headers_for(content_type if body is not None else ""),
+                headers=headers,
                 retries=False,
                 redirect=False,
                 assert_same_host=False,

@@ -172,11 +172,13 @@ class LeaderElector:
             _log.info("the lease has another holder", lease=self._path, holder=holder, identity=self.identity)
         leading = self.epoch if self.leader else 0
         told, self._told = self._told, leading
-        if leading == told:
+        # At the end always: who asks `holds` may have acted before this thread could say that we led.
+        if leading == told and not self._stopping.is_set():
             return
         if told:
             level = logging.INFO if self._stopping.is_set() else logging.WARNING
             _log.log(level, "no longer leader", lease=self._path, identity=self.identity, epoch=told)
+        if told or not leading:
             self._call_back(leading=False)
         if leading:
             _log.info("leader", lease=self._path, identity=self.identity, epoch=leading)

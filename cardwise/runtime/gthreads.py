@@ -33,6 +33,8 @@ CLOSE = "cardwise.close"
 IO_SECONDS = 10.0
 # Seconds that a new connection may stay silent. It holds no thread meanwhile.
 FIRST_BYTE_SECONDS = 30.0
+# Seconds that a thread waits for the first call after a handshake.
+_FIRST_CALL_SECONDS = 0.02
 # Seconds that a thread stays with a connection after an answer, for the next call. kube-scheduler asks for one pod
 # after the other on the same connection: going back to the main loop between them costs more than most answers.
 _STAY_SECONDS = 0.1
@@ -80,9 +82,28 @@ def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLCont
 
 
 class _Connection(TConn):  # type: ignore[misc]
+    """`silent`: the handshake is done, and the client asks nothing yet."""
+
     slow = False
+    silent = False
     arrived = 0.0
     closers: ThreadPoolExecutor
+
+    def init(self) -> None:
+        fresh = not self.initialized
+        super().init()
+        if fresh and self.cfg.is_ssl and not self.speaks(_FIRST_CALL_SECONDS):
+            # Go's clients open more connections than they use in the end. A thread is not for waiting for these.
+            self.silent = True
+            raise StopIteration("no call yet")  # what gunicorn takes quietly, see Worker.handle
+
+    def speaks(self, seconds: float) -> bool:
+        """Whether there is something to read within this time."""
+        if self.cfg.is_ssl and self.sock.pending():
+            return True
+        readable = select.poll()
+        readable.register(self.sock, select.POLLIN)
+        return bool(readable.poll(seconds * 1000))
 
     def close(self, graceful: bool = False) -> None:
         if graceful:
@@ -149,6 +170,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         while True:
             self._current.arrived = conn.arrived
             result = super().handle(conn)
+            if conn.silent:
+                conn.silent = False
+                return True  # to the poller, like a connection whose call has been answered
             if result is not True or not self._next_call(conn):
                 return result
             conn.arrived = time.monotonic()
@@ -161,9 +185,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if not staying.acquire(blocking=False):
             return False
         try:
-            readable = select.poll()
-            readable.register(conn.sock, select.POLLIN)
-            return bool(readable.poll(_STAY_SECONDS * 1000))
+            return conn.speaks(_STAY_SECONDS)
         finally:
             staying.release()
 

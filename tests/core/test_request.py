@@ -76,6 +76,13 @@ def test_the_pods_annotation_names_the_class_of_containers_that_name_none():
     assert [c.device_class for c in parsed.containers] == ["nvidia.tesla.k80", "own", "nvidia.tesla.k80"]
 
 
+def test_an_annotation_after_the_webhook_changes_nothing():
+    """The webhook has put it into the limits; users may still write it."""
+    several = [container("a", gpu_mem=10, share=1), typed(1, container("b", share=1, gpu_mem=5))]
+    noted = pod(containers=several, annotations={names.CLASS: "Not A Class!"})
+    assert request.parse_mutated(noted) == request.parse_mutated(pod(containers=several))
+
+
 def test_shares_of_different_classes_are_on_different_cards():
     several = [
         typed(1, container("a", gpu_mem=500, gpu_core=60)),

@@ -60,7 +60,8 @@ def node_cluster() -> Iterator[Cluster]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
     report = yield
     if report.failed and call.when == "call":
-        for value in getattr(item, "funcargs", {}).values():
+        given = getattr(item, "funcargs", {}).values()
+        for value in {id(each): each for each in (getattr(one, "cluster", one) for one in given)}.values():
             if isinstance(value, Cluster):
                 for log in sorted((value.state_dir / "logs").glob("*.log")):
                     lines = log.read_text(errors="replace").splitlines()[-15:]

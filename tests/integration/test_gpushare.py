@@ -28,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
         port, metrics = ports.free(2)
         extender = cluster.process("extender")
         program = str(Path(sys.executable).parent / "cardwise-extender")
-        where = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http"]
+        where = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http", "--no-lease"]
         extender.start([program, f"--kubeconfig={cluster.kubeconfig}", *where])
         extender.wait_until(lambda metrics=metrics: says_ready(metrics), "/readyz", 30)
         cluster.control_plane.start_scheduler([_stanza(port)])

@@ -120,6 +120,15 @@ def test_token_is_asked_for_again_after_a_while_and_after_401(api: FakeApi):
     client.close()
 
 
+def test_nothing_is_sent_when_the_credentials_took_all_of_its_time(api: FakeApi):
+    client = KubeClient(api.url, authorization=lambda: time.sleep(0.3) or "Bearer late")
+    with pytest.raises(errors.Unreachable, match="credentials took"):
+        client.create("/x", {}, timeout=0.1)
+    client.create("/y", {}, timeout=5)
+    assert api.count("POST") == 1
+    client.close()
+
+
 def test_child_of_a_fork_does_not_use_the_parents_connection(api: FakeApi, client: KubeClient):
     client.create("/x", {})
     before = client._pool

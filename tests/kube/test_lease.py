@@ -326,6 +326,18 @@ def test_stop_gives_the_lease_back_after_telling(world: World):
     assert world.spec["leaseTransitions"] == 6
 
 
+def test_at_stop_also_who_was_never_told_that_it_leads_is_told_that_it_does_not(world: World):
+    """`holds` may have said yes, and posts begun, before the thread could say so."""
+    told: list[bool] = []
+    a = leading(world, on_change=told.append)
+    told.clear()
+    a._told = 0
+    a.start()
+    a.stop()
+    assert told[-1:] == [False]
+    assert world.spec["holderIdentity"] == ""
+
+
 def test_giving_back_finds_its_lost_renewal(world: World):
     a = leading(world)
     world.after = lambda verb: unreachable(verb) if verb == "update" else None

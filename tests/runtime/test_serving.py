@@ -298,6 +298,26 @@ def test_silent_client_in_the_handshake_does_not_keep_a_thread(running, tmp_path
     assert "Traceback" not in err
 
 
+def test_connections_that_ask_nothing_after_the_handshake_keep_no_thread(running, tmp_path):
+    """Go's clients open more connections than they use in the end: whichever is free first gets the request."""
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path / "tls").ensure()
+    server = running(tls=str(tmp_path / "tls"))
+    context = client_context(tmp_path / "tls", show=False)
+    spare = [
+        context.wrap_socket(socket.create_connection(("127.0.0.1", server.port), 5), server_hostname="127.0.0.1")
+        for _ in range(6)
+    ]
+    time.sleep(0.3)
+    started = time.monotonic()
+    assert "/fast" in get(server.port, "/fast", context, timeout=5)
+    assert time.monotonic() - started < 1.0
+    for each in spare:  # and are as good as any other when they ask at last
+        each.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert each.recv(100).startswith(b"HTTP/1.1 200")
+        each.close()
+    server.stop()
+
+
 def test_client_ca_needs_a_ca():
     with pytest.raises(ValueError, match="client_ca"):
         serving.Server(lambda: lambda environ, start: [], [HostPort("", 1)], client_ca=True)
