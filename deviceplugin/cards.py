@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cardwise.core import classes, names
-from cardwise.core.ledger import MAX_CLIENTS
+from cardwise.core.classes import DeviceClass
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
-from cardwise.kube.wire import ExtendedResource, HeldShare
+from cardwise.kube.wire import ExtendedResource, HeldShare, OwnerReference
 from deviceplugin.pods import PodView
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU)
@@ -42,28 +42,30 @@ def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView]) -> dic
 
 
 def class_capacities(
-    members: Iterable[frozenset[str]] | None, pods: Iterable[PodView], now: Mapping[str, str]
+    members: Iterable[tuple[MiB, Iterable[DeviceClass]]] | None, pods: Iterable[PodView], now: Mapping[str, str]
 ) -> dict[str, str]:
-    """Node capacities of ResourceClasses: as many shares as could be clients of the cards at once.
+    """Node capacities of ResourceClasses: as many as containers on the cards can ask for at once.
 
-    `members` are the classes of each card, None while nobody knows them; what the node says `now` stays then. As with
-    `capacities`, never below what living pods ask for. A class without either is left out, and its capacity goes.
+    `members` are the MiB and the classes of each card, None while nobody knows them; what the node says `now` stays
+    then. As with `capacities`, never below what living pods ask for. A class without either is left out, and its
+    capacity goes.
     """
+    offered: Counter[str] = Counter()
     asked: Counter[str] = Counter()
     for pod in pods:
         if not pod.finished:
             asked.update({name: amount for name, amount in pod.requests.items() if names.class_of(name)})
     if members is None:
-        offered = {name: int(amount) for name, amount in now.items() if names.class_of(name)}
+        offered.update({name: int(amount) for name, amount in now.items() if names.class_of(name)})
     else:
-        of = Counter(name for classes_of_card in members for name in classes_of_card)
-        offered = {names.CLASS_PREFIX + name: MAX_CLIENTS * cards for name, cards in of.items()}
+        for mem, of_card in members:
+            offered.update({names.CLASS_PREFIX + one.name: classes.most_shares(mem, one) for one in of_card})
     asked = +asked
-    return {name: str(max(offered.get(name, 0), asked[name])) for name in sorted(offered.keys() | asked.keys())}
+    return {name: str(max(offered[name], asked[name])) for name in sorted(offered.keys() | asked.keys())}
 
 
 def labels(spec: Mapping[str, Any], found: ExtendedResource | None) -> dict[str, str]:
-    """What selectors see of a card: its `spec`, as of `resource`, and what people have put on its object."""
+    """What selectors see of a card: its `spec`, as of `spec_of_card`, and what people have put on its object."""
     put = {} if found is None else found.metadata.labels
     return classes.labels(
         node=spec["node"],
@@ -82,24 +84,42 @@ def accelerator(cards: Iterable[GpuCard]) -> str:
     return classes.accelerator_of_model(models.pop()) if len(models) == 1 else ""
 
 
-def resource(node: str, card: GpuCard) -> Object:
-    """The ExtendedResource of a card, without status."""
+def spec_of_card(node: str, card: GpuCard) -> Object:
+    """The spec of the ExtendedResource of a card."""
     properties = dict(card.properties)
     if card.pci_bus_id:
         properties["pciBusID"] = card.pci_bus_id
     return {
+        "node": node,
+        "index": card.index,
+        "uuid": card.uuid,
+        "model": card.model,
+        "memoryMiB": int(card.memory),
+        "properties": properties,
+    }
+
+
+def resource(node: str, node_uid: str, spec: Object) -> Object:
+    """The ExtendedResource of a card with this `spec`, without status.
+
+    Its owner is the Node: Kubernetes removes it when the Node is deleted, since nobody is left there to do so.
+    """
+    return {
         "apiVersion": names.API_VERSION,
         "kind": "ExtendedResource",
-        "metadata": {"name": names.extended_resource_name(card.uuid), "labels": {names.NODE_LABEL: node}},
-        "spec": {
-            "node": node,
-            "index": card.index,
-            "uuid": card.uuid,
-            "model": card.model,
-            "memoryMiB": int(card.memory),
-            "properties": properties,
+        "metadata": {
+            "name": names.extended_resource_name(spec["uuid"]),
+            "labels": {names.NODE_LABEL: node},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}],
         },
+        "spec": spec,
     }
+
+
+def is_owned(found: ExtendedResource, node: str, node_uid: str) -> bool:
+    """Whether it goes with this Node. A Node that was deleted and registered again is another one, by its UID."""
+    owner = OwnerReference(api_version="v1", kind="Node", name=node, uid=node_uid)
+    return owner in found.metadata.owner_references
 
 
 def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
@@ -115,6 +135,8 @@ def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
                 "name": share.name,
                 "memoryMiB": share.memory_mib,
                 "corePercent": share.core_percent,
+                **({"container": share.container} if share.container else {}),
+                **({"whole": True} if share.whole else {}),
             }
             for share in held
         ],
@@ -140,7 +162,7 @@ def status_of(found: ExtendedResource) -> Object:
 
 
 def spec_of(found: ExtendedResource) -> Object:
-    """The spec as observed, in the form of `resource`."""
+    """The spec as observed, in the form of `spec_of_card`."""
     spec = found.spec
     return {
         "node": spec.node,

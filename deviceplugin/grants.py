@@ -35,24 +35,27 @@ class UnsafeName(ValueError):
 
 
 class Share(Struct, frozen=True):
-    """A part of one card, as in the assignment."""
+    """A part of one card, as in the assignment. `whole` is missing in grants of an older version."""
 
     index: int
     uuid: str
     mem: int
     core: int
     total: int
+    whole: bool = False
 
     @classmethod
     def of(cls, share: CardShare) -> "Share":
-        return cls(share.index, share.uuid, share.mem, share.core, share.total)
+        return cls(share.index, share.uuid, share.mem, share.core, share.total, share.whole)
 
     def to_core(self) -> CardShare:
-        return CardShare(self.index, self.uuid, MiB(self.mem), Percent(self.core), MiB(self.total))
+        return CardShare(self.index, self.uuid, MiB(self.mem), Percent(self.core), MiB(self.total), self.whole)
 
 
 class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     """A container's share. `slots` are its device IDs; `pod_shares` are those of all containers of its pod.
+
+    `pod_keys` says whose each of them is; it is empty in a grant of an older version.
 
     The pod holds all its shares from its first grant on: else a later pod could take what its second container, or its
     first when it restarts, will need.
@@ -67,6 +70,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     slots: tuple[str, ...]
     shares: tuple[Share, ...]
     pod_shares: tuple[Share, ...]
+    pod_keys: tuple[str, ...] = ()
     granted_ns: int = 0
 
     @property

@@ -13,6 +13,8 @@ import msgspec
 import structlog
 
 from cardwise.core import names
+from cardwise.core.classes import DeviceClass
+from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
@@ -178,30 +180,38 @@ class Inventory:
         wanted = tell.capacities(sizes, pods) | tell.class_capacities(self._members(cards, kept), pods, facts.capacity)
         return self.node.tell_capacities(facts, wanted)
 
-    def _members(self, cards: list[GpuCard], kept: list[ExtendedResource]) -> list[frozenset[str]] | None:
-        """The classes of each card; None while nobody knows which classes there are."""
+    def _members(
+        self, cards: list[GpuCard], kept: list[ExtendedResource]
+    ) -> list[tuple[MiB, list[DeviceClass]]] | None:
+        """MiB and classes of each card; None while nobody knows which classes there are."""
         classifier = self._classes.classifier()
         if classifier is None:
             return None
         known = self._resources.store.snapshot()
         # The card's own word counts, not what its object said before we put it right; only labels are other people's.
         seen = [
-            tell.labels(tell.resource(self._node, card)["spec"], known.get(names.extended_resource_name(card.uuid)))
+            (
+                card.memory,
+                tell.labels(tell.spec_of_card(self._node, card), known.get(names.extended_resource_name(card.uuid))),
+            )
             for card in cards
         ]
-        seen += [tell.labels(tell.spec_of(one), one) for one in kept]
-        return [classifier.classes_of(labels) for labels in seen]
+        seen += [(MiB(one.spec.memory_mib), tell.labels(tell.spec_of(one), one)) for one in kept]
+        return [(mem, classifier.selecting(labels)) for mem, labels in seen]
 
     def _tell_resources(self, cards: list[GpuCard], kept: list[ExtendedResource], access: Access) -> bool:
+        facts = self.node.facts
+        if facts is None:
+            return False  # what has no owner would stay for ever, if the node never comes back
         health, held = self._health(cards), self._held()
         known = self._resources.store.snapshot()
         done = True
-        for card in cards:
+        for spec in [tell.spec_of_card(self._node, card) for card in cards] + [tell.spec_of(one) for one in kept]:
             try:
-                done &= self._tell_resource(card, known.get(names.extended_resource_name(card.uuid)))
+                done &= self._tell_resource(spec, facts.uid, known.get(names.extended_resource_name(spec["uuid"])))
             except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
                 # One card that the API server does not take must not silence the others.
-                _log.error("the ExtendedResource of a card was refused", card=card.uuid, error=str(error))
+                _log.error("the ExtendedResource of a card was refused", card=spec["uuid"], error=str(error))
                 done = False
         wanted = tell.statuses(cards, [one.spec.uuid for one in kept], health, str(access), held)
         for uuid, status in wanted.items():
@@ -214,11 +224,11 @@ class Inventory:
             self._last_news = news
         return done
 
-    def _tell_resource(self, card: GpuCard, found: ExtendedResource | None) -> bool:
-        wanted = tell.resource(self._node, card)
-        if found is not None and tell.spec_of(found) == wanted["spec"]:
+    def _tell_resource(self, spec: tell.Object, node_uid: str, found: ExtendedResource | None) -> bool:
+        if found is not None and tell.spec_of(found) == spec and tell.is_owned(found, self._node, node_uid):
             return True
-        path = paths.extendedresources(names.extended_resource_name(card.uuid))
+        wanted = tell.resource(self._node, node_uid, spec)
+        path = paths.extendedresources(wanted["metadata"]["name"])
         if not self._writes.may(path):
             return False
         if found is None:
@@ -226,11 +236,11 @@ class Inventory:
                 self._client.create(paths.extendedresources(), wanted)
             except errors.AlreadyExists:
                 # Without our label: the card came from another node, or somebody took the label away.
-                self._client.patch(path, {"metadata": wanted["metadata"], "spec": wanted["spec"]}, "merge")
+                self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec}, "merge")
         else:
             # A merge patch keeps map keys that it does not name.
-            old = dict.fromkeys(found.spec.properties) | wanted["spec"]["properties"]
-            self._client.patch(path, {"spec": wanted["spec"] | {"properties": old}}, "merge")
+            old = dict.fromkeys(found.spec.properties) | spec["properties"]
+            self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec | {"properties": old}}, "merge")
         return False
 
     def _tell_status(self, name: str, known: Mapping[str, ExtendedResource], status: tell.Object) -> bool:
@@ -244,6 +254,9 @@ class Inventory:
                 self._client.patch(path, {"status": status}, "merge")
             except errors.NotFound:
                 self._wake_later()
+                return False
+            except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
+                _log.error("the status of a card was refused; is the CRD of this release?", card=name, error=str(error))
                 return False
             told = {"health": status["health"], "reason": status["reason"], "held": len(status["held"])}
             _log.info("card status written", card=name, **told)

@@ -34,9 +34,11 @@ _decode = msgspec.json.Decoder(Node).decode
 class NodeFacts:
     """What counts of the Node object. `capacity`: amounts of our resources, those of classes too.
 
-    `nvidia_gpus`: what NVIDIA's device plugin offers there. `label` and `noted` are None where there is none.
+    `uid` is that of the object: a node that was deleted and registers again has another. `nvidia_gpus`: what NVIDIA's
+    device plugin offers there. `label` and `noted` are None where there is none.
     """
 
+    uid: str = ""
     capacity: Mapping[str, str] = field(default_factory=dict)
     share_allocatable: str = ""
     nvidia_gpus: int = 0
@@ -49,6 +51,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
     metadata, capacity = node.metadata, node.status.capacity
     ours = {name: _plain(value) for name, value in capacity.items() if name in tell.CAPACITIES or names.class_of(name)}
     return metadata.name, NodeFacts(
+        uid=metadata.uid,
         capacity=ours,
         share_allocatable=node.status.allocatable.get(names.SHARE, ""),
         nvidia_gpus=quantity.count(capacity.get(names.NVIDIA_GPU, 0), least=0),

@@ -90,6 +90,7 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
         slots=tuple(slots),
         shares=tuple(Share.of(share) for share in shares),
         pod_shares=tuple(Share.of(share) for share in assignment.shares()),
+        pod_keys=tuple(key for key, theirs in assignment.containers.items() for _ in theirs),
     )
 
 

@@ -8,6 +8,7 @@ also a pod whose containers never started. What waits for the second word is `he
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, repeat
 
 import structlog
 
@@ -25,20 +26,24 @@ _EVERY_SECONDS = 1.0
 
 
 def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
-    """By card UUID: what pods without object hold, one entry for each pod. Pure."""
-    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    pods = by_pod(grants)
-    for uid, grant in pods.items():
-        for share in grant.pod_shares:
-            entry = sums[share.uuid, uid]
-            entry[0] += share.mem
-            entry[1] += share.core
+    """By card UUID: what pods without object hold, one entry for each container. Pure.
+
+    Not summed by pod: containers count one by one in quotas and on cards, and two halves are no whole card.
+    """
     held: dict[str, list[HeldShare]] = defaultdict(list)
-    for (card, uid), (mem, core) in sorted(sums.items()):
-        pod = pods[uid]
-        held[card].append(
-            HeldShare(pod_uid=uid, namespace=pod.namespace, name=pod.name, memory_mib=mem, core_percent=core)
-        )
+    for uid, pod in sorted(by_pod(grants).items()):
+        for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
+            held[share.uuid].append(
+                HeldShare(
+                    pod_uid=uid,
+                    namespace=pod.namespace,
+                    name=pod.name,
+                    memory_mib=share.mem,
+                    core_percent=share.core,
+                    container=key,
+                    whole=share.whole,
+                )
+            )
     return dict(held)
 
 

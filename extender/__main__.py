@@ -11,6 +11,7 @@ import prometheus_client
 import structlog
 
 from cardwise.core import names, policies
+from cardwise.core.classes import MOST_CLIENTS
 from cardwise.core.ledger import MAX_CLIENTS
 from cardwise.core.quantity import MiB
 from cardwise.kube import errors, paths
@@ -115,7 +116,13 @@ class Settings:
     default=0,
     help="MiB kept back on each card for driver, contexts and MPS server.",
 )
-@click.option("--max-clients", type=click.IntRange(min=1), default=MAX_CLIENTS, help="Most shares on one card.")
+# Above MOST_CLIENTS, what nodes offer of a class would be too small: pods would wait that have a card.
+@click.option(
+    "--max-clients",
+    type=click.IntRange(min=1, max=MOST_CLIENTS),
+    default=MAX_CLIENTS,
+    help="Most shares on one card.",
+)
 @click.option(
     "--bind-deadline",
     type=DURATION,

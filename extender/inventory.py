@@ -103,7 +103,7 @@ class Inventory:
         return self._held.keys()
 
     def reported(self, uid: str) -> Holding | None:
-        """What the cards report of a pod."""
+        """What the cards report of a pod, each container's share by itself."""
         shares = []
         namespace = name = node = ""
         for card_name in sorted(self._held.get(uid, ())):
@@ -114,7 +114,9 @@ class Inventory:
                 if held.uid == uid:
                     namespace, name, node = held.namespace, held.name, record.node
                     card = record.card
-                    shares.append(CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem))
+                    shares.append(
+                        CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem, held.whole)
+                    )
         return Holding(uid, namespace, name, node, Assignment({"pod": tuple(shares)}), "held") if shares else None
 
     def _typed(self, name: str) -> Card:

@@ -48,13 +48,14 @@ class PodRecord:
 
 @dataclass(frozen=True, slots=True)
 class HeldRecord:
-    """A share of a pod whose object is gone, as the node reports it for one card."""
+    """A container's share, of a pod whose object is gone, as the node reports it for one card."""
 
     uid: str
     namespace: str
     name: str
     mem: int
     core: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,14 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
         intern(spec.node),
         survey.card_of(read),
         tuple(
-            HeldRecord(held.pod_uid, held.namespace, held.name, held.memory_mib, held.core_percent)
+            HeldRecord(
+                held.pod_uid,
+                held.namespace,
+                held.name,
+                held.memory_mib,
+                held.core_percent,
+                survey.is_whole(held, spec.memory_mib),
+            )
             for held in status.held or ()
             if held.pod_uid and held.memory_mib >= 0 and held.core_percent >= 0
         ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cardwise.core import names, quotas
+from cardwise.core import names
 from cardwise.core.ledger import Ledger
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.errors import truncated
@@ -94,7 +94,7 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, Ca
                 memory=before.memory + share.mem,
                 core=before.core + share.core,
                 shares=before.shares + 1,
-                whole=before.whole or quotas.charge(share, headroom=ledger.headroom).cards > 0,
+                whole=before.whole or share.whole,
                 pods=before.pods + (uuid not in counted),
             )
             counted.add(uuid)

@@ -33,6 +33,7 @@ def resource_quota(quota: Json, old: Json | None, vocabulary: Vocabulary, *, upd
         recorded=records.read(quota).get("hard", []),
         manifest=records.applied(quota, old, _named),
         update=update,
+        several=True,
     )
     after = quota | {"spec": spec | {"hard": place.amounts[_HARD]}}
     if place.changed:

@@ -28,10 +28,12 @@ class Applied:
     """The names that the manifest of `kubectl apply` has, by place.
 
     `new`: this update brings it. Else what it does not name has come in other ways since, and stays.
+    `before`: those that the manifest of the stored object has.
     """
 
     places: Mapping[str, frozenset[str]]
     new: bool
+    before: Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,12 @@ def written(obj: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
 
 def applied(obj: Json, old: Json | None, places: Callable[[Json], Mapping[str, frozenset[str]]]) -> Applied | None:
     """What `kubectl apply` last applied; None where it never did. `places` reads a manifest, which may be anything."""
-    text = _annotations(obj).get(_LAST_APPLIED)
-    if not text:
+    manifest = _manifest(obj)
+    if manifest is None:
         return None
-    try:
-        manifest = _decode_object(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return Applied(places(manifest), new=old is None or _annotations(old).get(_LAST_APPLIED) != text)
+    before = _manifest(old) if old else None
+    new = old is None or _annotations(old).get(_LAST_APPLIED) != _annotations(obj).get(_LAST_APPLIED)
+    return Applied(places(manifest), new, places(before) if before else {})
 
 
 def rewrite(
@@ -81,11 +81,19 @@ def rewrite(
     recorded: list[str],
     manifest: Applied | None,
     update: bool,
+    several: bool = False,
 ) -> Place:
-    """The lists of one place by the names that they stand for, without stale keys. Raises InvalidRequest, KubeError."""
+    """The lists of one place by the names that they stand for, without stale keys. Raises InvalidRequest, KubeError.
+
+    `several`: the place may name many classes, as a quota does, so one that is brought replaces no other.
+    """
     there = {name for listed in amounts.values() for name in listed}
-    brought = any(spell(name, amount) != name for listed in amounts.values() for name, amount in listed.items())
-    stale = _stale(frozenset(recorded), place, manifest, brought=brought) & there if update else frozenset()
+    spelled = ((name, spell(name, amount)) for listed in amounts.values() for name, amount in listed.items())
+    brought = frozenset(new for name, new in spelled if new != name)
+    stale = frozenset[str]()
+    if update:
+        find = _stale_of_several if several else _stale
+        stale = find(frozenset(recorded), place, manifest, brought) & there
     result: dict[str, Json] = {}
     origins: dict[str, str] = {}
     for field, listed in amounts.items():
@@ -97,14 +105,41 @@ def rewrite(
     return Place(result, tuple(ours), origins, changed=bool(stale or origins))
 
 
-def _stale(recorded: frozenset[str], place: str, manifest: Applied | None, *, brought: bool) -> frozenset[str]:
+def _stale(recorded: frozenset[str], place: str, manifest: Applied | None, brought: frozenset[str]) -> frozenset[str]:
     named = manifest.places.get(place) if manifest else None
-    by_user = recorded & named if named else frozenset[str]()
+    ours = recorded - (named or frozenset())
     if brought:
-        return recorded - by_user
+        return ours
     if manifest is None or not manifest.new or named is None:
         return frozenset()
-    return frozenset(key for key in recorded - by_user if named.isdisjoint(sources(key)))
+    return frozenset(key for key in ours if named.isdisjoint(sources(key)))
+
+
+def _stale_of_several(
+    recorded: frozenset[str], place: str, manifest: Applied | None, brought: frozenset[str]
+) -> frozenset[str]:
+    """What is brought again, and what the manifest named and names no longer.
+
+    Any other key may be there by a patch of its own: a limit that stays is safer than one that vanishes unseen.
+    """
+    if manifest is None:
+        return recorded & brought
+    named, before = (places.get(place, frozenset()) for places in (manifest.places, manifest.before))
+    ours = recorded - named
+    if not manifest.new:
+        return ours & brought
+    return ours & brought | {
+        key for key in ours if named.isdisjoint(sources(key)) and before.intersection(sources(key))
+    }
+
+
+def _manifest(obj: Json) -> Json | None:
+    """None where `kubectl apply` left none, or none that can be read."""
+    text = _annotations(obj).get(_LAST_APPLIED)
+    try:
+        return _decode_object(text) if text else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _annotations(obj: Json) -> Json:

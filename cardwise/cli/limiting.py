@@ -10,7 +10,6 @@ from typing import Any
 
 from cardwise.cli import tables
 from cardwise.core import quotas
-from cardwise.core.kinds import UNKNOWN
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.kube.survey import NativeQuota, Survey
@@ -46,14 +45,10 @@ def views(survey: Survey, namespace: str = "") -> list[EntryView]:
 
 def _charge(ledger: Ledger, holding: Holding, entry: Entry) -> Charge:
     """What one pod takes from the entry."""
-    node = ledger.node(holding.node)
-    charges = []
-    for share in holding.assignment.shares():
-        position = node.position(share) if node is not None else None
-        kind = node.kinds[position] if node is not None and position is not None else UNKNOWN
-        if ledger.kinds.covered(kind, entry):
-            charges.append(quotas.charge(share, headroom=ledger.headroom))
-    return quotas.total(charges)
+    shares = holding.assignment.shares()
+    return quotas.total(
+        quotas.charge(share) for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), entry)
+    )
 
 
 def title(entry: Entry) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sys import intern
 
 from cardwise.core import names
+from cardwise.core.cards import FULL_CORE
 from cardwise.core.quantity import MiB, Percent
 
 _VERSION = 1
@@ -23,13 +24,18 @@ class InvalidAssignment(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CardShare:
-    """A share of one card: MiB, percent of its SMs, and the card's total MiB. `uuid` is "" for gpushare's pods."""
+    """A share of one card: MiB, percent of its SMs, and the card's total MiB. `uuid` is "" for gpushare's pods.
+
+    `whole`: the card was asked for and given as a whole. Said, because what is held does not tell: what a whole card
+    is depends on the headroom of its day.
+    """
 
     index: int
     uuid: str
     mem: MiB
     core: Percent
     total: MiB
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,7 @@ def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
     truth = {
         "v": _VERSION,
         "containers": {
-            key: [[s.index, s.uuid, s.mem, s.core, s.total] for s in shares_of]
-            for key, shares_of in assignment.containers.items()
+            key: [_written(share) for share in shares_of] for key, shares_of in assignment.containers.items()
         },
     }
     annotations = {
@@ -96,6 +101,18 @@ def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
         annotations[names.FRACTION_OF + key] = part
         annotations[names.LIMIT_BYTES_OF + key] = str(limit * 1024 * 1024)
     return annotations
+
+
+def _written(share: CardShare) -> list[int | str]:
+    """The sixth element is there for a whole card, and for what would be read as one without it."""
+    five: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
+    sixth = share.whole or _looks_whole(share.mem, share.core, share.total)
+    return [*five, int(share.whole)] if sixth else five
+
+
+def _looks_whole(mem: int, core: int, total: int) -> bool:
+    """Whether a share of five elements, of a pod that was bound before the sixth was written, is a whole card."""
+    return core >= FULL_CORE and mem >= total
 
 
 def _framework(assignment: Assignment) -> str:
@@ -135,11 +152,14 @@ def _decode_ours(text: str) -> Assignment:
     return Assignment(containers)
 
 
-def _share(index: int, uuid: str, mem: int, core: int, total: int) -> CardShare:
+def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
     numbers = (index, mem, core, total)
     if not all(type(number) is int for number in numbers) or min(numbers) < 0 or not (mem and total):
         raise InvalidAssignment(f"a share of {numbers} is impossible")
-    return CardShare(index, intern(uuid), MiB(mem), Percent(core), MiB(total))
+    if sixth and sixth not in ((0,), (1,)):
+        raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
+    whole = bool(sixth[0]) if sixth else _looks_whole(mem, core, total)
+    return CardShare(index, intern(uuid), MiB(mem), Percent(core), MiB(total), whole)
 
 
 def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:

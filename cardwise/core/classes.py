@@ -32,6 +32,7 @@ _TAKEN = frozenset(
 )  # fmt: skip
 _TAKEN_PREFIXES = ("hugepages-", "requests.", "limits.")
 _PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
+MOST_CLIENTS = 128  # of one card: what a node's capacity of a class is reckoned with, above any `--max-clients`
 _REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
 
 
@@ -64,6 +65,7 @@ class Classifier:
     def __init__(self, classes: Iterable[DeviceClass]) -> None:
         self._classes = tuple(classes)
         self._priorities = {one.name: one.priority for one in self._classes}
+        self._by_name = {one.name: one for one in self._classes}
         self._keys = sorted({key for one in self._classes for key in one.selector.keys})
         self._known: dict[tuple[str | None, ...], frozenset[str]] = {}
 
@@ -77,6 +79,10 @@ class Classifier:
                 self._known.clear()
             self._known[asked] = found
         return found
+
+    def selecting(self, labels: Mapping[str, str]) -> list[DeviceClass]:
+        """As `classes_of`, the classes themselves."""
+        return [self._by_name[name] for name in self.classes_of(labels)]
 
     def priority_of(self, classes: Iterable[str]) -> int:
         """The highest priority of these classes, 0 where there are none."""
@@ -93,12 +99,25 @@ def labels(
     properties: Mapping[str, str],
     own: Mapping[str, str],
 ) -> dict[str, str]:
-    """What selectors see of a card, with keys in lower case. `own` are the labels of its ExtendedResource."""
-    seen = {key.lower(): value for from_whom in (own, properties) for key, value in sorted(from_whom.items())}
+    """What selectors see of a card, with keys in lower case. `own` are the labels of its ExtendedResource;
+    the one of ours among them says nothing that `node` does not.
+    """
+    theirs = {key: value for key, value in own.items() if key != names.NODE_LABEL}
+    seen = {key.lower(): value for from_whom in (theirs, properties) for key, value in sorted(from_whom.items())}
     return seen | {
         "kind": KIND, "model": model, "memory": f"{memory}Mi",
         "node": node, "hostname": node, "index": str(index), "uuid": uuid,
     }  # fmt: skip
+
+
+def most_shares(mem: MiB, device_class: DeviceClass) -> int:
+    """How many of the class the containers on one card can ask for together, at most.
+
+    A container counts 1 for each of its cards, or, where it asks n of a class with a share, n; of those no more go on
+    the card than its memory has room for.
+    """
+    share = device_class.share
+    return MOST_CLIENTS + (mem // share.memory if share is not None else 0)
 
 
 def parse(obj: Mapping[str, Any]) -> DeviceClass:

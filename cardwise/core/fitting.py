@@ -73,9 +73,10 @@ def claims(request: PodRequest) -> list[Claim]:
 
 
 def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShare:
+    """A part of the card, or with None the whole of it."""
     card = node.cards[i]
     mem, core = part if part is not None else (MiB(node.free[i]), FULL_CORE)
-    return CardShare(card.index, card.uuid, mem, core, card.mem)
+    return CardShare(card.index, card.uuid, mem, core, card.mem, whole=part is None)
 
 
 # Which kinds of cards a request may have.
@@ -104,8 +105,7 @@ def _most(claim: Claim) -> Charge:
     clients = claim.cards * len(claim.keys)
     if claim.whole:
         return Charge(clients, claim.cards * _ANY_SIZE, claim.cards)
-    # A share of all memory and all cores is a whole card too.
-    return Charge(clients, claim.cards * claim.mem, claim.cards if claim.core >= FULL_CORE else 0)
+    return Charge(clients, claim.cards * claim.mem, 0)
 
 
 def _least(claim: Claim, kinds: Kinds, entry: quotas.Entry) -> Charge:
@@ -120,12 +120,10 @@ def _least(claim: Claim, kinds: Kinds, entry: quotas.Entry) -> Charge:
 
 
 def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
-    """What this card for the claim charges."""
-    if len(claim.keys) > 1:
-        return Charge(len(claim.keys), claim.mem, 0)
-    card = node.cards[i]
-    mem, core = (MiB(card.mem - node.headroom), FULL_CORE) if claim.whole else (MiB(claim.mem), Percent(claim.core))
-    return quotas.charge(CardShare(card.index, card.uuid, mem, core, card.mem), headroom=node.headroom)
+    """What this card for the claim charges: the sum of `quotas.charge` of the shares that it would be."""
+    if claim.whole:
+        return Charge(1, node.cards[i].mem - node.headroom, 1)
+    return Charge(len(claim.keys), claim.mem, 0)
 
 
 def charged(rooms: Rooms, node: NodeState, i: int, claim: Claim) -> Rooms | None:

@@ -1,7 +1,8 @@
 """Kinds of cards: cards of equal classes, model and priority are one small integer.
 
 What a request may use and what a quota counts is said of kinds, of which a cluster has a few, not of cards, of which
-it has thousands. A kind lives as long as a card is of it; its integer is never given again.
+it has thousands. A kind lives as long as a card is of it, or was when it was last seen and is still held; its integer
+is never given again.
 """
 
 from collections.abc import Collection
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 from cardwise.core.cards import Card
 from cardwise.core.quotas import Entry
 
-UNKNOWN: Final = -1  # stands for the kind of a card that no node reports
+UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
 
 _MANY = 1024  # remembered answers, after which they are forgotten
 
@@ -37,8 +38,8 @@ class Kinds:
         self._allowed: dict[tuple[str, tuple[Entry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[Level, ...]] = {}
 
-    def enter(self, card: Card) -> int:
-        """The card's kind, now that one more card is of it."""
+    def enter(self, card: Card | Kind) -> int:
+        """The kind of the card, or of one that is of this kind, now that one more card is of it."""
         kind = Kind(card.classes, card.model, card.priority)
         number = self._numbers.get(kind)
         if number is None:

@@ -3,7 +3,8 @@
 Kept in flat lists per node so that placement answers from it in microseconds. Not thread-safe: its owner locks.
 Holdings survive what happens to cards: when the cards of a node become known, change or go, the node's lists are
 counted anew from its holdings, so the order of events does not matter. The same holds for what a namespace holds on
-each kind of card, which quotas are compared with.
+each kind of card, which quotas are compared with: a card that goes keeps its kind there while something is held on it,
+because its node or its ExtendedResource may be away for a moment while what runs on it runs on.
 """
 
 from array import array
@@ -14,11 +15,12 @@ from cardwise.core import quotas
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cardindex import CardIndex, Entry
 from cardwise.core.cards import FULL_CORE, POSITION, Card, card_code
-from cardwise.core.kinds import UNKNOWN, Kinds
+from cardwise.core.kinds import UNKNOWN, Kind, Kinds
 from cardwise.core.quantity import MiB
 from cardwise.core.quotas import NOTHING, Charge
 
 Undo = Callable[[], None]
+Gone = Mapping[tuple[str, str | int], Kind]  # by node and `_card_of`: what cards were that the node has no more
 
 _CODE = "q"  # the type code of `card_code`s in arrays
 MAX_CLIENTS = 48  # MPS clients per card before driver 590, see mps.md 1.1
@@ -46,6 +48,7 @@ class NodeState:
         "clients",
         "free",
         "free_core",
+        "gone",
         "headroom",
         "healthy",
         "here",
@@ -66,6 +69,7 @@ class NodeState:
         self.cards: list[Card] = []
         self.kinds: list[int] = []  # as `registry` knows them
         self.here: frozenset[int] = frozenset()  # the same, each once
+        self.gone: dict[str | int, int] = {}  # by `_card_of`, the kinds of held cards that the node has no more
         self.largest = 0  # MiB of the biggest card, without the headroom
         self.healthy = 0  # cards
         self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
@@ -112,8 +116,13 @@ class NodeState:
                 return i
         return None
 
+    def kind(self, share: CardShare) -> int:
+        """The kind of the share's card, or what it was when the node had it."""
+        i = self.position(share)
+        return self.kinds[i] if i is not None else self.gone.get(_card_of(share), UNKNOWN)
+
     def count(self, share: CardShare, sign: int) -> int:
-        """Add (sign 1) or take away (sign -1) a share. Returns the kind of its card."""
+        """Add (sign 1) or take away (sign -1) a share. Returns `kind`."""
         i = self.position(share)
         if i is not None:
             self.free[i] -= sign * share.mem
@@ -121,25 +130,30 @@ class NodeState:
             self.free_core[i] -= sign * share.core
             self.clients[i] += sign
         self._ascending = self._empties = None
-        return self.kinds[i] if i is not None else UNKNOWN
+        return self.kinds[i] if i is not None else self.gone.get(_card_of(share), UNKNOWN)
 
     def copy(self) -> "NodeState":
         """With counts of its own."""
         twin = NodeState(self.name, self.registry, headroom=self.headroom, max_clients=self.max_clients)
         twin.cards, twin.largest, twin.healthy = self.cards, self.largest, self.healthy
-        twin.kinds, twin.here = self.kinds, self.here
+        twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone
         twin.free, twin.used = self.free.copy(), self.used.copy()
         twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
         twin.uids = self.uids.copy()
         return twin
 
-    def reset(self, cards: Sequence[Card]) -> None:
-        """Begin anew with these cards and no shares."""
-        gone = self.kinds
+    def reset(self, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
+        """Begin anew with these cards and no shares. Of cards that went, those of `held` keep their kinds."""
+        before = [*self.kinds, *self.gone.values()]
+        kinds = [(share, self.kind(share)) for share in held]
         self.cards = sorted(cards, key=lambda card: card.index)
         self.kinds = [self.registry.enter(card) for card in self.cards]
         self.here = frozenset(self.kinds)
-        for kind in gone:  # after the others have come, so that a kind that stays is not forgotten
+        self.gone = {}
+        for share, kind in kinds:
+            if kind != UNKNOWN:
+                self.remember(share, self.registry.get(kind))
+        for kind in before:  # after the others have come, so that a kind that stays is not forgotten
             self.registry.leave(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.headroom
         self.healthy = sum(card.healthy for card in cards)
@@ -148,6 +162,16 @@ class NodeState:
         self.free_core = [int(FULL_CORE)] * len(self.cards)
         self.clients = [0] * len(self.cards)
         self._ascending = self._empties = None
+
+    def remember(self, share: CardShare, kind: Kind) -> None:
+        """The share's card is of this kind, if the node does not have it and nothing is known of it."""
+        card = _card_of(share)
+        if card not in self.gone and self.position(share) is None:
+            self.gone[card] = self.registry.enter(kind)
+
+    def forget(self, card: str | int) -> None:
+        """Nothing is held any more on a card that is gone."""
+        self.registry.leave(self.gone.pop(card))
 
 
 class Ledger:
@@ -202,8 +226,16 @@ class Ledger:
         return self._usage
 
     def usage(self, namespace: str) -> Mapping[int, Charge]:
-        """What the namespace holds on cards of each kind, `UNKNOWN` where no node reports the card. Not to be kept."""
+        """What the namespace holds on cards of each kind, see `kind`. Not to be kept."""
         return self._usage.get(namespace, {})
+
+    def kind(self, node: str, share: CardShare) -> int:
+        """The kind that quotas count a share on the node by: its card's, or what that was before the card went.
+
+        `UNKNOWN` where the card was never seen since something is held on it.
+        """
+        state = self._nodes.get(node)
+        return state.kind(share) if state is not None else UNKNOWN
 
     def used(self, namespace: str, entry: quotas.Entry) -> Charge:
         """What the namespace holds on the cards that the entry of a quota covers."""
@@ -223,7 +255,7 @@ class Ledger:
         self._touched.add(node)
         for uid in state.uids:
             self._count(state, self._holdings[uid], -1)
-        state.reset(cards)
+        state.reset(cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()])
         for uid in state.uids:
             self._count(state, self._holdings[uid], 1)
         self._forget_if_empty(state)
@@ -231,20 +263,20 @@ class Ledger:
     def hold(self, holding: Holding) -> Undo:
         """Put the holding in place of whatever its pod held. Returns the way back."""
         before = self._holdings.get(holding.uid)
+        gone: Gone = {}
         if before is not None and _counts_alike(before, holding):
             self._holdings[holding.uid] = holding  # only the mark or the name is new: nothing to count
         else:
             if before is not None:
-                self._take_out(before)
-            self._put_in(holding)
-        return self._undo_to(holding.uid, before)
+                gone = self._take_out(before)
+            self._put_in(holding, gone)
+        return self._undo_to(holding.uid, before, gone)
 
     def release(self, uid: str) -> Undo:
         """The pod holds nothing any more. Returns the way back."""
         before = self._holdings.get(uid)
-        if before is not None:
-            self._take_out(before)
-        return self._undo_to(uid, before)
+        gone = self._take_out(before) if before is not None else {}
+        return self._undo_to(uid, before, gone)
 
     def violations(self) -> list[str]:
         """What rule 1 forbids, for tests and the audit: cards that hold more than they have."""
@@ -255,13 +287,12 @@ class Ledger:
                     found.append(f"{state.name} card {card.index}: {state.used[i]} of {card.mem} MiB are held")
         return found
 
-    def _undo_to(self, uid: str, before: Holding | None) -> Undo:
+    def _undo_to(self, uid: str, before: Holding | None, gone: Gone) -> Undo:
         def undo() -> None:
             now = self._holdings.get(uid)
-            if now is not None:
-                self._take_out(now)
+            since = self._take_out(now) if now is not None else {}
             if before is not None:
-                self._put_in(before)
+                self._put_in(before, {**gone, **since})
 
         return undo
 
@@ -278,26 +309,42 @@ class Ledger:
             self._nodes[name] = state
         return state
 
-    def _put_in(self, holding: Holding) -> None:
+    def _put_in(self, holding: Holding, gone: Gone) -> None:
+        """`gone`: what is known of cards that are gone from what the pod held before."""
         state = self._state(holding.node)
         self._holdings[holding.uid] = holding
         state.uids.add(holding.uid)
         self._touched.add(holding.node)
+        for share in holding.assignment.shares() if gone else ():
+            kind = gone.get((holding.node, _card_of(share)))
+            if kind is not None:
+                state.remember(share, kind)
         self._count(state, holding, 1)
 
-    def _take_out(self, holding: Holding) -> None:
+    def _take_out(self, holding: Holding) -> Gone:
+        """Returns what was known of the holding's cards that are gone: with the last holding on one it is forgotten."""
         state = self._nodes[holding.node]
         del self._holdings[holding.uid]
         state.uids.discard(holding.uid)
         self._touched.add(holding.node)
         self._count(state, holding, -1)
+        gone = self._forget_gone(state, holding) if state.gone else {}
         self._forget_if_empty(state)
+        return gone
+
+    def _forget_gone(self, state: NodeState, holding: Holding) -> Gone:
+        cards = {_card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
+        known = {(state.name, card): self.kinds.get(state.gone[card]) for card in cards}
+        others = (self._holdings[uid].assignment for uid in state.uids)
+        for card in cards - {_card_of(share) for other in others for share in other.shares()}:
+            state.forget(card)
+        return known
 
     def _count(self, state: NodeState, holding: Holding, sign: int) -> None:
         usage = self._usage.setdefault(holding.namespace, {})
         for share in holding.assignment.shares():
             kind = state.count(share, sign)
-            charge = quotas.charge(share, headroom=self.headroom)
+            charge = quotas.charge(share)
             before = usage.get(kind, NOTHING)
             usage[kind] = before.plus(charge) if sign > 0 else before.minus(charge)
             if usage[kind] == NOTHING:
@@ -308,6 +355,11 @@ class Ledger:
     def _forget_if_empty(self, state: NodeState) -> None:
         if not state.cards and not state.uids:
             self._nodes.pop(state.name, None)
+
+
+def _card_of(share: CardShare) -> str | int:
+    """What names the share's card on its node: the UUID, or in gpushare's assignments the index."""
+    return share.uuid or share.index
 
 
 def _counts_alike(one: Holding, other: Holding) -> bool:

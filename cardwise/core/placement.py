@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cardwise.core import fitting, policies, quotas
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cardindex import CardIndex, Entry
-from cardwise.core.kinds import ANY_CARD, UNKNOWN, Kinds
+from cardwise.core.kinds import ANY_CARD, Kinds
 from cardwise.core.ledger import Ledger, NodeState
 from cardwise.core.quotas import Room
 from cardwise.core.request import PodRequest
@@ -63,12 +63,7 @@ def place_on(
 
 def exceeded(ledger: Ledger, placement: Placement, rooms: Sequence[Room]) -> list[quotas.Entry]:
     """The entries of quotas that leave no room for the placement."""
-    node = ledger.node(placement.node)
-    charges = []
-    for share in placement.assignment.shares():
-        at = node.position(share) if node is not None else None
-        kind = node.kinds[at] if node is not None and at is not None else UNKNOWN
-        charges.append((kind, quotas.charge(share, headroom=ledger.headroom)))
+    charges = [(ledger.kind(placement.node, share), quotas.charge(share)) for share in placement.assignment.shares()]
     return [
         room.entry
         for room in rooms

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from cardwise.core import amounts
 from cardwise.core.assignment import CardShare
-from cardwise.core.cards import FULL_CORE
 from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity, MiB
+from cardwise.core.quantity import InvalidQuantity
 
 _ENTRY_FIELDS = ("class", "model", "shares", "memoryMiB", "cards")
 _SPEC_FIELDS = ("hard", "onExceed")
@@ -92,10 +91,9 @@ def room(entry: Entry, used: Charge) -> Room:
     )
 
 
-def charge(share: CardShare, *, headroom: MiB = MiB(0)) -> Charge:
-    """What one container's hold on one card counts; `headroom` is the MiB that the ledger keeps back on each card."""
-    whole = share.core >= FULL_CORE and share.mem >= share.total - headroom
-    return Charge(shares=1, memory=share.mem, cards=int(whole))
+def charge(share: CardShare) -> Charge:
+    """What one container's hold on one card counts."""
+    return Charge(shares=1, memory=share.mem, cards=int(share.whole))
 
 
 def total(charges: Iterable[Charge]) -> Charge:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cardwise.core import assignment, classes, names, quotas, request
-from cardwise.core.cards import Card
+from cardwise.core.cards import FULL_CORE, Card
 from cardwise.core.classes import Classifier, DeviceClass
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding, Ledger
@@ -162,6 +162,11 @@ def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = Non
     )
 
 
+def is_whole(held: wire.HeldShare, mem: int) -> bool:
+    """Whether what is held of a card of `mem` MiB was asked for as a whole card; as it looks where nobody says."""
+    return held.whole or (not held.container and held.core_percent >= FULL_CORE and held.memory_mib >= mem)
+
+
 def _items(client: KubeClient, path: str, kind: type[_T]) -> Iterator[_T]:
     """The objects of a list. A missing right is told by what one may not read, and not by the path of the API."""
     try:
@@ -224,14 +229,19 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
 
 
 def _add_held(survey: Survey) -> None:
-    """Shares whose pod object is gone: one holding per pod, over all the cards that report it."""
+    """Shares whose pod object is gone: one holding per pod, over all its containers and the cards that report it."""
     shares: dict[str, list[assignment.CardShare]] = {}
     pods: dict[str, tuple[wire.HeldShare, str]] = {}
     for resource in survey.cards:
         spec = resource.spec
         for held in resource.status.held or ():
             share = assignment.CardShare(
-                spec.index, spec.uuid, MiB(held.memory_mib), Percent(held.core_percent), MiB(spec.memory_mib)
+                spec.index,
+                spec.uuid,
+                MiB(held.memory_mib),
+                Percent(held.core_percent),
+                MiB(spec.memory_mib),
+                is_whole(held, spec.memory_mib),
             )
             shares.setdefault(held.pod_uid, []).append(share)
             pods[held.pod_uid] = (held, spec.node)

@@ -124,14 +124,35 @@ class ExtendedResourceSpec(Struct, rename="camel"):
     properties: dict[str, str] = {}
 
 
+class OwnerReference(Struct, rename="camel", frozen=True):
+    """With whose end the object ends."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class OwnedMeta(ObjectMeta, frozen=True):
+    """Apart from ObjectMeta, because every pod has owners and nobody asks for them."""
+
+    owner_references: list[OwnerReference] = []
+
+
 class HeldShare(Struct, rename="camel"):
-    """A share of a pod whose object is gone and whose containers are not."""
+    """What a container holds on a card, of a pod whose object is gone and whose containers are not.
+
+    `container` is the container's key, "" where the device plugin that gave the share was of an older version: nobody
+    said then whether a card is held as a whole.
+    """
 
     pod_uid: str = field(name="podUID")
     namespace: str = ""
     name: str = ""
     memory_mib: int = field(default=0, name="memoryMiB")
     core_percent: int = 0
+    container: str = ""
+    whole: bool = False
 
 
 class ExtendedResourceStatus(Struct, rename="camel"):
@@ -144,6 +165,6 @@ class ExtendedResourceStatus(Struct, rename="camel"):
 
 
 class ExtendedResource(Struct):
-    metadata: ObjectMeta
+    metadata: OwnedMeta
     spec: ExtendedResourceSpec
     status: ExtendedResourceStatus = field(default_factory=ExtendedResourceStatus)

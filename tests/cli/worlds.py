@@ -65,8 +65,8 @@ def native_quota(namespace: str, hard: dict[str, str], used: dict[str, str], nam
 
 
 def placed(namespace: str, name: str, node: str, index: int, mem: int, *, total: int = K80, core: int = 0) -> Json:
-    """A pod that holds so much of one card."""
-    share = CardShare(index, f"GPU-{node}-{index}", mem, core, total)
+    """A pod that holds so much of one card; with 100 percent of its cores the whole of it."""
+    share = CardShare(index, f"GPU-{node}-{index}", mem, core, total, whole=core == 100)
     metadata = {
         "namespace": namespace,
         "name": name,

@@ -19,7 +19,6 @@ import msgspec
 from cardwise.core import classes, names
 from cardwise.core.classes import Classifier, DeviceClass
 from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import MAX_CLIENTS
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from tests.cluster.cards import TestCard, card_uuid
@@ -39,7 +38,7 @@ def create(client: KubeClient, nodes: Sequence[tuple[str, Sequence[TestCard]]]) 
 def _create_node(client: KubeClient, name: str, cards: Sequence[TestCard]) -> None:
     labels = {LABEL: "true", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
     try:
-        client.create(paths.nodes(), {"metadata": {"name": name, "labels": labels}})
+        made = client.create(paths.nodes(), {"metadata": {"name": name, "labels": labels}})
     except errors.Conflict:
         return
     # Admission adds a not-ready taint, which only the node lifecycle controller would take away.
@@ -59,17 +58,21 @@ def _create_node(client: KubeClient, name: str, cards: Sequence[TestCard]) -> No
     status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready], "addresses": addresses}
     client.patch(paths.nodes(name, "status"), {"status": status})
     for index, card in enumerate(cards):
-        _create_card(client, name, index, card)
+        _create_card(client, name, made["metadata"]["uid"], index, card)
 
 
-def _create_card(client: KubeClient, node: str, index: int, card: TestCard) -> None:
+def _create_card(client: KubeClient, node: str, node_uid: str, index: int, card: TestCard) -> None:
     uuid = card_uuid(node, index)
     name = names.extended_resource_name(uuid)
     spec = {"node": node, "index": index, "uuid": uuid, "model": card.model, "memoryMiB": card.memory_mib}
     resource = {
         "apiVersion": names.API_VERSION,
         "kind": "ExtendedResource",
-        "metadata": {"name": name, "labels": {names.NODE_LABEL: node}},
+        "metadata": {
+            "name": name,
+            "labels": {names.NODE_LABEL: node},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}],
+        },
         "spec": spec,
     }
     client.create(paths.extendedresources(), resource)
@@ -217,9 +220,10 @@ class Keeper:
                     properties=spec.properties,
                     own={},
                 )
-                wanted[spec.node].update(classifier.classes_of(labels))
+                selecting = classifier.selecting(labels)
+                wanted[spec.node].update({one.name: classes.most_shares(spec.memory_mib, one) for one in selecting})
         for node, counts in wanted.items():
-            now = {names.CLASS_PREFIX + name: str(MAX_CLIENTS * count) for name, count in counts.items()}
+            now = {names.CLASS_PREFIX + name: str(count) for name, count in counts.items()}
             before = told.get(node, {})
             if now != before:
                 change = dict.fromkeys(before) | now

@@ -28,6 +28,28 @@ def test_several_cards_and_containers():
     assert assignment.decode(written) == both
 
 
+def test_a_whole_card_says_so_and_other_shares_are_written_as_before():
+    given = Assignment({"0": (CardShare(0, "g", 9000, 100, 10_000, whole=True), CardShare(1, "h", 5000, 0, 10_000))})
+    written = assignment.encode(given, assume_time_ns=1)
+    shares_of = '[[0,"g",9000,100,10000,1],[1,"h",5000,0,10000]]'
+    assert written[names.ASSIGNMENT] == f'{{"v":1,"containers":{{"0":{shares_of}}}}}'
+    assert assignment.decode(written) == given
+
+
+def test_a_share_of_everything_is_no_whole_card_after_it_was_written():
+    given = Assignment({"0": (CardShare(0, "g", 10_000, 100, 10_000),)})
+    assert assignment.decode(assignment.encode(given, assume_time_ns=1)) == given
+
+
+@pytest.mark.parametrize(
+    ("five", "whole"),
+    [("10000,100,10000", True), ("9999,100,10000", False), ("10000,99,10000", False), ("10000,0,10000", False)],
+)
+def test_pods_that_were_bound_before_have_a_whole_card_where_they_have_all_of_it(five, whole):
+    read = assignment.decode({names.ASSIGNMENT: f'{{"v":1,"containers":{{"0":[[0,"g",{five}]]}}}}'})
+    assert [share.whole for share in read.shares()] == [whole]
+
+
 def test_fractions_round_down():
     assert assignment.fraction(1, 3) == "0.3333"
     assert assignment.fraction(16276, 16276) == "1.0000"
@@ -60,6 +82,9 @@ def test_no_annotations_no_assignment():
         {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",-5,0,10]]}}'},
         {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",5,0]]}}'},
         {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,7,5,0,10]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,2]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,"1"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,1,1]]}}'},
         {names.IDX: "-1", names.POD_MEM: "1"},
         {names.IDX: "0"},
         {names.GPUSHARE_ALLOCATION: "{}"},

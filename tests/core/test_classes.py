@@ -255,3 +255,10 @@ def test_a_class_without_the_marks_is_a_persons(metadata):
     obj = automatic()
     obj["metadata"] |= metadata
     assert not classes.is_untouched_auto(obj)
+
+
+def test_our_own_label_of_the_node_is_none_that_a_selector_sees():
+    own = {names.NODE_LABEL: "n1", "Rack": "a"}
+    seen = classes.labels(node="n1", index=0, uuid="u", model="m", memory=1, properties={}, own=own)
+    assert names.NODE_LABEL not in seen
+    assert seen["rack"] == "a"

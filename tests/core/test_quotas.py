@@ -10,8 +10,8 @@ def quota(*hard, **spec):
     return {"metadata": {"namespace": "team-a", "name": "gpus"}, "spec": {"hard": list(hard)} | spec}
 
 
-def share(mem, core=0, total=16276):
-    return CardShare(0, "GPU-1", mem, core, total)
+def share(mem, core=0, *, whole=False):
+    return CardShare(0, "GPU-1", mem, core, 16276, whole)
 
 
 def test_all_of_a_quota():
@@ -56,17 +56,16 @@ def test_an_entry_covers_the_cards_of_its_class_or_model(entry, covers):
 
 
 @pytest.mark.parametrize(
-    ("held", "headroom", "expected"),
+    ("held", "expected"),
     [
-        (share(8138), 0, Charge(1, 8138, 0)),
-        (share(16276, core=100), 0, Charge(1, 16276, 1)),
-        (share(16020, core=100), 256, Charge(1, 16020, 1)),
-        (share(16019, core=100), 256, Charge(1, 16019, 0)),
-        (share(16276), 0, Charge(1, 16276, 0)),  # all the memory, but not the card: others could have cores
+        (share(8138), Charge(1, 8138, 0)),
+        (share(16276, core=100, whole=True), Charge(1, 16276, 1)),
+        (share(16020, core=100, whole=True), Charge(1, 16020, 1)),  # with a headroom, of whatever day
+        (share(16276, core=100), Charge(1, 16276, 0)),  # all that there is, but not asked as a whole card
     ],
 )
-def test_a_hold_on_one_card_is_charged(held, headroom, expected):
-    assert quotas.charge(held, headroom=headroom) == expected
+def test_a_hold_on_one_card_is_charged(held, expected):
+    assert quotas.charge(held) == expected
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ class Rig:
         self.chosen: str | None = None  # --cards
         self.conflict_seconds = 1.0
         self.api = FakeApi()
-        self.api.put(NODES, {"metadata": {"name": NODE}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}})
+        self.api.put(
+            NODES,
+            {"metadata": {"name": NODE, "uid": "uid-n1"}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}},
+        )
         self.kubelet = FakeKubelet(folder / "kubelet")
         self.runtime = FakeRuntime(folder / "cri.sock", **runtime)
         self.agent: Agent | None = None

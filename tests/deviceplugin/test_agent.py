@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -13,7 +14,20 @@ from deviceplugin import metrics
 from deviceplugin import node as own_node
 from deviceplugin.access import Access
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
-from tests.deviceplugin.conftest import NODE, NODES, P100, PODS, Rig, card_uuid, eventually, refusal, refused
+from tests.deviceplugin.conftest import (
+    NODE,
+    NODES,
+    P100,
+    PODS,
+    RESOURCES,
+    Rig,
+    card_uuid,
+    eventually,
+    refusal,
+    refused,
+)
+
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-n1"}
 
 
 def test_the_cluster_learns_of_the_cards(rig):
@@ -28,6 +42,7 @@ def test_the_cluster_learns_of_the_cards(rig):
     }
     card = rig.card(1)
     assert card["metadata"]["labels"] == {"cardwise.dev/node": NODE}
+    assert card["metadata"]["ownerReferences"] == [OWNER]
     assert card["spec"] | {"properties": {}} == {
         "node": NODE,
         "index": 1,
@@ -38,6 +53,53 @@ def test_the_cluster_learns_of_the_cards(rig):
     }
     assert rig.status(1) == {"health": "Healthy", "reason": "", "cardAccess": "cdi", "held": []}
     eventually(lambda: rig.agent.problems() == [])
+
+
+def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
+    """Also one that is not in the machine any more and is kept for what runs on it."""
+    rig = idle_rig
+    rig.start()
+    rig.run(rig.bind("a", [(1, 100)]))
+    eventually(lambda: rig.card(0) and rig.card(1))
+    rig.stop()
+    for index in range(2):
+        card = rig.card(index)
+        del card["metadata"]["ownerReferences"]
+        rig.api.put(RESOURCES, card)
+    del rig.cards[1]
+    rig.write_cards()
+    rig.start()
+    eventually(lambda: [rig.card(index)["metadata"].get("ownerReferences") for index in range(2)] == [[OWNER]] * 2)
+    eventually(lambda: rig.agent.problems() == [])
+    before = len(rig.api.patches)
+    time.sleep(1.5)
+    assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
+
+
+def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
+    eventually(lambda: rig.card(0) and rig.card(1))
+    node = rig.node()
+    rig.api.delete(NODES, NODE)
+    for index in range(2):
+        rig.api.delete(RESOURCES, card_uuid(index).lower())  # Kubernetes' garbage collector
+    time.sleep(1.5)
+    assert rig.card(0) is rig.card(1) is None, "nobody would remove them"
+    rig.api.put(NODES, node | {"metadata": {"name": NODE, "uid": "uid-later"}})
+    later = [OWNER | {"uid": "uid-later"}]
+    eventually(
+        lambda: all((rig.card(i) or {"metadata": {}})["metadata"].get("ownerReferences") == later for i in (0, 1))
+    )
+    rig.edit_node(metadata={"uid": "uid-last"})  # it came before the collector had looked
+    last = [OWNER | {"uid": "uid-last"}]
+    eventually(lambda: all(rig.card(index)["metadata"]["ownerReferences"] == last for index in range(2)))
+
+
+def test_two_containers_of_a_force_deleted_pod_hold_a_share_each(rig):
+    pod = rig.bind("two", [(0, P100 // 2)], containers=("main", "other"))
+    rig.run(pod)
+    rig.force_delete(pod)
+    held = eventually(lambda: rig.status(0).get("held"))
+    assert [(one["container"], one["memoryMiB"]) for one in held] == [("0", P100 // 2), ("1", P100 // 2)]
 
 
 def test_a_container_gets_the_card_of_its_annotations(rig):
@@ -139,6 +201,7 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
             "name": "first",
             "memoryMiB": P100,
             "corePercent": 0,
+            "container": "0",
         }
     ]
     second = rig.bind("second", [(0, P100)])

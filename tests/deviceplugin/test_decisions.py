@@ -6,13 +6,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
+import msgspec
 import pytest
 import yaml
 
 from cardwise.core import assignment as codec
-from cardwise.core import names
+from cardwise.core import classes, names
+from cardwise.core.classes import DeviceClass
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard, Health
+from cardwise.kube.wire import ExtendedResource
 from deviceplugin import cards, cdi, environment, slots
 from deviceplugin.access import Access, Delivery, decide
 from deviceplugin.containers import RuntimeFacts
@@ -290,12 +293,18 @@ def test_capacities_never_go_below_what_is_asked():
     assert cards.capacities(sizes[:1], ended)[names.GPU_MEM] == "16276"
 
 
+def device_class(name: str, **spec: object) -> DeviceClass:
+    selector = {"matchLabels": {"model": "m"}}
+    return classes.parse({"metadata": {"name": name}, "spec": {"selector": selector, **spec}})
+
+
 def test_capacities_of_classes_are_of_cards_and_of_what_is_asked():
-    members = [frozenset({"a", "b"}), frozenset({"a"}), frozenset()]
-    asks = {"cardwise.dev/b": 50, "cardwise.dev/c": 2, "cardwise.dev/d": 0, names.GPU_MEM: 100, names.WHOLE_GPU: 1}
+    a, b = device_class("a"), device_class("b", share={"memoryMiB": 100})
+    members = [(MiB(1050), [a, b]), (MiB(1000), [a]), (MiB(1000), [])]
+    asks = {"cardwise.dev/b": 5, "cardwise.dev/c": 2, "cardwise.dev/d": 0, names.GPU_MEM: 100, names.WHOLE_GPU: 1}
     living = pod_view(requests=asks)
     ended = pod_view(uid="u2", phase="Failed", requests={"cardwise.dev/e": 1})
-    wanted = {"cardwise.dev/a": "96", "cardwise.dev/b": "50", "cardwise.dev/c": "2"}
+    wanted = {"cardwise.dev/a": "256", "cardwise.dev/b": "138", "cardwise.dev/c": "2"}
     assert cards.class_capacities(members, [living, ended], {"cardwise.dev/old": "48"}) == wanted
     assert cards.class_capacities([], [], {"cardwise.dev/old": "48"}) == {}
 
@@ -379,6 +388,16 @@ def test_the_grant_is_what_the_annotations_order():
     assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
 
 
+def test_the_grant_knows_whose_each_share_of_the_pod_is():
+    containers = {"0": build.shares(100, 1), "1": build.shares(50, 1)}
+    pod = pod_view(annotations=codec.encode(codec.Assignment(containers), assume_time_ns=1))
+    made = grant_of(pod, "main", ["s001"])
+    assert [(key, share.mem) for key, share in zip(made.pod_keys, made.pod_shares, strict=True)] == [
+        ("0", 100),
+        ("1", 50),
+    ]
+
+
 def test_a_card_smaller_than_its_shares_is_refused():
     (card,) = build.cards(1000)
     two = (Share(0, card.uuid, 500, 0, 1000), Share(0, card.uuid, 501, 0, 2000))
@@ -388,11 +407,27 @@ def test_a_card_smaller_than_its_shares_is_refused():
         check_cards(two, here)
 
 
-def test_held_shares_are_summed_by_pod_and_card():
-    pod = (Share(0, "GPU-0", 100, 10, 1000), Share(0, "GPU-0", 50, 5, 1000))
-    two = [grant("u1", pod[0], pod_shares=pod), grant("u1", pod[1], pod_shares=pod, container="b")]
-    (held,) = held_shares(two)["GPU-0"]
-    assert (held.pod_uid, held.memory_mib, held.core_percent) == ("u1", 150, 15)
+def test_held_shares_are_told_container_by_container():
+    pod = (Share(0, "GPU-0", 100, 10, 1000), Share(1, "GPU-1", 100, 10, 1000), Share(0, "GPU-0", 50, 5, 1000))
+    of = {"pod_shares": pod, "pod_keys": ("0", "0", "1")}
+    # The third container never was granted: its pod holds the share all the same.
+    held = held_shares([grant("u1", *pod[:2], **of), grant("u0", pod[2])])
+    told = {card: [(h.pod_uid, h.memory_mib, h.core_percent, h.container) for h in of] for card, of in held.items()}
+    assert told == {
+        "GPU-0": [("u0", 50, 5, ""), ("u1", 100, 10, "0"), ("u1", 50, 5, "1")],
+        "GPU-1": [("u1", 100, 10, "0")],
+    }
+
+
+def test_a_held_share_is_read_as_it_was_written():
+    whole = Share(0, "GPU-0", 1000, 100, 1000, whole=True)
+    held = held_shares([grant("u1", whole, pod_keys=("init-0",)), grant("u2")])
+    assert [one.whole for of_card in held.values() for one in of_card] == [True, False]
+    for of_card in held.values():
+        told = cards.status(Health(healthy=True), "cdi", of_card)
+        spec = {"node": "n", "index": 0, "uuid": "GPU-0"}
+        read = msgspec.convert({"metadata": {}, "spec": spec, "status": told}, ExtendedResource)
+        assert cards.status_of(read) == told, "else it is written again and again"
 
 
 def test_status_of_a_card_that_is_gone():

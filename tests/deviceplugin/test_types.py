@@ -58,27 +58,34 @@ def health(rig: Rig) -> list[str | None]:
 
 
 class TestCapacitiesOfClasses:
-    def test_each_card_of_a_class_is_48_shares(self, rig):
+    def test_each_card_of_a_class_is_128_shares(self, rig):
         rig.make_class("p100", P100_SPEC)
         rig.make_class("second", {"selector": {"matchLabels": {"index": "1"}}})
-        offers(rig, PASCAL, "96")
-        offers(rig, "cardwise.dev/second", "48")
+        offers(rig, PASCAL, "256")
+        offers(rig, "cardwise.dev/second", "128")
+
+    def test_who_asks_for_all_shares_of_a_class_beside_others_fits(self, rig):
+        """A container that asks n of a class with a share counts n: as many as the card's memory has room for."""
+        rig.make_class("gold", P100_SPEC | {"share": {"memoryMiB": 256}})
+        offers(rig, TIER, str(2 * (128 + P100 // 256)))
+        rig.make_class("gold", P100_SPEC | {"share": {"memoryMiB": P100 + 1}})
+        offers(rig, TIER, "256")
 
     def test_a_class_without_a_card_here_is_not_offered_at_all(self, rig):
         rig.make_class("nvidia.tesla.k80", K80_SPEC)
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         assert rig.capacity(K80) is None, "an amount of 0 would fail pods; absent is what kubelet admits"
 
     def test_it_follows_classes_that_change_and_go(self, rig):
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         rig.make_class("p100", {"selector": {"matchLabels": {"uuid": card_uuid(0)}}})
-        offers(rig, PASCAL, "48")
+        offers(rig, PASCAL, "128")
         rig.make_class("p100", K80_SPEC)
         offers(rig, PASCAL, None)
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         rig.api.delete(CLASSES, "p100")
         offers(rig, PASCAL, None)
         offers(rig, names.GPU_MEM, str(2 * P100))
@@ -86,11 +93,11 @@ class TestCapacitiesOfClasses:
     def test_it_follows_cards_that_come_and_go(self, rig):
         rig.make_class("p100", P100_SPEC)
         rig.make_class("nvidia.tesla.k80", K80_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         rig.cards[1]["model"] = "Tesla K80"
         rig.write_cards()
-        offers(rig, PASCAL, "48")
-        offers(rig, K80, "48")
+        offers(rig, PASCAL, "128")
+        offers(rig, K80, "128")
         del rig.cards[1]
         rig.write_cards()
         offers(rig, K80, None)
@@ -99,12 +106,12 @@ class TestCapacitiesOfClasses:
         rig.make_class("gold", {"selector": {"matchLabels": {"tier": "gold"}}})
         rig.make_class("tagged", {"selector": {"matchExpressions": [{"key": names.NODE_LABEL, "operator": "Exists"}]}})
         label_card(rig, 1, tier="gold")
-        offers(rig, TIER, "48")
+        offers(rig, TIER, "128")
         assert rig.capacity("cardwise.dev/tagged") is None, "our own label is no person's"
         label_card(rig, 0, Tier="gold", model="mine")
-        offers(rig, TIER, "96")
+        offers(rig, TIER, "256")
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         label_card(rig, 0, Tier=None)
         label_card(rig, 1, tier="silver")
         offers(rig, TIER, None)
@@ -114,13 +121,13 @@ class TestCapacitiesOfClasses:
         rig.write_cards()
         fast = [{"key": "clock", "operator": "Gt", "values": ["1400"]}]
         rig.make_class("gold", {"selector": {"matchExpressions": fast}})
-        offers(rig, TIER, "48")
+        offers(rig, TIER, "128")
 
     def test_never_below_what_living_pods_ask_for(self, rig):
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
-        pods = [ask_for(rig, f"p{number}", PASCAL, 50) for number in range(2)]
-        offers(rig, PASCAL, "100")
+        offers(rig, PASCAL, "256")
+        pods = [ask_for(rig, f"p{number}", PASCAL, amount) for number, amount in enumerate((250, 50))]
+        offers(rig, PASCAL, "300")
         rig.api.delete(CLASSES, "p100")
         rig.force_delete(pods[0])
         offers(rig, PASCAL, "50")
@@ -131,35 +138,35 @@ class TestCapacitiesOfClasses:
         foreign = {"example.com/p100": "3", "aliyun.com/other": "1", names.SHARE: "32", "cardwise.dev": "1"}
         stale = foreign | {"cardwise.dev/stale": "48"}
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         rig.edit_node(status={"capacity": stale, "allocatable": stale})
         offers(rig, "cardwise.dev/stale", None)
         assert {name: rig.capacity(name) for name in foreign} == foreign
 
     def test_a_kubelet_that_registers_anew_zeroes_them_for_a_moment_only(self, rig):
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         rig.edit_node(status={"capacity": {PASCAL: "0"}, "allocatable": {PASCAL: "0"}})
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
 
     def test_a_class_that_cannot_be_read_is_left_out_and_told_once(self, rig):
         with capture_logs() as logs:
             rig.make_class("broken", {"selector": {}})
             rig.make_class("p100", P100_SPEC)
-            offers(rig, PASCAL, "96")
+            offers(rig, PASCAL, "256")
             rig.make_class("broken", {"selector": {}, "priority": 0})  # another version of the same
             rig.make_class("gold", P100_SPEC)
-            offers(rig, TIER, "96")
+            offers(rig, TIER, "256")
         assert rig.capacity("cardwise.dev/broken") is None
         (told,) = [line for line in logs if line["event"] == "a ResourceClass cannot be read and is left out"]
         assert told["name"] == "broken"
         assert "spec.selector: an empty selector would be every card" in told["problem"]
         rig.make_class("broken", P100_SPEC)
-        offers(rig, "cardwise.dev/broken", "96")
+        offers(rig, "cardwise.dev/broken", "256")
 
     def test_a_restart_of_the_agent_never_takes_a_capacity_away(self, rig):
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "96")
+        offers(rig, PASCAL, "256")
         before = len(rig.api.patches)
         rig.stop()
         rig.start()
@@ -171,7 +178,7 @@ class TestCapacitiesOfClasses:
             if None in change.get("status", {}).get("capacity", {}).values()
         ]
         assert gone == []
-        assert rig.capacity(PASCAL) == "96"
+        assert rig.capacity(PASCAL) == "256"
 
     def test_without_the_crd_all_else_goes_on_until_it_is_there(self, idle_rig):
         rig = idle_rig
@@ -192,7 +199,7 @@ class TestCapacitiesOfClasses:
         assert "is their CRD installed" in told[0]
         rig.make_class("p100", P100_SPEC)
         rig.api.missing.clear()
-        eventually(lambda: rig.capacity(PASCAL) == "96", timeout=20)
+        eventually(lambda: rig.capacity(PASCAL) == "256", timeout=20)
 
     @pytest.mark.parametrize("seed", range(2))
     def test_whatever_the_order_it_ends_true(self, rig, seed):
@@ -219,7 +226,7 @@ class TestCapacitiesOfClasses:
                     ask_for(rig, f"p{step}", "cardwise.dev/a", 30)
             time.sleep(dice.choice([0, 0.05, 0.3]))
         cards = {name: sum(card["model"] == model for card in rig.cards) for name, model in classes.items()}
-        wanted = {name: 48 * count for name, count in cards.items()}
+        wanted = {name: 128 * count for name, count in cards.items()}
         wanted["a"] = max(wanted.get("a", 0), asked)
         for name in ("a", "b"):
             offers(rig, f"cardwise.dev/{name}", str(wanted[name]) if wanted.get(name) else None)
@@ -343,7 +350,7 @@ class TestNvidiasPlugin:
             names.WHOLE_GPU: "1",
         }
         rig.make_class("p100", P100_SPEC)
-        offers(rig, PASCAL, "48")
+        offers(rig, PASCAL, "128")
         slot = rig.run(rig.bind("a", [(1, 100)]))
         assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
         assert "--cards leaves it out" in refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))[1]

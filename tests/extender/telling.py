@@ -179,10 +179,10 @@ def card(uuid, index=0, *, healthy=True, classes=("k80",), mem=K80):
 
 
 def holding(uid, node, *shares, namespace="team"):
-    """`shares`: (container key, uuid, MiB, percent)."""
+    """`shares`: (container key, uuid, MiB, percent); with 100 percent a whole card."""
     containers = {}
     for key, uuid, mem, core in shares:
-        containers.setdefault(key, []).append(CardShare(0, uuid, mem, core, K80))
+        containers.setdefault(key, []).append(CardShare(0, uuid, mem, core, K80, whole=core == 100))
     return Holding(uid, namespace, uid, node, Assignment({key: tuple(some) for key, some in containers.items()}))
 
 

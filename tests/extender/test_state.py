@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cardwise.core import names, request
+from cardwise.core import names, quotas, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
 from extender import projection
@@ -17,6 +17,7 @@ from tests.extender.worlds import (
     Clock,
     as_card,
     as_pod,
+    as_quota,
     asking,
     bound,
     free,
@@ -136,6 +137,33 @@ def test_after_a_restart_what_nodes_report_counts(world):
     world.remove_card(as_card(resource(1))[0])
     assert mark(world, "unknown") is None
     assert free(world) == [P100]
+
+
+def test_after_a_restart_each_container_that_a_node_reports_counts(world):
+    world.set_quota(*as_quota({"shares": 3}))
+    reported = [held("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
+    world.set_card(*as_card(resource(0, held=reported)))
+    world.set_card(*as_card(resource(1, held=[held("other", 100)])))
+    with world.view() as ledger:
+        used = ledger.used("default", quotas.Entry())
+        clients = ledger.node("n1").clients
+    assert (used.shares, used.cards) == (3, 0), "two halves are no whole card"
+    assert clients == [2, 1]
+    assert free(world) == [0, P100 - 100]
+
+
+@pytest.mark.parametrize(
+    ("said", "cards"),
+    [
+        ({"container": "0", "whole": True}, 1),
+        ({"container": "0"}, 0),  # a share of all MiB and all cores
+        ({}, 1),  # of an older device plugin, which said nothing
+    ],
+)
+def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(world, said, cards):
+    world.set_card(*as_card(resource(0, held=[held("gone", P100) | {"corePercent": 100} | said])))
+    with world.view() as ledger:
+        assert ledger.used("default", quotas.Entry()).cards == cards
 
 
 def test_a_report_on_a_pod_that_exists_counts_once(world):

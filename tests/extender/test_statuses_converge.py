@@ -154,7 +154,7 @@ class Story:
             "memoryMiB": used,
             "corePercent": sum(share.core for _, share in held),
             "shares": len(held),
-            "whole": any(share.mem == K80 for _, share in held),
+            "whole": any(share.whole for _, share in held),
             "pods": len({one.uid for one, _ in held}),
         }
         assert status["freeMiB"] == (max(0, K80 - used) if takes else 0)
@@ -181,23 +181,23 @@ class Story:
             assert conditions(status) == {"Exceeded": "Unknown", "Valid": "False"}
             return
         known = {one.uuid: one for node in NODES for one in self._on(node)}
-        over = False
+        ledger, over = self.world.books.ledger, False
         for line, entry in zip(status["used"], quotas.parse(obj).entries, strict=True):
             held = [
                 share
-                for one in self.world.books.ledger.holdings()
+                for one in ledger.holdings()
                 if one.namespace == obj["metadata"]["namespace"]
                 for share in one.assignment.shares()
                 if (
                     entry.covers(known[share.uuid].classes, known[share.uuid].model)
                     if share.uuid in known
-                    else not entry.device_class and not entry.model
+                    else ledger.kinds.covered(ledger.kind(one.node, share), entry)
                 )
             ]
             amounts = {
                 "shares": len(held),
                 "memoryMiB": sum(share.mem for share in held),
-                "cards": sum(share.mem == K80 for share in held),
+                "cards": sum(share.whole for share in held),
             }
             assert {key: line[key] for key in amounts} == amounts
             limits = zip(amounts.values(), (entry.shares, entry.memory, entry.cards), strict=True)

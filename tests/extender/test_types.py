@@ -366,3 +366,11 @@ def test_what_only_changes_in_a_status_is_no_change():
     before = projection.resource_class(json.dumps(made).encode())
     made["status"], made["metadata"]["resourceVersion"] = {"cards": 3}, "2"
     assert projection.resource_class(json.dumps(made).encode()) == before
+
+
+def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(world):
+    world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
+    asked = request.parse_mutated(asking("p", gpu_mem=100, device_class="k80"))
+    assert refused(world.plan("uid-p", ("default", "p"), asked, ["n1"], "binpack")) == {Refusal.QUOTA}
+    brake = world.brake("default", asked)
+    assert (brake.entry.model, brake.asked.shares) == ("Tesla K80", 1)

@@ -100,7 +100,9 @@ def test_the_card_is_what_the_contract_says(render: Render) -> None:
     status = parts["status"]["properties"]
     assert set(status) == {"health", "reason", "cardAccess", "held", "allocated", "freeMiB", "classes"}
     held = status["held"]["items"]["properties"]
-    assert set(held) == {"podUID", "namespace", "name", "memoryMiB", "corePercent"}
+    assert set(held) == {"podUID", "namespace", "name", "memoryMiB", "corePercent", "container", "whole"}
+    # Several entries of one pod: a key that is not unique would be refused.
+    assert status["held"]["x-kubernetes-list-type"] == "atomic"
     assert set(status["allocated"]["properties"]) == {"memoryMiB", "corePercent", "shares", "whole", "pods"}
     # The device plugin and the extender each write a part of the status: nothing of it may be compulsory.
     assert "required" not in parts["status"]

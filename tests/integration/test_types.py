@@ -270,7 +270,7 @@ def test_a_changed_class_leaves_what_runs_and_rules_what_comes(space):
     limits = {"cardwise.dev/mine": 1, names.GPU_MEM: 4000}
     assert space.put(typed("before", limits, node="sim-1"))[1] in ("1", "2")
     make_class(space.cluster, "mine", {"selector": {"matchLabels": {"model": "Tesla P100"}}})
-    space.cluster.wait(lambda: capacity(space.cluster, "sim-1", "mine") == 48, "sim-1 offers it anew")
+    space.cluster.wait(lambda: capacity(space.cluster, "sim-1", "mine") == 128, "sim-1 offers it anew")
     assert space.put(typed("after", limits, node="sim-1")) == ("sim-1", "0")
     assert space.phase("before") == "Running"
     space.cluster.kubectl("delete", "resourceclass", "mine")
@@ -302,6 +302,6 @@ def test_automatic_classes_come_and_go_with_cards(cluster):
 
 def test_the_real_node_keeps_its_capacities(cluster):
     """Per class, from the device plugin itself."""
-    assert capacity(cluster, "n1", K80_CLASS) == 48
-    assert capacity(cluster, "n1", P100_CLASS) == 48
-    assert capacity(cluster, "n1", "high-mem") == 48
+    assert capacity(cluster, "n1", K80_CLASS) == 128
+    assert capacity(cluster, "n1", P100_CLASS) == 128
+    assert capacity(cluster, "n1", "high-mem") == 128

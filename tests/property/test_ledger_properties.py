@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cardwise.core import assignment, placement, policies, quotas, request
 from cardwise.core.assignment import Assignment, CardShare
@@ -42,14 +42,12 @@ def make_cards(node, described):
     ]
 
 
-def recounted(ledger, namespace):
-    """What the namespace holds on each kind of card, from nothing but the cards and the holdings."""
+def recounted(ledger, namespace, known):
+    """What the namespace holds on each kind of card, from nothing but the kinds of the held cards and the holdings."""
     found = {}
     for h in ledger.holdings():
-        by_uuid = {card.uuid: card for card in ledger.node(h.node).cards}
         for share in h.assignment.shares() if h.namespace == namespace else ():
-            card = by_uuid.get(share.uuid)
-            kind = (card.classes, card.model, card.priority) if card else UNKNOWN
+            kind = known[h.node, share.uuid]
             found[kind] = found.get(kind, NOTHING).plus(quotas.charge(share))
     return found
 
@@ -62,18 +60,32 @@ def usage(ledger, namespace):
 def picture(ledger):
     """All that can be seen of a ledger."""
     nodes = {
-        node.name: (node.cards, node.free, node.free_core, node.clients, node.used, sorted(node.uids))
+        node.name: (
+            node.cards,
+            list(node.free),
+            list(node.free_core),
+            list(node.clients),
+            list(node.used),
+            sorted(node.uids),
+        )
         for node in ledger.nodes()
     }
     return nodes, [usage(ledger, namespace) for namespace in NAMESPACES]
 
 
-def rebuilt(ledger):
-    """The same ledger from nothing but its cards and holdings."""
+def rebuilt(ledger, known):
+    """The same ledger from nothing but its cards and holdings, and what is known of held cards that are gone."""
     anew = Ledger()
     for h in ledger.holdings():
         anew.hold(h)
     for node in ledger.nodes():
+        here = {card.uuid for card in node.cards}
+        gone = [
+            Card(index=100 + i, uuid=uuid, mem=1, classes=kind[0], model=kind[1], priority=kind[2])
+            for i, ((name, uuid), kind) in enumerate(known.items())
+            if name == node.name and uuid not in here and kind != UNKNOWN
+        ]
+        anew.set_cards(node.name, [*node.cards, *gone])
         anew.set_cards(node.name, node.cards)
     return anew
 
@@ -83,10 +95,41 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger()
         self.next_uid = 0
+        self.known = {}  # by node and UUID, the kinds that held cards have or had when they were last there
+
+    @initialize(kind=st.sampled_from(TYPES))
+    def there_is_a_card(self, kind):
+        """Else most stories are of no cards and no pods."""
+        self.ledger.set_cards("n1", make_cards("n1", [(100, True, kind)]))
+
+    def know(self):
+        """Called after each step, and cards change in steps of their own."""
+        held = {(h.node, share.uuid) for h in self.ledger.holdings() for share in h.assignment.shares()}
+        here = {
+            (node.name, card.uuid): (card.classes, card.model, card.priority)
+            for node in self.ledger.nodes()
+            for card in node.cards
+        }
+        self.known = {card: here.get(card, self.known.get(card, UNKNOWN)) for card in held}
+        return self.known
 
     @rule(node=st.sampled_from(NODES), cards=card_lists)
     def cards_change(self, node, cards):
         self.ledger.set_cards(node, make_cards(node, cards))
+
+    @rule(node=st.sampled_from(NODES))
+    def cards_are_away_for_a_moment(self, node):
+        """A Node that was deleted and comes back leaves everything as it was."""
+        before = picture(self.ledger)
+        state = self.ledger.node(node)
+        cards = state.cards if state is not None else []
+        self.ledger.set_cards(node, [])
+        self.ledger.set_cards(node, cards)
+        assert picture(self.ledger) == before
+
+    @rule(node=st.sampled_from(NODES))
+    def cards_go(self, node):
+        self.ledger.set_cards(node, [])
 
     @rule(asked=asked_pods, policy=policy_names, namespace=st.sampled_from(NAMESPACES))
     def pod_is_placed(self, asked, policy, namespace):
@@ -142,12 +185,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def incremental_equals_rebuilt(self):
-        assert picture(rebuilt(self.ledger)) == picture(self.ledger)
+        assert picture(rebuilt(self.ledger, self.know())) == picture(self.ledger)
 
     @invariant()
     def usage_is_what_a_recount_gives(self):
         for namespace in NAMESPACES:
-            found = recounted(self.ledger, namespace)
+            found = recounted(self.ledger, namespace, self.know())
             assert usage(self.ledger, namespace) == found
             for entry in ENTRIES:
                 covered = [
@@ -163,9 +206,18 @@ class LedgerMachine(RuleBasedStateMachine):
             expected = [(card.classes, card.model, card.priority) for card in node.cards]
             assert [self.ledger.kinds.get(kind) for kind in node.kinds] == expected
 
+    @invariant()
+    def kinds_live_as_long_as_their_cards(self):
+        """Those that are there, and those that are gone and held. Here every kind is of a model of its own."""
+        models = {card.model for node in self.ledger.nodes() for card in node.cards}
+        models |= {kind[1] for kind in self.know().values() if kind != UNKNOWN}
+        for model, _, _ in TYPES[1:]:
+            others = self.ledger.kinds.allowed("", [Entry(model=model, shares=0)])
+            assert (others is None) == (model not in models), "closing the cards of a model closes something"
+
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @given(cards=card_lists, asked=asked_pods, policy=policy_names, held=st.lists(sizes, max_size=6))
@@ -219,8 +271,8 @@ def test_one_share_is_refused_only_if_no_card_could_take_it(cards, held, mem):
 
 
 card_shares = st.builds(
-    lambda i, mem, core, spare: CardShare(i, f"GPU-{i}", mem, core, mem + spare),
-    st.integers(0, 15), st.integers(1, 200_000), st.integers(0, 100), st.integers(0, 1000),
+    lambda i, mem, core, spare, whole: CardShare(i, f"GPU-{i}", mem, core, mem + spare, whole),
+    st.integers(0, 15), st.integers(1, 200_000), st.integers(0, 100), st.sampled_from([0, 0, 1, 1000]), st.booleans(),
 )  # fmt: skip
 assignments = st.dictionaries(
     st.sampled_from(["0", "1", "7", "init-0", "init-12"]),

@@ -9,13 +9,13 @@ from cardwise.core import quotas
 from cardwise.core.assignment import CardShare
 from cardwise.core.quotas import NOTHING, Charge, Entry, Room
 
-HEADROOM = 4
 TOTAL = 100
 
 shares = st.builds(
-    lambda mem, core: CardShare(0, "GPU-1", mem, core, TOTAL),
-    st.sampled_from([1, 40, TOTAL - HEADROOM - 1, TOTAL - HEADROOM, TOTAL]),
+    lambda mem, core, whole: CardShare(0, "GPU-1", mem, core, TOTAL, whole),
+    st.sampled_from([1, 40, TOTAL]),
     st.sampled_from([0, 50, 100]),
+    st.booleans(),
 )
 limits = st.one_of(st.none(), st.integers(0, 400))
 entries = st.builds(lambda s, m, c: Entry(shares=s, memory=m, cards=c), limits, limits, limits)
@@ -29,12 +29,11 @@ def test_charge_release_and_recount_agree_in_any_order(held, order: random.Rando
     order.shuffle(steps)
     used = NOTHING
     for i, sign in steps:
-        charge = quotas.charge(held[i][0], headroom=HEADROOM)
+        charge = quotas.charge(held[i][0])
         used = used.plus(charge) if sign > 0 else used.minus(charge)
     left = [share for share, goes in held if not goes]
-    assert used == quotas.total(quotas.charge(share, headroom=HEADROOM) for share in left)
-    whole = sum(share.core == 100 and share.mem + HEADROOM >= TOTAL for share in left)
-    assert used == (len(left), sum(share.mem for share in left), whole)
+    assert used == quotas.total(quotas.charge(share) for share in left)
+    assert used == (len(left), sum(share.mem for share in left), sum(share.whole for share in left))
 
 
 @given(entry=entries, asked=st.lists(charges, max_size=12))

@@ -120,8 +120,7 @@ def within(node, chosen, claim, rooms):
             if room.entry.covers(card.classes, card.model):
                 shares += 1
                 memory += card.mem - node.headroom if claim.whole else claim.mem_per_card
-                full = claim.core_per_card >= 100 and claim.mem_per_card >= card.mem - node.headroom
-                cards += claim.whole or full
+                cards += claim.whole
         for asked, left in ((shares, room.shares), (memory, room.memory), (cards, room.cards)):
             if left is not None and asked and asked > left:
                 return False

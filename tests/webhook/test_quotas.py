@@ -12,6 +12,8 @@ from webhook.spellings import Vocabulary
 
 KEY = f"requests.{names.GPU_MEM}"
 K80 = "requests.cardwise.dev/nvidia.tesla.k80"
+BIG = "requests.cardwise.dev/big"
+LAST = "kubectl.kubernetes.io/last-applied-configuration"
 KNOWN = device_classes(resource_class("nvidia.tesla.k80"), resource_class("big"))
 LEAVE, TAKE = (Vocabulary(KNOWN.get, take_nvidia=take) for take in (False, True))
 
@@ -68,7 +70,7 @@ def test_nothing_to_rewrite_is_nothing_done() -> None:
     ("written", "counted"),
     [
         ("nvidia.tesla.k80", K80),
-        ("big", "requests.cardwise.dev/big"),
+        ("big", BIG),
         ("not.there", "requests.cardwise.dev/not.there"),
         ("cardwise.dev/nvidia.tesla.k80", K80),
         (names.WHOLE_GPU, f"requests.{names.WHOLE_GPU}"),
@@ -117,7 +119,7 @@ def test_two_spellings_with_different_amounts_are_refused():
 
 
 def applied(hard_now, last, recorded):
-    annotations = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"spec": {"hard": last}})}
+    annotations = {LAST: json.dumps({"spec": {"hard": last}})}
     if recorded:
         annotations[names.REWRITTEN] = json.dumps({"hard": recorded})
     return {"metadata": {"annotations": annotations}, "spec": {"hard": hard_now}}
@@ -126,8 +128,8 @@ def applied(hard_now, last, recorded):
 def test_another_class_by_apply_leaves_no_stale_key():
     old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
     new = rewritten(applied({K80: "1", "big": "3"}, {"big": "3"}, [K80]), old=old)
-    assert new["spec"]["hard"] == {"requests.cardwise.dev/big": "3"}
-    assert json.loads(new["metadata"]["annotations"][names.REWRITTEN]) == {"hard": ["requests.cardwise.dev/big"]}
+    assert new["spec"]["hard"] == {BIG: "3"}
+    assert json.loads(new["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG]}
 
 
 def test_another_amount_by_apply_is_taken():
@@ -146,6 +148,50 @@ def test_a_manifest_that_names_no_class_any_more_drops_our_key():
 def test_a_key_that_the_manifest_itself_names_stays():
     old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
     assert rewritten(applied({K80: "1"}, {K80: "1"}, [K80]), old=old)["spec"]["hard"] == {K80: "1"}
+
+
+def patched(stored, more):
+    """As `kubectl patch --type merge` and `kubectl edit` do: by the stored quota, whatever was applied once."""
+    return rewritten(stored | {"spec": {"hard": stored["spec"]["hard"] | more}}, old=stored)
+
+
+@pytest.mark.parametrize("last", [None, {"nvidia.tesla.k80": "5"}, {K80: "5"}], ids=["created", "bare", "in full"])
+def test_another_class_by_patch_takes_no_limit_away(last):
+    first = {"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5"}}}
+    stored = rewritten(first if last is None else applied({"nvidia.tesla.k80": "5"}, last, []))
+    after = patched(stored, {"big": "3"})
+    assert after["spec"]["hard"] == {K80: "5", BIG: "3"}
+    assert json.loads(after["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG, K80]}
+
+
+def test_another_amount_by_patch_is_taken_and_other_classes_stay():
+    stored = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "big": "3"}}})
+    for spelled in ("nvidia.tesla.k80", "cardwise.dev/nvidia.tesla.k80"):
+        assert patched(stored, {spelled: "7"})["spec"]["hard"] == {K80: "7", BIG: "3"}
+
+
+def test_apply_leaves_what_a_patch_has_added_until_its_manifest_names_it():
+    def apply(stored, last):
+        dropped = json.loads(stored["metadata"]["annotations"][LAST])["spec"]["hard"].keys() - last
+        kept = {key: amount for key, amount in stored["spec"]["hard"].items() if key not in dropped}
+        metadata = {"annotations": stored["metadata"]["annotations"] | {LAST: json.dumps({"spec": {"hard": last}})}}
+        return rewritten({"metadata": metadata, "spec": {"hard": kept | last}}, old=stored)
+
+    stored = patched(rewritten(applied({"nvidia.tesla.k80": "5"}, {"nvidia.tesla.k80": "5"}, [])), {"big": "3"})
+    more = apply(stored, {"nvidia.tesla.k80": "6"})
+    assert more["spec"]["hard"] == {K80: "6", BIG: "3"}
+    both = apply(more, {"nvidia.tesla.k80": "6", "big": "4"})
+    assert both["spec"]["hard"] == {K80: "6", BIG: "4"}
+    assert apply(both, {"nvidia.tesla.k80": "6"})["spec"]["hard"] == {K80: "6"}
+    assert apply(both, {"other.class": "1"})["spec"]["hard"] == {"requests.cardwise.dev/other.class": "1"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
+def test_a_stored_manifest_that_nobody_can_read_takes_no_limit_away(text):
+    old = applied({K80: "1"}, {}, [K80])
+    old["metadata"]["annotations"][LAST] = text
+    new = applied({K80: "1", "big": "3"}, {"big": "3"}, [K80])
+    assert rewritten(new, old=old)["spec"]["hard"] == {K80: "1", BIG: "3"}
 
 
 @pytest.mark.parametrize("last", [7, None, "x", []])
