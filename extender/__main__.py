@@ -3,6 +3,7 @@
 import gc
 import ipaddress
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -262,6 +263,9 @@ class _Process:
     def start(self) -> None:
         # The lists of a big cluster make garbage of no use to look for; Feeds freezes what stays of them.
         gc.set_threshold(20_000, 20, 50)
+        # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
+        # 5 ms, which was the p99 of filter while statuses were written (docs/measured.md).
+        sys.setswitchinterval(0.0005)
         self._health = HealthServer(self._metrics_bind, ready=self._feeds.missing)
         self._health.start()
         self._feeds.start()
