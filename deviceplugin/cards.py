@@ -66,7 +66,6 @@ def class_capacities(
 
 def labels(spec: Mapping[str, Any], found: ExtendedResource | None) -> dict[str, str]:
     """What selectors see of a card: its `spec`, as of `spec_of_card`, and what people have put on its object."""
-    put = {} if found is None else found.metadata.labels
     return classes.labels(
         node=spec["node"],
         index=spec["index"],
@@ -74,7 +73,7 @@ def labels(spec: Mapping[str, Any], found: ExtendedResource | None) -> dict[str,
         model=spec["model"],
         memory=MiB(spec["memoryMiB"]),
         properties=spec["properties"],
-        own={key: value for key, value in put.items() if key != names.NODE_LABEL},
+        own={} if found is None else found.metadata.labels,
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.events import EventKind, ObjectRef
 from extender import statuses
+from extender.decisions import Waiter
 from extender.sightings import Sightings
 
 _QUIET = 300.0  # seconds in which a pod is told of quota once
@@ -24,17 +25,6 @@ class Recorder(Protocol):
 
     def record(self, regarding: ObjectRef, reason: str, message: str, type: EventKind = "Normal") -> None:  # noqa: A002
         """Returns at once."""
-
-
-class Waiter(Protocol):
-    """A pod that waits for a node."""
-
-    @property
-    def uid(self) -> str: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def name(self) -> str: ...
 
 
 class Full(NamedTuple):

@@ -14,7 +14,7 @@ from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
 from cardwise.core.selectors import Selector
-from cardwise.kube import errors, paths, wire
+from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector, Woken
 from webhook import defaults, gpuquotas
@@ -183,13 +183,4 @@ def _project_card(raw: bytes) -> tuple[str, CardFacts]:
     card = _decode_card(raw)
     spec = card.spec
     memory = MiB(spec.memory_mib)
-    labels = classes.labels(
-        node=spec.node,
-        index=spec.index,
-        uuid=spec.uuid,
-        model=spec.model,
-        memory=memory,
-        properties=spec.properties,
-        own=card.metadata.labels,
-    )
-    return card.metadata.name, CardFacts(spec.node, memory, labels)
+    return card.metadata.name, CardFacts(spec.node, memory, survey.labels_of(card))

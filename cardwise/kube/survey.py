@@ -133,6 +133,20 @@ def native_quotas(client: KubeClient, namespace: str = "") -> list[NativeQuota]:
     return found
 
 
+def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
+    """What selectors see of a card: what its node says of it, and what people have put on its object."""
+    spec = resource.spec
+    return classes.labels(
+        node=spec.node,
+        index=spec.index,
+        uuid=spec.uuid,
+        model=spec.model,
+        memory=MiB(spec.memory_mib),
+        properties=spec.properties,
+        own=resource.metadata.labels,
+    )
+
+
 def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = None) -> Card:
     """The card that an ExtendedResource describes; before the first report nobody knows what is held on it.
 
@@ -141,16 +155,7 @@ def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = Non
     spec = resource.spec
     of: frozenset[str] = frozenset()
     if classifier is not None:
-        labels = classes.labels(
-            node=spec.node,
-            index=spec.index,
-            uuid=spec.uuid,
-            model=spec.model,
-            memory=MiB(spec.memory_mib),
-            properties=spec.properties,
-            own={key: value for key, value in resource.metadata.labels.items() if key != names.NODE_LABEL},
-        )
-        of = classifier.classes_of(labels)
+        of = classifier.classes_of(labels_of(resource))
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),

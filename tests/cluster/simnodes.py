@@ -19,7 +19,7 @@ import msgspec
 from cardwise.core import classes, names
 from cardwise.core.classes import Classifier, DeviceClass
 from cardwise.core.invalid import InvalidRequest
-from cardwise.kube import errors, paths, wire
+from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from tests.cluster.cards import TestCard, card_uuid
 
@@ -209,18 +209,10 @@ class Keeper:
         classifier = Classifier(known)
         wanted: dict[str, Counter[str]] = {name: Counter() for name in self._nodes}
         for raw in self._items(paths.extendedresources()):
-            spec = msgspec.json.decode(raw, type=wire.ExtendedResource).spec
+            resource = msgspec.json.decode(raw, type=wire.ExtendedResource)
+            spec = resource.spec
             if spec.node in wanted:
-                labels = classes.labels(
-                    node=spec.node,
-                    index=spec.index,
-                    uuid=spec.uuid,
-                    model=spec.model,
-                    memory=spec.memory_mib,
-                    properties=spec.properties,
-                    own={},
-                )
-                selecting = classifier.selecting(labels)
+                selecting = classifier.selecting(survey.labels_of(resource))
                 wanted[spec.node].update({one.name: classes.most_shares(spec.memory_mib, one) for one in selecting})
         for node, counts in wanted.items():
             now = {names.CLASS_PREFIX + name: str(count) for name, count in counts.items()}
