@@ -12,7 +12,7 @@ STAMP := .venv/.locked
 
 .PHONY: help
 help: ## show this help
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .uv/bin/uv:
 	$(PYTHON) -m venv .uv
@@ -33,7 +33,7 @@ demo: env ## bring a real cluster up and watch pods share cards (ARGS=--once: wi
 	$(BIN)/python -m demo $(ARGS)
 
 .PHONY: test
-test: check binaries unit integration ## everything that CI runs
+test: check docs binaries unit integration ## everything that CI runs
 
 .PHONY: check
 check: env ## lint, types and import contracts
@@ -41,6 +41,10 @@ check: env ## lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+.PHONY: docs
+docs: env ## the documents as a site in docs/_build, warnings as errors
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 .PHONY: unit
 unit: env ## unit and property tests, without a cluster
@@ -52,15 +56,40 @@ binaries: env ## build Kubernetes, containerd and Helm for the tests into the us
 
 .PHONY: integration
 integration: binaries ## tests on the real Kubernetes of tests/cluster
-	$(BIN)/pytest -v -p no:randomly tests/integration $(ARGS)
+	$(BIN)/pytest -v -p no:randomly --numprocesses 2 --dist loadfile tests/integration $(ARGS)
+
+.PHONY: test-frameworks
+test-frameworks: env .venv-frameworks/.locked ## the hook under the real TensorFlow, PyTorch, JAX (loads 3 GB)
+	$(BIN)/pytest -v tests/frameworks $(ARGS)
+
+.venv-frameworks/.locked: requirements/frameworks.lock | $(filter .uv/bin/uv,$(UV))
+	@echo "installing the frameworks into .venv-frameworks: 3 GB to load, 7 GB on disk"
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv-frameworks
+	$(UV) pip sync --quiet --python .venv-frameworks/bin/python requirements/frameworks.lock
+	@touch $@
+
+.PHONY: test-mps-real
+test-mps-real: env ## MPS contract tests against NVIDIA's own control program (Debian non-free, into the user cache)
+	$(BIN)/python -m tests.mps.fetch
+	$(BIN)/pytest -v tests/mps/contract $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: env ## MPS on a real card, as root: limits, faults, healing (tests/gpu/conftest.py)
+	$(BIN)/pytest -v -p no:randomly tests/gpu $(ARGS)
 
 .PHONY: soak
-soak: env ## the big counts: hours; results go to docs/measured.md
+soak: env ## the big counts, and property tests with new examples: hours; results go to docs/measured.md
+	CARDWISE_SOAK=1 $(BIN)/pytest -q --numprocesses 2 tests/property
 	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration -m soak $(ARGS)
+	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration/test_chart.py -k upgrade
 
 .PHONY: bench
 bench: env ## measure, as tables with p50 and p99
 	$(BIN)/python -m bench $(ARGS)
+
+.PHONY: bench-placement
+bench-placement: env ## what the policies fill on the trace openb (CARDWISE_OPENB names its folder)
+	$(BIN)/python -m bench placement $(ARGS)
 
 .PHONY: format
 format: env ## format the code and mend what ruff can
@@ -73,6 +102,8 @@ lock: | $(filter .uv/bin/uv,$(UV)) ## renew requirements/*.lock from pyproject.t
 		--custom-compile-command "make lock" pyproject.toml -o requirements/run.lock
 	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --group dev \
 		--custom-compile-command "make lock" pyproject.toml -o requirements/dev.lock
+	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--custom-compile-command "make lock" requirements/frameworks.in -o requirements/frameworks.lock
 
 .PHONY: proto
 proto: env ## regenerate the gRPC code of deviceplugin/api
@@ -80,4 +111,4 @@ proto: env ## regenerate the gRPC code of deviceplugin/api
 
 .PHONY: clean
 clean: ## remove the environment and caches of this folder
-	rm -rf .venv .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-frameworks .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -24,15 +24,22 @@ from tests.build import pod
 from tests.cluster import Cluster, ClusterSpec
 
 _CONNECTIONS = 4
+_QUOTA_ENTRIES = 20
 
 
 def run(rate: int, seconds: int, creations: int) -> list[Row]:
     """`rate` requests a second on each verb for `seconds`; then `creations` pods of each kind."""
     with _cluster() as cluster:
         rows = []
-        for verb, request_pod in (("mutate", pod(gpu_mem="8Gi")), ("validate", pod(gpu_mem=8192, share=1))):
+        rewritten = cluster.api.create(paths.pods("default"), pod(gpu_mem="8Gi"), query={"dryRun": "All"})
+        for verb, request_pod in (("mutate", pod(gpu_mem="8Gi")), ("validate", rewritten)):
             took = _at_rate(cluster.parts.url("webhook"), f"/{verb}", request_pod, rate, seconds)
             rows.append(timing.latency(f"{verb} over TLS, keep-alive, {rate} requests/s", took))
+        cluster.api.create(paths.gpuquotas("default"), _quota())
+        time.sleep(2)  # until the webhook has seen it
+        took = _at_rate(cluster.parts.url("webhook"), "/validate", rewritten, rate, seconds)
+        rows.append(timing.latency(f"the same, with a GPUQuota of {_QUOTA_ENTRIES} entries", took))
+        cluster.api.delete(paths.gpuquotas("default", "bench"))
         return rows + _creation(cluster, creations)
 
 
@@ -46,6 +53,18 @@ def _cluster() -> Iterator[Cluster]:
             yield cluster
         finally:
             cluster.stop()
+
+
+def _quota() -> dict[str, Any]:
+    """One entry counts every card and leaves room, the others are for models."""
+    models: list[dict[str, Any]] = [{"model": f"Model {i}", "shares": 1} for i in range(_QUOTA_ENTRIES - 1)]
+    spec = {"onExceed": "Refuse", "hard": [{"memoryMiB": 1_000_000}, *models]}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "GPUQuota",
+        "metadata": {"name": "bench", "namespace": "default"},
+        "spec": spec,
+    }
 
 
 def _review(request_pod: dict[str, Any]) -> bytes:

@@ -32,6 +32,7 @@ class Extender:
     port: int
     pid: int
     ready_seconds: float
+    metrics_port: int = 0
 
     def rss_mib(self) -> tuple[float, float]:
         """Resident memory now and at its peak."""
@@ -54,11 +55,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def world(nodes: int, pods: int, classes: int = 0) -> Iterator[Path]:
-    """A kubeconfig of a made-up API server of this size."""
+def world(nodes: int, pods: int, classes: int = 0, *, fresh: bool = False) -> Iterator[Path]:
+    """A kubeconfig of a made-up API server of this size; `fresh`: no status of a card is written yet."""
     with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
         port_file = Path(directory) / "port"
-        arguments = [sys.executable, "-m", "bench.world", str(nodes), str(pods), str(classes), str(port_file)]
+        arguments = [sys.executable, "-m", "bench.worldserver", str(nodes), str(pods), str(classes), str(port_file)]
+        arguments += ["--fresh"] * fresh
         with subprocess.Popen(arguments, cwd=ROOT) as process:
             try:
                 while not port_file.exists():
@@ -73,13 +75,24 @@ def world(nodes: int, pods: int, classes: int = 0) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def extender(kubeconfig: Path, *options: str) -> Iterator[Extender]:
+def compiled() -> Iterator[dict[str, str]]:
+    """An environment in which Python finds all modules compiled, as pip leaves them in an image."""
+    with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        env["PYTHONPYCACHEPREFIX"] = directory
+        imports = "import extender.__main__, kubernetes.config, kubernetes.client; kubernetes.client.Configuration()"
+        subprocess.run([sys.executable, "-c", imports], cwd=ROOT, env=env, check=True)
+        yield env
+
+
+@contextlib.contextmanager
+def extender(kubeconfig: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[Extender]:
     """The extender on plain HTTP, ready."""
     port, metrics = free_port(), free_port() + 1
     arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--plain-http", "--no-lease"]
     arguments += ["--bind", f"127.0.0.1:{port}", "--metrics-bind", f"127.0.0.1:{metrics}", "--log-level", "warning"]
     began = time.monotonic()
-    with subprocess.Popen([*arguments, *options], cwd=ROOT) as process:
+    with subprocess.Popen([*arguments, *options], cwd=ROOT, env=env) as process:
         try:
             while not _ready(port):
                 if process.poll() is not None:
@@ -87,7 +100,7 @@ def extender(kubeconfig: Path, *options: str) -> Iterator[Extender]:
                 time.sleep(0.02)
             seconds = time.monotonic() - began
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            yield Extender(port, int(children[0]), seconds)
+            yield Extender(port, int(children[0]), seconds, metrics)
         finally:
             process.send_signal(signal.SIGTERM)
             try:

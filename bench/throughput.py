@@ -14,7 +14,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from tests.cluster.processes import Process, children, wait_for
 
 NAMESPACE = "default"
 LOW, HIGH = 1024, 16276  # MiB
+_LIMIT = 600  # seconds of one run
 _KINDS = {
     "stock": "stock, pods of 1 CPU",
     "shares": "stock, shares without an extender",
@@ -46,28 +49,37 @@ class Result:
 
 
 def run(nodes: int, pods: int, runs: int, options: tuple[str, ...], *, plain_http: bool) -> list[Row]:
+    with cluster_of(nodes) as cluster:
+        bench = Bench(cluster, pods)
+        results: dict[str, list[Result]] = {kind: [] for kind in _KINDS}
+        for number in range(runs):
+            for kind in _KINDS:
+                stanzas = bench.start_extender(options, plain_http=plain_http) if kind == "ours" else []
+                result = bench.measure(f"{kind}{number}", stanzas, gpu=kind != "stock")
+                print(f"{kind} {number}: {result.pods_per_second:.0f} pods/s {result.cpu}", file=sys.stderr)
+                results[kind].append(result)
+    rows = [row(_KINDS[kind], each) for kind, each in results.items()]
+    best = {kind: median([each.pods_per_second for each in found]) for kind, found in results.items()}
+    ratios = {f"to {_KINDS[kind]}": f"{best['ours'] / best[kind]:.2f}" for kind in ("stock", "shares")}
+    return [*rows, Row(f"ratio of medians, {nodes} nodes x 8 cards, {pods} pods", ratios)]
+
+
+@contextmanager
+def cluster_of(nodes: int, cards_each: int = 8) -> Iterator[Cluster]:
+    """A control plane with so many simulated nodes, and nothing of ours."""
     # One folder, so that a run cleans up what a killed one has left.
     state = Path(tempfile.gettempdir()) / f"cwb-{os.getuid()}"
     with tempfile.TemporaryDirectory(prefix="cwb-cards-") as directory:
         cards = Path(directory) / "cards.yaml"
-        cards.write_text(yaml.safe_dump({"default": [{"model": "Tesla P100", "memoryMiB": HIGH}] * 8}))
+        cards.write_text(yaml.safe_dump({"default": [{"model": "Tesla P100", "memoryMiB": HIGH}] * cards_each}))
         spec = ClusterSpec(state_dir=state, sim_nodes=nodes, cards=cards, parts=False, keeper=False)
         with Cluster.start(spec, lambda text: print(text, file=sys.stderr)) as cluster:
-            bench = _Bench(cluster, pods)
-            results: dict[str, list[Result]] = {kind: [] for kind in _KINDS}
-            for number in range(runs):
-                for kind in _KINDS:
-                    stanzas = bench.start_extender(options, plain_http=plain_http) if kind == "ours" else []
-                    result = bench.measure(f"{kind}{number}", stanzas, gpu=kind != "stock")
-                    print(f"{kind} {number}: {result.pods_per_second:.0f} pods/s {result.cpu}", file=sys.stderr)
-                    results[kind].append(result)
-            rows = [_row(kind, each) for kind, each in results.items()]
-            best = {kind: _median([each.pods_per_second for each in found]) for kind, found in results.items()}
-            ratios = {f"to {_KINDS[kind]}": f"{best['ours'] / best[kind]:.2f}" for kind in ("stock", "shares")}
-            return [*rows, Row(f"ratio of medians, {nodes} nodes x 8 cards, {pods} pods", ratios)]
+            yield cluster
 
 
-class _Bench:
+class Bench:
+    """A cluster on which runs are measured one after another."""
+
     def __init__(self, cluster: Cluster, pods: int) -> None:
         self._cluster = cluster
         self._pods = pods
@@ -100,22 +112,24 @@ class _Bench:
             filter_url=f"{scheme}://127.0.0.1:{fast}", bind_url=f"{scheme}://127.0.0.1:{slow}", **files
         )
 
-    def measure(self, name: str, stanzas: list[dict], *, gpu: bool) -> Result:
+    def measure(self, name: str, stanzas: list[dict], *, gpu: bool, sampling: int = 100) -> Result:
+        """One run. `sampling`: percent of the nodes that the scheduler looks at, 0 for its own choice."""
         cluster = self._cluster
         scheduler = cluster.process("kube-scheduler")
         scheduler.stop()
-        cluster.control_plane.start_scheduler(stanzas)
+        cluster.control_plane.start_scheduler(stanzas, sampling=sampling)
         time.sleep(2)
         scheduler.pause()
         version = self._create(name, gpu=gpu)
-        counter = _Counter(cluster, version, self._pods)
+        counter = Counter(cluster, version, self._pods)
         cpu = self._cpu()
         began = time.monotonic()
         scheduler.resume()
-        seconds = counter.wait(began, 180)
+        seconds = counter.wait(began, _LIMIT)
         after = self._cpu()
         if stanzas:
-            print(f"  mean of a call: {self._mean_seconds()}", file=sys.stderr)
+            values = self._values()
+            print(f"  mean of a call: {_mean_seconds(values)}; ahead: {_ahead(values)}", file=sys.stderr)
             cluster.process("extender").stop()
         cluster.api.delete(paths.pods(NAMESPACE), {"gracePeriodSeconds": 0}, timeout=60)
         if not wait_for(lambda: not cluster.api.get(paths.pods(NAMESPACE), {"limit": "1"})["items"], 60):
@@ -123,16 +137,10 @@ class _Bench:
         used = {who: round((after[who] - cpu[who]) * 1000 / self._pods, 2) for who in after if who in cpu}
         return Result(self._pods / seconds, used)
 
-    def _mean_seconds(self) -> dict[str, str]:
-        """Of the extender's verbs, by its own metrics."""
+    def _values(self) -> dict[str, str]:
+        """The extender's metrics."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=5) as answer:
-            values = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
-        found = {}
-        for verb in ("filter", "bind"):
-            key = f'cardwise_extender_request_seconds_%s{{verb="{verb}"}}'
-            calls = float(values[key % "count"])
-            found[verb] = f"{float(values[key % 'sum']) / calls * 1000:.1f} ms of {calls:.0f}"
-        return found
+            return dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
 
     def _create(self, name: str, *, gpu: bool) -> str:
         draw = random.Random(1)
@@ -154,8 +162,24 @@ class _Bench:
         for name in ("etcd", "kube-apiserver", "kube-scheduler", "extender"):
             process: Process = self._cluster.process(name)
             if process.noted is not None and process.alive():
-                found[name] = sum(_cpu_seconds(pid) for pid in [process.pid, *children(process.pid)])
+                found[name] = sum(cpu_seconds(pid) for pid in [process.pid, *children(process.pid)])
         return found
+
+
+def _mean_seconds(values: dict[str, str]) -> dict[str, str]:
+    """Of the extender's verbs."""
+    found = {}
+    for verb in ("filter", "bind"):
+        key = f'cardwise_extender_request_seconds_%s{{verb="{verb}"}}'
+        calls = float(values[key % "count"])
+        found[verb] = f"{float(values[key % 'sum']) / calls * 1000:.1f} ms of {calls:.0f}"
+    return found
+
+
+def _ahead(values: dict[str, str]) -> dict[str, int]:
+    """What became of pods that were decided about ahead."""
+    key = 'cardwise_extender_ahead_total{outcome="'
+    return {name.removeprefix(key)[:-2]: int(float(value)) for name, value in values.items() if name.startswith(key)}
 
 
 class _Event(msgspec.Struct):
@@ -166,7 +190,7 @@ class _Event(msgspec.Struct):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
-class _Counter:
+class Counter:
     """Counts pods as they get a node."""
 
     def __init__(self, cluster: Cluster, version: str, pods: int) -> None:
@@ -179,6 +203,7 @@ class _Counter:
         self._thread.start()
 
     def wait(self, began: float, limit: float) -> float:
+        """Seconds from `began` until all have one."""
         if not self._done.wait(limit):
             raise RuntimeError(f"only {self._seen} of {self._pods} pods were scheduled in {limit:.0f} s")
         return self._at - began
@@ -196,19 +221,21 @@ class _Counter:
                     return
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """Of the process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _row(kind: str, results: list[Result]) -> Row:
+def row(kind: str, results: list[Result]) -> Row:
+    """Of all runs of a kind."""
     rates = [each.pods_per_second for each in results]
-    values = {"pods/s, median": f"{_median(rates):.0f}", "runs": " ".join(f"{rate:.0f}" for rate in rates)}
+    values = {"pods/s, median": f"{median(rates):.0f}", "runs": " ".join(f"{rate:.0f}" for rate in rates)}
     for who in ("etcd", "kube-apiserver", "kube-scheduler", "extender"):
         used = [each.cpu[who] for each in results if who in each.cpu]
-        values[f"{who}, CPU/pod"] = f"{_median(used):.2f} ms" if used else "-"
-    return Row(_KINDS[kind], values)
+        values[f"{who}, CPU/pod"] = f"{median(used):.2f} ms" if used else "-"
+    return Row(kind, values)
 
 
-def _median(values: list[float]) -> float:
+def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]

@@ -1,21 +1,14 @@
-"""A big made-up cluster, and an API server that lists it: what the serving benchmarks run against.
-
-Not a Kubernetes: lists in pages, watches that stay silent, bindings that are accepted. Runs as a process of its own
-(`python -m bench.world`), so that its work is not counted as the extender's.
-"""
+"""A big made-up cluster: what the serving benchmarks run against. `worldserver` lists it."""
 
 import json
 import random
-import sys
-import threading
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
 
 from cardwise.core import assignment
 from cardwise.core.assignment import Assignment, CardShare
+from extender import objects, projection, statuses
+from extender.state import State
 
 P100 = 16276
 CARDS = 8
@@ -23,13 +16,27 @@ MODELS = 10
 SIZES = (1024, 2048, 4069, 6144, 8138, 12207, P100)  # MiB, the sizes that pods ask for
 
 
+RUNNING = {
+    "phase": "Running",
+    "conditions": [
+        {"type": kind, "status": "True", "lastTransitionTime": "2026-11-21T09:00:00Z"}
+        for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+    ],
+    "containerStatuses": [{"name": "main", "ready": True, "state": {"running": {"startedAt": "2026-11-21T09:00:00Z"}}}],
+}
+
+
 @dataclass(frozen=True)
 class Scale:
-    """`classes`: ResourceClasses over ten models; with any, the namespace of the pods has a GPUQuota as well."""
+    """`classes`: ResourceClasses over ten models; with any, the namespace of the pods has a GPUQuota as well.
+
+    `fresh`: Cardwise has just come, and no card's status says yet what is held.
+    """
 
     nodes: int = 5000
     pods: int = 60_000
     classes: int = 0
+    fresh: bool = False
     seed: int = 1
 
 
@@ -76,16 +83,7 @@ def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str,
     status = {"phase": "Pending"}
     if node:
         spec["nodeName"] = node
-        status = {
-            "phase": "Running",
-            "conditions": [
-                {"type": kind, "status": "True", "lastTransitionTime": "2026-11-21T09:00:00Z"}
-                for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
-            ],
-            "containerStatuses": [
-                {"name": "main", "ready": True, "state": {"running": {"startedAt": "2026-11-21T09:00:00Z"}}}
-            ],
-        }
+        status = RUNNING
     metadata = {
         "name": name,
         "namespace": "default",
@@ -115,7 +113,6 @@ class World:
     """Nodes, cards and bound pods in JSON, pod sizes at random, no card over-full."""
 
     def __init__(self, scale: Scale) -> None:
-        self.scale = scale
         self.nodes = [
             json.dumps({"metadata": {"name": node_name(i), "resourceVersion": "1"}}).encode()
             for i in range(scale.nodes)
@@ -127,6 +124,29 @@ class World:
         self.pods = list(_pods(scale))
         self.classes = [json.dumps(_class(i)).encode() for i in range(scale.classes)]
         self.quotas = [json.dumps(_quota(scale.classes)).encode()] if scale.classes else []
+        if not scale.fresh:
+            self.cards = list(self._with_statuses())
+
+    def _with_statuses(self) -> Iterator[bytes]:
+        """The cards as an extender leaves them that has had its time."""
+        state = State()
+        for name, room in map(projection.node, self.nodes):
+            state.set_node(name, room)
+        for _, read in map(objects.resource_class, self.classes):
+            state.set_class(read.device_class)
+        for key, card in map(objects.card, self.cards):
+            state.set_card(key, card)
+        for _, bound in map(projection.pod, self.pods):
+            state.set_pod(bound)
+        with state.view() as ledger:
+            counts = {}
+            for raw in self.cards:
+                card = json.loads(raw)
+                node = card["spec"]["node"]
+                if node not in counts:
+                    counts[node] = statuses.count_node(ledger, node).cards
+                allocated = statuses.card_status(counts[node][card["metadata"]["name"]])
+                yield json.dumps(card | {"status": card["status"] | allocated}).encode()
 
 
 def class_name(i: int) -> str:
@@ -173,74 +193,3 @@ def _pods(scale: Scale):
         annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1_700_000_000_000_000_000)
         uid = f"{made:08x}-1111-4111-8111-111111111111"
         yield json.dumps(pod(f"inference-{made}", uid, mem, node=node_name(node), annotations=annotations)).encode()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    world: World
-    delay = 0.0
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        query = dict(parse_qsl(parts.query))
-        if "watch" in query:
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            time.sleep(float(query.get("timeoutSeconds", "60")))
-            return
-        items = {
-            "pods": self.world.pods,
-            "nodes": self.world.nodes,
-            "extendedresources": self.world.cards,
-            "resourceclasses": self.world.classes,
-            "gpuquotas": self.world.quotas,
-        }[parts.path.rsplit("/", 1)[-1]]
-        start, limit = int(query.get("continue", 0)), int(query.get("limit", 0)) or len(items)
-        end = start + limit
-        token = json.dumps(str(end) if end < len(items) else "").encode()
-        body = b'{"metadata":{"resourceVersion":"5","continue":%s},"items":[%s]}' % (token, b",".join(items[start:end]))
-        self._answer(200, body)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        time.sleep(self.delay)
-        self._answer(201, b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}')
-
-    def do_PATCH(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(200, b"{}")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def main(nodes: str, pods: str, classes: str, port_file: str) -> None:
-    _Handler.world = World(Scale(int(nodes), int(pods), int(classes)))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    path = Path(port_file)
-    path.with_suffix(".new").write_text(str(server.server_address[1]))
-    path.with_suffix(".new").rename(path)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    server.serve_forever()
-
-
-def _leave_with_parent() -> None:
-    import os  # noqa: PLC0415
-
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

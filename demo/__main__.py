@@ -13,6 +13,7 @@ import click
 import yaml
 
 from cardwise.cli import inspecting
+from cardwise.core.policies import BY_CARDS
 from cardwise.kube import survey
 from cardwise.kube.errors import KubeError
 from demo.scenes import FOUR_CARDS, SCENES, Failed, Scene
@@ -37,7 +38,12 @@ def demo(once: bool, state_dir: Path) -> None:
         yaml.safe_dump(_CARDS, cards)
         cards.flush()
         spec = ClusterSpec(
-            state_dir=state_dir, nodes=3 if real else 0, sim_nodes=1 if real else 4, cards=Path(cards.name)
+            state_dir=state_dir,
+            nodes=3 if real else 0,
+            sim_nodes=1 if real else 4,
+            cards=Path(cards.name),
+            # The articles' figures are of this policy; the default would know the pods of the scenes before.
+            part_args={"extender": [f"--policy={BY_CARDS}"]},
         )
         cluster = Cluster.start(spec, click.echo)
     try:

@@ -9,7 +9,11 @@ from pathlib import Path
 import click
 import structlog
 
+from cardwise.core import mps
 from cardwise.core.invalid import InvalidRequest
+from cardwise.core.mps import Mode
+from cardwise.devices.offered import OfferedDevices
+from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import chosen
 from cardwise.gpus.chosen import Choice
 from cardwise.gpus.nvml import NvmlGpus
@@ -17,12 +21,19 @@ from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
-from cardwise.runtime import logs
+from cardwise.runtime import configz, logs
 from cardwise.runtime.health import HealthServer
-from cardwise.runtime.settings import CONTEXT_SETTINGS, Common, common_options
+from cardwise.runtime.settings import (
+    CONTEXT_SETTINGS,
+    Common,
+    common_options,
+    core_overcommit_option,
+    simulated_cards_option,
+)
 from deviceplugin import metrics, slots
 from deviceplugin.access import Access
 from deviceplugin.agent import COMPONENT, Agent, Settings
+from deviceplugin.nocards import NoCards
 
 _log = structlog.get_logger(__name__)
 
@@ -39,10 +50,21 @@ def _slot_ids(_: click.Context, __: click.Parameter, value: int) -> tuple[str, .
 def _choice(_: click.Context, __: click.Parameter, value: str | None) -> Choice | None:
     if value is None:
         return None
+    if value == "none":
+        return Choice(())
     try:
         return chosen.parse(value)
     except InvalidRequest as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
+
+
+def _gpus(simulated: Path | None, cards: Choice | None) -> Gpus:
+    """Raises GpusUnavailable."""
+    if simulated is not None:
+        return SimulatedGpus(simulated)
+    if cards == Choice(()):
+        return NoCards()
+    return NvmlGpus(on_failure=_thread_failed)
 
 
 def _thread_failed(thread: str) -> None:
@@ -58,12 +80,8 @@ def _thread_failed(thread: str) -> None:
     required=True,
     help="Name of the Node object of this machine.",
 )
-@click.option(
-    "--simulated-cards",
-    type=click.Path(dir_okay=False, path_type=Path),
-    show_envvar=True,
-    help="YAML file of cards, read again when it changes, instead of the machine's NVIDIA cards.",
-)
+@simulated_cards_option
+@core_overcommit_option
 @click.option(
     "--cards",
     metavar="CARD,...",
@@ -71,8 +89,31 @@ def _thread_failed(thread: str) -> None:
     envvar="CARDWISE_CARDS",
     show_envvar=True,
     help="Indices or UUIDs of the cards that Cardwise shares; the others are left to whom you like, such as NVIDIA's "
-    "device plugin. UUIDs are safer: indices move when a card is taken out. Default: all cards, and none while "
-    "NVIDIA's device plugin serves the node.",
+    "device plugin. UUIDs are safer: indices move when a card is taken out. none: no card, for a node that has other "
+    "devices only. Default: all cards, and none while NVIDIA's device plugin serves the node.",
+)
+@click.option(
+    "--devices",
+    "devices_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    show_envvar=True,
+    help="YAML file of what this node offers beside GPUs: RDMA devices, and network cards, FPGAs and the like by their "
+    "PCI vendor, device and class. Read again when it changes; docs/reference/deviceplugin.md has the format. "
+    "Default: nothing.",
+)
+@click.option(
+    "--sysfs",
+    type=_FOLDER,
+    default=Path("/sys"),
+    show_envvar=True,
+    help="Where this machine's sysfs is, which says what devices there are.",
+)
+@click.option(
+    "--dev",
+    type=_FOLDER,
+    default=Path("/dev"),
+    show_envvar=True,
+    help="Where this machine's device nodes are; the container runtime must find them under the same path.",
 )
 @click.option(
     "--kubelet-dir",
@@ -136,12 +177,34 @@ def _thread_failed(thread: str) -> None:
     show_envvar=True,
     help="Whether containers whose card is unhealthy start all the same, or wait until it has recovered.",
 )
+@click.option(
+    "--mps",
+    "mps_mode",
+    type=click.Choice([str(mode) for mode in Mode]),
+    default=str(Mode.PREFERRED),
+    envvar="CARDWISE_MPS",
+    show_envvar=True,
+    help="off: the node has no MPS manager, and no container waits for one. preferred: it may have one; once one has "
+    "run here, containers wait for their card's MPS. required: it has one, so containers wait also before it first "
+    f"runs. A pod's annotation {mps.MODE} goes before.",
+)
+@click.option(
+    "--mps-root",
+    type=_FOLDER,
+    default=Path(mps.DEFAULT_ROOT),
+    envvar="CARDWISE_MPS_ROOT_DIR",
+    show_envvar=True,
+    help="The MPS manager's --root.",
+)
 def main(
     *,
     common: Common,
     node_name: str,
     simulated_cards: Path | None,
     cards: Choice | None,
+    devices_file: Path | None,
+    sysfs: Path,
+    dev: Path,
     kubelet_dir: Path,
     cdi_dir: Path,
     state_dir: Path,
@@ -150,12 +213,15 @@ def main(
     slot_ids: tuple[str, ...],
     nvidia_cdi_specs: tuple[Path, ...],
     start_on_sick_cards: bool,
+    mps_mode: str,
+    mps_root: Path,
+    core_overcommit: int,
 ) -> None:
-    """Cardwise's device plugin: one for each node with cards.
+    """Cardwise's device plugin: one for each node with cards, or with other devices to give away.
 
-    Tells the cluster of the node's cards (node capacities, ExtendedResources, health), and gives each container,
-    when it starts, exactly the cards that its pod was placed on. Grants are kept on the node's disk, and are freed
-    when the pod's containers are gone.
+    Tells the cluster of the node's cards and devices (node capacities, ExtendedResources, health), and gives each
+    container, when it starts, exactly those that its pod was placed on. Grants are kept on the node's disk, and
+    are freed when the pod's containers are gone.
     """
     logs.setup(COMPONENT, common.log_level, common.log_format)
     settings = Settings(
@@ -169,25 +235,31 @@ def main(
         nvidia_specs=None if simulated_cards is not None else nvidia_cdi_specs,
         start_on_sick_cards=start_on_sick_cards,
         cards=cards,
+        mps=Mode(mps_mode),
+        mps_root=mps_root,
+        core_overcommit=core_overcommit,
     )
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        gpus: Gpus = (
-            SimulatedGpus(simulated_cards) if simulated_cards is not None else NvmlGpus(on_failure=_thread_failed)
+        gpus = _gpus(simulated_cards, cards)
+        devices: Devices = (
+            NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=sysfs, dev=dev, node=node_name)
         )
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)
-        agent = Agent(settings, client, gpus)
-        health = HealthServer(common.metrics_bind, ready=agent.problems)
-    except (GpusUnavailable, KubeConfigError, OSError) as error:
+        agent = Agent(settings, client, gpus, devices)
+        config = configz.of(click.get_current_context(), {"slot_ids": len(slot_ids)})
+        health = HealthServer(common.metrics_bind, ready=agent.problems, config=config)
+    except (GpusUnavailable, InvalidRequest, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
         sys.exit(1)
     health.start()
     agent.start()
-    _log.info("started", node=node_name, cards=len(agent.cards()), slots=len(slot_ids))
+    _log.info("started", node=node_name, cards=len(agent.cards()), devices=len(devices.devices()), slots=len(slot_ids))
     stopped.wait()
     _log.info("stopping")
+    agent.leave()
     agent.stop()
     health.stop()
     client.close()

@@ -5,18 +5,30 @@ who sets NVIDIA_VISIBLE_DEVICES in a shell of his own sees the others.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 
 import structlog
 
+from cardwise.core import mps
+from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from deviceplugin import cdi
 from deviceplugin.containers import Containers, RuntimeFacts, RuntimeSilent, serves_cdi
 from deviceplugin.grants import Grant, GrantStore
+from deviceplugin.hardware import Hardware
 
 _log = structlog.get_logger(__name__)
+
+NO_CDI = (
+    "devices other than GPUs are given by CDI only, which the container runtime of this node does not serve, or which "
+    "--card-access=env forbids; containerd has it since 2.0 (1.7: set enable_cdi)"
+)
+NO_CDI_NO_MPS = (
+    "the way to its card's MPS daemon is given by CDI only, which the container runtime of this node does not serve, "
+    f'or which --card-access=env forbids; annotate it {mps.MODE}: "off", or run no MPS manager on such nodes'
+)
 
 
 class Access(StrEnum):
@@ -61,7 +73,7 @@ class Delivery:
         if self._nvidia is None:
             return cdi.merged(cdi.plain_edits(card) for card in cards), cdi.CDI_VERSION
         found = [self._nvidia.edits(card) for card in cards]
-        return cdi.merged(edits for edits, _ in found), max(version for _, version in found)
+        return cdi.merged(edits for edits, _ in found), max((version for _, version in found), default=cdi.CDI_VERSION)
 
     def undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
         """By UUID: why cards cannot be given to a container at present."""
@@ -73,12 +85,11 @@ class Delivery:
                 found[card.uuid] = str(error)
         return found
 
-    def deliver(self, grant: Grant, cards: list[GpuCard]) -> None:
-        """Writes the spec of each slot of the grant. Raises NoDevice or OSError."""
-        edits, version = self.edits(cards)
+    def deliver(self, grant: Grant, hardware: Hardware) -> None:
+        """Writes the spec of each slot of the grant. Raises NoDevice, OSError, or KeyError for what is not here."""
         with self._lock:
             for slot in grant.slots:
-                cdi.write(self._folder, slot, cdi.spec(slot, grant, edits, version))
+                self._write(slot, grant, hardware)
 
     def withdraw(self, slot: str, unused: Callable[[], bool]) -> None:
         """Removes the slot's spec if it is still `unused` by then. Raises OSError."""
@@ -86,27 +97,47 @@ class Delivery:
             if unused():
                 cdi.remove(self._folder, slot)
 
-    def restore(self, grants: GrantStore, cards: Mapping[str, GpuCard]) -> None:
+    def restore(self, grants: GrantStore, hardware: Hardware) -> None:
         """Makes the folder anew from the grants: after a reboot it is empty, after a crash it may be behind."""
         # What is granted after this look is delivered after the lock, over what is written here.
         with self._lock:
             slots = {slot for grant in grants.all() for slot in grant.slots}
             for path in cdi.stale(self._folder, slots):
                 path.unlink(missing_ok=True)
-            self._rewrite(slots, grants, cards)
+            self._rewrite(slots, grants, hardware)
 
-    def refresh(self, slots: Iterable[str], grants: GrantStore, cards: Mapping[str, GpuCard]) -> None:
+    def refresh(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
         """As `restore`, for some slots."""
         with self._lock:
-            self._rewrite(slots, grants, cards)
+            self._rewrite(slots, grants, hardware)
 
-    def _rewrite(self, slots: Iterable[str], grants: GrantStore, cards: Mapping[str, GpuCard]) -> None:
+    def _rewrite(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
         for slot in slots:
             grant = grants.owner(slot)
             if grant is None:
                 continue
             try:
-                edits, version = self.edits([cards[share.uuid] for share in grant.shares])
-                cdi.write(self._folder, slot, cdi.spec(slot, grant, edits, version))
+                self._write(slot, grant, hardware)
             except (cdi.NoDevice, OSError, KeyError) as error:
-                _log.error("no CDI spec for a granted slot", slot=slot, pod=grant.pod, error=repr(error))
+                told = {"slot": slot, "pod": grant.pod, "uid": grant.pod_uid, "error": repr(error)}
+                _log.error("no CDI spec for a granted slot", **told)
+
+    def _write(self, slot: str, grant: Grant, hardware: Hardware) -> None:
+        cards = [hardware.cards[share.uuid] for share in grant.shares]
+        edits, version = self.edits(cards)
+        devices = [hardware.devices[device.uuid] for device in grant.devices]
+        edits = cdi.merged([edits, *map(cdi.device_edits, devices), cdi.mps_edits(grant, cards)])
+        cdi.write(self._folder, slot, cdi.spec(slot, grant, edits, version, devices))
+
+
+def device_trouble(device: OtherDevice, access: Access | None) -> str:
+    """Why no container can be given a device at present, "" when one can."""
+    if device.trouble:
+        return device.trouble
+    if access is Access.ENV:
+        return NO_CDI
+    try:
+        cdi.device_edits(device)
+    except (cdi.NoDevice, OSError) as error:
+        return str(error)
+    return ""

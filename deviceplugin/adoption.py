@@ -32,7 +32,8 @@ def missing(
         try:
             found.append(grant_of(pod, container, sorted(theirs)))
         except Refused as error:
-            _log.warning("a container holds a share slot without an assignment", uid=uid, error=str(error))
+            who = f"{pod.namespace}/{pod.name}"
+            _log.warning("a container holds a share slot without an assignment", pod=who, uid=uid, error=str(error))
     return found
 
 
@@ -46,5 +47,6 @@ def adopt(
         if grant.container in alive.get(grant.pod_uid, ()):
             grants.adopt(grant)
             adopted.append(grant)
-            _log.warning("adopted a running container without a grant", pod=grant.pod, container=grant.container)
+            told = {"pod": grant.pod, "uid": grant.pod_uid, "container": grant.container}
+            _log.warning("adopted a running container without a grant", **told)
     return adopted

@@ -8,18 +8,27 @@ from pathlib import Path
 
 import structlog
 
+from cardwise.core.cards import FULL_CORE
+from cardwise.core.mps import DEFAULT_ROOT, Mode
+from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from deviceplugin import access as card_access
-from deviceplugin import adoption, cdi, metrics
+from deviceplugin import adoption, cardlevels, cdi, leaving, metrics
 from deviceplugin.access import Access, Delivery
+from deviceplugin.cardlevels import CardLevel
 from deviceplugin.containers import Containers, RuntimeSilent
+from deviceplugin.cordons import Cordons
+from deviceplugin.former import Former
 from deviceplugin.grants import Grant, GrantStore
+from deviceplugin.hardware import Hardware
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import Kubelet, KubeletSilent
 from deviceplugin.marking import Marker
+from deviceplugin.mpssaid import MpsSaid
+from deviceplugin.mpswait import MpsWait
 from deviceplugin.pods import Pods
 from deviceplugin.prestart import PreStart, Refused
 from deviceplugin.registration import Registration
@@ -37,6 +46,7 @@ class Settings:
     """`access` None: ask the runtime. `nvidia_specs` None: the cards are simulated. `slots` are the slot IDs.
 
     `cards`: those of the machine that are shared; None: all, unless NVIDIA's device plugin serves the node.
+    `mps`: what holds for pods that do not say, and whether the node has an MPS manager; `mps_root` is that one's.
     """
 
     node: str
@@ -49,23 +59,28 @@ class Settings:
     nvidia_specs: tuple[Path, ...] | None
     start_on_sick_cards: bool = False
     cards: Choice | None = None
+    mps: Mode = Mode.PREFERRED
+    mps_root: Path = Path(DEFAULT_ROOT)
+    core_overcommit: int = FULL_CORE
 
 
 class Agent:
     """`start`, then `stop`. Raises OSError when its folders cannot be used."""
 
-    def __init__(self, settings: Settings, client: KubeClient, gpus: Gpus) -> None:
+    def __init__(self, settings: Settings, client: KubeClient, gpus: Gpus, devices: Devices) -> None:
         self._settings = settings
         self._chosen = None if settings.cards is None else ChosenGpus(gpus, settings.cards)
         self._gpus = gpus = self._chosen or gpus
+        self._devices = devices
         self._access = settings.access
         self._restored = False
         self._stopping = threading.Event()
-        self.grants = GrantStore(settings.state_dir / "grants")
+        self.grants = GrantStore(settings.state_dir / "grants", core=settings.core_overcommit)
         nvidia = None if settings.nvidia_specs is None else cdi.NvidiaSpecs(settings.nvidia_specs)
         self._delivery = Delivery(settings.cdi_dir, nvidia)
         self._containers = Containers(settings.cri_socket)
         self._kubelet = Kubelet(settings.kubelet_dir)
+        self._former = Former(settings.kubelet_dir)
         self._events = EventRecorder(client, COMPONENT, instance=settings.node)
         self._marker = Marker(client)
         self.pods = Pods(client, settings.node, self._pod_ended)
@@ -80,22 +95,29 @@ class Agent:
             client,
             settings.node,
             gpus=gpus,
+            devices=devices,
             pods=self.pods,
             access=lambda: self._access,
             health=self._health,
+            device_health=self._device_health,
             held=self._releaser.held,
             granted=self.grants.held,
+            cordons=Cordons(settings.state_dir / "cordons.json"),
             events=self._events,
             split=settings.cards is not None,
+            mps=MpsSaid(settings.mps, settings.mps_root),
+            core=settings.core_overcommit,
         )
         self._prestart = PreStart(
             kubelet=self._kubelet,
             pods=self.pods,
             gpus=gpus,
+            devices=devices,
             grants=self.grants,
             delivery=self._delivery,
             access=lambda: self._access,
             health=self._health,
+            mps_wait=MpsWait(settings.mps, settings.mps_root, settings.state_dir),
             release=self._releaser.free,
             granted=self._marker.mark,
             start_on_sick_cards=settings.start_on_sick_cards,
@@ -110,6 +132,7 @@ class Agent:
             lambda: len(self.grants.all()),
             lambda: sum(map(len, self._releaser.held().values())),
             len(self.grants.unreadable),
+            self.levels,
         )
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "GrantUnreadable", problem, "Warning")
@@ -124,12 +147,22 @@ class Agent:
         self._registration.start()
         self._settling.start()
 
+    def leave(self) -> None:
+        """Before `stop`, where the node and its kubelet go on: takes some seconds, in which all is served."""
+        node = self._inventory.node
+        leaving.leave(
+            node.withdraw_slots,
+            lambda: node.share_allocatable() not in ("", "0"),
+            lambda: leaving.not_admitted(self.pods.all(), self._kubelet),
+        )
+
     def stop(self) -> None:
         """In the order of who calls whom. Grants and CDI specs stay: the containers go on."""
         self._stopping.set()
         self._registration.stop()
         self._inventory.node.withdraw_slots()
         self._gpus.close()  # ends the inventory's wait for a change
+        self._devices.close()
         self._inventory.stop()
         self._releaser.stop()
         self._marker.stop()
@@ -158,12 +191,18 @@ class Agent:
         """Those that are shared here."""
         return self._gpus.cards()
 
+    def levels(self) -> list[CardLevel]:
+        """How full those are."""
+        cards = self._gpus.cards()
+        return cardlevels.levels(cards, self._health(cards), self.pods.all(), self.grants.all())
+
     def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
 
     def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
-        """By UUID. A card that no container can be given is as good as sick, and one that NVIDIA's plugin gives too."""
-        served = self._inventory.node.nvidia_problem()
+        """By UUID. A card that no container can be given is as good as sick, and one that another plugin gives too."""
+        living = (pod.uid for pod in self.pods.all() if not pod.finished)
+        served = self._inventory.node.nvidia_problem() or self._former.why_not(living)
         if served:
             return {card.uuid: Health(healthy=False, reason=served) for card in cards}
         health = self._gpus.health()
@@ -172,6 +211,11 @@ class Agent:
             if known[uuid].healthy:
                 known[uuid] = Health(healthy=False, reason=why)
         return known
+
+    def _device_health(self, devices: list[OtherDevice]) -> dict[str, Health]:
+        """By UUID. As with cards, one that no container can be given is as good as sick."""
+        troubles = {device.uuid: card_access.device_trouble(device, self._access) for device in devices}
+        return {uuid: Health(healthy=not trouble, reason=trouble) for uuid, trouble in troubles.items()}
 
     def _pod_ended(self) -> None:
         self._releaser.wake()
@@ -192,7 +236,7 @@ class Agent:
             # Asked anew for each registration: the runtime may be another one since. Silent: what it said last.
             self._access = card_access.probe(self._containers, self._settings.cdi_dir) or self._access
         if self._access is Access.CDI and not self._restored:
-            self._delivery.restore(self.grants, {card.uuid: card for card in self._gpus.cards()})
+            self._delivery.restore(self.grants, Hardware.look(self._gpus, self._devices))
             self._restored = True
         return self._access
 
@@ -234,4 +278,4 @@ class Agent:
         adopted = adoption.adopt(known, self.pods, self.grants, alive)
         if adopted and self._access is Access.CDI:
             slots = [slot for grant in adopted for slot in grant.slots]
-            self._delivery.refresh(slots, self.grants, {card.uuid: card for card in self._gpus.cards()})
+            self._delivery.refresh(slots, self.grants, Hardware.look(self._gpus, self._devices))

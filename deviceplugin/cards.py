@@ -1,4 +1,4 @@
-"""What this node tells the cluster of its cards: node capacities and one ExtendedResource each. Pure.
+"""What this node tells the cluster of its cards and devices: node capacities and an ExtendedResource each. Pure.
 
 Apart from `inventory`, which carries it out, so that the rules can be read and tested without an API server.
 """
@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cardwise.core import classes, names
+from cardwise.core.cards import FULL_CORE
 from cardwise.core.classes import DeviceClass
 from cardwise.core.quantity import MiB
-from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
+from cardwise.devices.protocol import OtherDevice
+from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource, HeldShare, OwnerReference
 from deviceplugin.pods import PodView
 
-CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU)
+CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
+_MANY = 1_000_000  # more pods than a node can have
 Object = dict[str, Any]
 _REASON_LENGTH = 1024  # characters, by the CRD
 
@@ -22,10 +25,14 @@ _GONE = Health(
     healthy=False,
     reason="the card is not on the node any more, or --cards leaves it out; it stays listed while pods hold a share",
 )
+_GONE_DEVICE = Health(
+    healthy=False,
+    reason="the device is not on the node any more, or --devices leaves it out; it stays listed while a pod holds it",
+)
 
 
-def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView]) -> dict[str, str]:
-    """Node capacities of cards given as (MiB, UUID), sick ones included.
+def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView], core: int = FULL_CORE) -> dict[str, str]:
+    """Node capacities of cards given as (MiB, UUID), sick ones included. `core`: percent of the SMs of each.
 
     Never below what the node's living pods ask for: a kubelet that restarts admits its pods again and fails those that
     do not fit. So a card that was taken out of the machine leaves the sum only when its pods have ended.
@@ -34,7 +41,7 @@ def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView]) -> dic
     sums = {
         names.GPU_MEM: sum(memory),
         names.GPU_COUNT: len(memory),
-        names.GPU_CORE: 100 * len(memory),
+        names.GPU_CORE: core * len(memory),
         names.WHOLE_GPU: len(memory),
     }
     living = [pod for pod in pods if not pod.finished]
@@ -44,11 +51,11 @@ def capacities(cards: Iterable[tuple[int, str]], pods: Iterable[PodView]) -> dic
 def class_capacities(
     members: Iterable[tuple[MiB, Iterable[DeviceClass]]] | None, pods: Iterable[PodView], now: Mapping[str, str]
 ) -> dict[str, str]:
-    """Node capacities of ResourceClasses: as many as containers on the cards can ask for at once.
+    """Node capacities of ResourceClasses: as many as containers on the cards and devices can ask for at once.
 
-    `members` are the MiB and the classes of each card, None while nobody knows them; what the node says `now` stays
-    then. As with `capacities`, never below what living pods ask for. A class without either is left out, and its
-    capacity goes.
+    `members` are the MiB and the classes of each card and device, None while nobody knows them; what the node says
+    `now` stays then. As with `capacities`, never below what living pods ask for. A class without either is left out,
+    and its capacity goes.
     """
     offered: Counter[str] = Counter()
     asked: Counter[str] = Counter()
@@ -59,21 +66,36 @@ def class_capacities(
         offered.update({name: int(amount) for name, amount in now.items() if names.class_of(name)})
     else:
         for mem, of_card in members:
-            offered.update({names.CLASS_PREFIX + one.name: classes.most_shares(mem, one) for one in of_card})
+            # A device is given whole: one of it is one.
+            offered.update(
+                {names.CLASS_PREFIX + one.name: 1 if one.other else classes.most_shares(mem, one) for one in of_card}
+            )
     asked = +asked
     return {name: str(max(offered[name], asked[name])) for name in sorted(offered.keys() | asked.keys())}
 
 
+def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What a node with devices offers of the marker that pods without a card carry.
+
+    kube-scheduler places pods without regard to it, but before it tries a parked one again, because a node has more
+    than before, it looks whether that node has all that the pod asks for, and forgets that it was to ignore the marker.
+    """
+    return {names.PLACE_MARKER: str(_MANY)} if any(spec["kind"] != classes.KIND for spec in specs) else {}
+
+
 def labels(spec: Mapping[str, Any], found: ExtendedResource | None) -> dict[str, str]:
-    """What selectors see of a card: its `spec`, as of `spec_of_card`, and what people have put on its object."""
+    """What selectors see of a card or device: its `spec`, as of `spec_of_card` and `spec_of_device`, and what people
+    have put on its object.
+    """
     return classes.labels(
         node=spec["node"],
         index=spec["index"],
         uuid=spec["uuid"],
         model=spec["model"],
-        memory=MiB(spec["memoryMiB"]),
+        memory=MiB(spec.get("memoryMiB", 0)),
         properties=spec["properties"],
         own={} if found is None else found.metadata.labels,
+        kind=spec["kind"],
     )
 
 
@@ -89,6 +111,7 @@ def spec_of_card(node: str, card: GpuCard) -> Object:
     if card.pci_bus_id:
         properties["pciBusID"] = card.pci_bus_id
     return {
+        "kind": classes.KIND,
         "node": node,
         "index": card.index,
         "uuid": card.uuid,
@@ -98,8 +121,20 @@ def spec_of_card(node: str, card: GpuCard) -> Object:
     }
 
 
+def spec_of_device(node: str, device: OtherDevice) -> Object:
+    """The spec of the ExtendedResource of a device that is no GPU."""
+    return {
+        "kind": device.kind,
+        "node": node,
+        "index": device.index,
+        "uuid": device.uuid,
+        "model": device.model,
+        "properties": dict(device.properties),
+    }
+
+
 def resource(node: str, node_uid: str, spec: Object) -> Object:
-    """The ExtendedResource of a card with this `spec`, without status.
+    """The ExtendedResource of a card or device with this `spec`, without status.
 
     Its owner is the Node: Kubernetes removes it when the Node is deleted, since nobody is left there to do so.
     """
@@ -122,7 +157,7 @@ def is_owned(found: ExtendedResource, node: str, node_uid: str) -> bool:
 
 
 def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
-    """What the device plugin says in the status of a card's ExtendedResource. The rest of it is the extender's."""
+    """What the device plugin says in the status of an ExtendedResource. The rest of it is others'."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": health.reason[:_REASON_LENGTH],
@@ -143,15 +178,14 @@ def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
 
 
 def statuses(
-    cards: Iterable[GpuCard],
-    gone: Iterable[str],
-    health: Mapping[str, Health],
+    here: Mapping[str, Health],
+    gone: Iterable[ExtendedResource],
     access: str,
     held: Mapping[str, Sequence[HeldShare]],
 ) -> dict[str, Object]:
-    """Statuses by card UUID, of the cards here and of the `gone` ones that are kept."""
-    here = {card.uuid: status(health.get(card.uuid, HEALTHY), access, held.get(card.uuid, ())) for card in cards}
-    return here | {uuid: status(_GONE, access, held.get(uuid, ())) for uuid in gone}
+    """Statuses by UUID, of the cards and devices `here` and of the `gone` ones that are kept."""
+    states = {**here, **{one.spec.uuid: _GONE if one.spec.kind == classes.KIND else _GONE_DEVICE for one in gone}}
+    return {uuid: status(health, access, held.get(uuid, ())) for uuid, health in states.items()}
 
 
 def status_of(found: ExtendedResource) -> Object:
@@ -161,13 +195,14 @@ def status_of(found: ExtendedResource) -> Object:
 
 
 def spec_of(found: ExtendedResource) -> Object:
-    """The spec as observed, in the form of `spec_of_card`."""
+    """The spec as observed, in the form of `spec_of_card` or `spec_of_device`."""
     spec = found.spec
     return {
+        "kind": spec.kind,
         "node": spec.node,
         "index": spec.index,
         "uuid": spec.uuid,
         "model": spec.model,
-        "memoryMiB": spec.memory_mib,
+        **({"memoryMiB": spec.memory_mib} if spec.kind == classes.KIND else {}),
         "properties": dict(spec.properties),
     }

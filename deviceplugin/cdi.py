@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from cardwise.core import names
+from cardwise.core import mps, names, shareagent
+from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
+from cardwise.runtime import replacing
 from deviceplugin import environment
 from deviceplugin.grants import Grant
 
@@ -25,11 +27,14 @@ Edits = dict[str, Any]
 
 CDI_VERSION = "0.6.0"
 _NVIDIA_KIND = "nvidia.com/gpu"
+_KERNEL_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"  # MiB, read by a CDI hook of NVIDIA's (toolkit pull request 2075)
+_KERNEL_LIMIT_SINCE = 615
+_TAME = ("nosuid", "nodev", "noexec")
 _LISTS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
 
 
 class NoDevice(Exception):
-    """A card whose device cannot be given to a container; the message says why and what to do."""
+    """A card or device that cannot be given to a container; the message says why and what to do."""
 
 
 def device_name(slot: str) -> str:
@@ -43,25 +48,61 @@ def spec_path(folder: Path, slot: str) -> Path:
 
 def plain_edits(card: GpuCard) -> Edits:
     """The card's device nodes as this machine has them. Raises NoDevice."""
-    nodes = []
-    for device in card.devices:
-        try:
-            found = Path(device.host).stat()
-        except OSError as error:
-            raise NoDevice(f"card {card.index} ({card.uuid}): {device.host}: {error.strerror}") from error
-        if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
-            raise NoDevice(f"card {card.index} ({card.uuid}): {device.host} is no device node; make one with mknod")
-        nodes.append(
-            {
-                "path": device.container,
-                "hostPath": device.host,
-                "type": "b" if stat.S_ISBLK(found.st_mode) else "c",
-                "major": os.major(found.st_rdev),
-                "minor": os.minor(found.st_rdev),
-                "permissions": "rw",
-            }
-        )
-    return {"deviceNodes": nodes}
+    what = f"card {card.index} ({card.uuid})"
+    return {"deviceNodes": [_device_node(what, node.host, node.container) for node in card.devices]}
+
+
+def device_edits(device: OtherDevice) -> Edits:
+    """The device's own nodes and those that it shares with others. Raises NoDevice."""
+    what = f"{device.kind} {device.index} ({device.uuid})"
+    nodes = (*device.nodes, *device.common)
+    return {"deviceNodes": [_device_node(what, node.host, node.container) for node in nodes]}
+
+
+def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
+    """The way to the daemon of the grant's cards; for the share agent, what says how that daemon is.
+
+    `cards` are those of the grant. Of an agent's folder the log is covered, since it names neighbours.
+    """
+    if grant.is_agent:
+        homes = [(home, f"{shareagent.MPS_ROOT}/{Path(home).name}") for home in grant.mps]
+        return {"mounts": [mount for home, inside in homes for mount in (_bind(home, inside, "ro"), _cover(inside))]}
+    edits: Edits = {"mounts": [_bind(f"{home}/{mps.PIPE}", mps.CONTAINER_PIPE, "rw") for home in grant.mps]}
+    if grant.mps and len(cards) == 1 and not grant.shares[0].whole and _limits_in_the_kernel(cards[0]):
+        edits["env"] = [f"{_KERNEL_LIMIT}={grant.shares[0].mem}"]
+    return edits
+
+
+def _bind(host: str, container: str, access: str) -> dict[str, Any]:
+    return {"hostPath": host, "containerPath": container, "options": ["bind", access, *_TAME]}
+
+
+def _cover(inside: str) -> dict[str, Any]:
+    path = f"{inside}/{mps.LOG}"
+    return {"hostPath": "tmpfs", "containerPath": path, "type": "tmpfs", "options": ["ro", "size=4k", *_TAME]}
+
+
+def _limits_in_the_kernel(card: GpuCard) -> bool:
+    """Whether the driver can; NVIDIA's container toolkit (1.20.1 and later) then sets the variable's limit."""
+    major = card.properties.get("driver", "").partition(".")[0]
+    return major.isdigit() and int(major) >= _KERNEL_LIMIT_SINCE
+
+
+def _device_node(what: str, host: str, container: str) -> dict[str, Any]:
+    try:
+        found = Path(host).stat()
+    except OSError as error:
+        raise NoDevice(f"{what}: {host}: {error.strerror}") from error
+    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+        raise NoDevice(f"{what}: {host} is no device node; make one with mknod")
+    return {
+        "path": container,
+        "hostPath": host,
+        "type": "b" if stat.S_ISBLK(found.st_mode) else "c",
+        "major": os.major(found.st_rdev),
+        "minor": os.minor(found.st_rdev),
+        "permissions": "rw",
+    }
 
 
 class NvidiaSpecs:
@@ -126,9 +167,14 @@ def merged(all_edits: Iterable[Edits]) -> Edits:
     return result
 
 
-def spec(slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION) -> dict[str, Any]:
-    """The spec of one slot. What Cardwise owns in the environment replaces what `edits` set."""
-    ours = environment.of(grant)
+def spec(
+    slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION, devices: Sequence[OtherDevice] = ()
+) -> dict[str, Any]:
+    """The spec of one slot. What Cardwise owns in the environment replaces what `edits` set.
+
+    `devices` are those of the grant, in its order.
+    """
+    ours = environment.of(grant, devices)
     theirs = [entry for entry in edits.get("env") or () if entry.partition("=")[0] not in ours]
     env = [*theirs, *(f"{key}={value}" for key, value in ours.items())]
     return {
@@ -141,15 +187,7 @@ def spec(slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION) -> d
 def write(folder: Path, slot: str, content: dict[str, Any]) -> None:
     """In one step: the runtime reads a whole spec or none. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = spec_path(folder, slot)
-    # No name that the runtime would take for a spec.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        temporary.write_bytes(msgspec.json.encode(content))
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replacing.replace(spec_path(folder, slot), msgspec.json.encode(content))
 
 
 def remove(folder: Path, slot: str) -> None:

@@ -1,19 +1,39 @@
 """The environment of a container with a share: one table, for the CDI spec.
 
-Apart so that it can be read in one look. Values come from the grant alone, so that a container is restarted with the
-same ones while the API server is away.
+Apart so that it can be read in one look. Values come from the grant and this machine alone, so that a container is
+restarted with the same ones while the API server is away.
 """
 
-from cardwise.core import names
-from cardwise.core.assignment import per_card_limit
+from collections import defaultdict
+from collections.abc import Sequence
+
+from cardwise.core import assignment as codec
+from cardwise.core import mps, names, shareagent
+from cardwise.core.assignment import CardShare, per_card_limit
+from cardwise.core.mps import State
 from cardwise.core.quantity import MiB
+from cardwise.devices.protocol import OtherDevice
 from deviceplugin.grants import Grant
 
 _BYTES = 1024 * 1024
 
 
-def of(grant: Grant) -> dict[str, str]:
-    """What Cardwise owns in the container. XLA_*_MEM_FRACTION is not here: a pod may set it itself."""
+def of(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
+    """What Cardwise owns in the container; `devices` are those of the grant, in its order.
+
+    XLA_*_MEM_FRACTION is not here: a pod may set it itself.
+    """
+    return {
+        # The devices come by CDI; this keeps NVIDIA's own runtime, where it is the default, from adding cards, also to
+        # a container that has none.
+        names.ENV_VISIBLE_DEVICES: "void",
+        **(_of_cards(grant) if grant.shares else {}),
+        **(_of_agent(grant) if grant.is_agent else {}),
+        **_of_devices(grant, devices),
+    }
+
+
+def _of_cards(grant: Grant) -> dict[str, str]:
     shares = tuple(share.to_core() for share in grant.shares)
     limit, part = per_card_limit(shares)
     return {
@@ -21,10 +41,32 @@ def of(grant: Grant) -> dict[str, str]:
         names.POD_MEM: str(grant.pod_mem),
         names.CONTAINER_MEM: str(MiB(sum(share.mem for share in shares))),
         names.DEV_MEM: str(shares[0].total),
-        # The devices come by CDI; this keeps NVIDIA's own runtime, where it is the default, from adding others.
-        names.ENV_VISIBLE_DEVICES: "void",
         names.ENV_DEVICE_ORDER: names.ENV_PCI_BUS_ID,
         names.ENV_LIMIT_MIB: str(limit),
         names.ENV_FRACTION: part,
         names.ENV_CUPY_LIMIT: str(limit * _BYTES),
+        **(mps.environment([share.mem for share in shares], _percent(grant, shares)) if grant.mps else {}),
     }
+
+
+def _percent(grant: Grant, shares: Sequence[CardShare]) -> int | None:
+    """One number for all cards of a process: that of the tightest."""
+    found = [mps.percent(share.core, share.mem, share.total, grant.sm_percent) for share in shares]
+    return min((each for each in found if each is not None), default=None)
+
+
+def _of_agent(grant: Grant) -> dict[str, str]:
+    return {
+        shareagent.ASSIGNMENT_ENV: codec.encode(grant.assignment(), assume_time_ns=0)[names.ASSIGNMENT],
+        shareagent.WAIT_ENV: str(State.READY) if grant.mps else "",
+    }
+
+
+def _of_devices(grant: Grant, devices: Sequence[OtherDevice]) -> dict[str, str]:
+    addresses: dict[str, list[str]] = defaultdict(list)
+    for given, device in zip(grant.devices, devices, strict=True):
+        if device.pci_address:
+            addresses[given.device_class].append(device.pci_address)
+    env = {names.pci_devices_env(name): ",".join(of_class) for name, of_class in addresses.items()}
+    rdma = [device.name for device in devices if device.name]
+    return env | ({names.ENV_RDMA_DEVICES: ",".join(rdma)} if rdma else {})

@@ -18,16 +18,18 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from cardwise.core.assignment import CardShare
+from cardwise.core import shareagent
+from cardwise.core.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.cards import FULL_CORE
 from cardwise.core.quantity import MiB, Percent
 
 _log = structlog.get_logger(__name__)
 
-FULL_CORE = 100  # percent
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _SUFFIX = ".json"
 _STRIPES = 64
 _VERSION = 1
+_WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
 
 
 class UnsafeName(ValueError):
@@ -52,13 +54,28 @@ class Share(Struct, frozen=True):
         return CardShare(self.index, self.uuid, MiB(self.mem), Percent(self.core), MiB(self.total), self.whole)
 
 
+class Device(Struct, frozen=True, rename="camel"):
+    """A device that is no GPU, as in the assignment; it is given whole."""
+
+    device_class: str
+    uuid: str
+
+    @classmethod
+    def of(cls, share: DeviceShare) -> "Device":
+        return cls(share.device_class, share.uuid)
+
+
 class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A container's share. `slots` are its device IDs; `pod_shares` are those of all containers of its pod.
+    """A container's share and devices. `slots` are its device IDs; `pod_...` are those of all containers of its pod.
 
-    `pod_keys` says whose each of them is; it is empty in a grant of an older version.
+    `pod_keys` says whose each of the `pod_shares` is; it is empty in a grant of an older version. `pod_device_keys`
+    says the same of the `pod_devices`.
 
-    The pod holds all its shares from its first grant on: else a later pod could take what its second container, or its
+    The pod holds all of them from its first grant on: else a later pod could take what its second container, or its
     first when it restarts, will need.
+
+    `mps_mode` and `sm_percent` are what the pod says of MPS, `mps` the folders of the daemons that the container is
+    given: none where it does without. They are here so that a restart and a new CDI spec need nobody else.
     """
 
     version: int = _VERSION
@@ -71,6 +88,12 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     shares: tuple[Share, ...]
     pod_shares: tuple[Share, ...]
     pod_keys: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
+    pod_devices: tuple[Device, ...] = ()
+    pod_device_keys: tuple[str, ...] = ()
+    mps_mode: str = ""
+    sm_percent: str = ""
+    mps: tuple[str, ...] = ()
     granted_ns: int = 0
 
     @property
@@ -87,15 +110,31 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         """The pod's card indices, each once, in ascending order."""
         return sorted({share.index for share in self.pod_shares})
 
+    @property
+    def is_agent(self) -> bool:
+        """Whether it is the share agent's, which has no share and is told of all of its pod's."""
+        return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
+
+    def assignment(self) -> Assignment:
+        """Of the whole pod, cards only; empty in a grant of an older version."""
+        found: dict[str, tuple[CardShare, ...]] = {}
+        for key, share in zip(self.pod_keys, self.pod_shares, strict=False):
+            found[key] = (*found.get(key, ()), share.to_core())
+        return Assignment(found)
+
 
 def by_pod(grants: Iterable[Grant]) -> dict[str, Grant]:
-    """The latest grant of each pod, by UID: its `pod_shares` are what the pod holds. Pure."""
+    """The latest grant of each pod, by UID: its `pod_shares` and `pod_devices` are what the pod holds. Pure."""
     latest: dict[str, Grant] = {}
     for grant in grants:
         other = latest.get(grant.pod_uid)
         if other is None or other.granted_ns <= grant.granted_ns:
             latest[grant.pod_uid] = grant
     return latest
+
+
+def _pods(grants: Iterable[Grant]) -> str:
+    return ", ".join(sorted({f"{grant.pod} (uid {grant.pod_uid})" for grant in grants}))
 
 
 class Overfull(Struct, frozen=True):
@@ -111,19 +150,32 @@ class Overfull(Struct, frozen=True):
 
     def __str__(self) -> str:
         unit = "% of cores" if self.cores else "MiB"
-        names = sorted({f"{grant.pod} (uid {grant.pod_uid})" for grant in self.holders})
         return (
             f"card {self.index} ({self.uuid}): {self.held} of {self.total} {unit} are still held by "
-            f"{', '.join(names)}; {self.asked} {unit} more do not fit"
+            f"{_pods(self.holders)}; {self.asked} {unit} more do not fit"
         )
+
+
+class Taken(Struct, frozen=True):
+    """A device that somebody else holds."""
+
+    uuid: str
+    holders: tuple[Grant, ...]
+
+    def __str__(self) -> str:
+        return f"device {self.uuid} is still held by {_pods(self.holders)}"
+
+
+Conflict = Overfull | Taken
 
 
 class GrantStore:
     """All grants of this node. Thread-safe; the lock is held for the check and the entry in memory, not for disk."""
 
-    def __init__(self, folder: Path) -> None:
-        """Reads what is on disk; see `unreadable` for what could not be read."""
+    def __init__(self, folder: Path, core: int = FULL_CORE) -> None:
+        """Reads what is on disk; see `unreadable` for what could not be read. `core`: percent given of each card."""
         self._folder = folder
+        self._core = core
         self._aside = folder.with_name(folder.name + "-unreadable")
         self._lock = threading.Lock()
         self._grants: dict[tuple[str, str], Grant] = {}
@@ -152,13 +204,14 @@ class GrantStore:
             found = [grant for grant in self._grants.values() if slot in grant.slots]
         return max(found, key=lambda grant: grant.granted_ns, default=None)
 
-    def claim(self, grant: Grant, totals: Mapping[str, int]) -> Overfull | None:
-        """Enter the grant, or say which card is over-full; `totals` are the MiB of this node's cards by UUID.
+    def claim(self, grant: Grant, totals: Mapping[str, int]) -> Conflict | None:
+        """Enter the grant, or say which card is over-full or which device taken; `totals` are the MiB of this node's
+        cards by UUID.
 
         The grant is on disk when this returns None. Raises OSError; it then stays in memory, where the next try and
         `drop` find it.
         """
-        return self._enter(grant, lambda: self._overfull(grant, totals), time.time_ns())
+        return self._enter(grant, lambda: self._overfull(grant, totals) or self._taken(grant), time.time_ns())
 
     def adopt(self, grant: Grant) -> None:
         """Enter a grant whose container runs already, whatever the card has. Raises OSError.
@@ -195,11 +248,13 @@ class GrantStore:
         return list(found.values())
 
     def held(self) -> dict[str, int]:
-        """MiB held by card UUID."""
+        """MiB held by UUID, for devices that are no GPUs 0."""
         sums: dict[str, int] = defaultdict(int)
         for grant in by_pod(self.all()).values():
             for share in grant.pod_shares:
                 sums[share.uuid] += share.mem
+            for device in grant.pod_devices:
+                sums[device.uuid] += 0
         return dict(sums)
 
     def _overfull(self, mine: Grant, totals: Mapping[str, int]) -> Overfull | None:
@@ -224,18 +279,27 @@ class GrantStore:
             if held + asked > total:
                 return Overfull(indices[uuid], uuid, asked, held, total, cores=False, holders=holders)
             held = sum(share.core for _, share in others)
-            if held + core[uuid] > FULL_CORE and core[uuid]:
-                return Overfull(indices[uuid], uuid, core[uuid], held, FULL_CORE, cores=True, holders=holders)
+            if held + core[uuid] > self._core and core[uuid]:
+                return Overfull(indices[uuid], uuid, core[uuid], held, self._core, cores=True, holders=holders)
         return None
 
-    def _enter(self, grant: Grant, check: Callable[[], Overfull | None], granted_ns: int) -> Overfull | None:
+    def _taken(self, mine: Grant) -> Taken | None:
+        others = [grant for uid, grant in by_pod(self._grants.values()).items() if uid != mine.pod_uid]
+        for device in mine.pod_devices:
+            holders = [one for one in others if any(theirs.uuid == device.uuid for theirs in one.pod_devices)]
+            if holders:
+                return Taken(device.uuid, tuple(holders))
+        return None
+
+    def _enter(self, grant: Grant, check: Callable[[], Conflict | None], granted_ns: int) -> Conflict | None:
         _checked(grant)
-        grant = msgspec.structs.replace(grant, granted_ns=granted_ns)
+        version = _WITH_DEVICES if grant.pod_devices else _VERSION
+        grant = msgspec.structs.replace(grant, version=version, granted_ns=granted_ns)
         key = (grant.pod_uid, grant.container)
         with self._lock:
-            overfull = check()
-            if overfull is not None:
-                return overfull
+            conflict = check()
+            if conflict is not None:
+                return conflict
             self._epoch += 1
             self._grants[key], self._stamps[key] = grant, self._epoch
         with self._disk_of(grant.pod_uid):
@@ -287,7 +351,8 @@ class GrantStore:
 
 def _read(path: Path) -> Grant:
     grant = msgspec.json.decode(path.read_bytes(), type=Grant)
-    if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name) or grant.version != _VERSION:
+    known = grant.version in (_VERSION, _WITH_DEVICES)
+    if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name) or not known:
         raise ValueError("it does not say what its name says, or has another version")
     _checked(grant)
     return grant

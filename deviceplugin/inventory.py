@@ -1,4 +1,4 @@
-"""Keeps the cluster's picture of this node's cards true: the node's object, ExtendedResources, and the wake-up.
+"""Keeps the cluster's picture of this node true: the node's object, ExtendedResources, and the wake-up.
 
 Compares what should be (`cards`) with what the API server has, and patches the difference, for as long as it runs: a
 kubelet that registers anew zeroes capacities it does not know, and people edit objects.
@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from cardwise.core import names
+from cardwise.core import classes, names
+from cardwise.core.cards import FULL_CORE
 from cardwise.core.classes import DeviceClass
 from cardwise.core.quantity import MiB
+from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
@@ -26,6 +28,8 @@ from deviceplugin import cards as tell
 from deviceplugin import metrics
 from deviceplugin.access import Access
 from deviceplugin.classes import Classes
+from deviceplugin.cordons import Cordons
+from deviceplugin.mpssaid import MpsSaid
 from deviceplugin.node import OwnNode
 from deviceplugin.pods import Pods
 from deviceplugin.writes import Writes
@@ -46,7 +50,11 @@ def _project_resource(content: bytes) -> tuple[str, ExtendedResource] | None:
 
 
 class Inventory:
-    """One thread that writes and one that watches the cards. `access` is None until it is known; `split` as OwnNode."""
+    """One thread that writes, and two that watch the cards and the other devices.
+
+    `access` is None until it is known; `split` as OwnNode. `mps` puts right what is said of this node's MPS; `core`:
+    percent of a card's SMs that are given in sum.
+    """
 
     def __init__(
         self,
@@ -54,22 +62,32 @@ class Inventory:
         node: str,
         *,
         gpus: Gpus,
+        devices: Devices,
         pods: Pods,
         access: Callable[[], Access | None],
         health: Callable[[list[GpuCard]], Mapping[str, Health]],
+        device_health: Callable[[list[OtherDevice]], Mapping[str, Health]],
         held: Callable[[], Mapping[str, list[HeldShare]]],
         granted: Callable[[], Mapping[str, int]],
+        cordons: Cordons,
         events: EventRecorder,
         split: bool,
+        mps: MpsSaid,
+        core: int = FULL_CORE,
     ) -> None:
         self._client = client
         self._node = node
         self._gpus = gpus
+        self._devices = devices
         self._pods = pods
         self._access = access
         self._health = health
+        self._device_health = device_health
         self._held = held
         self._granted = granted
+        self._cordons = cordons
+        self._mps = mps
+        self._core = core
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._writes = Writes(self._wake_later)
@@ -88,7 +106,8 @@ class Inventory:
         )
         self._threads = [
             threading.Thread(target=self._run, name="inventory", daemon=True),
-            threading.Thread(target=self._watch_cards, name="cards", daemon=True),
+            threading.Thread(target=self._watch, args=("cards", gpus), name="cards", daemon=True),
+            threading.Thread(target=self._watch, args=("devices", devices), name="devices", daemon=True),
         ]
 
     def start(self) -> None:
@@ -117,14 +136,14 @@ class Inventory:
         """Whether the API server has had all of it once."""
         return self._settled.is_set()
 
-    def _watch_cards(self) -> None:
+    def _watch(self, what: str, source: Gpus | Devices) -> None:
         while not self._stopping.is_set():
             try:
-                if self._gpus.wait_change(_EVERY_SECONDS):
+                if source.wait_change(_EVERY_SECONDS):
                     self._wake.set()
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.FAILURES.labels("cards").inc()
-                _log.exception("the cards are not watched")
+                metrics.FAILURES.labels(what).inc()
+                _log.exception("what this node has is not watched", what=what)
                 self._stopping.wait(_EVERY_SECONDS)
 
     def _run(self) -> None:
@@ -149,12 +168,17 @@ class Inventory:
     def _reconcile(self) -> None:
         if not (self.node.synced and self._resources.synced.is_set() and self._pods.synced):
             return
-        cards = self._gpus.cards()
-        kept, left = self._departed(cards)
-        done = self._tell_capacities(cards, kept)
+        self._cordons.note(self._resources.store.snapshot().values())
+        cards, devices = self._gpus.cards(), self._devices.devices()
+        specs = [tell.spec_of_card(self._node, card) for card in cards]
+        specs += [tell.spec_of_device(self._node, device) for device in devices]
+        kept, left = self._departed({spec["uuid"] for spec in specs})
+        specs += map(tell.spec_of, kept)
+        done = self._tell_capacities(specs)
         access = self._access()
         if access is not None:
-            done &= self._tell_resources(cards, kept, access)
+            health = {**self._health(cards), **self._device_health(devices)}
+            done &= self._tell_resources(specs, tell.statuses(health, kept, str(access), self._held()))
         for resource in left:
             self._forget(resource)
         self._touch_if_due()
@@ -162,62 +186,50 @@ class Inventory:
             self._settled.set()
         self.node.tell_accelerator(tell.accelerator(cards))  # last, because nothing of ours depends on it
 
-    def _departed(self, cards: list[GpuCard]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
-        """Cards that the cluster knows and the machine has no more: those that something still holds, and the rest."""
-        here = {card.uuid for card in cards}
+    def _departed(self, here: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
+        """What the cluster knows and the machine has no more: what something still holds, and the rest."""
         gone = [found for found in self._resources.store.snapshot().values() if found.spec.uuid not in here]
         used = set(self._granted())
         return [one for one in gone if one.spec.uuid in used], [one for one in gone if one.spec.uuid not in used]
 
-    def _tell_capacities(self, cards: list[GpuCard], kept: list[ExtendedResource]) -> bool:
+    def _tell_capacities(self, specs: list[tell.Object]) -> bool:
         facts = self.node.facts
         if facts is None:
             _log.warning("no such node yet", node=self._node)
             return False
-        sizes = [(int(card.memory), card.uuid) for card in cards]
-        sizes += [(one.spec.memory_mib, one.spec.uuid) for one in kept]
+        sizes = [(spec["memoryMiB"], spec["uuid"]) for spec in specs if spec["kind"] == classes.KIND]
         pods = self._pods.all()
-        wanted = tell.capacities(sizes, pods) | tell.class_capacities(self._members(cards, kept), pods, facts.capacity)
+        wanted = tell.capacities(sizes, pods, self._core) | tell.marker_capacity(specs)
+        wanted |= tell.class_capacities(self._members(specs), pods, facts.capacity)
         return self.node.tell_capacities(facts, wanted)
 
-    def _members(
-        self, cards: list[GpuCard], kept: list[ExtendedResource]
-    ) -> list[tuple[MiB, list[DeviceClass]]] | None:
-        """MiB and classes of each card; None while nobody knows which classes there are."""
+    def _members(self, specs: list[tell.Object]) -> list[tuple[MiB, list[DeviceClass]]] | None:
+        """MiB and classes of each card and device; None while nobody knows which classes there are."""
         classifier = self._classes.classifier()
         if classifier is None:
             return None
         known = self._resources.store.snapshot()
         # The card's own word counts, not what its object said before we put it right; only labels are other people's.
-        seen = [
-            (
-                card.memory,
-                tell.labels(tell.spec_of_card(self._node, card), known.get(names.extended_resource_name(card.uuid))),
-            )
-            for card in cards
-        ]
-        seen += [(MiB(one.spec.memory_mib), tell.labels(tell.spec_of(one), one)) for one in kept]
-        return [(mem, classifier.selecting(labels)) for mem, labels in seen]
+        seen = [(spec, tell.labels(spec, known.get(names.extended_resource_name(spec["uuid"])))) for spec in specs]
+        return [(MiB(spec.get("memoryMiB", 0)), classifier.selecting(labels)) for spec, labels in seen]
 
-    def _tell_resources(self, cards: list[GpuCard], kept: list[ExtendedResource], access: Access) -> bool:
+    def _tell_resources(self, specs: list[tell.Object], statuses: Mapping[str, tell.Object]) -> bool:
         facts = self.node.facts
         if facts is None:
             return False  # what has no owner would stay for ever, if the node never comes back
-        health, held = self._health(cards), self._held()
         known = self._resources.store.snapshot()
         done = True
-        for spec in [tell.spec_of_card(self._node, card) for card in cards] + [tell.spec_of(one) for one in kept]:
+        for spec in specs:
             try:
                 done &= self._tell_resource(spec, facts.uid, known.get(names.extended_resource_name(spec["uuid"])))
             except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
-                # One card that the API server does not take must not silence the others.
-                _log.error("the ExtendedResource of a card was refused", card=spec["uuid"], error=str(error))
+                # One that the API server does not take must not silence the others.
+                _log.error("an ExtendedResource was refused", uuid=spec["uuid"], error=str(error))
                 done = False
-        wanted = tell.statuses(cards, [one.spec.uuid for one in kept], health, str(access), held)
-        for uuid, status in wanted.items():
+        for uuid, status in statuses.items():
             done &= self._tell_status(names.extended_resource_name(uuid), known, status)
         # What the scheduler cannot see happening, and what can make a parked pod fit.
-        news = {uuid: (status["health"], status["held"]) for uuid, status in wanted.items()}
+        news = {uuid: (status["health"], status["held"]) for uuid, status in statuses.items()}
         if news != self._last_news:
             if self._last_news is not None:
                 self._touch_at = time.monotonic() + _WAKE_DELAY
@@ -233,7 +245,9 @@ class Inventory:
             return False
         if found is None:
             try:
-                self._client.create(paths.extendedresources(), wanted)
+                self._client.create(
+                    paths.extendedresources(), wanted | {"spec": spec | self._cordons.mark(spec["uuid"])}
+                )
             except errors.AlreadyExists:
                 # Without our label: the card came from another node, or somebody took the label away.
                 self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec}, "merge")
@@ -245,8 +259,10 @@ class Inventory:
 
     def _tell_status(self, name: str, known: Mapping[str, ExtendedResource], status: tell.Object) -> bool:
         found = known.get(name)
-        if found is not None and tell.status_of(found) == status:
+        correction = self._mps.correction(found) if found is not None else {}
+        if found is not None and tell.status_of(found) == status and not correction:
             return True
+        status = status | correction
         path = paths.extendedresources(name, "status")
         # A status that says something new is written at once, the same one again only after a while.
         if self._writes.may(f"{path} {msgspec.json.encode(status)!r}"):
@@ -256,14 +272,14 @@ class Inventory:
                 self._wake_later()
                 return False
             except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
-                _log.error("the status of a card was refused; is the CRD of this release?", card=name, error=str(error))
+                _log.error("a status was refused; is the CRD of this release?", resource=name, error=str(error))
                 return False
             told = {"health": status["health"], "reason": status["reason"], "held": len(status["held"])}
-            _log.info("card status written", card=name, **told)
+            _log.info("status written", resource=name, **told)
         return False
 
     def _forget(self, resource: ExtendedResource) -> None:
-        """A card that left the machine for good."""
+        """A card or device that left the machine for good."""
         uid = resource.metadata.uid
         try:
             self._client.delete(
@@ -271,7 +287,7 @@ class Inventory:
             )
         except (errors.NotFound, errors.Conflict):
             return
-        _log.info("card left the node", card=resource.metadata.name)
+        _log.info("left the node", resource=resource.metadata.name)
 
     def _touch_if_due(self) -> None:
         if self._touch_at is None:

@@ -40,8 +40,8 @@ class Marker:
             self._thread.join(5.0)
 
     def mark(self, pod: PodView) -> None:
-        """Returns at once. A pod that is marked already costs nothing."""
-        if pod.annotations.get(names.ASSIGNED) == "true":
+        """Returns at once. A pod that is marked already costs nothing, nor one without cards, which has no mark."""
+        if pod.annotations.get(names.ASSIGNED, "true") == "true":
             return
         with self._changed:
             self._waiting[pod.uid] = pod
@@ -60,9 +60,10 @@ class Marker:
             except (errors.TooManyRequests, errors.ServerError, errors.Unreachable) as error:
                 self._retry(pod, backoff.next(error.retry_after))
             except errors.KubeError as error:
-                _log.warning("pod not marked as assigned", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+                who = f"{pod.namespace}/{pod.name}"
+                _log.warning("pod not marked as assigned", pod=who, uid=pod.uid, error=str(error))
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                _log.exception("pod not marked as assigned", pod=f"{pod.namespace}/{pod.name}")
+                _log.exception("pod not marked as assigned", pod=f"{pod.namespace}/{pod.name}", uid=pod.uid)
 
     def _next(self) -> PodView | None:
         with self._changed:

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from cardwise.core import names, quantity, request
+from cardwise.core import mps, names, quantity, request
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.reflector import Reflector
+from cardwise.kube.nodepods import NodePods
 
 _log = structlog.get_logger(__name__)
 
@@ -23,6 +23,8 @@ _KEPT = (
     names.POD_MEM,
     names.DEV_MEM,
     names.GPUSHARE_ALLOCATION,
+    mps.MODE,
+    mps.SM_PERCENT,
 )
 
 _decode = msgspec.json.Decoder().decode
@@ -76,44 +78,11 @@ def _project(content: bytes) -> tuple[str, PodView]:
     return pod.uid, pod
 
 
-class Pods:
-    """The pods bound to one node. `on_gone` is called, from the reflector's thread, when one has ended."""
+class _Gone:
+    """A handler that hears only of pods that have ended."""
 
-    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None]) -> None:
-        self._client = client
+    def __init__(self, on_gone: Callable[[], None]) -> None:
         self._on_gone = on_gone
-        query = {"fieldSelector": f"spec.nodeName={node}"}
-        self._reflector: Reflector[PodView] = Reflector(client, paths.pods(), _project, self, query=query, name="pods")
-
-    @property
-    def synced(self) -> bool:
-        return self._reflector.synced.is_set()
-
-    def start(self) -> None:
-        self._reflector.start()
-
-    def stop(self) -> None:
-        self._reflector.stop()
-
-    def all(self) -> list[PodView]:
-        return list(self._reflector.store.snapshot().values())
-
-    def known(self, uid: str) -> PodView | None:
-        """Without asking the API server."""
-        return self._reflector.store.get(uid)
-
-    def find(self, namespace: str, name: str, uid: str) -> PodView | None:
-        """The pod, None when it is certain that none of this UID exists. Raises KubeError."""
-        found = self._reflector.store.get(uid)
-        return found if found is not None else self.ask(namespace, name, uid)
-
-    def ask(self, namespace: str, name: str, uid: str) -> PodView | None:
-        """As `find`, from the API server itself: the newest state, never a cache. Raises KubeError."""
-        try:
-            pod = view(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
-        except errors.NotFound:
-            return None
-        return pod if pod.uid == uid else None
 
     def on_change(self, key: str, old: PodView | None, new: PodView) -> None:  # noqa: ARG002 - the Handler protocol
         if new.finished and (old is None or not old.finished):
@@ -124,3 +93,24 @@ class Pods:
 
     def on_synced(self) -> None:
         self._on_gone()
+
+
+class Pods(NodePods[PodView]):
+    """The pods bound to one node. `on_gone` is called, from the reflector's thread, when one has ended."""
+
+    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None]) -> None:
+        super().__init__(client, node, _project, _Gone(on_gone))
+        self._client = client
+
+    def find(self, namespace: str, name: str, uid: str) -> PodView | None:
+        """The pod, None when it is certain that none of this UID exists. Raises KubeError."""
+        found = self.known(uid)
+        return found if found is not None else self.ask(namespace, name, uid)
+
+    def ask(self, namespace: str, name: str, uid: str) -> PodView | None:
+        """As `find`, from the API server itself: the newest state, never a cache. Raises KubeError."""
+        try:
+            pod = view(self._client.get(paths.pods(namespace, name), timeout=_GET_TIMEOUT))
+        except errors.NotFound:
+            return None
+        return pod if pod.uid == uid else None

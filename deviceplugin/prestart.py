@@ -1,4 +1,4 @@
-"""What happens before a container starts: find whose it is, check its assignment, grant it, and deliver the cards.
+"""What happens before a container starts: find whose it is, check its assignment, grant it, and deliver what it has.
 
 Nothing is guessed and nothing is chosen: the kubelet says which container has the slot, bind's annotations say which
 card it was given. An error here is shown in the pod's events and the kubelet asks again (PreStartContainer is called at
@@ -14,12 +14,16 @@ import msgspec
 import structlog
 
 from cardwise.core import assignment as codec
+from cardwise.core import mps, shareagent
+from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors
-from deviceplugin.access import Access, Delivery
+from deviceplugin.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery, device_trouble
 from deviceplugin.cdi import NoDevice
-from deviceplugin.grants import Grant, GrantStore, Overfull, Share, UnsafeName
+from deviceplugin.grants import Conflict, Device, Grant, GrantStore, Share, UnsafeName
+from deviceplugin.hardware import Hardware
 from deviceplugin.kubelet import Holders, KnownContainer, Kubelet, KubeletSilent, NamedContainer
+from deviceplugin.mpswait import MpsWait, NotYet
 from deviceplugin.pods import Pods, PodView
 
 _log = structlog.get_logger(__name__)
@@ -74,13 +78,17 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
         raise Refused(f"{what}: {error}; create the pod again, so that it is placed again") from error
     if assignment is None or assignment.legacy:
         raise Refused(
-            f"{what} was not placed by the Cardwise extender: it has no cards in its annotations. "
+            f"{what} was not placed by the Cardwise extender: it has no cards or devices in its annotations. "
             "Create it without nodeName and let kube-scheduler, configured with the extender, bind it"
         )
     key = pod.keys.get(container)
-    shares = assignment.containers.get(key or "")
-    if key is None or not shares:
-        raise Refused(f"{what}: its assignment has no card for container {container!r} (key {key}); create it again")
+    shares = assignment.containers.get(key or "", ())
+    devices = assignment.devices.get(key or "", ())
+    is_agent = container == shareagent.CONTAINER and bool(assignment.containers)
+    if key is None or not (shares or devices or is_agent):
+        raise Refused(
+            f"{what}: its assignment has no card or device for container {container!r} (key {key}); create it again"
+        )
     return Grant(
         pod_uid=pod.uid,
         namespace=pod.namespace,
@@ -91,6 +99,11 @@ def grant_of(pod: PodView, container: str, slots: Sequence[str]) -> Grant:
         shares=tuple(Share.of(share) for share in shares),
         pod_shares=tuple(Share.of(share) for share in assignment.shares()),
         pod_keys=tuple(key for key, theirs in assignment.containers.items() for _ in theirs),
+        devices=tuple(Device.of(share) for share in devices),
+        pod_devices=tuple(Device.of(share) for share in assignment.device_shares()),
+        pod_device_keys=tuple(key for key, theirs in assignment.devices.items() for _ in theirs),
+        mps_mode=pod.annotations.get(mps.MODE, ""),
+        sm_percent=pod.annotations.get(mps.SM_PERCENT, ""),
     )
 
 
@@ -115,6 +128,22 @@ def check_cards(shares: Sequence[Share], cards: Mapping[str, GpuCard]) -> list[G
     return found
 
 
+def check_devices(given: Sequence[Device], devices: Mapping[str, OtherDevice]) -> list[OtherDevice]:
+    """The devices of the grant. Pure. Raises Refused for one that is not here or was given twice."""
+    found: dict[str, OtherDevice] = {}
+    for one in given:
+        device = devices.get(one.uuid)
+        if device is None:
+            raise Refused(
+                f"device {one.uuid} of class {one.device_class} is not on this node (any more), or --devices leaves it "
+                "out; delete the pod, so that it is placed again"
+            )
+        if one.uuid in found:
+            raise Refused(f"the pod was given device {one.uuid} twice; delete it, so that it is placed again")
+        found[one.uuid] = device
+    return list(found.values())
+
+
 class PreStart:
     """The verb. `release` frees the shares of pods of which nothing is alive; `granted` hears of each grant."""
 
@@ -124,10 +153,12 @@ class PreStart:
         kubelet: Kubelet,
         pods: Pods,
         gpus: Gpus,
+        devices: Devices,
         grants: GrantStore,
         delivery: Delivery,
         access: Callable[[], Access | None],
         health: Callable[[list[GpuCard]], Mapping[str, Health]],
+        mps_wait: MpsWait,
         release: Callable[[set[str]], None],
         granted: Callable[[PodView], None],
         start_on_sick_cards: bool = False,
@@ -136,10 +167,12 @@ class PreStart:
         self._kubelet = kubelet
         self._pods = pods
         self._gpus = gpus
+        self._devices = devices
         self._grants = grants
         self._delivery = delivery
         self._access = access
         self._health = health
+        self._mps = mps_wait
         self._release = release
         self._granted = granted
         self._start_on_sick_cards = start_on_sick_cards
@@ -153,15 +186,28 @@ class PreStart:
             who, uid = identify(slots, self._kubelet.holders(), self._name_of)
         except KubeletSilent as error:
             raise Refused(str(error)) from error
+        structlog.contextvars.bind_contextvars(pod=f"{who.namespace}/{who.pod}", uid=uid)  # of all lines of this call
         grant, pod = self._order(who, uid, slots)
-        cards = {card.uuid: card for card in self._gpus.cards()}
-        mine = check_cards(grant.shares, cards)
-        check_cards(grant.pod_shares, cards)
+        access = self._access()
+        if grant.devices and access is Access.ENV:
+            raise Refused(f"pod {grant.pod}: {NO_CDI}")
+        hardware = Hardware.look(self._gpus, self._devices)
+        mine = check_cards(grant.shares, hardware.cards)
+        check_cards(grant.pod_shares, hardware.cards)
+        devices = check_devices(grant.devices, hardware.devices)
+        check_devices(grant.pod_devices, hardware.devices)
         self._check_health(mine)
+        self._check_troubles(devices, access)
         try:
-            self._claim(grant, {card.uuid: card.memory for card in cards.values()})
-            if self._access() is not Access.ENV:
-                self._delivery.deliver(grant, mine)
+            grant = self._mps.wait(grant, self._seat, self._waiting.release)
+            if grant.mps and grant.shares and access is Access.ENV:
+                raise Refused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
+            self._claim(grant, {card.uuid: card.memory for card in hardware.cards.values()})
+            self._mps.confirm(grant)  # the card may have been awaited for seconds
+            if access is not Access.ENV:
+                self._delivery.deliver(grant, hardware)
+        except NotYet as error:
+            raise Refused(str(error)) from error
         except (OSError, UnsafeName, NoDevice) as error:
             raise Refused(f"the grant of pod {grant.pod} could not be written: {error}") from error
         if pod is not None:
@@ -174,6 +220,8 @@ class PreStart:
             slots=list(slots),
             cards=[share.index for share in grant.shares],
             mib=sum(share.mem for share in grant.shares),
+            devices=[device.uuid for device in grant.devices],
+            mps=bool(grant.mps),
             ms=round((time.monotonic() - began) * 1000, 1),
         )
         return grant
@@ -209,23 +257,36 @@ class PreStart:
                     "recovered, or delete the pod, so that it is placed again"
                 )
 
+    def _check_troubles(self, devices: list[OtherDevice], access: Access | None) -> None:
+        for device in devices:
+            trouble = device_trouble(device, access)
+            if trouble:
+                raise Refused(
+                    f"{device.kind} {device.index} ({device.uuid}) is unhealthy: {trouble}; the container starts when "
+                    "it has recovered, or delete the pod, so that it is placed again"
+                )
+
     def _claim(self, grant: Grant, totals: dict[str, int]) -> None:
-        overfull = self._grants.claim(grant, totals)
-        if overfull is None:
+        conflict = self._grants.claim(grant, totals)
+        if conflict is None:
             return
-        if not self._waiting.acquire(blocking=False):
-            raise Refused(str(overfull))
+        if not self._seat():
+            raise Refused(str(conflict))
         try:
-            overfull = self._wait_for_room(overfull, grant, totals)
+            conflict = self._wait_for_room(conflict, grant, totals)
         finally:
             self._waiting.release()
-        if overfull is not None:
-            raise Refused(str(overfull))
+        if conflict is not None:
+            raise Refused(str(conflict))
 
-    def _wait_for_room(self, overfull: Overfull, grant: Grant, totals: dict[str, int]) -> Overfull | None:
-        """What holds the card has mostly ended already, and only nobody has asked the runtime yet."""
+    def _seat(self) -> bool:
+        """Whether one more call may wait."""
+        return self._waiting.acquire(blocking=False)
+
+    def _wait_for_room(self, conflict: Conflict, grant: Grant, totals: dict[str, int]) -> Conflict | None:
+        """What holds the card or device has mostly ended already, and only nobody has asked the runtime yet."""
         deadline = time.monotonic() + self._conflict_seconds
-        left: Overfull | None = overfull
+        left: Conflict | None = conflict
         while left is not None:
             self._release({holder.pod_uid for holder in left.holders})
             left = self._grants.claim(grant, totals)

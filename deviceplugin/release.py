@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, repeat
 
+import msgspec
 import structlog
 
 from cardwise.kube import errors
@@ -26,24 +27,18 @@ _EVERY_SECONDS = 1.0
 
 
 def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
-    """By card UUID: what pods without object hold, one entry for each container. Pure.
+    """By UUID of card or device: what pods without object hold, one entry for each container. Pure.
 
     Not summed by pod: containers count one by one in quotas and on cards, and two halves are no whole card.
     """
     held: dict[str, list[HeldShare]] = defaultdict(list)
     for uid, pod in sorted(by_pod(grants).items()):
+        whose = HeldShare(pod_uid=uid, namespace=pod.namespace, name=pod.name)
         for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
-            held[share.uuid].append(
-                HeldShare(
-                    pod_uid=uid,
-                    namespace=pod.namespace,
-                    name=pod.name,
-                    memory_mib=share.mem,
-                    core_percent=share.core,
-                    container=key,
-                    whole=share.whole,
-                )
-            )
+            theirs = {"memory_mib": share.mem, "core_percent": share.core, "whole": share.whole}
+            held[share.uuid].append(msgspec.structs.replace(whose, container=key, **theirs))
+        for device, key in zip(pod.pod_devices, pod.pod_device_keys, strict=True):
+            held[device.uuid].append(msgspec.structs.replace(whose, container=key, whole=True))
     return dict(held)
 
 
@@ -89,7 +84,7 @@ class Releaser:
         self._wake.set()
 
     def held(self) -> Mapping[str, list[HeldShare]]:
-        """By card UUID, of pods that have ended by the API server's word and are alive by the runtime's."""
+        """By UUID, of pods that have ended by the API server's word and are alive by the runtime's."""
         with self._lock:
             return dict(self._held)
 
@@ -162,18 +157,19 @@ class Releaser:
             _log.info("an ended pod still holds its share", pod=pod and pod.pod, uid=uid, alive=what)
 
     def _drop(self, uid: str, epoch: int) -> None:
+        who = next((grant.pod for grant in self._grants.of_pod(uid)), "")
         try:
             dropped = self._grants.drop(uid, epoch)
             for slot in {slot for grant in dropped for slot in grant.slots}:
                 # The kubelet may have given the slot to the next container by now.
                 self._delivery.withdraw(slot, lambda slot=slot: self._grants.owner(slot) is None)  # type: ignore[misc]
         except OSError as error:
-            _log.error("a grant could not be removed; it is tried again", uid=uid, error=str(error))
+            _log.error("a grant could not be removed; it is tried again", pod=who, uid=uid, error=str(error))
             return
         if dropped:
             with self._lock:
                 self._ended.pop(uid, None)
-            _log.info("freed", pod=dropped[0].pod, uid=uid, containers=[grant.container for grant in dropped])
+            _log.info("freed", pod=who, uid=uid, containers=[grant.container for grant in dropped])
 
     def _publish(self) -> None:
         with self._lock:

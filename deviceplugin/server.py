@@ -135,6 +135,7 @@ class _Invalid(Exception):
 
 def _answer(verb: Callable[[Any], Any], kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
     code, why = grpc.StatusCode.INTERNAL, ""
+    structlog.contextvars.clear_contextvars()  # the thread's last call was about another pod
     try:
         return verb(kind.FromString(body))
     except DecodeError:

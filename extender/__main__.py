@@ -1,26 +1,20 @@
-"""cardwise-extender: settings, and who starts what where."""
+"""cardwise-extender: its settings, and what must hold before it serves."""
 
-import gc
 import ipaddress
 import socket
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import prometheus_client
 import structlog
 
-from cardwise.core import names, policies
+from cardwise.core import gangs, names, policies
 from cardwise.core.classes import MOST_CLIENTS
-from cardwise.core.ledger import MAX_CLIENTS
-from cardwise.core.quantity import MiB
+from cardwise.core.nodestate import MAX_CLIENTS
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import EventRecorder
-from cardwise.runtime import logs, tls
-from cardwise.runtime.health import HealthServer
-from cardwise.runtime.serving import Server, TlsFiles, WsgiApp
+from cardwise.runtime import configz, logs, tls
+from cardwise.runtime.health import Shown
+from cardwise.runtime.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
@@ -29,43 +23,28 @@ from cardwise.runtime.settings import (
     HostPort,
     check_distinct,
     common_options,
+    core_overcommit_option,
     starting,
 )
-from extender import leadership
-from extender.app import Parts, create_app
-from extender.binder import Binder
-from extender.decisions import Patience
-from extender.feeds import Feeds
-from extender.leadership import Alone, Leadership
-from extender.metrics import Levels, Metrics
-from extender.requests import Requests
-from extender.state import State
-from extender.telling import Telling
-from extender.upkeep import Upkeep
-from extender.verbs import Preferences
+from extender.ahead import NODES, When
+from extender.process import Process, Settings
 
 _log = structlog.get_logger(__name__)
 
 _FAST_THREADS = 4  # the scheduler asks one pod at a time; the rest is for inspect and for binds of a single stanza
-_BIND_THREADS = 256
+# The biggest gang waits in bind as a whole; the rest is for everybody else.
+_THREADS_FOR_OTHERS = 32
+_BIND_THREADS = gangs.MOST_MEMBERS + 3 * _THREADS_FOR_OTHERS
 _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a single stanza and of our bind stanza
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """All that the command line says, except how to serve."""
-
-    policy: str
-    one_best_node: bool
-    headroom: int
-    max_clients: int
-    bind_deadline: float
-    hold_seconds: float
-    ghost_seconds: float
-    lease_namespace: str
-    lease_name: str
-    lease_duration: float
-    no_lease: bool
+def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, str] | None:
+    if value is None:
+        return None
+    namespace, slash, name = value.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise click.BadParameter(f"{value!r} is not NAMESPACE/NAME; write for example {names.NAMESPACE}/extender-0")
+    return namespace, name
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -121,9 +100,11 @@ class Settings:
 @click.option(
     "--max-clients",
     type=click.IntRange(min=1, max=MOST_CLIENTS),
-    default=MAX_CLIENTS,
-    help="Most shares on one card.",
+    default=None,
+    help="Most shares on one card, where its MPS does not allow fewer. Default: as many as MPS allows; "
+    f"{MAX_CLIENTS} on nodes without an MPS manager.",
 )
+@core_overcommit_option
 @click.option(
     "--bind-deadline",
     type=DURATION,
@@ -136,6 +117,50 @@ class Settings:
     type=click.FloatRange(min=1),
     default=30.0,
     help="How long filter's choice is held for a pod whose bind does not come.",
+)
+@click.option(
+    "--nominate-ahead",
+    type=click.Choice([when.value for when in When]),
+    default=When.AUTO.value,
+    help="Decide about waiting pods before kube-scheduler comes to them, and name the node in their status, so that it "
+    "tries that one first and alone. auto: in clusters of more nodes than --nominate-above-nodes.",
+)
+@click.option(
+    "--nominate-above-nodes",
+    type=click.IntRange(min=0),
+    default=NODES,
+    help="Where auto begins.",
+)
+@click.option(
+    "--gang-seconds",
+    type=click.FloatRange(min=1),
+    default=30.0,
+    help="How long cards are held for a gang while no further pod of it comes to be bound. A PodGroup's timeoutSeconds "
+    "decides for its gang.",
+)
+@click.option(
+    "--gang-reserve-seconds",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    help="After a gang has waited so long, cards that it could use are kept from pods that come after it.",
+)
+@click.option(
+    "--gang-reserve-refusals",
+    type=click.IntRange(min=1),
+    default=20,
+    help="The same after so many times that it did not fit.",
+)
+@click.option(
+    "--gang-rollback-seconds",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    help="How long a gang that is bound in part may stay so, before its bound pods are evicted and it is tried whole.",
+)
+@click.option(
+    "--preempt-fragmented",
+    is_flag=True,
+    help="Evict pods of lower priority, by the Eviction API, for one that has room in a node's sums and on no card of "
+    "it: kube-scheduler's own preemption does not begin there.",
 )
 @click.option(
     "--ghost-seconds",
@@ -152,8 +177,16 @@ class Settings:
 @click.option(
     "--lease-duration",
     type=click.FloatRange(min=3),
-    default=15.0,
+    default=5.0,
     help="Seconds after which another extender takes over from one that has vanished. The same for all of them.",
+)
+@click.option(
+    "--pod",
+    default=None,
+    metavar="NAMESPACE/NAME",
+    callback=_object_name,
+    help=f"The pod that this is. It has the label {names.LEADER} while it answers, for a Service to find it. "
+    "Default: none is labelled.",
 )
 @click.option(
     "--no-lease",
@@ -173,7 +206,7 @@ def main(
 ) -> None:
     """Tells kube-scheduler which nodes have a card for a pod, chooses the card, and binds the pod.
 
-    Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect.
+    Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect, and preempt.
     """
     logs.setup("extender", common.log_level, common.log_format)
     if settings["bind_deadline"] is None:
@@ -188,14 +221,20 @@ def main(
         _check_lease(client, chosen.lease_namespace, chosen.lease_name)
     rotator = None
     files = None
+    directory = tls_dir or Path("/run/cardwise/extender-tls")
     if not plain_http:
-        directory = tls_dir or Path("/run/cardwise/extender-tls")
         rotator = _rotator(client, directory, tls_secret, tls_hosts, addresses)
         if rotator is not None:
             with starting("--tls-dir"):
                 rotator.ensure()
         files = TlsFiles.in_dir(directory)
-    process = _Process(client, chosen, common.metrics_bind, rotator)
+    room = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
+    shown = Shown(
+        bind=common.metrics_bind,
+        config=configz.of(click.get_current_context(), settings),
+        certificates=directory if files is not None else None,
+    )
+    process = Process(client, chosen, shown, rotator, room)
     Server(
         process.app,
         [bind],
@@ -203,94 +242,11 @@ def main(
         tls=files,
         client_ca=files is not None,
         on_worker_start=process.start,
+        on_worker_stopping=process.stopping,
         on_worker_stop=process.stop,
         slow_bind=bind_port_bind,
         slow_threads=_BIND_THREADS,
     ).run()
-
-
-class _Process:
-    """The parts of the serving process, which is a fork of the one that read the settings."""
-
-    def __init__(
-        self, client: KubeClient, settings: Settings, metrics_bind: HostPort, rotator: tls.Rotator | None
-    ) -> None:
-        patience = Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds)
-        self._state = State(headroom=MiB(settings.headroom), max_clients=settings.max_clients, patience=patience)
-        self._requests = Requests()
-        self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname())
-        self._feeds = Feeds(client, self._state, self._events)
-        self._leadership: Leadership = Alone()
-        if not settings.no_lease:
-            self._leadership = leadership.by_lease(
-                client,
-                settings.lease_namespace,
-                settings.lease_name,
-                duration=settings.lease_duration,
-                state=self._state,
-                catch_up=self._feeds.catch_up,
-            )
-        self._binder = Binder(
-            client,
-            self._state,
-            self._requests,
-            policy=settings.policy,
-            seconds=settings.bind_deadline,
-            leadership=self._leadership,
-        )
-        self._telling = Telling(client, self._state, self._events, leads=self._knows_and_leads)
-        self._upkeep = Upkeep(client, self._state, tell=self._telling.steps)
-        self._preferences = Preferences(policy=settings.policy, one_best_node=settings.one_best_node)
-        self._metrics_bind = metrics_bind
-        self._health: HealthServer | None = None
-        self._rotator = rotator
-
-    def app(self) -> WsgiApp:
-        registry = prometheus_client.REGISTRY
-        registry.register(Levels(self._state.marks, self._feeds.staleness, self._leads))
-        parts = Parts(
-            state=self._state,
-            requests=self._requests,
-            binder=self._binder,
-            metrics=Metrics(registry),
-            preferences=self._preferences,
-            missing=self._feeds.missing,
-            leadership=self._leadership,
-            notice=self._telling.notices.waits_for_quota,
-        )
-        return create_app(parts)
-
-    def start(self) -> None:
-        # The lists of a big cluster make garbage of no use to look for; Feeds freezes what stays of them.
-        gc.set_threshold(20_000, 20, 50)
-        # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
-        # 5 ms, which was the p99 of filter while statuses were written (docs/measured.md).
-        sys.setswitchinterval(0.0005)
-        self._health = HealthServer(self._metrics_bind, ready=self._feeds.missing)
-        self._health.start()
-        self._feeds.start()
-        self._leadership.start()
-        self._telling.start()
-        self._upkeep.start()
-        if self._rotator is not None:
-            self._rotator.start()
-
-    def stop(self) -> None:
-        self._leadership.stop()
-        self._upkeep.stop()
-        self._telling.stop()
-        self._feeds.stop()
-        self._events.stop()
-        if self._rotator is not None:
-            self._rotator.stop()
-        if self._health is not None:
-            self._health.stop()
-
-    def _leads(self) -> bool:
-        return self._leadership.term() is not None
-
-    def _knows_and_leads(self) -> bool:
-        return self._leads() and not self._feeds.missing()
 
 
 def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
@@ -354,7 +310,8 @@ def _rotator(
     wanted = hosts or (
         "cardwise-extender", service, f"{service}.svc", socket.gethostname(), "localhost", "127.0.0.1", "::1", *ours
     )  # fmt: skip
-    return tls.Rotator(store, tuple(dict.fromkeys(wanted)), directory, need_client=True, name="cardwise-extender")
+    unique, lifetimes = tuple(dict.fromkeys(wanted)), tls.Lifetimes.for_slow_clients()
+    return tls.Rotator(store, unique, directory, need_client=True, lifetimes=lifetimes, name="cardwise-extender")
 
 
 if __name__ == "__main__":

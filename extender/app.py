@@ -1,8 +1,9 @@
 """The HTTP shell: gpushare's paths, one function a verb, no decisions.
 
 Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-scheduler hides the body of anything else
-from the user. The scheduler's three verbs are answered before Flask sees them: it took a third of the CPU of a bind
-and more of a filter (docs/measured.md), and they need nothing of it but the body.
+from the user. The verb preempt knows no error: a call without an answer gets status 503, which leaves nominations as
+they are. The scheduler's four verbs are answered before Flask sees them: it took a third of the CPU of a bind and more
+of a filter (docs/measured.md), and they need nothing of it but the body.
 """
 
 import time
@@ -15,12 +16,13 @@ import structlog
 from flask import Flask, Response, request
 
 from cardwise.core import names
+from cardwise.core.invalid import InvalidRequest
 from cardwise.runtime import gthreads
 from cardwise.runtime.serving import WsgiApp
 from extender import verbs, wire
 from extender.binder import Binder, Failed
 from extender.leadership import Alone, Leadership
-from extender.metrics import Metrics
+from extender.metrics import Metrics, most_frequent
 from extender.requests import Requests
 from extender.state import State
 from extender.verbs import Preferences
@@ -61,6 +63,7 @@ def create_app(parts: Parts) -> Flask:
         {
             f"{prefix}/filter": ("filter", lambda environ: _filter(parts, environ)),
             f"{prefix}/prioritize": ("prioritize", lambda environ: _prioritize(parts, environ)),
+            f"{prefix}/preempt": ("preempt", lambda environ: _preempt(parts, environ)),
             f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_bind(parts, environ))),
         },
     )
@@ -91,6 +94,10 @@ def create_app(parts: Parts) -> Flask:
     return app
 
 
+class _Unanswered(Exception):
+    """The call has no answer, and its verb no word for it."""
+
+
 class _Direct:
     """WSGI middleware: POSTs to the paths of `verbs` are answered here, as JSON; everything else is the app's."""
 
@@ -104,9 +111,15 @@ class _Direct:
         if found is None:
             return self._app(environ, start_response)
         name, verb = found
+        status = "200 OK"
         with self._metrics.timed(name):
-            answer = wire.encode(verb(environ))
-        start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
+            try:
+                answer = wire.encode(verb(environ))
+            except _Unanswered as error:
+                status, answer = "503 Service Unavailable", wire.encode({"Error": str(error)})
+            finally:
+                structlog.contextvars.clear_contextvars()
+        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
         return [answer]
 
 
@@ -133,21 +146,32 @@ def _unable(parts: Parts, environ: Environ) -> str:
     return denial.text if denial is not None else ""
 
 
+def _name_in_log(args: wire.FilterArgs | wire.PreemptArgs) -> str:
+    """Lines of the log that this call writes say its pod. Returns the UID."""
+    uid, (namespace, name) = verbs.identity(args.pod or {})
+    structlog.contextvars.bind_contextvars(pod=f"{namespace}/{name}", uid=uid)
+    return uid
+
+
 def _filter(parts: Parts, environ: Environ) -> FilterResult:
     unable = _unable(parts, environ)
     if unable:
         return FilterResult(error=unable)
-    parts.binder.wait_for_calm()
+    parts.binder.calm.wait()
     try:
         args = wire.filter_args(_body(environ))
+        uid = _name_in_log(args)
         answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, args, parts.notice)
     except Malformed as error:
         return FilterResult(error=str(error))
     except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
         _log.exception("filter failed")
         return FilterResult(error=_TROUBLE)
-    if answer.failed_nodes or answer.failed_and_unresolvable_nodes:
-        parts.metrics.refused(answer.failed_nodes or answer.failed_and_unresolvable_nodes)
+    reasons = answer.failed_nodes or answer.failed_and_unresolvable_nodes
+    if reasons:
+        reason = most_frequent(reasons)
+        parts.metrics.refused(reason)
+        parts.state.waiters.refused_because(uid, reason)
     return answer
 
 
@@ -155,12 +179,30 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
     if _unable(parts, environ):
         return []
     try:
-        return verbs.prioritize(parts.state, parts.requests, parts.preferences, wire.filter_args(_body(environ)))
+        args = wire.filter_args(_body(environ))
+        _name_in_log(args)
+        return verbs.prioritize(parts.state, parts.requests, parts.preferences, args)
     except Malformed as error:
         _log.info("unreadable prioritize call", error=str(error))
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("prioritize failed")
     return []  # the verb knows no error; without scores the scheduler uses its own
+
+
+def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
+    """Raises _Unanswered."""
+    unable = _unable(parts, environ)
+    if unable:
+        raise _Unanswered(unable)
+    try:
+        args = wire.preempt_args(_body(environ))
+        _name_in_log(args)
+        return verbs.preempt(parts.state, parts.preferences, args)
+    except (Malformed, InvalidRequest) as error:
+        raise _Unanswered(str(error)) from error
+    except Exception as error:
+        _log.exception("preempt failed")
+        raise _Unanswered(_TROUBLE) from error
 
 
 def _bind(parts: Parts, environ: Environ) -> str:
@@ -172,8 +214,10 @@ def _bind(parts: Parts, environ: Environ) -> str:
     outcome, text = "failed", _TROUBLE
     try:
         args = wire.bind_args(_body(environ))
+        structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
         arrived = environ.get(gthreads.ARRIVED, time.monotonic())
-        outcome, text = parts.binder.bind(args, arrived=arrived), ""
+        line, slow = environ.get(gthreads.SOCKET), environ.get(gthreads.SLOW, True)
+        outcome, text = parts.binder.bind(args, arrived=arrived, line=line, may_wait=slow), ""
     except Malformed as error:
         outcome, text = "malformed", str(error)
     except Failed as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from cardwise.core import assignment, request
+from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.request import PodRequest
@@ -21,10 +21,12 @@ from cardwise.core.verdict import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
+from extender.calm import Calm
 from extender.decisions import Decided, Stage
 from extender.leadership import Alone, Leadership
 from extender.requests import Requests
 from extender.state import State
+from extender.waits import Line, Waits
 from extender.wire import BindArgs
 
 _log = structlog.get_logger(__name__)
@@ -33,11 +35,7 @@ _READ_SECONDS = 5.0  # for one look at the pod
 _LOOK_UP_SECONDS = 2.0  # for all look-ups of one round: plans and ghosts wait for them to end
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, there and here
-# kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at once is a new
-# connection with a TLS handshake, which costs both sides more than the bind itself. So filter, which the scheduler
-# asks for one pod after the other, answers a little later while some binds are under way.
-_CALM = 3
-_CALM_SECONDS = 0.05
+_GATHERING = 0.75  # of the time of a call, that a member may wait for the others of its gang
 _NOT_OURS = "this extender does not hold the lease any more; another one answers"
 
 Clock = Callable[[], float]
@@ -97,39 +95,42 @@ class Binder:
         self._wall_ns = wall_ns
         self._sleep = sleep
         self._posting = threading.BoundedSemaphore(_POSTING)
-        self._under_way = 0
-        self._fewer = threading.Condition()
+        self.calm = Calm(clock)
+        self._waits = Waits(state.gangs.cancel)
 
-    def bind(self, args: BindArgs, *, arrived: float) -> str:
+    def bind(self, args: BindArgs, *, arrived: float, line: Line | None = None, may_wait: bool = True) -> str:
         """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
 
-        `arrived`: when the call came, by the clock; it may have waited for a thread since.
+        `arrived`: when the call came, by the clock; it may have waited for a thread since. `line`: its connection.
         """
-        with self._fewer:
-            self._under_way += 1
-        try:
-            return self._bind(args, arrived + self._seconds)
-        finally:
-            with self._fewer:
-                self._under_way -= 1
-                self._fewer.notify()
-
-    def wait_for_calm(self) -> None:
-        """Until few binds are under way, but not for long."""
-        with self._fewer:
-            self._fewer.wait_for(lambda: self._under_way < _CALM, _CALM_SECONDS)
-
-    def _bind(self, args: BindArgs, deadline: float) -> str:
         term = self._leadership.term()
         if term is None:
             raise Failed("standby", _NOT_OURS)
+        self._gather(args, arrived, line, may_wait=may_wait)
+        with self.calm.bind():
+            return self._bind(args, arrived + self._seconds, term)
+
+    def _gather(self, args: BindArgs, arrived: float, line: Line | None, *, may_wait: bool) -> None:
+        """Until all members of the pod's gang have reached bind, if it is in one that is not bound yet."""
+        if self._state.decided(args.pod_uid) is not None:
+            return
+        if not may_wait and self._state.gangs.waits(args.pod_uid):
+            raise Failed("gang", "members of gangs wait in bind, so they must be bound by the port of --bind-port-bind")
+        hold = self._state.gangs.join(args.pod_uid, args.node)
+        if isinstance(hold, str):
+            raise Failed("gang", hold)
+        if hold is not None:
+            self._waits.wait(hold, args.pod_name, line, arrived + self._seconds * _GATHERING - self._clock())
+            if not hold.go:
+                raise Failed("gang", f"the gang {hold.key} was not bound: {hold.reason}")
+
+    def _bind(self, args: BindArgs, deadline: float, term: int) -> str:
         decided = self._state.decided(args.pod_uid)
         if decided is not None and decided.stage is Stage.BOUND:
             return _already(decided, args)
         asked = self._requests.take(args.pod_uid) or self._read_request(args)
         if asked is None:
-            self._post(self._binding(args, None), deadline, term, unsure=False)  # no card: it came by its marker
-            return "bound"
+            return self._bind_plain(args, deadline, term)
         who = (args.pod_namespace, args.pod_name)
         policy = asked.policy or self._policy
         begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, policy, term=term)
@@ -139,7 +140,23 @@ class Binder:
             raise Failed("refused", begun.text)
         stage: Stage | None = Stage.UNSURE  # what holds if anything unforeseen is raised
         try:
-            self._post(self._binding(args, begun.assignment), deadline, term, unsure=begun.unsure)
+            self._post(self._binding(args, begun.assignment, term), deadline, term, unsure=begun.unsure)
+            stage = Stage.BOUND
+        except Failed as failed:
+            stage = Stage.UNSURE if failed.unsure else None
+            raise
+        finally:
+            self._state.finish_bind(args.pod_uid, stage)
+        return "bound"
+
+    def _bind_plain(self, args: BindArgs, deadline: float, term: int) -> str:
+        """For a pod that asks for no card: it came by its marker."""
+        refusal = self._state.begin_plain(args.pod_uid, args.node)
+        if refusal is not None:
+            raise Failed("refused", refusal.text)
+        stage: Stage | None = Stage.UNSURE
+        try:
+            self._post(self._binding(args, None, term), deadline, term, unsure=False)
             stage = Stage.BOUND
         except Failed as failed:
             stage = Stage.UNSURE if failed.unsure else None
@@ -163,8 +180,10 @@ class Binder:
         except InvalidRequest as error:
             raise Failed("invalid", str(error)) from error
 
-    def _binding(self, args: BindArgs, chosen: Assignment | None) -> _Binding:
+    def _binding(self, args: BindArgs, chosen: Assignment | None, term: int) -> _Binding:
         annotations = {} if chosen is None else assignment.encode(chosen, assume_time_ns=self._wall_ns())
+        if word := self._leadership.word(term):
+            annotations[names.TERM] = word
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -226,7 +245,8 @@ class Binder:
                     return False
                 if ours <= 0:
                     raise _NotOurs
-                self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
+                with self.calm.post():
+                    self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
         finally:
             self._posting.release()
         return True
@@ -240,7 +260,8 @@ class Binder:
         except errors.NotFound as error:
             raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
         except errors.KubeError as error:
-            _log.info("cannot look at the pod after a failed binding", pod=args.pod_name, error=str(error))
+            who = f"{args.pod_namespace}/{args.pod_name}"
+            _log.info("cannot look at the pod after a failed binding", pod=who, uid=args.pod_uid, error=str(error))
             return _Look.UNKNOWN
         metadata = pod.get("metadata") or {}
         if metadata.get("uid") != args.pod_uid:
@@ -269,7 +290,8 @@ def look_up(client: KubeClient, state: State, *, clock: Clock = time.monotonic) 
             state.looked_up(holding.uid, bound=False, exists=False)
             continue
         except errors.KubeError as error:
-            _log.info("cannot look up a bound pod", pod=holding.name, error=str(error))
+            who = f"{holding.namespace}/{holding.name}"
+            _log.info("cannot look up a bound pod", pod=who, uid=holding.uid, error=str(error))
             continue
         exists = (pod.get("metadata") or {}).get("uid") == holding.uid
         bound = exists and bool((pod.get("spec") or {}).get("nodeName"))

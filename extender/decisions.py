@@ -15,6 +15,7 @@ class Stage(Enum):
     """How far a decision of ours has come that no watch event confirms yet; the value is the holding's mark."""
 
     PLANNED = "plan"  # filter has answered this node
+    HELD = "gang"  # the same, for a member of a gang: it ends with the plan of the gang, not by itself
     BINDING = "binding"  # a thread is posting it
     UNSURE = "unsure"  # posted, and the answer was lost
     BOUND = "bound"  # posted and accepted
@@ -62,6 +63,11 @@ class Waiter(NamedTuple):
     uid: str
     namespace: str
     name: str
+
+    @property
+    def pod(self) -> str:
+        """As lines of the log name it."""
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

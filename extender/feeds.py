@@ -1,6 +1,7 @@
-"""From the API server to the state: five reflectors and what is said when a pod's annotations are unreadable.
+"""From the API server to the state and the sightings: seven reflectors, and what is said of what is unreadable.
 
-Apart from the state so that the state knows no thread and no wire.
+Apart from those so that they know no thread and no wire. One watch of a kind feeds both: what is written to a status
+comes back here, is a sighting, and changes nothing of the state.
 """
 
 import gc
@@ -9,12 +10,17 @@ from typing import Any
 
 import structlog
 
-from cardwise.kube import paths
+from cardwise.kube import budgets, paths
+from cardwise.kube.budgets import Budget
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.reflector import Reflector
-from extender import projection
-from extender.projection import CardRecord, ClassRecord, PodRecord, QuotaRecord
+from extender import objects, podgroups, projection
+from extender.nodeload import NodeRoom, Placed
+from extender.objects import CardRecord, ClassRecord, QuotaRecord
+from extender.podgroups import GroupRecord
+from extender.projection import PodRecord
+from extender.sightings import CardsSeen, ClassesSeen, Seen, Sightings
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -23,22 +29,22 @@ _LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
 
 
 class Feeds:
-    """Start it in the process that serves. Ready when all five lists have been taken over: a quota that is not listed
+    """Start it in the process that serves. Ready when all seven lists have been taken over: a quota that is not listed
     yet must not be exceeded.
     """
 
-    def __init__(self, client: KubeClient, state: State, events: EventRecorder) -> None:
-        # What another extender may have decided, and by which limits.
+    def __init__(self, client: KubeClient, state: State, seen: Sightings, events: EventRecorder) -> None:
+        # What another extender may have decided, by which limits, and how far gangs had come with it.
         self._decisive: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.gpuquotas(), projection.quota, _Quotas(state), name="gpuquotas"),
-            Reflector(client, paths.pods(), projection.pod, _Pods(state, events), name="pods"),
+            Reflector(client, paths.podgroups(), podgroups.record, _Groups(state, seen.groups)),
+            Reflector(client, paths.gpuquotas(), objects.quota, _Quotas(state, seen.quotas)),
+            Reflector(client, paths.pods(), projection.pod, _Pods(state, events), named=projection.named),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.nodes(), projection.node, _Nodes(state), name="nodes"),
-            Reflector(
-                client, paths.resourceclasses(), projection.resource_class, _Classes(state), name="resourceclasses"
-            ),
-            Reflector(client, paths.extendedresources(), projection.card, _Cards(state), name="extendedresources"),
+            Reflector(client, paths.nodes(), projection.node, _Nodes(state), named=_by_key),
+            Reflector(client, paths.resourceclasses(), objects.resource_class, _Classes(state, seen.classes)),
+            Reflector(client, paths.extendedresources(), objects.card, _Cards(state, seen.cards), named=_by_key),
+            Reflector(client, paths.poddisruptionbudgets(), budgets.record, _Budgets(state)),
             *self._decisive,
         )
 
@@ -51,8 +57,8 @@ class Feeds:
             reflector.stop()
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
-        """Lists pods and quotas anew. Whether the state has what had been written before; no sooner given up than
-        `still` says no.
+        """Lists PodGroups, quotas and pods anew. Whether the state has what had been written before; no sooner given
+        up than `still` says no.
         """
         for done in [reflector.relist() for reflector in self._decisive]:
             while not done.wait(_LOOK_SECONDS):
@@ -69,40 +75,56 @@ class Feeds:
         return {each.name: each.staleness_seconds() for each in self._reflectors}
 
 
+def _by_key(key: str, value: object) -> str:
+    """Of what is kept by its name."""
+    del value
+    return key
+
+
 class _Pods:
     def __init__(self, state: State, events: EventRecorder) -> None:
         self._state = state
         self._events = events
 
-    def on_change(self, key: str, old: PodRecord | None, new: PodRecord) -> None:
-        if new.problem and (old is None or old.problem != new.problem):
-            _log.warning("unreadable assignment", pod=new.name, namespace=new.namespace, uid=key, problem=new.problem)
+    def on_change(self, key: str, old: PodRecord | Placed | None, new: PodRecord | Placed) -> None:
+        if isinstance(new, Placed):
+            self._state.set_other(key, new)
+            return
+        if new.problem and (not isinstance(old, PodRecord) or old.problem != new.problem):
+            _log.warning("unreadable assignment", pod=f"{new.namespace}/{new.name}", uid=new.uid, problem=new.problem)
             about = ObjectRef.pod(new.namespace, new.name, new.uid)
             text = f"{new.problem}; the pod's GPU share is not counted, delete the pod"
             self._events.record(about, "UnreadableAssignment", text, "Warning")
         self._state.set_pod(new)
 
-    def on_delete(self, key: str, old: PodRecord) -> None:
-        del key
-        self._state.remove_pod(old)
+    def on_delete(self, key: str, old: PodRecord | Placed) -> None:
+        if isinstance(old, Placed):
+            self._state.remove_other(key)
+        else:
+            self._state.remove_pod(old)
 
     def on_synced(self) -> None:
         # What was listed stays: without this, each full collection of the garbage collector walks through it.
-        gc.collect()
+        if gc.isenabled():
+            gc.collect()
         gc.freeze()
+        gc.enable()
 
 
 class _Cards:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, seen: CardsSeen) -> None:
         self._state = state
+        self._seen = seen
 
     def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:
         del old
         self._state.set_card(key, new)
+        self._seen.put(key, new)
 
     def on_delete(self, key: str, old: CardRecord) -> None:
         del old
         self._state.remove_card(key)
+        self._seen.remove(key)
 
     def on_synced(self) -> None:
         pass
@@ -112,11 +134,11 @@ class _Nodes:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def on_change(self, key: str, old: bool | None, new: bool) -> None:
-        del old, new
-        self._state.set_node(key)
+    def on_change(self, key: str, old: NodeRoom | None, new: NodeRoom) -> None:
+        del old
+        self._state.set_node(key, new)
 
-    def on_delete(self, key: str, old: bool) -> None:
+    def on_delete(self, key: str, old: NodeRoom) -> None:
         del old
         self._state.remove_node(key)
 
@@ -124,41 +146,82 @@ class _Nodes:
         pass
 
 
-class _Classes:
+class _Budgets:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def on_change(self, key: str, old: ClassRecord | None, new: ClassRecord) -> None:
+    def on_change(self, key: str, old: Budget | None, new: Budget) -> None:
         del old
-        if new.device_class is None:
+        self._state.preemption.set_budget(key, new)
+
+    def on_delete(self, key: str, old: Budget) -> None:
+        del old
+        self._state.preemption.remove_budget(key)
+
+    def on_synced(self) -> None:
+        pass
+
+
+class _Classes:
+    def __init__(self, state: State, seen: ClassesSeen) -> None:
+        self._state = state
+        self._seen = seen
+
+    def on_change(self, key: str, old: ClassRecord | None, new: ClassRecord) -> None:
+        if new.problem and (old is None or old.problem != new.problem):
             _log.warning("unreadable ResourceClass, no card is of it", name=key, problem=new.problem)
+        if new.device_class is None:
             self._state.remove_class(key)
         else:
             self._state.set_class(new.device_class)
+        self._seen.put(key, new)
 
     def on_delete(self, key: str, old: ClassRecord) -> None:
         del old
         self._state.remove_class(key)
+        self._seen.remove(key)
 
     def on_synced(self) -> None:
         pass
 
 
 class _Quotas:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, seen: Seen[QuotaRecord]) -> None:
         self._state = state
+        self._seen = seen
 
     def on_change(self, key: str, old: QuotaRecord | None, new: QuotaRecord) -> None:
-        del old
-        if new.quota is None:
+        if new.problem and (old is None or old.problem != new.problem):
             _log.warning("unreadable GPUQuota, it limits nothing", quota=key, problem=new.problem)
+        if new.quota is None:
             self._state.remove_quota(key)
         else:
             self._state.set_quota(key, new.quota)
+        self._seen.put(key, new)
 
     def on_delete(self, key: str, old: QuotaRecord) -> None:
         del old
         self._state.remove_quota(key)
+        self._seen.remove(key)
+
+    def on_synced(self) -> None:
+        pass
+
+
+class _Groups:
+    def __init__(self, state: State, seen: Seen[GroupRecord]) -> None:
+        self._state = state
+        self._seen = seen
+
+    def on_change(self, key: str, old: GroupRecord | None, new: GroupRecord) -> None:
+        del old
+        self._state.gangs.set_group(key, new.group)
+        self._seen.put(key, new)
+
+    def on_delete(self, key: str, old: GroupRecord) -> None:
+        del old
+        self._state.gangs.set_group(key, None)
+        self._seen.remove(key)
 
     def on_synced(self) -> None:
         pass

@@ -1,22 +1,25 @@
-"""What nodes report: their cards, and what vanished pods still hold on them; and the classes that the cards are in.
+"""What nodes report: their cards and devices, what vanished pods still hold on them, and the classes that they are in.
 
 Apart from the state, which decides what of it counts: this only remembers, and knows nothing of live pods. Not
 thread-safe: its owner locks.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
-from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.cards import Card
 from cardwise.core.classes import DeviceClass
+from cardwise.core.devices import Device
 from cardwise.core.ledger import Holding
+from cardwise.core.mpsplaces import UNKNOWN
 from cardwise.core.quantity import MiB, Percent
 from extender.membership import NO_MEMBER, Member, Membership
-from extender.projection import CardRecord
+from extender.objects import CardRecord
 
 
 class Inventory:
-    """By the names of the ExtendedResources. Cards count while their node exists."""
+    """By the names of the ExtendedResources. Cards and devices count while their node exists."""
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
@@ -69,7 +72,7 @@ class Inventory:
         """The class is so now; whether that may change what class a card is in. What it does is in `changes`."""
         before = self._classes.get(one.name)
         self._classes[one.name] = one
-        if before is not None and (before.selector, before.priority) == (one.selector, one.priority):
+        if before is not None and _by_which(before) == _by_which(one):
             return False
         self._reclassify = True
         return True
@@ -81,8 +84,8 @@ class Inventory:
         self._reclassify = True
         return True
 
-    def changes(self) -> Iterator[tuple[str, list[Card]]]:
-        """The nodes whose cards are others than at the last call, with all their cards.
+    def changes(self) -> Iterator[tuple[str, list[Card], list[Device]]]:
+        """The nodes whose cards or devices are others than at the last call, with all of them.
 
         Classes come by the hundred at the start: which cards they select is found out once for all of them, here.
         """
@@ -95,7 +98,15 @@ class Inventory:
             )
         for node in self._changed:
             names = self._cards_of.get(node, ()) if node in self.nodes else ()
-            yield node, [self._typed(name) for name in names]
+            cards: list[Card] = []
+            devices: list[Device] = []
+            for name in names:
+                one = self._typed(name)
+                if isinstance(one, Device):
+                    devices.append(one)
+                else:
+                    cards.append(one)
+            yield node, cards, devices
         self._changed.clear()
 
     def held(self) -> Collection[str]:
@@ -104,7 +115,8 @@ class Inventory:
 
     def reported(self, uid: str) -> Holding | None:
         """What the cards report of a pod, each container's share by itself."""
-        shares = []
+        shares: list[CardShare] = []
+        devices: list[DeviceShare] = []
         namespace = name = node = ""
         for card_name in sorted(self._held.get(uid, ())):
             record = self._cards[card_name]
@@ -114,26 +126,37 @@ class Inventory:
                 if held.uid == uid:
                     namespace, name, node = held.namespace, held.name, record.node
                     card = record.card
-                    shares.append(
-                        CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem, held.whole)
-                    )
-        return Holding(uid, namespace, name, node, Assignment({"pod": tuple(shares)}), "held") if shares else None
+                    if isinstance(card, Device):
+                        devices.append(DeviceShare("", card.uuid))
+                    else:
+                        share = CardShare(
+                            card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem, held.whole
+                        )
+                        shares.append(share)
+        if not shares and not devices:
+            return None
+        reported = Assignment({"pod": tuple(shares)} if shares else {}, {"pod": tuple(devices)} if devices else {})
+        return Holding(uid, namespace, name, node, reported, "held", UNKNOWN)
 
-    def _typed(self, name: str) -> Card:
-        """The card with its classes."""
+    def _typed(self, name: str) -> Card | Device:
+        """The card or device with its classes."""
         record = self._cards[name]
         card = record.card
         member = self._members[name] = self._membership.of(record)
         if member is NO_MEMBER:
             return card
+        if isinstance(card, Device):
+            return replace(card, classes=member.classes)
         return Card(
             index=card.index,
             uuid=card.uuid,
             mem=card.mem,
             model=card.model,
             healthy=card.healthy,
+            cordoned=card.cordoned,
             classes=member.classes,
             priority=member.priority,
+            mps=card.mps,
         )
 
     def _forget(self, name: str) -> None:
@@ -151,3 +174,8 @@ class Inventory:
             names.discard(name)
             if not names:
                 del self._held[uid]
+
+
+def _by_which(one: DeviceClass) -> object:
+    """What of a class says which cards are in it, and how they rank."""
+    return one.selector, one.priority, one.other, one.untouched

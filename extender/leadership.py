@@ -3,7 +3,8 @@
 Apart from the Lease, which only says whose turn it is, and from the binder, which asks before every write. A *term* is
 one time of holding the Lease; at its beginning pods and quotas are listed anew, because the watch may not have
 delivered yet what another extender has bound until a moment ago. A call that began in one term posts nothing in
-another.
+another. What was sent in time and comes late (the process or the network stood still in between) only the API server
+can refuse: each Binding carries the word of its term, and the policy `terms.cardwise.dev` compares it with the Lease.
 """
 
 import math
@@ -52,6 +53,9 @@ class Leadership(Protocol):
     def denial(self) -> Denial | None:
         """Why they are not."""
 
+    def word(self, term: int) -> str:
+        """What a Binding of this term says of it; "" where nobody asks."""
+
     @contextmanager
     def posting(self, term: int) -> Iterator[float]:
         """Around one write: the seconds that it may take. 0: it must not be made."""
@@ -74,6 +78,10 @@ class Alone:
 
     def denial(self) -> Denial | None:
         return None
+
+    def word(self, term: int) -> str:
+        del term
+        return ""
 
     @contextmanager
     def posting(self, term: int) -> Iterator[float]:
@@ -99,6 +107,7 @@ class ByLease:
         self._catch_up = catch_up
         self._elector: LeaderElector | None = None
         self._term = 0  # the elector's epoch in which all is known; 0 for none
+        self._word = (0, "")  # of which term
         self._posts = 0
         self._fewer = threading.Condition()
         self._changed = threading.Event()
@@ -136,6 +145,10 @@ class ByLease:
         who = "nobody" if holder == "" else holder or "another extender or nobody"
         return Denial(f"not the leader: {who} holds the lease {self._name}", elsewhere=True)
 
+    def word(self, term: int) -> str:
+        of, word = self._word
+        return word if of == term else ""
+
     @contextmanager
     def posting(self, term: int) -> Iterator[float]:
         with self._fewer:
@@ -167,7 +180,10 @@ class ByLease:
 
         if still() and self._catch_up(still):
             self._state.forget_plans()
-            self._state.wake_all()
+            self._state.gangs.recover()
+            self._state.preemption.begin()
+            self._state.waiters.wake_all()
+            self._word = (epoch, f"{self._name}/{elector.token}/{elector.identity}")
             self._term = epoch
             _log.info("answers from now on", lease=self._name, term=epoch)
 

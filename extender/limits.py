@@ -26,8 +26,13 @@ class Limits:
     def __init__(self) -> None:
         self._of: dict[str, dict[str, GPUQuota]] = {}  # by namespace and key
 
-    def set(self, key: str, quota: GPUQuota) -> None:
-        self._of.setdefault(quota.namespace, {})[key] = quota
+    def set(self, key: str, quota: GPUQuota) -> bool:
+        """Whether it is another one than before."""
+        of_namespace = self._of.setdefault(quota.namespace, {})
+        if of_namespace.get(key) == quota:
+            return False
+        of_namespace[key] = quota
+        return True
 
     def remove(self, key: str) -> bool:
         """Whether it was there."""
@@ -38,6 +43,10 @@ class Limits:
         if not of_namespace:
             del self._of[namespace]
         return True
+
+    def limits(self, namespace: str) -> bool:
+        """Whether the namespace has a quota at all."""
+        return namespace in self._of
 
     def rooms(self, ledger: Ledger, namespace: str) -> list[Room]:
         """What the entries of all quotas leave to the namespace, for what is held now."""
@@ -53,7 +62,8 @@ class Limits:
     def brake(self, ledger: Ledger, namespace: str, request: PodRequest) -> Brake | None:
         """The entry to name to a person whom a quota keeps waiting: of what the pod asks for rather than of all cards.
 
-        A whole card's MiB are not known before it is chosen; who is kept waiting by those alone is told nothing.
+        A whole card's MiB are not known before it is chosen: they are at least those of the smallest that there is.
+        Who is kept waiting because only bigger ones are free is told nothing.
         """
         named = {container.device_class for container in request.containers} - {""}
         full = []
@@ -68,8 +78,13 @@ class Limits:
 def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
     """What the containers ask that may get a card which the entry counts."""
     kinds = ledger.kinds
-    return quotas.total(
-        Charge(container.cards, container.mem, container.cards if container.whole else 0)
-        for container in request.containers
-        if kinds.allowed(container.device_class, (entry,)) != kinds.allowed(container.device_class)
-    )
+    charges = []
+    for container in request.containers:
+        if kinds.allowed(container.device_class, (entry,)) == kinds.allowed(container.device_class):
+            continue  # it gets no card that the entry counts
+        if container.whole:
+            mib = max(0, kinds.smallest(container.device_class, entry) - ledger.headroom)
+            charges.append(Charge(container.cards, container.cards * mib, container.cards))
+        else:
+            charges.append(Charge(container.cards, container.mem, 0))
+    return quotas.total(charges)

@@ -4,12 +4,20 @@ import collections
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
+_QUEUE_BUCKETS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
+
+
+def most_frequent(reasons: Mapping[str, str]) -> str:
+    """Of the reasons by node, as answered; there is at least one."""
+    return collections.Counter(reasons.values()).most_common(1)[0][0]
 
 
 class Metrics:
@@ -29,8 +37,28 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self._holds = Histogram(
+            "cardwise_extender_gang_hold_seconds",
+            "Time that cards were held for a gang until all its pods could be bound, or until the hold ended.",
+            ["outcome"],
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._queues = Histogram(
+            "cardwise_extender_gang_queue_seconds",
+            "Time from the creation of a gang's oldest pod until all that it needs had reached bind.",
+            buckets=_QUEUE_BUCKETS,
+            registry=registry,
+        )
         self._binds = Counter("cardwise_extender_binds_total", "Bind calls by outcome.", ["outcome"], registry=registry)
-        self._by_verb = {verb: self._seconds.labels(verb) for verb in ("filter", "prioritize", "bind", "inspect")}
+        self._ahead = Counter(
+            "cardwise_extender_ahead_total",
+            "Pods that were decided about before kube-scheduler came to them, by what became of that.",
+            ["outcome"],
+            registry=registry,
+        )
+        verbs = ("filter", "prioritize", "preempt", "bind", "inspect")
+        self._by_verb = {verb: self._seconds.labels(verb) for verb in verbs}
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
@@ -40,45 +68,78 @@ class Metrics:
         finally:
             self._by_verb[verb].observe(time.perf_counter() - began)
 
-    def refused(self, reasons: Mapping[str, str]) -> None:
-        """`reasons`: by node, as answered."""
-        for reason, _ in collections.Counter(reasons.values()).most_common(1):
-            self._refusals.labels(reason).inc()
+    def refused(self, reason: str) -> None:
+        """`reason`: as of `most_frequent`."""
+        self._refusals.labels(reason).inc()
+
+    def held(self, outcome: str, seconds: float) -> None:
+        """A hold of a gang is over: "bound" or "ended"."""
+        self._holds.labels(outcome).observe(seconds)
+
+    def queued(self, created: str) -> None:
+        """A gang whose oldest pod was created then, as the API server writes it, begins to be bound."""
+        if created:
+            self._queues.observe(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()))
+
+    def ahead(self, outcome: str) -> None:
+        """How it went with a pod that was decided about ahead."""
+        self._ahead.labels(outcome).inc()
 
     def bound(self, outcome: str) -> None:
         self._binds.labels(outcome).inc()
 
 
-class Levels(Collector):
-    """What is read when somebody asks: holdings by mark, age of what the reflectors know, whether we lead."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Who is asked for the levels: counts by label, in seconds `staleness`."""
 
-    def __init__(
-        self,
-        marks: Callable[[], dict[str, int]],
-        staleness: Callable[[], dict[str, float]],
-        leads: Callable[[], bool],
-    ) -> None:
-        self._marks = marks
-        self._staleness = staleness
-        self._leads = leads
+    marks: Callable[[], Mapping[str, int]]
+    gangs: Callable[[], Mapping[str, int]]
+    waiting: Callable[[], Mapping[str, int]]
+    disagreements: Callable[[], Mapping[str, int]]
+    staleness: Callable[[], Mapping[str, float]]
+    leads: Callable[[], bool]
+
+
+class Levels(Collector):
+    """What is read when somebody asks. One sample for each label of a closed set: cards and pods are told by the nodes'
+    device plugins, or this would be 40,000 lines.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        holdings = GaugeMetricFamily(
-            "cardwise_extender_holdings", "Shares in the ledger by why they count.", labels=["mark"]
+        ask = self._sources
+        yield _gauge("cardwise_extender_holdings", "Shares in the ledger by why they count.", "mark", ask.marks())
+        yield _gauge("cardwise_extender_gangs", "Gangs by phase.", "phase", ask.gangs())
+        yield _gauge(
+            "cardwise_extender_waiting_pods",
+            "Pods for which filter found no node when asked last, by the most frequent reason among the nodes.",
+            "reason",
+            ask.waiting(),
         )
-        for mark, count in self._marks().items():
-            holdings.add_metric([mark], count)
-        yield holdings
-        ages = GaugeMetricFamily(
+        yield _gauge(
+            "cardwise_extender_ledger_disagreements",
+            "Cards on which ledger and cluster have disagreed for longer than a minute, by how.",
+            "kind",
+            ask.disagreements(),
+        )
+        yield _gauge(
             "cardwise_extender_staleness_seconds",
             "Time since the API server last told anything, by kind of object.",
-            labels=["kind"],
+            "kind",
+            ask.staleness(),
         )
-        for kind, seconds in self._staleness().items():
-            ages.add_metric([kind], seconds)
-        yield ages
         yield GaugeMetricFamily(
             "cardwise_extender_leader",
             "1 while this extender answers kube-scheduler, 0 while another one does.",
-            value=float(self._leads()),
+            value=float(ask.leads()),
         )
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    found = GaugeMetricFamily(name, text, labels=[label])
+    for each, value in values.items():
+        found.add_metric([each], value)
+    return found

@@ -1,7 +1,7 @@
-"""Events for pods that wait: their class was deleted, or a quota holds them back.
+"""Events for pods that wait: their class was deleted, or a quota holds them back; and for quotas without their class.
 
-Apart because both are told by who decides (the watch of classes, filter) and must cost them nothing: here is who was
-told what and when, and the words.
+Apart because they are told by who decides (the watch of classes, filter) or writes statuses, and must cost those
+nothing: here is who was told what and when, and the words.
 """
 
 import threading
@@ -10,10 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from cardwise.core import names
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.events import EventKind, ObjectRef
 from extender import statuses
 from extender.decisions import Waiter
+from extender.objects import QuotaRecord
 from extender.sightings import Sightings
 
 _QUIET = 300.0  # seconds in which a pod is told of quota once
@@ -61,6 +63,8 @@ class Notices:
         for name in self._seen.classes.deleted():
             if not self._active() or name in self._seen.classes.values:
                 continue  # somebody else tells it; or it was replaced
+            if name in self._seen.cards.automatic_classes():
+                continue  # its cards are in it still, and it is made anew
             text = (
                 f"ResourceClass {name} was deleted while the pod waits for it; create the class again, or delete the "
                 "pod and ask for a class that there is (kubectl get resourceclasses)"
@@ -80,22 +84,31 @@ class Notices:
                 self._told.popitem(last=False)
         self._events.record(_ref(pod), "WaitingForQuota", _waits(full))
 
+    def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
+        """The status of the quota says now that a class of it is not there. Returns at once."""
+        about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
+        self._events.record(about, statuses.NO_SUCH_CLASS, text, "Warning")
+
 
 def _ref(pod: Waiter) -> ObjectRef:
     return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
 
 
 def _waits(full: Full) -> str:
-    amounts = ", ".join(
-        f"{used}/{hard} {unit} are used and {asked} more asked"
+    short = [
+        (used, hard, asked, unit)
         for used, hard, asked, unit in (
             (full.used.shares, full.entry.shares, full.asked.shares, "shares"),
             (full.used.memory, full.entry.memory, full.asked.memory, "MiB"),
             (full.used.cards, full.entry.cards, full.asked.cards, "cards"),
         )
         if hard is not None and asked and used + asked > hard
-    )
-    return (
-        f"GPUQuota {full.quota} leaves no room on {statuses.title(full.entry)}: {amounts}; the pod starts when other "
-        "pods of the namespace end or the quota is raised"
-    )
+    ]
+    amounts = ", ".join(f"{used}/{hard} {unit} are used and {asked} more asked" for used, hard, asked, unit in short)
+    if full.asked.cards and any(unit == "MiB" for *_, unit in short):
+        amounts = f"{amounts} at least, all of the smallest card that it may get"
+    if any(asked > hard for _, hard, asked, _ in short):
+        ends = "that is more than is allowed at all, so the pod starts only if the quota is raised"
+    else:
+        ends = "the pod starts when other pods of the namespace end or the quota is raised"
+    return f"GPUQuota {full.quota} leaves no room on {statuses.title(full.entry)}: {amounts}; {ends}"

@@ -1,35 +1,46 @@
-"""What the extender keeps of pods, cards, nodes, classes and quotas: compact records out of their JSON.
+"""What the extender keeps of pods and nodes: compact records out of their JSON.
 
 Apart from the state that is built of them, because the cost of a watch event and of the memory of 60,000 pods is
-decided here: what is not ours is dropped before it is decoded.
+decided here: what is not ours is dropped before it is decoded. Our own objects are in `objects`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from sys import intern
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from cardwise.core import assignment, classes, names, quotas
+from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
-from cardwise.core.cards import Card
-from cardwise.core.classes import DeviceClass
+from cardwise.core.gangs import Member
 from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quotas import GPUQuota
-from cardwise.kube import survey, wire
+from cardwise.core.mpsplaces import COMMON, Party
+from cardwise.core.quantity import InvalidQuantity
+from cardwise.kube import loads, mpsread, wire
+from extender import aheadnodes, aheadpods, members
+from extender.aheadnodes import Ground, Taint
+from extender.aheadpods import Prospect
+from extender.nodeload import NodeRoom, Occupant, Placed
+from extender.nominations import Claimant
+
+_SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
+# The reasons in a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
+_UNANSWERED = b'"SchedulerError"'
+_REFUSED = b'"Unschedulable"'
 
-_SHARED = 4096  # different sets of labels, of which each is kept once for all cards that have it
 
+class PodRecord(Struct, frozen=True, gc=False):
+    """A pod that asks for cards or has some, or is in a gang. A struct: made in a tenth of a dataclass's time.
 
-@dataclass(frozen=True, slots=True)
-class PodRecord:
-    """A pod that asks for cards or has some. `node` is "" until it is bound, `classes` are what it asks until then.
+    `node` is "" until it is bound, `classes` are what it asks until then; `placed`: what it takes of its node.
+    `nominated`: the node that its status names while it waits, and `claimant` what it would have there. `turned_away`:
+    its priority, where it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain;
+    `prospect`: what it asks, while it was not and may be decided about ahead. `party`: what
+    it is to those who share MPS with it.
 
     `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
     bound pod's annotations could not be read.
@@ -44,53 +55,22 @@ class PodRecord:
     ended: bool = False
     problem: str = ""
     classes: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRecord:
-    """A container's share, of a pod whose object is gone, as the node reports it for one card."""
-
-    uid: str
-    namespace: str
-    name: str
-    mem: int
-    core: int
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CardRecord:
-    """An ExtendedResource: the card, where it is, and what vanished pods still hold on it.
-
-    `labels` are those that selectors see and that do not follow from the rest; their keys are in lower case.
-    """
-
-    node: str
-    card: Card
-    held: tuple[HeldRecord, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ClassRecord:
-    """A ResourceClass; `device_class` is None where it cannot be read, for `problem`."""
-
-    device_class: DeviceClass | None
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaRecord:
-    """A GPUQuota; `quota` is None where it cannot be read, for `problem`."""
-
-    quota: GPUQuota | None
-    problem: str = ""
+    placed: Placed | None = None
+    gang: str = ""
+    member: Member | None = None
+    nominated: str = ""
+    claimant: Claimant | None = None
+    turned_away: int | None = None
+    refused: bool = False
+    prospect: Prospect | None = None
+    party: Party = COMMON
 
 
 class _Meta(Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
+    labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
 
@@ -101,14 +81,70 @@ class _Container(Struct):
 
 class _Status(Struct, rename="camel"):
     phase: str = ""
+    nominated_node_name: str = ""
     container_statuses: list[_Container] | None = None
     init_container_statuses: list[_Container] | None = None
 
 
+class _Running(loads.Container, rename="camel"):
+    security_context: wire.RunAs | None = None
+
+
+class _PodSpec(loads.PodSpec, rename="camel"):
+    """With who it runs as."""
+
+    containers: Sequence[_Running] | None = None
+    init_containers: Sequence[_Running] | None = None
+    security_context: wire.RunAs | None = None
+    host_users: bool | None = None
+
+
 class _Pod(Struct):
     metadata: _Meta
-    spec: wire.PodSpecHead = msgspec.field(default_factory=wire.PodSpecHead)
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _OtherMeta(Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _OtherPod(Struct):
+    """A pod that is none of ours, of which only counts what it takes of its node."""
+
+    metadata: _OtherMeta
+    spec: loads.PodSpec = msgspec.field(default_factory=loads.PodSpec)
+    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+
+
+class _NodeMeta(Struct):
+    name: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Taint(Struct):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class _NodeSpec(Struct):
+    unschedulable: bool = False
+    taints: list[_Taint] | None = None
+
+
+class _NodeStatus(Struct):
+    allocatable: loads.Amounts | None = None
+
+
+class _Node(Struct):
+    metadata: _NodeMeta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
 
 class _Resources(Struct):
@@ -130,101 +166,125 @@ class _AskingPod(Struct):
 
 _decode_asking = msgspec.json.Decoder(_AskingPod).decode
 _decode_pod = msgspec.json.Decoder(_Pod).decode
-_decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
-_decode_head = msgspec.json.Decoder(wire.ObjectHead).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_other = msgspec.json.Decoder(_OtherPod).decode
+_decode_node = msgspec.json.Decoder(_Node).decode
+_decode_any = msgspec.json.Decoder().decode
 
 
-def pod(raw: bytes) -> tuple[str, PodRecord] | None:
-    """Key and record; None for a pod that is none of our business."""
+def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
+    """Key and record; of a pod that is none of our business only what it takes of its node."""
     if not any(sign in raw for sign in _SIGNS):
-        return None
+        return _other(raw)
     read = _decode_pod(raw)
     meta, node = read.metadata, read.spec.node_name
+    gang, member = _member(raw, read)
     if not node:
         finished = read.status.phase in names.FINISHED_PHASES
         asked = frozenset() if finished else _classes(raw)
-        return meta.uid, PodRecord(meta.uid, meta.namespace, meta.name, finished=finished, classes=asked)
+        unanswered, refused = _UNANSWERED in raw and not finished, _REFUSED in raw and not finished
+        told = "" if finished else read.status.nominated_node_name
+        # Who names a node before kube-scheduler has tried the pod has made no room for it there.
+        nominated = told if refused else ""
+        fresh = not (finished or refused or unanswered or told or gang)
+        return meta.uid, PodRecord(
+            meta.uid,
+            meta.namespace,
+            meta.name,
+            finished=finished,
+            classes=asked,
+            gang=gang,
+            member=member,
+            nominated=nominated,
+            claimant=_claimant(raw, read) if nominated else None,
+            turned_away=(read.spec.priority or 0) if unanswered else None,
+            refused=refused or unanswered,
+            prospect=aheadpods.prospect(_decode_any(raw), loads.of_pod(read.spec)) if fresh else None,
+        )
     if names.MIRROR in (meta.annotations or {}):
-        return None  # a static pod is placed by nobody, so it has no assignment whatever it says
+        return _other(raw, static=True)  # it is placed by nobody, so it has no assignment whatever it says
     held, problem = None, ""
     try:
-        held = assignment.decode(meta.annotations or {})
+        held = assignment.decode(meta.annotations or {}, loads=_decode_any)
     except assignment.InvalidAssignment as error:
         problem = str(error)
-    if held is None and not problem:
-        return None
+    if held is None and not problem and member is None:
+        return _other(raw)
     finished = read.status.phase in names.FINISHED_PHASES
+    node = intern(node)
     return meta.uid, PodRecord(
         meta.uid,
         intern(meta.namespace),
         meta.name,
-        intern(node),
+        node,
         held,
         finished,
         _ended(read, finished=finished),
         problem,
+        placed=None if finished else Placed(node, loads.of_pod(read.spec), _occupant(meta, read.spec)),
+        gang=gang,
+        member=member,
+        party=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
     )
 
 
-def card(raw: bytes) -> tuple[str, CardRecord] | None:
-    """Key and record of an ExtendedResource."""
-    read = _decode_card(raw)
-    spec, status = read.spec, read.status
-    return read.metadata.name, CardRecord(
-        intern(spec.node),
-        survey.card_of(read),
-        tuple(
-            HeldRecord(
-                held.pod_uid,
-                held.namespace,
-                held.name,
-                held.memory_mib,
-                held.core_percent,
-                survey.is_whole(held, spec.memory_mib),
-            )
-            for held in status.held or ()
-            if held.pod_uid and held.memory_mib >= 0 and held.core_percent >= 0
-        ),
-        _labels(read),
-    )
+def named(key: str, known: PodRecord | Placed) -> str:
+    """Namespace and name of the pod that `pod` has read, as the reflector knows it."""
+    return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
 
 
-def node(raw: bytes) -> tuple[str, bool] | None:
-    """Only that it is there."""
-    return intern(_decode_head(raw).metadata.name), True
-
-
-def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
+def node(raw: bytes) -> tuple[str, NodeRoom] | None:
     """Name and record."""
-    obj = _decode_object(raw)
-    name = obj["metadata"]["name"]
-    try:
-        return name, ClassRecord(classes.parse(obj))
-    except InvalidRequest as error:
-        return name, ClassRecord(None, str(error))
+    read = _decode_node(raw)
+    has = read.status.allocatable
+    labels = {intern(key): intern(value) for key, value in (read.metadata.labels or {}).items()}
+    taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in aheadnodes.HARD)
+    allocatable = loads.of_node(has) if has is not None else None
+    room = NodeRoom(allocatable, open=not read.spec.unschedulable, ground=Ground(labels, taints))
+    return intern(read.metadata.name), room
 
 
-def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
-    """Key, which is "namespace/name", and record."""
-    obj = _decode_object(raw)
-    metadata = obj["metadata"]
-    key = f"{metadata['namespace']}/{metadata['name']}"
-    try:
-        return key, QuotaRecord(quotas.parse(obj))
-    except InvalidRequest as error:
-        return key, QuotaRecord(None, str(error))
+def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
+    """By "namespace/name", which is what the reflector knows it by already."""
+    read = _decode_other(raw)
+    if not read.spec.node_name or read.status.phase in names.FINISHED_PHASES:
+        return None
+    meta = read.metadata
+    occupant = _occupant(meta, read.spec, fixed=static)
+    return f"{meta.namespace}/{meta.name}", Placed(intern(read.spec.node_name), loads.of_pod(read.spec), occupant)
 
 
-def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
-    own = {key: value for key, value in read.metadata.labels.items() if key != names.NODE_LABEL}
-    seen = {key.lower(): value for whose in (own, read.spec.properties) for key, value in sorted(whose.items())}
-    return _shared(tuple(sorted(seen.items())))
+def _occupant(meta: "_Meta | _OtherMeta", spec: loads.PodSpec, *, fixed: bool = False) -> Occupant:
+    return Occupant(
+        meta.uid,
+        intern(meta.namespace),
+        meta.name,
+        spec.priority or 0,
+        _shared(tuple(sorted((meta.labels or {}).items()))),
+        going=meta.deletion_timestamp is not None,
+        fixed=fixed,
+    )
 
 
 @lru_cache(maxsize=_SHARED)
 def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return dict(items)
+
+
+def _claimant(raw: bytes, read: _Pod) -> Claimant | None:
+    try:
+        asked = request.parse_mutated(_decode_any(raw))
+    except (InvalidRequest, InvalidQuantity):
+        return None  # filter has said it
+    meta = read.metadata
+    if asked is None:
+        return None
+    return Claimant(meta.uid, meta.namespace, meta.name, asked, loads.of_pod(read.spec))
+
+
+def _member(raw: bytes, read: _Pod) -> tuple[str, Member | None]:
+    """The name of the pod's gang and the member that it is."""
+    gang = (read.metadata.labels or {}).get(names.GANG) or ""
+    return gang, members.member(_decode_any(raw), loads.of_pod(read.spec)) if gang else None
 
 
 def _classes(raw: bytes) -> frozenset[str]:

@@ -4,7 +4,7 @@ Apart from the thread that writes them: pure, and counted node by node, so that 
 cards at a time and a pod that comes costs its own node alone.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,12 +13,14 @@ from cardwise.core import names
 from cardwise.core.ledger import Ledger
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.errors import truncated
-from extender.sightings import CardStatus, ClassSeen, Object, QuotaSeen
+from extender.objects import CardStatus, ClassRecord, Object, QuotaRecord
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
 _MOST_CLASSES = 1024  # of a card, as the schema says
 _LONGEST, _LONGEST_SUMMARY = 1024, 32_768  # characters, as the schemas say
+NO_SUCH_CLASS = "NoSuchClass"  # the reason of a condition, and of the event
+
 _FEW = 10  # classes named to help a person
 
 
@@ -52,14 +54,16 @@ class Cards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeCount:
-    """The cards of one node: each by the name of its ExtendedResource, and added up by the classes that they are in."""
+    """The cards and devices of one node: each by the name of its ExtendedResource, and added up by the classes that
+    they are in.
+    """
 
     cards: Mapping[str, CardStatus] = field(default_factory=dict)
     sums: Mapping[frozenset[str], Cards] = field(default_factory=dict)
 
 
 def count_node(ledger: Ledger, node: str) -> NodeCount:
-    """The node as the ledger has it. A card that only holdings know is counted as well, without room and classes."""
+    """The node as the ledger has it. What only holdings know is counted as well, without room and classes."""
     state = ledger.node(node)
     if state is None:
         return NodeCount()
@@ -75,13 +79,19 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
         one = Cards(1, int(card.healthy), card.mem, allocated.memory, free)
         before = sums.get(card.classes)
         sums[card.classes] = one if before is None else before.plus(one)
+    for device in state.devices:
+        allocated = held.pop(device.uuid, NOTHING_ALLOCATED)
+        cards[names.extended_resource_name(device.uuid)] = allocated._replace(
+            classes=_in_order(device.classes)[:_MOST_CLASSES]
+        )
+        sums[device.classes] = sums.get(device.classes, Cards()).plus(Cards(1, int(device.healthy)))
     for uuid, allocated in held.items():
         cards[names.extended_resource_name(uuid)] = allocated
     return NodeCount(cards, sums)
 
 
 def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, CardStatus]:
-    """What is held by card UUID."""
+    """What is held by the UUID of a card or device."""
     found: dict[str, CardStatus] = {}
     for holding in ledger.holdings(node):
         counted = set()
@@ -98,6 +108,9 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, Ca
                 pods=before.pods + (uuid not in counted),
             )
             counted.add(uuid)
+        for device in holding.assignment.device_shares():
+            before = found.get(device.uuid, NOTHING_ALLOCATED)
+            found[device.uuid] = before._replace(shares=before.shares + 1, whole=True, pods=before.pods + 1)
     return found
 
 
@@ -162,23 +175,25 @@ def card_status(status: CardStatus) -> Object:
     }
 
 
-def class_status(seen: ClassSeen, cards: Cards, nodes: int, clash: str = "") -> Object:
-    """As it is written, but for times. `clash`: what is wrong with the class though it can be read."""
-    problem = truncated(seen.problem or clash, _LONGEST)
+def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Object:
+    """As it is written, but for times. Of devices that are no GPUs there is no memory to tell."""
     status: Object = {
         "cards": cards.cards,
         "healthyCards": cards.healthy,
         "nodes": nodes,
-        "memoryMiB": cards.memory,
-        "usedMiB": cards.used,
-        "freeMiB": cards.free,
         "conditions": [_valid(seen.problem, seen.generation)],
     }
-    return status | {"problem": problem} if problem else status
+    if seen.device_class is None or not seen.device_class.other:
+        status |= {"memoryMiB": cards.memory, "usedMiB": cards.used, "freeMiB": cards.free}
+    return status | {"problem": truncated(seen.problem, _LONGEST)} if seen.problem else status
 
 
-def quota_status(seen: QuotaSeen, used: Iterable[Charge], classes: Mapping[str, ClassSeen]) -> Object:
-    """As it is written, but for times. `used`: of each entry, in the order of spec.hard."""
+def quota_status(
+    seen: QuotaRecord, used: Iterable[Charge], classes: Mapping[str, ClassRecord], automatic: Collection[str]
+) -> Object:
+    """As it is written, but for times. `used`: of each entry, in the order of spec.hard; `automatic`: the classes that
+    cards are in by the names of their models where those have no object, or none that can be read.
+    """
     if seen.quota is None:
         unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", seen.generation)
         return {"conditions": [unknown, _valid(seen.problem, seen.generation)]}
@@ -192,8 +207,10 @@ def quota_status(seen: QuotaSeen, used: Iterable[Charge], classes: Mapping[str, 
         exceeded = _condition("Exceeded", "False", "WithinHard", "no more is held than is allowed", seen.generation)
     return {
         "used": [_used(entry, charge) for entry, charge in lines],
-        "summary": truncated("; ".join(_summary(entry, charge) for entry, charge in lines), _LONGEST_SUMMARY),
-        "conditions": [exceeded, _known_classes(seen, classes)],
+        "summary": truncated(
+            "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in lines), _LONGEST_SUMMARY
+        ),
+        "conditions": [exceeded, _known_classes(seen, classes, automatic)],
     }
 
 
@@ -204,6 +221,17 @@ def _above(entry: Entry, used: Charge) -> list[str]:
         for amount, limit, unit in _amounts(entry, used)
         if limit is not None and amount > limit
     ]
+
+
+def missing_class(wanted: Object, found: Object) -> str:
+    """What the wanted status of a quota says of a class that is not there, where the found one does not say it."""
+    if _valid_reason(found) == NO_SUCH_CLASS:
+        return ""
+    return next((each["message"] for each in wanted["conditions"] if each["reason"] == NO_SUCH_CLASS), "")
+
+
+def _valid_reason(status: Object) -> str:
+    return next((each.get("reason", "") for each in status.get("conditions") or () if each.get("type") == "Valid"), "")
 
 
 def same(wanted: Object, found: Object) -> bool:
@@ -234,17 +262,19 @@ def _valid(problem: str, generation: int) -> Object:
     return _condition("Valid", "True", "Readable", "it is understood and holds", generation)
 
 
-def _known_classes(seen: QuotaSeen, classes: Mapping[str, ClassSeen]) -> Object:
+def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Object:
     """Valid, but for entries whose class is none."""
     entries = seen.quota.entries if seen.quota is not None else ()
     for i, entry in enumerate(entries):
         name, field_name = entry.device_class, f"spec.hard[{i}].class"
-        if name and name not in classes:
+        if not name or name in automatic:
+            continue
+        if name not in classes:
             known = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
             text = f"{field_name}: there is no ResourceClass {name}, so the entry limits nothing until there is one"
             text = f"{text}; write one that there is: {known}" if known else text
-            return _condition("Valid", "False", "NoSuchClass", text, seen.generation)
-        if name and classes[name].problem:
+            return _condition("Valid", "False", NO_SUCH_CLASS, text, seen.generation)
+        if classes[name].problem:
             text = f"{field_name}: ResourceClass {name} selects no card, as it cannot be read: {classes[name].problem}"
             return _condition("Valid", "False", "UnreadableClass", text, seen.generation)
     return _valid("", seen.generation)
@@ -273,7 +303,11 @@ def title(entry: Entry) -> str:
     return entry.device_class or entry.model or "all cards"
 
 
-def _summary(entry: Entry, used: Charge) -> str:
+def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
+    name = entry.device_class
+    if name and name not in automatic and (name not in classes or classes[name].problem):
+        # Amounts would look as if something were limited.
+        return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
     amounts = ", ".join(
         f"{amount}/{limit} {unit}" for amount, limit, unit in _amounts(entry, used) if limit is not None
     )

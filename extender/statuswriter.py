@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -20,8 +20,10 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender import statuses
+from extender.objects import Object, QuotaRecord
 from extender.schedule import Key, Pace, Schedule
-from extender.sightings import Object, Sightings
+from extender.sightings import Sightings
+from extender.slices import slices
 from extender.statuses import NOTHING_ALLOCATED, Tally
 
 _log = structlog.get_logger(__name__)
@@ -31,7 +33,11 @@ CARD, CLASS, QUOTA = "card", "class", "quota"
 _GAPS = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # least seconds between two writes to one object
 _BUSY, _CALM = 20.0, 100.0  # writes a second, while pods come and when they have stopped coming
 _CALM_AFTER = 1.0  # seconds without a change in the ledger
-_TOGETHER = 16  # nodes counted under one lock: about a millisecond
+# While pods come by the score, each status is old at once, and costs the API server more than the binding of a pod.
+_STORM = 4.0  # writes a second
+_STORM_NODES = 5  # changed nodes in one look, of which there are four a second: no pace keeps up from here on
+_STORM_SECONDS = 1.0  # without so many in one look, until it is over
+_TOGETHER = 8  # nodes counted under one lock: half a millisecond
 _NAMESPACES_TOGETHER = 200
 _MOST_NODES = 1000  # counted in one step
 _AUDIT_SECONDS = 60.0  # in which every node is counted anew, in case a change was not told
@@ -53,6 +59,15 @@ class Books(Protocol):
         """The nodes whose cards or holdings have changed since the last call."""
 
 
+class _Write(NamedTuple):
+    """A status to write: where, what tells it from others, the patch, and what to do once it is written."""
+
+    path: str
+    what: object
+    status: Object
+    written: Callable[[], None] = lambda: None
+
+
 def _utc() -> datetime:
     return datetime.now(UTC)
 
@@ -60,7 +75,8 @@ def _utc() -> datetime:
 class StatusWriter:
     """`active`: whether to write, which one extender does: the leader, once it knows all pods, nodes and cards.
 
-    `clashes`: by class, what is wrong with it though it can be read. All methods belong to one thread.
+    `no_class`: told of a quota, and in which words, once its status says that a class of it is not there. All methods
+    belong to one thread.
     """
 
     def __init__(
@@ -70,7 +86,7 @@ class StatusWriter:
         seen: Sightings,
         *,
         active: Callable[[], bool],
-        clashes: Callable[[], Mapping[str, str]],
+        no_class: Callable[[QuotaRecord, str], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = _utc,
     ) -> None:
@@ -78,19 +94,21 @@ class StatusWriter:
         self._books = books
         self._seen = seen
         self._active = active
-        self._clashes = clashes
+        self._no_class = no_class
         self._clock = clock
         self._wall = wall
         self._tally = Tally()
         self._schedule = Schedule(_GAPS)
-        self._pace = Pace(_BUSY, _CALM)
+        self._pace, self._in_storm = Pace(_BUSY, _CALM), Pace(_STORM, _STORM)
+        self._storm_until = float("-inf")
         self._nodes: dict[str, None] = {}  # to be counted, in this order
         self._audit: Iterator[str] = iter(())
         self._audited = clock()
         self._changed_at = float("-inf")
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespaces with a quota
         self._usage_at = float("-inf")
-        self._problems: tuple[dict[str, str], dict[str, str]] = ({}, {})  # of classes, as last looked at
+        self._problems: dict[str, str] = {}  # of classes, as last looked at
+        self._automatic: set[str] = set()  # as last looked at
         self._backoff = Backoff(initial=0.5, cap=30.0)
         self._paused_until = float("-inf")
         self._complained: dict[tuple[str, int], float] = {}
@@ -109,11 +127,12 @@ class StatusWriter:
         changed = self._books.changed_nodes()
         if changed:
             self._changed_at = now
+        if len(changed) >= _STORM_NODES:
+            self._storm_until = now + _STORM_SECONDS
         for some in (changed, self._seen.cards.changed(), self._to_audit(now)):
             self._nodes.update(dict.fromkeys(some))
         counted = list(islice(self._nodes, _MOST_NODES))
-        for at in range(0, len(counted), _TOGETHER):
-            some_nodes = counted[at : at + _TOGETHER]
+        for some_nodes in slices(counted, _TOGETHER):
             with self._books.view() as ledger:
                 counts = [statuses.count_node(ledger, node) for node in some_nodes]
             for node, count in zip(some_nodes, counts, strict=True):
@@ -148,12 +167,10 @@ class StatusWriter:
     def _look_at_classes(self) -> None:
         now = self._clock()
         self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.changed()], now)
-        unreadable_before, clashes_before = self._problems
-        found = {name: one.problem for name, one in self._seen.classes.snapshot().items()}
-        clashes = dict(self._clashes())
-        self._problems = found, clashes
-        self._schedule.mark_all([Key(CLASS, name) for name, _ in clashes.items() ^ clashes_before.items()], now)
-        if found != unreadable_before:  # quotas say whether their classes are there
+        before = self._problems, self._automatic
+        self._problems = {name: one.problem for name, one in self._seen.classes.snapshot().items()}
+        self._automatic = self._seen.cards.automatic_classes()
+        if (self._problems, self._automatic) != before:  # quotas say whether their classes are there
             self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
 
     def _look_at_quotas(self) -> None:
@@ -167,9 +184,9 @@ class StatusWriter:
             keys.setdefault(quota.namespace, []).append(Key(QUOTA, key))
         namespaces = list(keys)
         usage: dict[str, Mapping[int, Charge]] = {}
-        for at in range(0, len(namespaces), _NAMESPACES_TOGETHER):
+        for some_namespaces in slices(namespaces, _NAMESPACES_TOGETHER):
             with self._books.view() as ledger:
-                usage |= {one: dict(ledger.usage(one)) for one in namespaces[at : at + _NAMESPACES_TOGETHER]}
+                usage |= {one: dict(ledger.usage(one)) for one in some_namespaces}
         for namespace in namespaces:
             if usage[namespace] != self._usage.get(namespace):
                 self._schedule.mark_all(keys[namespace], now)
@@ -177,25 +194,25 @@ class StatusWriter:
 
     def _write(self) -> None:
         began = now = self._clock()
+        pace = self._in_storm if now < self._storm_until else self._pace
         while now >= self._paused_until and now - began <= _STEP_LIMIT:
-            if not self._pace.ready(now, calm=now - self._changed_at > _CALM_AFTER):
+            if not pace.ready(now, calm=now - self._changed_at > _CALM_AFTER):
                 return
             key = self._schedule.next(now)
             if key is None:
                 return
-            self._bring(key)
+            self._bring(key, pace)
             now = self._clock()
 
-    def _bring(self, key: Key) -> None:
-        """Makes one status what it ought to be."""
+    def _bring(self, key: Key, pace: Pace) -> None:
+        """Makes one status what it ought to be, if that takes a write then by this pace."""
         found = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
         if found is None:
             self._schedule.settled(key)
             return
-        path, what, status = found
-        self._pace.spend()
+        pace.spend()
         try:
-            self._client.patch(path, {"status": status}, "merge", timeout=_WRITE_TIMEOUT)
+            self._client.patch(found.path, {"status": found.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
             self._schedule.failed(key, self._clock(), _ODD_SECONDS)  # the watch will say what became of it
         except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
@@ -209,7 +226,8 @@ class StatusWriter:
             self._schedule.failed(key, self._clock(), pause)
         else:
             self._backoff.reset()
-            self._schedule.wrote(key, what, self._clock())
+            self._schedule.wrote(key, found.what, self._clock())
+            found.written()
 
     def _complain(self, key: Key, error: errors.KubeError) -> None:
         """Says what keeps statuses of this kind from being written, once in a while."""
@@ -218,9 +236,9 @@ class StatusWriter:
             self._complained[about] = now
             _log.warning("cannot write a status; it is tried again", kind=key.kind, name=key.key, error=str(error))
 
-    # What to write where: None where nothing is to be written, else the path, what tells it from others, the patch.
+    # What to write where; None where nothing is to be written.
 
-    def _card(self, name: str) -> tuple[str, object, Object] | None:
+    def _card(self, name: str) -> _Write | None:
         seen = self._seen.cards.values.get(name)
         if seen is None:
             return None
@@ -228,17 +246,17 @@ class StatusWriter:
             wanted = statuses.count_node(ledger, seen.node).cards.get(name, NOTHING_ALLOCATED)
         if wanted == seen.status:
             return None
-        return paths.extendedresources(name, "status"), wanted, statuses.card_status(wanted)
+        return _Write(paths.extendedresources(name, "status"), wanted, statuses.card_status(wanted))
 
-    def _class(self, name: str) -> tuple[str, object, Object] | None:
+    def _class(self, name: str) -> _Write | None:
         seen = self._seen.classes.values.get(name)
         if seen is None:
             return None
         cards, nodes = self._tally.of(name)
-        wanted = statuses.class_status(seen, cards, nodes, self._clashes().get(name, ""))
+        wanted = statuses.class_status(seen, cards, nodes)
         return self._told(paths.resourceclasses(name, "status"), wanted, seen.status)
 
-    def _quota(self, key: str) -> tuple[str, object, Object] | None:
+    def _quota(self, key: str) -> _Write | None:
         seen = self._seen.quotas.values.get(key)
         if seen is None:
             return None
@@ -246,10 +264,14 @@ class StatusWriter:
         if seen.quota is not None:
             with self._books.view() as ledger:
                 used = [ledger.used(seen.namespace, entry) for entry in seen.quota.entries]
-        wanted = statuses.quota_status(seen, used, self._seen.classes.snapshot())
-        return self._told(paths.gpuquotas(seen.namespace, seen.name, "status"), wanted, seen.status)
+        wanted = statuses.quota_status(seen, used, self._seen.classes.snapshot(), self._seen.cards.automatic_classes())
+        write = self._told(paths.gpuquotas(seen.namespace, seen.name, "status"), wanted, seen.status)
+        missing = statuses.missing_class(wanted, seen.status)
+        if write is None or not missing:
+            return write
+        return write._replace(written=lambda: self._no_class(seen, missing))
 
-    def _told(self, path: str, wanted: Object, found: Object) -> tuple[str, object, Object] | None:
+    def _told(self, path: str, wanted: Object, found: Object) -> _Write | None:
         if statuses.same(wanted, found):
             return None
-        return path, wanted, statuses.patch(wanted, found, self._wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        return _Write(path, wanted, statuses.patch(wanted, found, self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")))

@@ -14,13 +14,18 @@ from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender import binder
+from extender.aheadwriter import AheadWriter
+from extender.gangkeeper import GangKeeper
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
 _STEP_SECONDS = 0.5
 _TELL_SECONDS = 0.25
+_GANG_SECONDS = 0.1
+_AHEAD_SECONDS = 0.02
 _TOUCH_SECONDS = 2.0  # plans and ghosts wait for it to end
+_STALLED_SECONDS = 2.0  # between two rounds: then calls of kube-scheduler, which waits a second, got no answer
 _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]
@@ -58,12 +63,37 @@ class Loop:
 
 
 class Upkeep:
-    """Start it in the process that serves. `tell`: steps that write to the cluster what is in use."""
+    """Start it in the process that serves. `tell`: steps that write to the cluster what is in use; `keep`: who looks
+    after gangs; `evict`: who evicts; `nominate`: who nominates ahead; `learn`: who learns the workload.
+    """
 
-    def __init__(self, client: KubeClient, state: State, *, tell: Sequence[Step] = ()) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        *,
+        tell: Sequence[Step] = (),
+        keep: GangKeeper | None = None,
+        evict: Sequence[Step] = (),
+        nominate: AheadWriter | None = None,
+        learn: Sequence[Step] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._state = state
+        self._clock = clock
+        self._rests_since: float | None = None
+        self._keep = keep
+        self._nominate = nominate
         self._loops = [Loop("upkeep", _STEP_SECONDS, [self.step]), Loop("statuses", _TELL_SECONDS, tell)]
+        if evict:
+            self._loops.append(Loop("evictions", _STEP_SECONDS, evict))
+        if learn:
+            self._loops.append(Loop("workload", _STEP_SECONDS, learn))
+        if keep is not None:
+            self._loops.append(Loop("gangs", _GANG_SECONDS, [keep.step]))
+        if nominate is not None:
+            self._loops.append(Loop("nominating", _AHEAD_SECONDS, [nominate.step]))
 
     def start(self) -> None:
         for loop in self._loops:
@@ -75,13 +105,23 @@ class Upkeep:
         until = time.monotonic() + _STOP_SECONDS
         for loop in self._loops:
             loop.join(max(0.0, until - time.monotonic()))
+        if self._keep is not None:
+            self._keep.stop()
+        if self._nominate is not None:
+            self._nominate.stop()
 
     def step(self) -> None:
         """One round."""
+        if self._rests_since is not None and self._clock() - self._rests_since > _STALLED_SECONDS:
+            # kube-scheduler comes back by itself to pods whose filter timed out, but not to those whose preempt did.
+            _log.warning("this process stood still; waiting pods are tried again")
+            self._state.waiters.wake_all()
         binder.look_up(self._client, self._state)
-        node = self._state.touch_due()
+        self._state.preemption.step()
+        node = self._state.waiters.touch_due()
         if node is not None and not touch(self._client, node):
-            self._state.touch_failed(node)
+            self._state.waiters.touch_failed(node)
+        self._rests_since = self._clock()
 
 
 def touch(client: KubeClient, node: str) -> bool:

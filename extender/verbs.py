@@ -1,4 +1,4 @@
-"""filter, prioritize and inspect: from a call to its answer, on a view of the state.
+"""filter, prioritize, preempt and inspect: from a call to its answer, on a view of the state.
 
 Apart from the HTTP shell so that tests ask them without a server, and from the binder, the only one that writes.
 """
@@ -7,28 +7,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cardwise.core import names, request
+import msgspec
+
+from cardwise.core import policies, request
+from cardwise.core.gangs import Load
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
+from cardwise.kube import loads
+from extender import aheadpods, members, wishes
+from extender.ahead import YOUNGEST
 from extender.decisions import Decided, Stage, Waiter
+from extender.nominations import Claimant
 from extender.notices import Full
+from extender.placing import Ask
 from extender.requests import Requests
 from extender.state import State
-from extender.wire import FilterArgs, FilterResult, HostPriority
+from extender.wire import FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, PreemptArgs, PreemptResult
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority
 
-_UNSEEN = (Stage.PLANNED.value, Stage.BINDING.value)  # counted as used, but no pod is there yet
+_UNSEEN = (Stage.PLANNED.value, Stage.HELD.value, Stage.BINDING.value)  # counted as used, but no pod is there yet
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is tried again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """Settings of the answers."""
+    """Settings of the answers. `preempt_fragmented`: whether the state learns of pods that only cards keep waiting."""
 
     policy: str
     one_best_node: bool
+    preempt_fragmented: bool = False
 
 
 Notice = Callable[[Waiter, Full], None]
@@ -42,25 +52,44 @@ def filter_nodes(
     `notice` is told of a pod that a quota keeps waiting; it returns at once.
     """
     pod, candidates = args.pod or {}, args.names() or []
-    uid, who = _identity(pod)
+    uid, who = identity(pod)
     try:
         asked = request.parse_mutated(pod)
     except InvalidRequest as error:
         return FilterResult(error=str(error))
-    if asked is None:
-        return _fits(args, candidates)  # it came by its marker only
-    policy = asked.policy or preferences.policy
-    requests.put(uid, asked)
+    if asked is not None:
+        requests.put(uid, asked)
     if not candidates:
         return _fits(args, [])
+    if uid and members.gang_of(pod):
+        answer = _member(state, args, uid, candidates)
+        if answer is not None:
+            return answer
+    if asked is None:
+        return _fits(args, candidates)  # it came by its marker only
+    if uid and not state.preemption.has_turn(uid, asked.priority):
+        return _refused(dict.fromkeys(candidates, Refusal.NOT_ITS_TURN))
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    state.ahead.serves(spec.get("schedulerName") or aheadpods.DEFAULT_SCHEDULER)
+    created = metadata.get("creationTimestamp") or YOUNGEST
+    policy = asked.policy or preferences.policy
+    closed = state.gangs.reserved(members.rank(pod), asked, candidates)
+    if closed:
+        candidates = [name for name in candidates if name not in closed]
+    ask = Ask(uid, who, asked, candidates, policy, _load(state, pod, policy))
     found: Placement | Unplaceable | Decided | dict[str, int]
     if uid and one_best_node(pod, preferences):
-        found = state.plan(uid, who, asked, candidates, policy)
+        found = state.plan(ask, created=created)
     else:
-        found = state.fitting(uid, who, asked, candidates, policy)
+        found = state.fitting(ask, created=created)
     if isinstance(found, Decided) and found.node not in candidates:
         return FilterResult(error=UNDECIDED)
     if isinstance(found, Unplaceable):
+        if preferences.preempt_fragmented and uid and may_preempt(pod):
+            nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
+            if nodes:
+                state.preemption.refused(_claimant(pod, asked), policy, nodes)
+        found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
             brake = state.brake(who[0], asked)
             if brake is not None:
@@ -76,7 +105,7 @@ def filter_nodes(
 def prioritize(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
     """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
     pod, candidates = args.pod or {}, args.names() or []
-    uid, who = _identity(pod)
+    uid, who = identity(pod)
     try:
         asked = request.parse_mutated(pod)
     except InvalidRequest:
@@ -85,7 +114,8 @@ def prioritize(state: State, requests: Requests, preferences: Preferences, args:
         return [HostPriority(name, 0) for name in candidates]
     scored = requests.take_scores(uid)
     if scored is None:
-        scored = state.scores(uid, who, asked, candidates, asked.policy or preferences.policy)
+        policy = asked.policy or preferences.policy
+        scored = state.scores(Ask(uid, who, asked, candidates, policy, _load(state, pod, policy)))
     found = [scored.get(name) for name in candidates]
     known = [score for score in found if score is not None]
     if not known:
@@ -97,6 +127,27 @@ def prioritize(state: State, requests: Requests, preferences: Preferences, args:
         HostPriority(name, TOP if name == best else 0 if score is None else (score - least) * TOP // width)
         for name, score in zip(candidates, found, strict=True)
     ]
+
+
+def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> PreemptResult:
+    """The nodes where pods can go so that this one fits on a card, with those pods in place of the scheduler's own.
+
+    Raises InvalidRequest.
+    """
+    pod, chosen = args.pod or {}, args.chosen()
+    asked = request.parse_mutated(pod)
+    waits = bool(members.gang_of(pod))
+    if asked is None and not waits:
+        return PreemptResult(args.as_chosen())  # it came by its marker only
+    claimant = _claimant(pod, asked or PodRequest(containers=(), priority=_priority(pod)))
+    policy = (asked.policy if asked is not None else None) or preferences.policy
+    found = state.preemption.answer(claimant, policy, chosen, member=waits)
+    return PreemptResult(
+        {
+            node: MetaVictims([MetaPod(one) for one in victims.uids], victims.violations)
+            for node, victims in found.items()
+        }
+    )
 
 
 def inspect(state: State, node: str | None = None) -> dict[str, Any]:
@@ -113,23 +164,45 @@ def inspect(state: State, node: str | None = None) -> dict[str, Any]:
 
 def one_best_node(pod: Mapping[str, Any], preferences: Preferences) -> bool:
     """Whether to answer the best node alone: not where the pod has wishes that only the scheduler can weigh."""
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    wish = annotations.get(names.ONE_NODE)
-    if wish in ("true", "false"):
-        return bool(wish == "true")
-    if not preferences.one_best_node:
-        return False
-    spec = pod.get("spec") or {}
-    affinity = spec.get("affinity") or {}
-    soft = any(
-        (affinity.get(kind) or {}).get("preferredDuringSchedulingIgnoredDuringExecution")
-        for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")
-    )
-    spreads = spec.get("topologySpreadConstraints") or ()
-    return not soft and not any(spread.get("whenUnsatisfiable") == "ScheduleAnyway" for spread in spreads)
+    return wishes.one_best_node(pod, default=preferences.one_best_node)
 
 
-def _identity(pod: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
+def _member(state: State, args: FilterArgs, uid: str, candidates: list[str]) -> FilterResult | None:
+    """The answer for a member of a gang; None where it is placed alone."""
+    decided = state.decided(uid)
+    found = decided.node if decided is not None else state.gangs.filter(uid, candidates)
+    if found is None:
+        return None
+    if isinstance(found, Refusal):
+        return _refused(dict.fromkeys(candidates, found))
+    return _fits(args, [found]) if found in candidates else FilterResult(error=UNDECIDED)
+
+
+def may_preempt(pod: Mapping[str, Any]) -> bool:
+    """Whether its PriorityClass lets others be evicted for it."""
+    return (pod.get("spec") or {}).get("preemptionPolicy") != "Never"
+
+
+def _claimant(pod: Mapping[str, Any], asked: PodRequest) -> Claimant:
+    uid, who = identity(pod)
+    return Claimant(uid, *who, asked, _load_of(pod))
+
+
+def _load(state: State, pod: Mapping[str, Any], policy: str) -> Load | None:
+    """What the pod takes beside cards, where a policy decides or learns by that."""
+    return _load_of(pod) if policy in policies.SCORED or state.policies.active else None
+
+
+def _load_of(pod: Mapping[str, Any]) -> Load:
+    return loads.of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
+
+
+def _priority(pod: Mapping[str, Any]) -> int:
+    return (pod.get("spec") or {}).get("priority") or 0
+
+
+def identity(pod: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
+    """UID, and namespace and name."""
     metadata = pod.get("metadata") or {}
     return metadata.get("uid") or "", (metadata.get("namespace") or "", metadata.get("name") or "")
 

@@ -6,6 +6,8 @@ makes it one; one node is enough, because the scheduler takes every node change 
 touches is `upkeep`.
 """
 
+from collections import Counter
+
 _MOST = 50_000  # pods remembered; beyond that waking is by whoever is remembered, which wakes all
 _FORGET = 600.0  # seconds; kube-scheduler tries a pod that still waits again after five minutes at the latest
 _RACE = 2.0  # seconds in which the scheduler may have asked before we knew what it knows
@@ -20,6 +22,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._refused: dict[str, float] = {}  # the longest ago first
+        self._reasons: dict[str, str] = {}  # of those
         self._last_refusal = float("-inf")
         self._freed: str | None = None
         self._others = False  # somebody may wait of whom we do not know
@@ -28,6 +31,9 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._refused)
 
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._refused
+
     def refused(self, uid: str, now: float) -> None:
         self._last_refusal = now
         self._refused.pop(uid, None)
@@ -35,9 +41,20 @@ class Waiting:
         if len(self._refused) < _MOST:
             self._refused[uid] = now
 
+    def because(self, uid: str, reason: str) -> None:
+        """What most nodes lacked for the pod, when it was refused last."""
+        if uid in self._refused:
+            self._reasons[uid] = reason
+
+    def reasons(self, now: float) -> Counter[str]:
+        """How many wait for which reason."""
+        self._forget(now)
+        return Counter(self._reasons.values())
+
     def satisfied(self, uid: str) -> None:
         """It was placed, or is gone."""
         self._refused.pop(uid, None)
+        self._reasons.pop(uid, None)
 
     def freed(self, node: str, now: float, *, seen: bool) -> None:
         """There may be room on this node. `seen`: the scheduler sees the cause and retries by itself."""
@@ -48,12 +65,12 @@ class Waiting:
     def of_others(self) -> None:
         """Another process may have refused pods, and what it was about to wake them for is lost."""
         self._others = True
-        if self._freed is None:
+        if not self.pending:
             self._freed = ""
 
     def due(self, now: float) -> str | None:
         """The node to touch now, if any; says so once."""
-        if self._freed is None or now - self._touched < _EVERY:
+        if not self.pending or now - self._touched < _EVERY:
             return None
         node, self._freed = self._freed, None
         self._forget(now)
@@ -63,10 +80,15 @@ class Waiting:
         self._touched = now
         return node
 
+    @property
+    def pending(self) -> bool:
+        """Whether a node is to be touched, now or later."""
+        return self._freed is not None
+
     def failed(self, node: str) -> None:
         """The node that was due could not be touched."""
         self._others = True
-        if self._freed is None:
+        if not self.pending:
             self._freed = node
 
     def _forget(self, now: float) -> None:
@@ -76,3 +98,4 @@ class Waiting:
             if now - at <= _FORGET:
                 return
             del self._refused[uid]
+            self._reasons.pop(uid, None)

@@ -34,9 +34,14 @@ class _Resources(Struct):
     requests: dict[str, str | int] | None = None
 
 
-class _Container(Struct):
+class _Security(Struct, rename="camel"):
+    run_as_user: int | None = None
+
+
+class _Container(Struct, rename="camel"):
     name: str = ""
     resources: _Resources | None = None
+    security_context: _Security | None = None
 
 
 class _PodMeta(Struct):
@@ -46,6 +51,8 @@ class _PodMeta(Struct):
 class _PodSpec(Struct, rename="camel"):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
+    security_context: _Security | None = None
+    host_users: bool | None = None
 
 
 class _PodShape(Struct):
@@ -104,10 +111,67 @@ class BindResult(Struct, rename="pascal"):
     error: str = ""
 
 
+class _Uid(Struct):
+    uid: str = ""
+
+
+class _Victim(Struct):
+    metadata: _Uid
+
+
+class Victims(Struct, rename="pascal"):
+    """Whole pods, as a scheduler with nodeCacheCapable: false sends them."""
+
+    pods: list[_Victim] | None = None
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class MetaPod(Struct, rename="upper"):
+    uid: str = ""
+
+
+class MetaVictims(Struct, rename="pascal"):
+    pods: list[MetaPod] | None = None
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class PreemptArgs(Struct, rename="pascal"):
+    """`node_name_to_victims` is set when the scheduler was told nodeCacheCapable: false, the other one otherwise."""
+
+    pod: dict[str, Any] | None = None
+    node_name_to_victims: dict[str, Victims | None] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
+
+    def chosen(self) -> dict[str, list[str]]:
+        """UIDs of the scheduler's victims by node, however they came."""
+        found = {
+            node: [one.metadata.uid for one in (victims.pods if victims is not None else None) or ()]
+            for node, victims in (self.node_name_to_victims or {}).items()
+        }
+        for node, meta in (self.node_name_to_meta_victims or {}).items():
+            found[node] = [one.uid for one in (meta.pods if meta is not None else None) or ()]
+        return found
+
+    def as_chosen(self) -> dict[str, MetaVictims]:
+        """The scheduler's own choice."""
+        said = {**(self.node_name_to_victims or {}), **(self.node_name_to_meta_victims or {})}
+        return {
+            node: MetaVictims(
+                [MetaPod(uid) for uid in uids], victims.num_pdb_violations if (victims := said[node]) else 0
+            )
+            for node, uids in self.chosen().items()
+        }
+
+
+class PreemptResult(Struct, rename="pascal"):
+    node_name_to_meta_victims: dict[str, MetaVictims] = {}
+
+
 encode = msgspec.json.Encoder().encode
 _decode_node = msgspec.json.Decoder(NodeHead).decode
 _decode_filter = msgspec.json.Decoder(FilterArgs).decode
 _decode_bind = msgspec.json.Decoder(BindArgs).decode
+_decode_preempt = msgspec.json.Decoder(PreemptArgs).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -121,6 +185,20 @@ def filter_args(body: bytes) -> FilterArgs:
             raise Malformed("arg or pod is nil")  # gpushare's text, as the next
         if args.names() is None:
             raise Malformed("cannot get node names")
+        msgspec.convert(args.pod, _PodShape)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(_what(body, error)) from error
+    return args
+
+
+def preempt_args(body: bytes) -> PreemptArgs:
+    """Raises Malformed."""
+    try:
+        args = _decode_preempt(body)
+        if args.pod is None:
+            args = _decode_preempt(_as_go_reads(body, PreemptArgs))
+        if args.pod is None:
+            raise Malformed("arg or pod is nil")
         msgspec.convert(args.pod, _PodShape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(_what(body, error)) from error

@@ -1,0 +1,1 @@
+"""The MPS node manager: one daemon per card (or node), its limits, its health, and its end."""

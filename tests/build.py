@@ -43,6 +43,11 @@ def pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+# What a card says of whether it takes new shares.
+IN_USE: dict[str, bool] = {}
+OUT_OF_USE: list[dict[str, bool]] = [{"healthy": False}, {"cordoned": True}]
+
+
 def cards(*mems: int, node: str = "n1") -> list[Card]:
     """Healthy cards of these sizes in MiB."""
     return [Card(index=i, uuid=f"GPU-{node}-{i}", mem=mem) for i, mem in enumerate(mems)]

@@ -1,16 +1,28 @@
-"""What holds for every test: logging that a test has set up ends with it."""
+"""What holds for every test: logging is plain, and what a test has set up ends with it."""
 
 import logging
+import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import structlog
+
+# The same examples for everybody, and no clock: what is green stays green, on a busy machine too. `make soak` draws
+# others. A fixture of a function may serve many examples: those that are used so keep nothing between them.
+_CALM = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=_CALM)
+hypothesis.settings.register_profile("drawn", parent=hypothesis.settings.get_profile("fixed"), derandomize=False)
+hypothesis.settings.load_profile("drawn" if os.environ.get("CARDWISE_SOAK") else "fixed")
 
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    # Tracebacks as Python writes them: with the values of all variables each takes a tenth of a second and more.
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.stdlib.add_log_level, plain])
     yield
     structlog.reset_defaults()
     root.handlers[:] = handlers

@@ -5,19 +5,27 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
+import prometheus_client
+import structlog
 
 from cardwise.core import names
+from cardwise.core.mps import Mode, SmPercent
+from cardwise.core.quantity import InvalidQuantity
 from cardwise.kube.client import KubeClient
-from cardwise.runtime import logs, tls
+from cardwise.runtime import configz, logs, tls
 from cardwise.runtime.cabundle import CaBundle
-from cardwise.runtime.health import HealthServer
+from cardwise.runtime.expiry import Expiry
+from cardwise.runtime.health import HealthServer, Shown
 from cardwise.runtime.serving import Server, TlsFiles, WsgiApp
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
+    DURATION,
     HOST_PORT,
     Common,
     HostPort,
@@ -25,11 +33,16 @@ from cardwise.runtime.settings import (
     common_options,
     starting,
 )
+from webhook import agent, gangs, metrics
+from webhook.agent import AgentSettings
 from webhook.app import create_app
 from webhook.decisions import Settings
+from webhook.limitranges import COUNTED, Amount
 from webhook.spellings import NvidiaGpu
 from webhook.validate import Oversize
 from webhook.view import ClusterView
+
+_log = structlog.get_logger(__name__)
 
 _THREADS = 4
 _EXEMPT = ("kube-system", names.NAMESPACE)
@@ -42,6 +55,24 @@ class _CommaList(click.ParamType[tuple[str, ...]]):
         if isinstance(value, tuple):
             return value
         return tuple(item.strip() for item in str(value).split(",") if item.strip())
+
+
+class _Resources(click.ParamType[Mapping[str, Amount]]):
+    name = "cpu=…,memory=…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Mapping[str, Amount]:
+        if isinstance(value, Mapping):
+            return value
+        found: dict[str, Amount] = {}
+        for item in str(value).split(","):
+            name, _, text = item.strip().partition("=")
+            try:
+                found[name] = Amount.of(text)
+            except InvalidQuantity as error:
+                self.fail(f"{item.strip()!r}: {error.problem}; write cpu=50m,memory=64Mi", param, ctx)
+        if set(found) != set(COUNTED) or any(amount.value <= 0 for amount in found.values()):
+            self.fail(f"{value!r} is not an amount above zero of each; write cpu=50m,memory=64Mi", param, ctx)
+        return found
 
 
 class _ObjectName(click.ParamType[tuple[str, str]]):
@@ -84,6 +115,13 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "(cert-manager) is used as it is, and read again when it changes.",
 )
 @click.option(
+    "--tls-rotate-every",
+    type=DURATION,
+    default=None,
+    help="Renew the certificate after so long, and the CA after twice so long. Default: certificates after nine "
+    "months, the CA after eight years. Those of somebody else are left alone.",
+)
+@click.option(
     "--webhook-configuration",
     default=names.WEBHOOK_CONFIGURATION,
     help="Name of the mutating and the validating configuration whose caBundle we write.",
@@ -110,6 +148,61 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     default=",".join(_EXEMPT),
     help="Namespaces whose pods and workloads are left as they are.",
 )
+@click.option(
+    "--gang-schedulers",
+    type=_CommaList(),
+    default=gangs.DEFAULT_SCHEDULER,
+    help="Schedulers that ask the extender: gangs of their pods are gated and bound whole. Pods for others (Volcano, "
+    "coscheduling) are in no gang. The chart's webhook.gangSchedulers, which decides what is brought to us, must say "
+    "the same.",
+)
+@click.option(
+    "--scheduler",
+    default="",
+    help="Name of the scheduler that pods which ask for cards are given, where they name none: one that asks the "
+    "extender beside a kube-scheduler that does not. Name it in --gang-schedulers too. Default: they are left to "
+    "Kubernetes' own.",
+)
+@click.option(
+    "--mps",
+    "mps_mode",
+    type=click.Choice([str(mode) for mode in Mode]),
+    default=str(Mode.PREFERRED),
+    help=f"What holds for pods with a share that have no annotation {names.MPS}, in namespaces that have none. off: "
+    "they do without MPS. preferred: they go through MPS where the node has it. required: they wait for a node that "
+    "has it. Where a container has several cards and the nodes have a daemon for each card, preferred becomes off.",
+)
+@click.option(
+    "--sm-percent",
+    type=click.Choice([str(each) for each in SmPercent]),
+    default=str(SmPercent.CORE),
+    help=f"What limits the SMs of pods with MPS that have no annotation {names.SM_PERCENT}, in namespaces that have "
+    f"none. core: {names.GPU_CORE}, where they ask for it. memory: where they do not, their part of the card's memory.",
+)
+@click.option(
+    "--share-agent",
+    type=click.Choice(["always", "mps", "never"]),
+    default="mps",
+    help="Which pods get the share agent: all that have a share of a card, those that want MPS, or none. A pod's "
+    f"annotation {names.SHARE_AGENT} goes before, and the frameworks' hook brings it along.",
+)
+@click.option(
+    "--share-agent-image",
+    default="",
+    help="Its image, Cardwise's own. Without one no pod gets the agent.",
+)
+@click.option(
+    "--share-agent-user",
+    type=click.IntRange(min=0),
+    default=agent.USER,
+    help="User that it runs as. 0: it names none, for clusters that give each namespace a range (OpenShift).",
+)
+@click.option(
+    "--share-agent-resources",
+    type=_Resources(),
+    default="cpu=50m,memory=64Mi",
+    help="What it asks for in pods whose containers all name cpu or memory.",
+)
 def main(
     *,
     common: Common,
@@ -117,11 +210,20 @@ def main(
     tls_hosts: tuple[str, ...],
     tls_secret: tuple[str, str],
     tls_dir: Path | None,
+    tls_rotate_every: float | None,
     webhook_configuration: str,
     runtime_class: str,
     oversize: Oversize,
     nvidia_gpu: NvidiaGpu,
     exempt_namespaces: tuple[str, ...],
+    gang_schedulers: tuple[str, ...],
+    scheduler: str,
+    mps_mode: str,
+    sm_percent: str,
+    share_agent: agent.Choice,
+    share_agent_image: str,
+    share_agent_user: int,
+    share_agent_resources: Mapping[str, Amount],
 ) -> None:
     """Rewrites pods, workloads and quotas that ask for cards, and refuses what can never run, with the reason.
 
@@ -136,17 +238,31 @@ def main(
         oversize=oversize,
         nvidia_gpu=nvidia_gpu,
         exempt_namespaces=frozenset(exempt_namespaces),
+        gang_schedulers=frozenset(gang_schedulers),
+        scheduler=scheduler,
+        mps=Mode(mps_mode),
+        sm_percent=SmPercent(sm_percent),
+        share_agent=AgentSettings(
+            choice=share_agent, image=share_agent_image, user=share_agent_user, resources=share_agent_resources
+        ),
     )
+    if share_agent != "never" and not share_agent_image:
+        _log.warning("no pod gets the share agent: set --share-agent-image, or --share-agent=never")
     bundle = CaBundle(client, mutating=[webhook_configuration], validating=[webhook_configuration])
     directory = tls_dir or _scratch()
     secret = tls_secret if tls_dir is None else None
-    certificates = _certificates(client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle)
+    period = None if tls_rotate_every is None else timedelta(seconds=tls_rotate_every)
+    certificates = _certificates(
+        client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle, period=period
+    )
+    bundle.on_other = certificates.check
     try:
         with starting("--tls-dir"):
             certificates.ensure()
     except tls.Unusable as error:
         raise click.ClickException(str(error)) from error
-    process = _Process(client, settings, metrics_bind=common.metrics_bind, certificates=certificates, bundle=bundle)
+    shown = Shown(bind=common.metrics_bind, config=configz.of(click.get_current_context()), certificates=directory)
+    process = _Process(client, settings, shown=shown, certificates=certificates, bundle=bundle)
     Server(
         process.app,
         [bind],
@@ -165,22 +281,25 @@ class _Process:
         client: KubeClient,
         settings: Settings,
         *,
-        metrics_bind: HostPort,
+        shown: Shown,
         certificates: tls.Checks,
         bundle: CaBundle,
     ) -> None:
         self._settings = settings
-        self._metrics_bind = metrics_bind
+        self._shown = shown
         self._certificates = certificates
         self._bundle = bundle
         self._view = ClusterView(client)
         self._health: HealthServer | None = None
 
     def app(self) -> WsgiApp:
+        prometheus_client.REGISTRY.register(metrics.Levels(self._view.staleness))
+        if self._shown.certificates is not None:
+            prometheus_client.REGISTRY.register(Expiry(self._shown.certificates))
         return create_app(self._view, self._settings).wsgi_app
 
     def start(self) -> None:
-        self._health = HealthServer(self._metrics_bind, ready=self._problems)
+        self._health = HealthServer(self._shown.bind, ready=self._problems, config=self._shown.config)
         self._health.start()
         self._view.start()
         self._certificates.start()
@@ -208,6 +327,7 @@ def _certificates(
     hosts: tuple[str, ...],
     bind: HostPort,
     bundle: CaBundle,
+    period: timedelta | None,
 ) -> tls.Checks:
     """Who keeps the certificates good: we, but where somebody else has put them into the directory."""
     own = directory / "authority"
@@ -223,7 +343,10 @@ def _certificates(
     machine = [] if secret is not None else [socket.gethostname()]
     wanted = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *ours)
     unique = tuple(dict.fromkeys(wanted))
-    return tls.Rotator(store, unique, directory, on_bundle=bundle.set, name="cardwise-webhook")
+    how: dict[str, Any] = {}
+    if period is not None:
+        how = {"lifetimes": tls.Lifetimes.every(period), "interval": min(tls.INTERVAL, period.total_seconds() / 5)}
+    return tls.Rotator(store, unique, directory, on_bundle=bundle.set, name="cardwise-webhook", **how)
 
 
 def _scratch() -> Path:

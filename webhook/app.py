@@ -14,7 +14,7 @@ from werkzeug.exceptions import HTTPException
 from cardwise.kube.errors import KubeError
 from webhook import decisions, metrics, review
 from webhook.decisions import Decide, Settings, View
-from webhook.review import Decision
+from webhook.review import Decision, Review
 
 # An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
 MAX_BODY = 8 * 1024 * 1024
@@ -34,15 +34,18 @@ def create_app(view: View, settings: Settings) -> Flask:
 
     def answer(path: str, decide: Decide) -> Response:
         started = time.perf_counter()
+        structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
         if request.mimetype != "application/json":
             raise review.BadReview(f"Content-Type must be application/json, not {request.mimetype[:80] or 'nothing'}")
         asked = review.decode(request.get_data(cache=False))
+        structlog.contextvars.bind_contextvars(**_subject(asked))
         decision = decide(asked, view, settings)
         body = review.encode(asked, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()
         metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
         if not decision.allowed:
-            _log.info("refused", path=path, namespace=asked.namespace, name=asked.name, message=decision.message)
+            metrics.REFUSALS.labels(path, metrics.reason(decision.about)).inc()
+            _log.info("refused", path=path, message=decision.message)
         return Response(body, mimetype="application/json")
 
     for path, decide in PATHS.items():
@@ -52,6 +55,18 @@ def create_app(view: View, settings: Settings) -> Flask:
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _failed)
     return app
+
+
+def _subject(asked: Review) -> dict[str, str]:
+    """The object, as lines of the log name it. Of a pod that is being created there may be the beginning of a name."""
+    metadata = asked.object.get("metadata") or {}
+    name = asked.name or metadata.get("name") or metadata.get("generateName") or ""
+    about = (
+        {"pod": f"{asked.namespace}/{name}"}
+        if asked.resource.partition("/")[0] in ("pods", "bindings")
+        else {"resource": asked.resource, "object": f"{asked.namespace}/{name}" if asked.namespace else name}
+    )
+    return about | {"uid": str(metadata.get("uid") or "")}
 
 
 def _outcome(decision: Decision) -> str:

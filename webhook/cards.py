@@ -1,4 +1,7 @@
-"""How large the cards are, and how many a node has: of all cards, or of a class. Remembered until cards change."""
+"""How large the cards are, and how many a node has: of all cards, or of a class. Remembered until cards change.
+
+Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,11 +14,21 @@ from webhook.validate import Cards
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """A card: `labels` are what selectors of classes see."""
+    """A card: `labels` are what selectors of classes see. `other`: it is a device that is no GPU. `mps`: how many cards
+    its MPS daemon serves, "" where no manager has said so.
+    """
 
     node: str
     memory: MiB
     labels: Mapping[str, str]
+    other: bool = False
+    mps: str = ""
+
+    def of(self, device_class: DeviceClass | None) -> bool:
+        """Whether it is of the class; or, without one, a card."""
+        if device_class is None:
+            return not self.other
+        return device_class.other == self.other and device_class.selector.matches(self.labels)
 
 
 class CardSums:
@@ -39,6 +52,6 @@ class CardSums:
 
 
 def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> Cards:
-    of_it = [card for card in cards.values() if device_class is None or device_class.selector.matches(card.labels)]
+    of_it = [card for card in cards.values() if card.of(device_class)]
     per_node = Counter(card.node for card in of_it)
     return Cards(MiB(max((card.memory for card in of_it), default=0)), max(per_node.values(), default=0))

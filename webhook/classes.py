@@ -8,10 +8,11 @@ from typing import Any
 
 from cardwise.core import classes, names, quantity, request
 from cardwise.core.cards import FULL_CORE
+from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity
 from cardwise.core.request import Container
-from webhook import containers
+from webhook import containers, devices
 from webhook.spellings import Lookup, Vocabulary, renamed
 
 Json = dict[str, Any]
@@ -21,7 +22,10 @@ _NVIDIA = "nvidia.com/"
 
 
 def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
-    """The pod with classes by their own names, and with what their shares give. Raises InvalidRequest, KubeError."""
+    """The pod with classes by their own names, what their shares give, and those of devices noted.
+
+    Raises InvalidRequest, KubeError.
+    """
     spec = dict(pod.get("spec") or {})
     for container in request.containers(pod):
         resources = dict(container.spec.get("resources") or {})
@@ -30,7 +34,10 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
             resources[kind] = renamed(amounts, field, vocabulary.in_container)[0]
         _put(spec, container, resources)
     named = _annotated(pod)
-    if named and spec.get("containers") and not any(map(_asks, request.containers({"spec": spec}))):
+    asked = {name for container in request.containers({"spec": spec}) for name in _asked(container)}
+    if named:
+        devices.refuse_beside(named, asked, vocabulary.lookup)
+    if named and spec.get("containers") and not asked:
         first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
         resources = dict(first.spec.get("resources") or {})
         resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + named: "1"}
@@ -48,7 +55,7 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
             }
     if annotations != ((pod.get("metadata") or {}).get("annotations") or {}):
         pod = pod | {"metadata": pod["metadata"] | {"annotations": annotations}}
-    return pod | {"spec": spec} if spec != pod.get("spec") else pod
+    return devices.noted(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
 
 
 def _put(spec: Json, container: Container, resources: Json) -> None:
@@ -64,14 +71,15 @@ def _annotated(pod: Json) -> str:
     return name
 
 
-def _asks(container: Container) -> bool:
-    """Whether it asks for a card, of ours or of NVIDIA's own device plugin."""
+def _asked(container: Container) -> set[str]:
+    """The cards and devices that it asks for by name, of ours or of NVIDIA's own device plugin."""
     resources = container.spec.get("resources") or {}
-    return any(
-        name in names.REQUESTED or names.class_of(name) or (name.startswith(_NVIDIA) and str(amount) != "0")
+    return {
+        name
         for _, amounts in containers.lists(resources)
         for name, amount in amounts.items()
-    )
+        if name in names.REQUESTED or names.class_of(name) or (name.startswith(_NVIDIA) and str(amount) != "0")
+    }
 
 
 def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
@@ -80,22 +88,30 @@ def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
     What is wrong with the request is not told here: reading it does so for all requests.
     """
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    asked = [name for name in limits if names.class_of(name)]
-    if len(asked) != 1 or any(name in limits or name in requests for name in _AMOUNTS):
+    if any(name in limits or name in requests for name in _AMOUNTS):
         return {}
-    known = lookup(names.class_of(asked[0]))
-    if known is None or known.share is None:
+    # Devices may be asked for beside; a class that does not exist is refused later.
+    typed = {name: known for name in limits if (known := _looked_up(name, lookup)) is not None and not known.other}
+    if len(typed) != 1:
+        return {}
+    ((asked, known),) = typed.items()
+    if known.share is None:
         return {}
     try:
-        count = quantity.count(limits[asked[0]])
+        count = quantity.count(limits[asked])
     except InvalidQuantity:
         return {}
     # With the slot, reading the request takes the count for that of shares, not of cards.
     given = {names.GPU_MEM: str(count * known.share.memory), names.SHARE: "1"}
     if known.share.core and names.GPU_CORE not in limits:
-        core = _core(known.name, count, known.share.core, f"{container.path}.resources.limits[{asked[0]}]")
+        core = _core(known.name, count, known.share.core, f"{container.path}.resources.limits[{asked}]")
         given[names.GPU_CORE] = str(core)
     return given
+
+
+def _looked_up(resource: str, lookup: Lookup) -> DeviceClass | None:
+    name = names.class_of(resource)
+    return lookup(name) if name else None
 
 
 def _core(name: str, count: int, each: int, field: str) -> int:

@@ -4,7 +4,7 @@ Decide, then apply: the Flask shell only decodes, calls one of these and encodes
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jsonpatch
@@ -12,10 +12,29 @@ import jsonpatch
 from cardwise.core import names, request
 from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
-from cardwise.core.selectors import Selector
-from webhook import classes, defaults, gpuquotas, mutate, quotas, resourceclasses, templates, validate
+from cardwise.core.mps import Mode, SmPercent
+from cardwise.core.request import PodRequest
+from webhook import (
+    agent,
+    classes,
+    defaults,
+    devices,
+    environment,
+    frameworks,
+    gangs,
+    gpuquotas,
+    mpsmode,
+    mutate,
+    quotas,
+    reapplied,
+    resourceclasses,
+    templates,
+    validate,
+)
+from webhook.agent import AgentSettings
 from webhook.defaults import Defaults
 from webhook.gpuquotas import Standing
+from webhook.limitranges import Bounds
 from webhook.review import CREATE, UPDATE, Decision, Review
 from webhook.spellings import NvidiaGpu, Vocabulary
 from webhook.validate import Cards, Oversize
@@ -33,10 +52,10 @@ class View(Protocol):
         """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
 
     def cards(self, device_class: DeviceClass | None = None) -> Cards:
-        """Of the class, or all."""
+        """Of the class, which may be of devices, or all cards."""
 
-    def selects(self, selector: Selector) -> bool:
-        """Whether it selects a card that there is now."""
+    def selects(self, device_class: DeviceClass) -> bool:
+        """Whether a card or a device that there is now is of the class, which need not be known."""
 
     def classes(self) -> Mapping[str, DeviceClass]:
         """The ResourceClasses that are known, by name."""
@@ -47,31 +66,50 @@ class View(Protocol):
     def quotas(self, namespace: str) -> Sequence[Standing]:
         """The GPUQuotas of the namespace."""
 
+    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        """A living pod of the gang that says another number, and which; None where none is known."""
+
+    def bounds(self, namespace: str) -> Bounds:
+        """What the LimitRanges of the namespace say."""
+
+    def mps_scopes(self) -> frozenset[str]:
+        """How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""
+
     def pod(self, namespace: str, name: str) -> Json | None:
         """The pod, from the API server; None where it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`runtime_class` "" leaves pods as they are."""
+    """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
+    `sm_percent`: of pods with a share that do not say, in namespaces that do not. `scheduler`: of pods that ask for
+    cards and name none.
+    """
 
     runtime_class: str = ""
     oversize: Oversize = "refuse"
     nvidia_gpu: NvidiaGpu = "leave"
     exempt_namespaces: frozenset[str] = frozenset()
+    gang_schedulers: frozenset[str] = frozenset({gangs.DEFAULT_SCHEDULER})
+    mps: Mode = Mode.PREFERRED
+    sm_percent: SmPercent = SmPercent.CORE
+    share_agent: AgentSettings = field(default_factory=AgentSettings)
+    scheduler: str = ""
 
 
 Decide = Callable[[Review, View, Settings], Decision]
 
 
 def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
-    """POST /mutate: pods that ask for a card, templates of such, ResourceQuotas, LimitRanges, ResourceClasses.
+    """POST /mutate: pods that ask for a card or a device, their templates, quotas, LimitRanges, ResourceClasses.
 
     Raises KubeError.
     """
     match review.resource:
         case "pods" if _concerns(review, settings):
             return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
+        case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
+            return _refusable(lambda: _patch(review.object, reapplied.as_stored(review.object, review.old or {})))
         case "resourcequotas":
             return _refusable(lambda: _mutate_quota(review, view, settings))
         case "limitranges":
@@ -100,9 +138,11 @@ def on_validate(review: Review, view: View, settings: Settings) -> Decision:
         case "namespaces":
             return _refusable(lambda: _validate_namespace(review))
         case "resourceclasses":
-            return _refusable(lambda: Decision(warnings=resourceclasses.warnings(review.object, view.selects)))
+            return _refusable(lambda: _validate_class(review, view))
         case "gpuquotas":
             return _refusable(lambda: Decision(warnings=gpuquotas.warnings(review.object, view.device_class)))
+        case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
+            return _refusable(lambda: _validate_workload(review, settings))
     return Decision()
 
 
@@ -120,14 +160,30 @@ def _vocabulary(view: View, settings: Settings) -> Vocabulary:
 
 def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:
     def decide() -> Decision:
-        pod, policy = classes.rewritten(review.object, _vocabulary(view, settings)), ""
+        gang = gangs.of(review.object, settings.gang_schedulers)
+        pod, given = classes.rewritten(review.object, _vocabulary(view, settings)), Defaults()
         if known is not None and defaults.wants(pod):
             known.check(review.namespace)
-            policy = known.policy
-            if apply and request.parse(pod) is None:
+            given = known
+            if apply and gang is None and request.parse(pod) is None:
                 pod = defaults.applied(pod, known)
-        mutation = mutate.mutate(pod, runtime_class=settings.runtime_class, policy=policy)
-        return _patch(review.object, mutation.pod, mutation.warnings)
+        replaced = devices.replaced(review.object, pod)
+        asked = request.parse(pod)
+        if asked is not None and asked.containers:
+            percent = SmPercent(given.sm_percent or settings.sm_percent)
+            pod = mpsmode.noted(pod, asked, Mode(given.mps or settings.mps), view.mps_scopes, percent)
+            pod = frameworks.noted(pod, given.frameworks)
+        injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(review.namespace))
+        mutation = mutate.mutate(
+            injected.pod,
+            runtime_class=settings.runtime_class,
+            policy=given.policy,
+            in_gang=gang is not None,
+            agent=injected.key,
+            scheduler=settings.scheduler,
+        )
+        joined, told = gangs.joined(mutation.pod, gang)
+        return _patch(review.object, joined, replaced + injected.warnings + mutation.warnings + told)
 
     return _refusable(decide)
 
@@ -146,9 +202,36 @@ def _mutate_quota(review: Review, view: View, settings: Settings) -> Decision:
 
 def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
     asked, warnings = validate.pod(review.object, view, settings.oversize)
+    gang = gangs.of(review.object, settings.gang_schedulers)
+    told = gangs.check(review.object, gang, asked)
     if asked is not None:
         gpuquotas.check(asked, view.quotas(review.namespace))
-    return Decision(warnings=warnings)
+        told += _judge_sharing(review.object, asked, view, settings)
+    if gang is not None:
+        gangs.check_number(review.object, gang, review.namespace, view)
+    return Decision(warnings=warnings + told)
+
+
+def _judge_sharing(pod: Json, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:
+    """Of a pod that asks for something: its environment, its agent and what it says of MPS. Warnings."""
+    cards = {container.key: container for container in asked.containers}
+    mps = bool(cards) and mpsmode.of(pod).wanted
+    holding = cards.keys() | {device.key for device in asked.devices}
+    for container in request.containers(pod):
+        if container.key in holding:
+            existing = container.spec.get("env") or []
+            environment.check(existing, cards.get(container.key), container.path, mps=mps)
+    agent.check(pod, asked)
+    try:
+        return mpsmode.judged(pod, asked, view.mps_scopes) if cards else ()
+    except InvalidRequest as error:
+        if settings.oversize == "refuse":
+            raise
+        return (f"{error.field}: {error.problem}; the pod waits until one serves several",)
+
+
+def _validate_workload(review: Review, settings: Settings) -> Decision:
+    return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 
 def _validate_binding(review: Review, view: View) -> Decision:
@@ -158,6 +241,10 @@ def _validate_binding(review: Review, view: View) -> Decision:
     if pod is not None:
         validate.binding(pod)
     return Decision()
+
+
+def _validate_class(review: Review, view: View) -> Decision:
+    return Decision(warnings=resourceclasses.warnings(review.object, review.old, view.selects, view.cards))
 
 
 def _validate_namespace(review: Review) -> Decision:
@@ -178,4 +265,4 @@ def _refusable(decide: Callable[[], Decision]) -> Decision:
     try:
         return decide()
     except InvalidRequest as error:
-        return Decision(allowed=False, message=str(error))
+        return Decision(allowed=False, message=str(error), about=error.field)

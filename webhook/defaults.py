@@ -1,4 +1,5 @@
-"""What a namespace gives to its plain pods: a share of a card, and a placement policy.
+"""What a namespace gives to its pods: a share of a card to plain ones, and a placement policy, a mode of MPS and the
+frameworks' hook to those that have a share.
 
 Only namespaces with the label `cardwise.dev/defaults: enabled`, whose owner has opted in. The values are annotations;
 they are read when a pod is created, so a bad one is reported to whoever creates the pod, by the namespace's name.
@@ -10,6 +11,7 @@ from typing import Any
 
 from cardwise.core import names, policies, quantity
 from cardwise.core.invalid import InvalidRequest
+from webhook import frameworks, mpsmode
 
 Json = dict[str, Any]
 
@@ -23,6 +25,9 @@ class Defaults:
 
     gpu_mem: str = ""
     policy: str = ""
+    mps: str = ""
+    frameworks: str = ""
+    sm_percent: str = ""
 
     def check(self, namespace: str) -> None:
         """Raises InvalidRequest that names the annotation of the namespace."""
@@ -36,14 +41,25 @@ class Defaults:
             known = ", ".join(sorted(policies.POLICIES))
             problem = f"{self.policy!r} is no placement policy"
             raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
+        if self.mps:
+            mpsmode.check(self.mps, f"{field}[{names.MPS}]")
+        if self.frameworks:
+            frameworks.check(self.frameworks, f"{field}[{names.FRAMEWORKS}]")
+        if self.sm_percent:
+            mpsmode.check_percent(self.sm_percent, f"{field}[{names.SM_PERCENT}]")
 
 
 def of(metadata: Mapping[str, Any]) -> Defaults | None:
     """Of a namespace's metadata; None where it has not opted in."""
     if (metadata.get("labels") or {}).get(names.DEFAULTS_LABEL) != ENABLED:
         return None
-    annotations = metadata.get("annotations") or {}
-    return Defaults(str(annotations.get(names.DEFAULT_GPU_MEM, "")), str(annotations.get(names.POLICY, "")))
+    return said(metadata.get("annotations") or {})
+
+
+def said(annotations: Mapping[str, str]) -> Defaults:
+    """By the annotations of a namespace that has opted in."""
+    keys = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT)
+    return Defaults(*(str(annotations.get(key, "")) for key in keys))
 
 
 def wants(pod: Json) -> bool:

@@ -1,4 +1,4 @@
-"""The environment that a container with a share gets.
+"""The environment that a container with a share, or with devices, gets.
 
 Explicit entries, because a pod's `env` beats `envFrom`, the image and what a device plugin answers
 (k8s-mechanisms.md section 3). What depends on the card comes by the downward API from the annotations that bind
@@ -7,13 +7,17 @@ writes; with CDI the node writes the same values once more, past the reach of th
 
 from typing import Any
 
+from cardwise.core import mps as mps_values
 from cardwise.core import names
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.request import ContainerRequest
 
 Json = dict[str, Any]
 
 # Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
 _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
+# What keeps NVIDIA's runtime from giving cards, whatever envFrom and the image say.
+_NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": "void"}
 
 
 def from_annotation(name: str, annotation: str) -> Json:
@@ -22,8 +26,12 @@ def from_annotation(name: str, annotation: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
-def owned(asked: ContainerRequest) -> list[Json]:
-    """The entries that are ours alone, in a stable order."""
+def owned(asked: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
+    """The entries that are ours alone, in a stable order. None is a container with devices and without a card. `mps`:
+    the pod wants MPS.
+    """
+    if asked is None:
+        return [dict(_NO_CARD)]
     limit = names.LIMIT_MIB_OF + asked.key
     if asked.whole:
         # Nobody knows before placement how much a whole card has.
@@ -40,15 +48,40 @@ def owned(asked: ContainerRequest) -> list[Json]:
         from_annotation(names.ENV_LIMIT_MIB, limit),
         from_annotation(names.ENV_FRACTION, names.FRACTION_OF + asked.key),
         from_annotation(names.ENV_CUPY_LIMIT, names.LIMIT_BYTES_OF + asked.key),
+        *(_of_mps(asked) if mps and not asked.whole else []),
     ]
 
 
-def merged(existing: list[Json], asked: ContainerRequest, *, env_from: bool) -> tuple[list[Json], list[str]]:
+def _of_mps(asked: ContainerRequest) -> list[Json]:
+    """The limits that are known before placement. The pipe's folder and a percentage by the memory's part are not: no
+    annotation has them as MPS reads them, so only the node (CDI) writes those.
+    """
+    limits = [asked.mem_per_card] * asked.cards
+    values = mps_values.environment(limits, asked.core_per_card or None)
+    return [{"name": name, "value": value} for name, value in values.items() if name != mps_values.PIPE_ENV]
+
+
+def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mps: bool) -> None:
+    """Raises InvalidRequest where a container does not have our entries, each once, as `merged` leaves it."""
+    ours = {entry["name"]: [entry] for entry in owned(asked, mps=mps)}
+    found: dict[str, list[Json]] = {name: [] for name in ours}
+    for entry in existing:
+        if entry["name"] in ours or entry["name"].startswith(names.ENV_MPS_PREFIX):
+            found.setdefault(entry["name"], []).append(entry)
+    wrong = sorted(name for name in found if found[name] != ours.get(name))
+    if wrong:
+        problem = f"{', '.join(wrong)} not as Cardwise sets the access to cards: another webhook has changed it"
+        raise InvalidRequest(f"{path}.env", problem, "create the pod again")
+
+
+def merged(
+    existing: list[Json], asked: ContainerRequest | None, *, env_from: bool, mps: bool = False
+) -> tuple[list[Json], list[str]]:
     """`existing` with our entries: replaced where a name stood first, appended else. And the names that a user had
     set otherwise, which their value has now lost.
     """
-    ours = {entry["name"]: entry for entry in owned(asked)}
-    if not env_from and all(_is_ours(entry) for entry in existing if entry["name"] in _XLA):
+    ours = {entry["name"]: entry for entry in owned(asked, mps=mps)}
+    if asked is not None and not env_from and all(_is_ours(entry) for entry in existing if entry["name"] in _XLA):
         fraction = names.FRACTION_OF + asked.key
         ours[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
     result: list[Json] = []
@@ -56,7 +89,7 @@ def merged(existing: list[Json], asked: ContainerRequest, *, env_from: bool) -> 
     placed: set[str] = set()
     for entry in existing:
         name = entry["name"]
-        if name.startswith(names.ENV_MPS_PREFIX):
+        if name not in ours and name.startswith(names.ENV_MPS_PREFIX):
             overridden.append(name)
         elif name not in ours:
             result.append(entry)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cardwise.core import quotas
+from cardwise.core import classes, names, quotas
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.core.request import ContainerRequest, PodRequest
@@ -68,7 +68,16 @@ def warnings(obj: Json, lookup: Lookup) -> tuple[str, ...]:
     found = []
     for i, entry in enumerate(standing.quota.entries):
         field = f"spec.hard[{i}]"
-        if entry.device_class and lookup(entry.device_class) is None:
+        if entry.device_class:
+            classes.check_name(entry.device_class, f"{field}.class")
+        known = lookup(entry.device_class) if entry.device_class else None
+        if known is not None and known.other:
+            raise InvalidRequest(
+                f"{field}.class",
+                f"{known.name} is a class of devices that are not GPUs, and a GPUQuota counts cards",
+                f"write requests.{names.CLASS_PREFIX}{known.name} in spec.hard of a ResourceQuota",
+            )
+        if entry.device_class and known is None:
             found.append(
                 f"{field}.class: there is no ResourceClass {entry.device_class} now; until there is, the entry limits "
                 "nothing (kubectl get resourceclass)"

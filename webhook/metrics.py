@@ -1,11 +1,21 @@
 """What the webhook counts."""
 
+import re
+from collections.abc import Callable, Iterator, Mapping
+
 from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cardwise.core import names
 
 REVIEWS = Counter(
     "cardwise_webhook_reviews_total",
     "AdmissionReviews answered, by path and outcome (allowed, patched, refused, malformed, failed).",
     ["path", "outcome"],
+)
+REFUSALS = Counter(
+    "cardwise_webhook_refusals_total", "AdmissionReviews refused, by path and what was wrong.", ["path", "reason"]
 )
 SECONDS = Histogram(
     "cardwise_webhook_review_seconds",
@@ -13,3 +23,42 @@ SECONDS = Histogram(
     ["path"],
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
 )
+
+# The field of a refusal holds positions and what users wrote; a label may hold neither. The first that fits counts.
+_REASONS = (
+    (re.compile(r"\.hard\b"), "quota"),
+    (re.compile(r"cardwise\.dev/(?:policy\b|default)"), "defaults"),
+    (re.compile(rf"{re.escape(names.GPU_MEM)}|memoryMiB|gpu-mem"), "memory"),
+    (re.compile(rf"{re.escape(names.GPU_CORE)}|corePercent|sm-percent"), "cores"),
+    (re.compile(r"gpu-count|cardwise\.dev/gpu\b|nvidia\.com/gpu"), "cards"),
+    (re.compile(r"cardwise\.dev/mps\b"), "mps"),
+    (re.compile(r"group-name|group-pod-num|pod-group|/gang\b|queue-priority|podManagementPolicy"), "gang"),
+    (re.compile(r"spec\.nodeName|^target\b"), "placement"),
+    (re.compile(r"\.env\b|volumeMounts|\.name$"), "container"),
+    (re.compile(r"spec\.selector|matchLabels|matchExpressions"), "selector"),
+    (re.compile(r"resources\.(?:limits|requests)"), "resources"),
+    (re.compile(r"annotations"), "annotation"),
+)
+REASONS = (*dict.fromkeys(reason for _, reason in _REASONS), "other")
+
+
+def reason(field: str) -> str:
+    """What kind of field a refusal is about; one of `REASONS`."""
+    return next((found for pattern, found in _REASONS if pattern.search(field)), "other")
+
+
+class Levels(Collector):
+    """What is read when somebody asks. `staleness`: seconds by kind of object."""
+
+    def __init__(self, staleness: Callable[[], Mapping[str, float]]) -> None:
+        self._staleness = staleness
+
+    def collect(self) -> Iterator[Metric]:
+        ages = GaugeMetricFamily(
+            "cardwise_webhook_staleness_seconds",
+            "Time since the API server last told anything, by kind of object.",
+            labels=["kind"],
+        )
+        for kind, seconds in self._staleness().items():
+            ages.add_metric([kind], seconds)
+        yield ages

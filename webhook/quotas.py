@@ -1,9 +1,11 @@
 """ResourceQuota and LimitRange, rewritten like the pods that they count.
 
 Amounts of gpu-mem to MiB: Kubernetes adds up plain numbers, so `64Gi` would stand for 68,719,476,736 MiB and limit
-nothing. And names of classes and cards to those under which a ResourceQuota counts requests for them.
+nothing. And names of ours to those under which a ResourceQuota counts requests for them: of what has a domain it counts
+`requests.…` only, and lets any other key stand there without a word.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from cardwise.core import names, quantity
@@ -11,11 +13,12 @@ from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity
 from webhook import records
 from webhook.mutate import spelling
-from webhook.spellings import Vocabulary, unknown_classes
+from webhook.spellings import Vocabulary, counted, unknown_classes
 
 Json = dict[str, Any]
 
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
+_MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
 _HARD = "spec.hard"
 _RANGE_FIELDS = ("max", "min", "default", "defaultRequest")  # maxLimitRequestRatio is no amount
 
@@ -26,19 +29,22 @@ def resource_quota(quota: Json, old: Json | None, vocabulary: Vocabulary, *, upd
     hard = spec.get("hard")
     if not hard:
         return quota, []
+    _refuse_markers(hard)
+    record = records.read(quota).get("hard", [])
     place = records.rewrite(
         {_HARD: _amounts(hard, _HARD)},
         vocabulary.in_quota,
         place="hard",
-        recorded=records.read(quota).get("hard", []),
-        manifest=records.applied(quota, old, _named),
+        recorded=record,
+        manifests=records.applied(quota, old, _named),
         update=update,
         several=True,
     )
     after = quota | {"spec": spec | {"hard": place.amounts[_HARD]}}
     if place.changed:
         after = records.written(after, {"hard": place.ours})
-    return after, unknown_classes(_HARD, place.written, vocabulary, "it counts nothing")
+    warnings = unknown_classes(_HARD, place.written, vocabulary, "it counts nothing")
+    return after, [*warnings, *_counting_otherwise(place.written), *_left_alone(quota, old, record)]
 
 
 def limit_range(limits: Json) -> Json:
@@ -49,6 +55,38 @@ def limit_range(limits: Json) -> Json:
         for i, item in enumerate(spec.get("limits") or ())
     ]
     return limits | {"spec": spec | {"limits": items}} if items else limits
+
+
+def _refuse_markers(hard: Json) -> None:
+    for key in hard:
+        if counted(key) in _MARKERS:
+            known = (names.CLASS_PREFIX + "<class>", names.WHOLE_GPU, names.GPU_MEM)
+            remedy = f"write one of {', '.join('requests.' + name for name in known)}"
+            raise InvalidRequest(f"{_HARD}[{key}]", "is a mark that Cardwise sets on some pods for itself", remedy)
+
+
+def _counting_otherwise(written: Mapping[str, str]) -> list[str]:
+    """Warnings of keys that count less than they may seem to."""
+    return [
+        f"{_HARD}[{spelled}]: counts cards asked for as a whole, as {key}; a share counts none, also where it is split "
+        f"over cards: limit those by requests.{names.GPU_MEM}, or by a GPUQuota"
+        for key, spelled in written.items()
+        if counted(spelled) == names.GPU_COUNT
+    ]
+
+
+def _left_alone(quota: Json, old: Json | None, record: list[str]) -> list[str]:
+    """A warning where an update changes nothing: a patch that takes a bare name away comes here as one."""
+    if old is None or not record or quota.get("spec") != old.get("spec") or _about(quota) != _about(old):
+        return []
+    stored = ", ".join(record)
+    told = f"{_HARD}: nothing has changed; what was written by another name is stored as {stored}: take it away by that"
+    return [told]
+
+
+def _about(quota: Json) -> tuple[Json | None, Json | None]:
+    metadata = quota.get("metadata") or {}
+    return metadata.get("labels"), metadata.get("annotations")
 
 
 def _named(manifest: Json) -> dict[str, frozenset[str]]:

@@ -4,10 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from cardwise.core import classes
+from cardwise.core.classes import DeviceClass
+from cardwise.core.invalid import InvalidRequest
 from cardwise.core.selectors import Selector
+from webhook.validate import Cards
 
 Json = dict[str, Any]
 
+_MIB = 1024**2
+_LEAST_MIB = 1024  # a smaller number is taken for one of GiB
 _SELECTOR = "selector"
 _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals that ResourceClass follows
 
@@ -29,9 +34,51 @@ def normal(obj: Json, old: Json | None) -> Json:
     return obj | {"spec": kept | {_SELECTOR: brought}}
 
 
-def warnings(obj: Json, selects: Callable[[Selector], bool]) -> tuple[str, ...]:
-    """What the author of a class should know. Raises InvalidRequest."""
+def warnings(
+    obj: Json, old: Json | None, selects: Callable[[DeviceClass], bool], cards: Callable[[DeviceClass], Cards]
+) -> tuple[str, ...]:
+    """What the author of a class should know. `old` is the stored one at an update. Raises InvalidRequest."""
     parsed = classes.parse(obj)
-    if selects(parsed.selector):
-        return ()
-    return (f"spec.selector: selects no card now; pods that ask for {parsed.name} wait until one comes",)
+    what = "device" if parsed.other else "card"
+    found = []
+    if not selects(parsed):
+        found.append(f"spec.selector: selects no {what} now; pods that ask for {parsed.name} wait until one comes")
+    if not parsed.other:
+        found += _bytes_meant_otherwise(parsed.selector)
+    if parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:
+        found.append(
+            f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest card of the class has ({largest}); "
+            f"nobody is given {parsed.name} until a larger one comes"
+        )
+    if old is not None and _was_other(old) not in (None, parsed.other):
+        was, now = ("GPUs", "other devices") if parsed.other else ("other devices", "GPUs")
+        found.append(
+            f"spec.selector: the class was of {was} and is of {now}; pods that have asked for {parsed.name} keep what "
+            "they hold, but those that wait find none any more: create them again"
+        )
+    return tuple(found)
+
+
+def _bytes_meant_otherwise(selector: Selector) -> list[str]:
+    """Warnings of amounts of memory that no card can have: a number without a suffix is bytes, as in Kubernetes."""
+    compared = (
+        (condition.operator, number)
+        for conditions in selector.alternatives
+        for condition in conditions
+        if condition.key == "memory"
+        for number in sorted({condition.bound, *condition.numbers})
+        if 0 < number < _MIB
+    )
+    return [
+        f"spec.selector: memory {name} {float(number):.10g} is read as bytes; write {float(number):.10g}"
+        f"{'Gi' if number < _LEAST_MIB else 'Mi'} where that is meant"
+        for name, number in compared
+    ]
+
+
+def _was_other(old: Json) -> bool | None:
+    """Whether the class was one of devices; None where it could not be read."""
+    try:
+        return classes.parse(old).other
+    except InvalidRequest:
+        return None

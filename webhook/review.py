@@ -58,11 +58,17 @@ class _Owner(Struct):
     controller: bool | None = None
 
 
+class _Fields(Struct, rename="camel"):
+    operation: str = ""
+    fields_v1: Json | None = None
+
+
 class _ObjectMeta(Struct, rename="camel"):
     name: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
     owner_references: list[_Owner] | None = None
+    managed_fields: list[_Fields] | None = None
 
 
 class _Resources(Struct):
@@ -76,19 +82,45 @@ class _EnvVar(Struct, rename="camel"):
     value_from: Json | None = None
 
 
+class _Port(Struct, rename="camel"):
+    container_port: int | None = None
+
+
+class _Mount(Struct, rename="camel"):
+    name: str = ""
+    mount_path: str = ""
+
+
+class _Volume(Struct, rename="camel"):
+    name: str = ""
+    empty_dir: Json | None = None
+
+
 class _Container(Struct, rename="camel"):
     name: str = ""
+    command: list[str] | None = None
+    ports: list[_Port] | None = None
+    volume_mounts: list[_Mount] | None = None
     resources: _Resources | None = None
     env: list[_EnvVar] | None = None
     env_from: list[Json] | None = None
     restart_policy: str | None = None
 
 
+class _Gate(Struct):
+    name: str = ""
+
+
 class _PodSpec(Struct, rename="camel"):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
+    volumes: list[_Volume] | None = None
+    resources: _Resources | None = None
+    host_network: bool | None = None
     node_name: str | None = None
     runtime_class_name: str | None = None
+    scheduler_name: str | None = None
+    scheduling_gates: list[_Gate] | None = None
 
 
 class _Pod(Struct):
@@ -96,8 +128,12 @@ class _Pod(Struct):
     spec: _PodSpec | None = None
 
 
-class _WorkloadSpec(Struct):
+class _WorkloadSpec(Struct, rename="camel"):
     template: _Pod | None = None
+    replicas: int | None = None
+    parallelism: int | None = None
+    completions: int | None = None
+    pod_management_policy: str | None = None
 
 
 class _Workload(Struct):
@@ -169,7 +205,7 @@ _SHAPES: dict[str, type[Struct]] = {
     "gpuquotas": _Ours,
 }
 # Where the decision needs the stored object too.
-_COMPARED = templates.KINDS | {"resourcequotas", "resourceclasses"}
+_COMPARED = templates.KINDS | {"pods", "resourcequotas", "resourceclasses"}
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_object = msgspec.json.Decoder(Json).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
@@ -196,10 +232,13 @@ class Review:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The answer: a refusal with `message`, or leave with a patch (RFC 6902) and warnings for the user."""
+    """The answer: a refusal with `message`, about the field `about`, or leave with a patch (RFC 6902) and warnings for
+    the user.
+    """
 
     allowed: bool = True
     message: str = ""
+    about: str = ""
     patch: list[Json] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
 

@@ -19,6 +19,8 @@ Lookup = Callable[[str], DeviceClass | None]
 """A class by its name, None where there is none. May ask the API server, so it may raise KubeError."""
 
 _IN_QUOTA = "requests."  # all that a ResourceQuota counts of resources that are not Kubernetes' own
+_LIMITS = "limits."  # always equal to the requests, so these mean the same
+_COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)  # of ours, as pods have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,20 @@ class Vocabulary:
 
     def in_quota(self, name: str, amount: object) -> str:  # noqa: ARG002 - as in_container
         """The same for a key of a ResourceQuota. Raises KubeError."""
-        if self.take_nvidia and name.removeprefix(_IN_QUOTA) == names.NVIDIA_GPU:
+        plain = counted(name)
+        if plain == names.GPU_COUNT or (self.take_nvidia and plain == names.NVIDIA_GPU):
             return _IN_QUOTA + names.WHOLE_GPU
-        if name == names.WHOLE_GPU or names.class_of(name):
-            return _IN_QUOTA + name
+        if plain in _COUNTED or names.class_of(plain):
+            return _IN_QUOTA + plain
         return _IN_QUOTA + names.CLASS_PREFIX + name if self._is_class(name) else name
 
     def _is_class(self, name: str) -> bool:
-        if "/" in name:
-            return False
-        try:
-            classes.check_name(name)
-        except InvalidRequest:
-            return False
-        return "." in name or self.lookup(name) is not None
+        return classes.is_bare(name, lambda one: self.lookup(one) is not None)
 
 
 def unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary, means: str) -> list[str]:
     """Warnings of the classes that there are not; `written` is what they stand under now, and how they were spelled."""
-    asked = ((names.class_of(key.removeprefix(_IN_QUOTA)), spelled) for key, spelled in written.items())
+    asked = ((names.class_of(counted(key)), spelled) for key, spelled in written.items())
     return [
         f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is, {means}"
         for name, spelled in asked
@@ -66,12 +63,19 @@ def unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabula
     ]
 
 
-def sources(key: str) -> tuple[str, ...]:
-    """All that may have been written where we wrote `key`."""
+def counted(key: str) -> str:
+    """The resource that a key of a ResourceQuota is about."""
+    return key.removeprefix(_LIMITS).removeprefix(_IN_QUOTA)
+
+
+def sources(key: str) -> frozenset[str]:
+    """All that may have been written where we wrote `key`, and itself."""
     plain = key.removeprefix(_IN_QUOTA)
-    if plain == names.WHOLE_GPU:
-        return (plain, names.NVIDIA_GPU, _IN_QUOTA + names.NVIDIA_GPU)
-    return (plain, plain.removeprefix(names.CLASS_PREFIX))
+    bare = {plain.removeprefix(names.CLASS_PREFIX)} if names.class_of(plain) else set()
+    if plain == key:
+        return frozenset({key, *bare, *((names.NVIDIA_GPU,) if key == names.WHOLE_GPU else ())})
+    same = (plain, names.NVIDIA_GPU, names.GPU_COUNT) if plain == names.WHOLE_GPU else (plain,)
+    return frozenset({*bare, *(prefix + name for name in same for prefix in ("", _IN_QUOTA, _LIMITS))})
 
 
 def renamed(amounts: Json, field: str, spell: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:
@@ -83,7 +87,7 @@ def renamed(amounts: Json, field: str, spell: Callable[[str, object], str]) -> t
     written: dict[str, str] = {}
     for name, amount in amounts.items():
         new = spell(name, amount)
-        if new in result and not _equal(result[new], amount):
+        if new in result and not equal(result[new], amount):
             other = written.get(new, new)
             raise InvalidRequest(
                 f"{field}[{name}]",
@@ -104,7 +108,8 @@ def _is_zero(amount: object) -> bool:
         return False
 
 
-def _equal(one: object, other: object) -> bool:
+def equal(one: object, other: object) -> bool:
+    """Whether two amounts are the same quantity."""
     try:
         return quantity.parse(str(one))[0] == quantity.parse(str(other))[0]
     except InvalidQuantity:

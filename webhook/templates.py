@@ -40,17 +40,17 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
     """`old` is the stored one at an update. Raises InvalidRequest, KubeError."""
     path = _PLACES[resource]
     template = _dig(workload, path)
-    if not template or (resource == "replicasets" and _is_controlled(workload)):
+    if not template or (resource == "replicasets" and is_controlled(workload)):
         # Who made the ReplicaSet compares its template with its own, and would make another one for ever.
         return Rewriting(workload)
     if _names_nvidia(_dig(old or {}, path)):
         # Kubernetes takes it, and its pods are rewritten: no reason to change what is stored.
         vocabulary = vocabulary.without_nvidia()
     record = records.read(workload)
-    manifest = records.applied(workload, old, lambda applied: _named(_dig(applied, path)))
-    if manifest and resource == "jobs":
+    manifests = records.applied(workload, old, lambda applied: _named(_dig(applied, path)))
+    if resource == "jobs":
         # Its template may never change: to drop a key from it would make the update fail.
-        manifest = replace(manifest, new=False)
+        manifests = replace(manifests, new=False, server=records.NO_MANIFEST)
     spec = dict(template.get("spec") or {})
     ours: dict[str, tuple[str, ...]] = {}
     warnings: list[str] = []
@@ -64,7 +64,7 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
             vocabulary.in_container,
             place=name,
             recorded=record.get(name, []),
-            manifest=manifest,
+            manifests=manifests,
             update=update,
         )
         ours[name] = place.ours
@@ -78,7 +78,14 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
     return Rewriting(records.written(_placed(workload, path, template | {"spec": spec}), ours), tuple(warnings))
 
 
-def _is_controlled(workload: Json) -> bool:
+def template_of(workload: Json, resource: str) -> tuple[str, Json]:
+    """Where the pod template is, for messages, and the template; empty where there is none."""
+    path = _PLACES[resource]
+    return ".".join(path), _dig(workload, path)
+
+
+def is_controlled(workload: Json) -> bool:
+    """Whether a controller has made it."""
     owners = (workload.get("metadata") or {}).get("ownerReferences") or ()
     return any(owner.get("controller") for owner in owners)
 

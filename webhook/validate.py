@@ -13,7 +13,8 @@ from cardwise.core import classes, names, request
 from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
+from webhook import devices
 from webhook.defaults import Defaults
 from webhook.mutate import INTERNAL
 
@@ -27,7 +28,7 @@ _SHOWN = 10  # of the classes that there are, in a refusal
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """The largest card and the most cards of one node; 0 while no card is known."""
+    """The largest card and the most cards of one node; 0 while no card is known. Of devices, only how many."""
 
     largest: MiB = MiB(0)
     most: int = 0
@@ -46,6 +47,7 @@ class Inventory(Protocol):
 def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
     """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
     _refuse_unknown(obj, inventory)
+    devices.check_noted(obj, inventory.device_class)
     asked = request.parse_mutated(obj)
     if asked is None:
         return None, ()
@@ -53,12 +55,13 @@ def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
         raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
     warnings = []
-    try:
-        warnings += _fits_by_class(asked, inventory)
-    except InvalidRequest as error:
-        if oversize == "refuse":
-            raise
-        warnings.append(f"{error.field}: {error.problem}; the pod waits until such a card comes")
+    for fits, what in ((_fits_by_class, "card"), (_devices_fit, "device")):
+        try:
+            warnings += fits(asked, inventory)
+        except InvalidRequest as error:
+            if oversize == "refuse":
+                raise
+            warnings.append(f"{error.field}: {error.problem}; the pod waits until such a {what} comes")
     return asked, tuple(warnings)
 
 
@@ -126,6 +129,27 @@ def _fits_by_class(asked: PodRequest, inventory: Inventory) -> list[str]:
         _fits(PodRequest(containers=tuple(containers)), cards, known)
     if len(by_class) > 1:
         _check_count(asked, inventory.cards(), "")
+    return warnings
+
+
+def _devices_fit(asked: PodRequest, inventory: Inventory) -> list[str]:
+    """As `_fits_by_class`, for the devices: all of a pod are of one node."""
+    warnings = []
+    by_class: dict[str, list[DeviceRequest]] = {}
+    for one in asked.devices:
+        by_class.setdefault(one.device_class, []).append(one)
+    for name, wanted in by_class.items():
+        most, count = inventory.cards(inventory.device_class(name)).most, sum(one.count for one in wanted)
+        field = f"{_path(wanted[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
+        if not most:
+            warnings.append(f"{field}: no device is of the class now; the pod waits until one comes")
+        elif count > most:
+            together = " together with the pod's other containers" if len(wanted) > 1 else ""
+            raise InvalidRequest(
+                field,
+                f"{count} devices of class {name}{together} are more than any node has ({most})",
+                f"ask for at most {most}",
+            )
     return warnings
 
 

@@ -1,10 +1,12 @@
-"""What the webhook knows of the cluster: namespaces that opted in to defaults, cards, their classes, and quotas.
+"""What the webhook knows of the cluster: namespaces that opted in to defaults, cards and devices, classes, quotas,
+LimitRanges.
 
 Fed by reflectors. A stale view refuses little: a namespace or a class that it does not know yet is asked for.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -12,23 +14,29 @@ import structlog
 from cardwise.core import classes, names
 from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import MiB
-from cardwise.core.selectors import Selector
+from cardwise.core.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector, Woken
-from webhook import defaults, gpuquotas
+from webhook import defaults, gpuquotas, limitranges
 from webhook.cards import CardFacts, CardSums
 from webhook.defaults import Defaults
+from webhook.gangnumbers import GangNumbers
 from webhook.gpuquotas import Standing
+from webhook.limitranges import Bounds
 from webhook.validate import Cards
 
 Json = dict[str, Any]
 
+LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
+
 # Failed calls after which a list that we can do without holds nobody up: its CRD is not installed, or not ours to read.
 _PATIENCE = 3
 
+T = TypeVar("T")
+
 _log = structlog.get_logger(__name__)
+
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_namespace = msgspec.json.Decoder(wire.Namespace).decode
@@ -41,7 +49,9 @@ class ClusterView:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
         self._sums = CardSums()
-        self._standings = _ByNamespace()
+        self._numbers = GangNumbers(client)
+        self._standings: _ByNamespace[Standing] = _ByNamespace()
+        self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._unreadable: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
         self._namespaces: Reflector[Defaults] = Reflector(
@@ -56,22 +66,30 @@ class ClusterView:
         self._quotas_known: Reflector[Standing] = Reflector(
             client, paths.gpuquotas(), self._project_quota, self._standings
         )
+        self._ranges_known: Reflector[Bounds] = Reflector(client, LIMIT_RANGES, self._project_range, self._bounds)
+        # Without the first nobody is served. Clusters without types and quotas by type do without the others.
+        self._needed = (self._namespaces, self._cards_known)
+        self._wanted = (self._classes_known, self._quotas_known, self._ranges_known)
 
     def start(self) -> None:
-        for reflector in (self._namespaces, self._cards_known, self._classes_known, self._quotas_known):
+        for reflector in (*self._needed, *self._wanted):
             reflector.start()
 
     def stop(self) -> None:
-        for reflector in (self._namespaces, self._cards_known, self._classes_known, self._quotas_known):
+        for reflector in (*self._needed, *self._wanted):
             reflector.stop()
+
+    def staleness(self) -> dict[str, float]:
+        """Seconds since each reflector last heard from the API server."""
+        return {each.name: each.staleness_seconds() for each in (*self._needed, *self._wanted)}
 
     def problems(self) -> list[str]:
         """Why the view is not whole yet."""
-        needed = (self._namespaces, self._cards_known)
-        # Clusters without types and quotas by type work without them.
-        wanted = (r for r in (self._classes_known, self._quotas_known) if r.errors < _PATIENCE)
+        wanted = (reflector for reflector in self._wanted if reflector.errors < _PATIENCE)
         return [
-            f"{reflector.name} are not listed yet" for reflector in (*needed, *wanted) if not reflector.synced.is_set()
+            f"{reflector.name} are not listed yet"
+            for reflector in (*self._needed, *wanted)
+            if not reflector.synced.is_set()
         ]
 
     def defaults(self, namespace: str) -> Defaults | None:
@@ -90,8 +108,8 @@ class ClusterView:
     def cards(self, device_class: DeviceClass | None = None) -> Cards:
         return self._sums.of(device_class, self._cards_known.store.snapshot)
 
-    def selects(self, selector: Selector) -> bool:
-        return any(selector.matches(card.labels) for card in self._cards_known.store.snapshot().values())
+    def selects(self, device_class: DeviceClass) -> bool:
+        return any(card.of(device_class) for card in self._cards_known.store.snapshot().values())
 
     def classes(self) -> Mapping[str, DeviceClass]:
         return self._classes_known.store.snapshot()
@@ -110,6 +128,15 @@ class ClusterView:
     def quotas(self, namespace: str) -> Sequence[Standing]:
         return self._standings.of(namespace)
 
+    def bounds(self, namespace: str) -> Bounds:
+        return limitranges.together(self._bounds.of(namespace))
+
+    def mps_scopes(self) -> frozenset[str]:
+        return frozenset(card.mps for card in self._cards_known.store.snapshot().values() if card.mps)
+
+    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        return self._numbers.other(namespace, gang, number)
+
     def pod(self, namespace: str, name: str) -> Json | None:
         try:
             return self._client.get(paths.pods(namespace, name), timeout=2.0)
@@ -117,7 +144,7 @@ class ClusterView:
             return None
         except errors.KubeError as error:
             # As if we were down: others' Bindings must go on (failurePolicy Ignore).
-            _log.warning("a Binding passes unseen", namespace=namespace, pod=name, error=str(error))
+            _log.warning("a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error))
             return None
 
     def _project_class(self, raw: bytes) -> tuple[str, DeviceClass] | None:
@@ -140,30 +167,39 @@ class ClusterView:
             return None
         return key, parsed
 
-    def _skipped(self, what: str, error: InvalidRequest) -> None:
+    def _project_range(self, raw: bytes) -> tuple[str, Bounds] | None:
+        obj = _decode_object(raw)
+        key = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+        try:
+            return key, limitranges.parse(obj)
+        except InvalidQuantity as error:
+            self._skipped(f"LimitRange {key}", error)
+            return None
+
+    def _skipped(self, what: str, error: InvalidRequest | InvalidQuantity) -> None:
         """It was made while nobody checked. Its status changes often, so this is said once."""
         if self._unreadable.get(what) != str(error):
             self._unreadable[what] = str(error)
             _log.warning("cannot be read, so it does not count", object=what, error=str(error))
 
 
-class _ByNamespace:
-    """Handler of the reflector of GPUQuotas: those of one namespace at a glance, of maybe thousands."""
+class _ByNamespace(Generic[T]):
+    """Handler of a reflector whose keys are namespace/name: those of one namespace at a glance, of maybe thousands."""
 
     def __init__(self) -> None:
-        self._found: dict[str, dict[str, Standing]] = {}
+        self._found: dict[str, dict[str, T]] = {}
 
-    def of(self, namespace: str) -> Sequence[Standing]:
+    def of(self, namespace: str) -> Sequence[T]:
         # A copy in one step: the reflector's thread changes it meanwhile.
         return list(self._found.get(namespace, {}).values())
 
-    def on_change(self, key: str, old: Standing | None, new: Standing) -> None:  # noqa: ARG002
-        namespace = new.quota.namespace
+    def on_change(self, key: str, old: T | None, new: T) -> None:  # noqa: ARG002
+        namespace = key.partition("/")[0]
         self._found[namespace] = self._found.get(namespace, {}) | {key: new}
 
-    def on_delete(self, key: str, old: Standing) -> None:
-        namespace = old.quota.namespace
-        left = {name: standing for name, standing in self._found.get(namespace, {}).items() if name != key}
+    def on_delete(self, key: str, old: T) -> None:  # noqa: ARG002
+        namespace = key.partition("/")[0]
+        left = {name: value for name, value in self._found.get(namespace, {}).items() if name != key}
         if left:
             self._found[namespace] = left
         else:
@@ -175,12 +211,12 @@ class _ByNamespace:
 
 def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
     metadata = _decode_namespace(raw).metadata
-    annotations = metadata.annotations
-    return metadata.name, Defaults(annotations.get(names.DEFAULT_GPU_MEM, ""), annotations.get(names.POLICY, ""))
+    return metadata.name, defaults.said(metadata.annotations)
 
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:
     card = _decode_card(raw)
-    spec = card.spec
-    memory = MiB(spec.memory_mib)
-    return card.metadata.name, CardFacts(spec.node, memory, survey.labels_of(card))
+    spec, said = card.spec, card.status.mps
+    known = wire.ExtendedResource(card.metadata, spec, card.status)
+    facts = CardFacts(spec.node, MiB(spec.memory_mib), survey.labels_of(known), survey.is_other(known))
+    return card.metadata.name, replace(facts, mps=said.mode) if said is not None else facts

@@ -28,10 +28,14 @@ class ClassView:
 
 
 def views(survey: Survey, only: str | None = None) -> list[ClassView]:
-    """All classes by name, or the one."""
+    """All classes of cards by name, or the one."""
     ledger = survey.ledger
     namespaces = sorted({holding.namespace for holding in ledger.holdings()})
-    return [_view(ledger, survey.classes[name], namespaces) for name in sorted(survey.classes) if only in (None, name)]
+    return [
+        _view(ledger, survey.classes[name], namespaces)
+        for name in sorted(survey.classes)
+        if not survey.classes[name].other and only in (None, name)
+    ]
 
 
 def _view(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> ClassView:
@@ -68,9 +72,9 @@ def single(view: ClassView) -> str:
     return f"{table([view])}\n{tables.aligned(users) if view.users else _NOBODY}"
 
 
-def as_json(seen: Sequence[ClassView]) -> dict[str, Any]:
+def as_json(seen: Sequence[ClassView]) -> list[dict[str, Any]]:
     """All of it, for programs."""
-    return {"classes": [_object(view) for view in seen]}
+    return [_object(view) for view in seen]
 
 
 def _object(view: ClassView) -> dict[str, Any]:

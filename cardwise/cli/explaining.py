@@ -1,18 +1,49 @@
-"""`cardwise explain`: why a pod waits, or why it is where it is, in sentences and a table of cards."""
+"""`cardwise explain`: why a pod waits, or why it is where it is, in sentences and a table of cards and devices.
 
-from collections.abc import Mapping
-from typing import Any
+It asks the engine that the extender asks, under the policy that is in force for the pod.
+"""
 
-from cardwise.cli import standing
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from cardwise.cli import devicing, remedies, snapshots, standing
+from cardwise.cli.published import Published
 from cardwise.core import assignment, explanation, names, policies, request
+from cardwise.core.gangs import Load
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding
+from cardwise.core.quotas import Room
 from cardwise.core.verdict import Refusal
+from cardwise.kube import wire
 from cardwise.kube.survey import Survey
 
 
-def explain(pod: Mapping[str, Any], survey: Survey) -> str:
-    """The whole text for one pod (decoded JSON) in the cluster as surveyed."""
+class Ranks(Protocol):
+    """The engine, where a policy compares all nodes: `cardwise.cli.deciding`."""
+
+    def ranked(
+        self, request: request.PodRequest, load: Load, policy: str, nodes: Collection[str], rooms: Sequence[Room] = ()
+    ) -> dict[str, int] | None:
+        """The nodes that take the pod, the best with the most; None where `binpack` decides."""
+
+
+def in_force(pod: Mapping[str, Any], told: Published) -> str:
+    """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
+    own = (pod["metadata"].get("annotations") or {}).get(names.POLICY)
+    return own if own in policies.POLICIES else told.policy
+
+
+def explain(
+    pod: Mapping[str, Any],
+    survey: Survey | None,
+    gang: Sequence[str] = (),
+    told: Published | None = None,
+    engine: Ranks | None = None,
+) -> str:
+    """The whole text for one pod (decoded JSON) in the cluster as surveyed; `gang` are the sentences of its gang.
+
+    Without a survey, where cards may not be read, what the pod itself tells. `told`: what the extender says of itself.
+    """
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     where = f"pod {metadata['namespace']}/{metadata['name']}"
     node = spec.get("nodeName")
@@ -24,14 +55,21 @@ def explain(pod: Mapping[str, Any], survey: Survey) -> str:
     except InvalidRequest as error:
         # What runs has been judged at its creation; an annotation may have been changed since.
         return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"
+    together = "".join(f"{line}\n" for line in gang)
+    if asked is None and gang:
+        at = f"is on node {node}" if node else "is placed together with its gang"
+        return f"{where} asks for no GPU and no device of Cardwise, and {at}.\n{together}"
     if asked is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
-        return f"{where} asks for no GPU of Cardwise ({known}).\n"
-    text = f"{where} asks for {_in_words(asked)}.\n"
-    return text + (_placed("It", pod, node, survey) if node else _waiting(pod, asked, survey))
+        return f"{where} asks for no GPU and no device of Cardwise ({known}).\n"
+    text = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
+    if node:
+        return text + _placed("It", pod, node, survey)
+    return text + _waiting(pod, asked, survey, in_force(pod, told or Published()), engine)
 
 
-def _in_words(asked: request.PodRequest) -> str:
+def _in_words(asked: request.PodRequest, pod: Mapping[str, Any]) -> str:
+    container = _names(pod)
     parts = []
     for c in asked.containers:
         amount = f"{c.cards} whole card{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
@@ -39,10 +77,18 @@ def _in_words(asked: request.PodRequest) -> str:
         core = f" and {c.core} % of the SMs" if c.core else ""
         of_class = f" of class {c.device_class}" if c.device_class else ""
         parts.append(f"{amount}{over}{core}{of_class} (container {c.name})")
+    for one in asked.devices:
+        amount = f"{one.count} device{'s' * (one.count > 1)}"
+        parts.append(f"{amount} of class {one.device_class} (container {container[one.key]})")
     return " + ".join(parts)
 
 
-def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey) -> str:
+def _names(pod: Mapping[str, Any]) -> dict[str, str]:
+    """What its containers are called, by their keys."""
+    return {c.key: c.spec.get("name", c.key) for c in request.containers(pod)}
+
+
+def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey | None) -> str:
     annotations = pod["metadata"].get("annotations") or {}
     try:
         assigned = assignment.decode(annotations)
@@ -54,18 +100,30 @@ def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey) -> str:
             "containers do not start. Delete it, and check that kube-scheduler uses the extender.\n"
         )
     lines = [f"{who} is on node {node}:"]
-    held = survey.ledger.holdings(node)
+    container = _names(pod)
     for key, shares in assigned.containers.items():
         for share in shares:
-            others = [h for h in held if h.uid != pod["metadata"]["uid"] and _touches(h, share.index)]
-            beside = f", beside {', '.join(map(_name, others))}" if others else ", alone"
             part = f"{share.mem} of {share.total} MiB ({assignment.fraction(share.mem, share.total)})"
-            lines.append(
-                f"  container {key}: {part} of card {share.index} {share.uuid}{beside}{_state(survey, node, share)}"
-            )
-    granted = annotations.get(names.ASSIGNED) == "true"
-    lines.append("The node has granted it." if granted else "The node has not granted it yet: its container is not up.")
+            about = "" if survey is None else _beside(survey, node, share, pod) + _state(survey, node, share)
+            lines.append(f"  container {container.get(key, key)}: {part} of card {share.index} {share.uuid}{about}")
+    for key, devices in assigned.devices.items():
+        for device in devices:
+            state = "" if survey is None else _state_of_device(survey, node, device)
+            of_class = f"device {device.uuid} of class {device.device_class}"
+            lines.append(f"  container {container.get(key, key)}: {of_class}{state}")
+    if assigned.containers:
+        # Of devices alone no annotation tells.
+        granted = annotations.get(names.ASSIGNED) == "true"
+        not_yet = "The node has not granted it yet: its container is not up."
+        lines.append("The node has granted it." if granted else not_yet)
     return "\n".join(lines) + "\n"
+
+
+def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Mapping[str, Any]) -> str:
+    """Who else holds something of the card."""
+    held = survey.ledger.holdings(node)
+    others = [h for h in held if h.uid != pod["metadata"]["uid"] and _touches(h, share.index)]
+    return f", beside {', '.join(map(remedies.holder, others))}" if others else ", alone"
 
 
 def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
@@ -74,53 +132,85 @@ def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
     position = state.position(share) if state is not None else None
     if state is None or position is None:
         return "; this card is not on the node any more"
-    return "" if state.cards[position].healthy else "; this card is unhealthy"
+    card = state.cards[position]
+    return "; this card is unhealthy" * (not card.healthy) + "; this card is cordoned" * card.cordoned
 
 
-def _waiting(pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey) -> str:
-    policy = asked.policy or policies.DEFAULT
-    namespace = pod["metadata"]["namespace"]
-    rooms = [room for _, room in survey.rooms(namespace)]
-    views = explanation.explain(survey.ledger, [n.name for n in survey.ledger.nodes()], asked, policy, rooms)
-    lines = []
+def _state_of_device(survey: Survey, node: str, share: assignment.DeviceShare) -> str:
+    """As `_state`."""
+    state = survey.ledger.node(node)
+    device = next((one for one in state.devices if one.uuid == share.uuid), None) if state is not None else None
+    if device is None:
+        return "; this device is not on the node any more"
+    return "; this device is unhealthy" * (not device.healthy) + "; this device is cordoned" * device.cordoned
+
+
+def _waiting(
+    pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey | None, policy: str, engine: Ranks | None
+) -> str:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     said = next((c.get("message") for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), None)
-    if said:
-        lines.append(f"kube-scheduler says: {said}")
+    lines = [f"kube-scheduler says: {said}"] if said else []
+    if survey is None:
+        return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
+    namespace = pod["metadata"]["namespace"]
+    rooms = [room for _, room in survey.rooms(namespace)]
+    nodes = [node.name for node in survey.ledger.nodes()]
+    ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, rooms) if engine is not None else None
+    views = explanation.explain(survey.ledger, nodes, asked, policy, rooms, ranked=ranked)
     if not views:
-        lines.append("No node has a card that Cardwise shares: is the device plugin running?")
+        lines.append("No node has a card or a device that Cardwise gives: is the device plugin running?")
     lines += standing.types(asked, survey)
     lines += standing.quotas_in_the_way(asked, namespace, survey)
-    fitting = [view.name for view in views if view.refusal is None]
+    fitting = [view.name for view in views if view.refusal is None and view.roomy]
+    starving = [view.name for view in views if view.refusal is None and not view.roomy]
+    if starving:
+        lines.append(f"Room on cards, but not the cpu and memory of the pod beside it, is on {', '.join(starving)}.")
     if fitting:
+        what = " and ".join(filter(None, ("cards" * bool(asked.containers), "devices" * bool(asked.devices))))
         lines.append(
-            f"Cards that fit are free on {', '.join(fitting)} (best first, {policy}); if it still waits, look at its "
-            "node selector, taints, cpu and memory, and whether kube-scheduler reaches the extender."
+            f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked)}); if it "
+            "still waits, look at its node selector, taints, cpu and memory, and whether kube-scheduler reaches the "
+            "extender."
         )
+    told = {one.spec.uuid: one.status.mps for one in survey.resources}
     for view in views:
         if view.refusal is None:
             continue
         lines.append(f"  {view.name}: {view.refusal.text}")
-        # Where no card is of the type, the cards say nothing more.
-        lines += map(_card, view.cards if view.refusal is not Refusal.NO_SUCH_TYPE else ())
+        if devicing.is_about_devices(view.refusal):
+            lines += devicing.shortage(view.devices)
+        elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
+            lines += [_card(card, told.get(card.uuid)) for card in view.cards]
+    lines += remedies.remedies(asked, namespace, survey, views, policy)
     return "\n".join(lines) + "\n"
 
 
-_CLOSED = {"type": ", not of the class", "quota": ", closed by quota"}
+def _by(policy: str, ranked: Mapping[str, int] | None) -> str:
+    """Who puts the nodes in this order."""
+    return (
+        policy if policy not in policies.SCORED or ranked is not None else f"{policy} leaves it to {policies.BY_CARDS}"
+    )
 
 
-def _card(card: explanation.CardView) -> str:
-    sick = "" if card.healthy else ", unhealthy"
+_CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
+
+
+def _card(card: explanation.CardView, told: wire.MpsStatus | None) -> str:
+    sick = ", unhealthy" * (not card.healthy) + ", cordoned" * card.cordoned
     short = f", {card.short} MiB short" if card.short else ""
-    by = f", held by {', '.join(map(_name, card.holders))}" if card.holders else ""
-    closed = _CLOSED.get(card.closed, "")
+    by = f", held by {', '.join(map(remedies.holder, card.holders))}" if card.holders else ""
+    closed = _CLOSED.get(card.closed, "") + (_of_mps(told) if card.closed == "mps" else "")
     return f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
+
+
+def _of_mps(told: wire.MpsStatus | None) -> str:
+    """What the node's manager says of the card."""
+    if told is None:
+        return " (the node has no manager)"
+    alone = ", one user at a time" * (not told.multi_user)
+    return f" ({told.state}{alone}{': ' * bool(told.reason)}{told.reason})"
 
 
 def _touches(holding: Holding, index: int) -> bool:
     return index in holding.assignment.indices()
-
-
-def _name(holding: Holding) -> str:
-    mem = f"{holding.namespace}/{holding.name} ({holding.assignment.mem} MiB)"
-    return f"{mem} {holding.mark}" if holding.mark else mem

@@ -17,12 +17,16 @@ from cardwise.kube.survey import NativeQuota, Survey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """One entry of a GPUQuota, what its namespace holds of it, and each pod's part of that, the largest first."""
+    """One entry of a GPUQuota, what its namespace holds of it, and each pod's part of that, the largest first.
+
+    `missing`: why it limits nothing: its class is none.
+    """
 
     quota: GPUQuota
     entry: Entry
     used: Charge
     holders: tuple[tuple[Holding, Charge], ...]
+    missing: str = ""
 
 
 def views(survey: Survey, namespace: str = "") -> list[EntryView]:
@@ -39,7 +43,8 @@ def views(survey: Survey, namespace: str = "") -> list[EntryView]:
                 (part for part in held if part[1] != NOTHING), key=lambda part: (-part[1].memory, part[0].name)
             )
             used = ledger.used(quota.namespace, entry)
-            seen.append(EntryView(quota=quota, entry=entry, used=used, holders=tuple(holders)))
+            missing = survey.missing(entry.device_class) if entry.device_class else ""
+            seen.append(EntryView(quota=quota, entry=entry, used=used, holders=tuple(holders), missing=missing))
     return seen
 
 
@@ -71,7 +76,10 @@ def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: boo
     for view in seen:
         counted = [f"{used}/{'-' if hard is None else hard}" for _, used, hard in amounts(view.entry, view.used)]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
-        rows.append([view.quota.namespace, view.quota.name, title(view.entry), *counted, on_exceed])
+        of = title(view.entry)
+        if view.missing:  # amounts would look as if something were limited
+            of, counted = f"{of}: {view.missing}", ["-"] * len(counted)
+        rows.append([view.quota.namespace, view.quota.name, of, *counted, on_exceed])
     return tables.together([rows, *([_holders(seen)] if wide else []), _native(native)])
 
 
@@ -115,6 +123,7 @@ def _object(view: EntryView) -> dict[str, Any]:
         **{key: text for key, text in selects.items() if text},
         "hard": {key: limit for key, limit in hard.items() if limit is not None},
         "used": _counted(view.used),
+        **({"problem": view.missing} if view.missing else {}),
         "pods": [
             {"name": holding.name, "uid": holding.uid, "node": holding.node, **_counted(part)}
             for holding, part in view.holders

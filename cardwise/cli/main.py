@@ -1,32 +1,49 @@
-"""`cardwise`: what people type. Looks only; nothing here changes the cluster."""
+"""`cardwise`: what people type. Most of it looks only: doctor sends a probe pod, cordon and drain change a card."""
 
 import json
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import yaml
 
-from cardwise.cli import classing, explaining, inspecting, limiting
-from cardwise.core import schedulerconfig
+from cardwise.cli import (
+    bundling,
+    classing,
+    completing,
+    cordoning,
+    defragging,
+    devicing,
+    draining,
+    explained,
+    explaining,
+    ganging,
+    inspecting,
+    limiting,
+    noding,
+    published,
+    simulating,
+    snapshots,
+    topping,
+)
+from cardwise.cli.doctor import command as doctoring
+from cardwise.cli.doctor import finding
+from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.core import names, policies, schedulerconfig
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-
-def _kubeconfig(function: _F) -> _F:
-    return click.option(
-        "--kubeconfig",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
-    )(function)
+_INTERRUPTED = 130  # 128 and the number of SIGINT
+_REMEDY = "an administrator can give it by a ClusterRole with that verb and resource, and a binding"
 
 
 def _namespace(function: _F) -> _F:
-    return click.option("-n", "--namespace", default="default", show_default=True)(function)
+    return click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")(function)
 
 
 def _output(function: _F) -> _F:
@@ -34,32 +51,48 @@ def _output(function: _F) -> _F:
     return click.option("-o", "--output", type=choice, default="table", show_default=True)(function)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Ends without a word when somebody presses Ctrl-C, as the shell expects it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cardwise")
 def cli() -> None:
-    """Look at shared GPU cards in a Kubernetes cluster."""
+    """Look at shared GPU cards, and at other devices, in a Kubernetes cluster; take some out of use."""
 
 
 @cli.command()
 @_kubeconfig
-@click.option("-d", "--details", is_flag=True, help="Show the pods of each node and what they hold.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-d", "--details", is_flag=True, help="Show the pods of each node and what they hold, and devices.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.argument("node", required=False)
 def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
-    seen = survey.take(KubeClient.load(kubeconfig))
-    if node is not None and seen.ledger.node(node) is None:
-        known = ", ".join(n.name for n in seen.ledger.nodes()) or "none"
+    client = KubeClient.load(kubeconfig)
+    seen = survey.take(client)
+    shown = (inspecting.with_any if details or output != "table" else inspecting.with_cards)(seen.ledger)
+    if node is not None and node not in {one.name for one in shown}:
+        known = ", ".join(one.name for one in shown) or "none"
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
-    if output == "json":
-        click.echo(json.dumps(_as_json(seen, node), indent=2))
+    if output != "table":
+        _dump(_as_json(seen, node), output)
         return
     draw = inspecting.details if details else inspecting.summary
     click.echo(draw(seen.ledger, seen.addresses, node), nl=False)
+    if details:
+        click.echo(ganging.holds_table(ganging.holds(client), node), nl=False)
     _warn(seen)
 
 
 def _warn(seen: survey.Survey) -> None:
+    if seen.partial:
+        click.echo(f"note: {seen.partial}", err=True)
     for problem in seen.problems:
         click.echo(f"warning: {problem}", err=True)
 
@@ -83,6 +116,7 @@ def _as_json(seen: survey.Survey, only: str | None) -> dict[str, Any]:
                 "uuid": card.uuid,
                 "model": card.model,
                 "healthy": card.healthy,
+                "cordoned": card.cordoned,
                 "totalMiB": card.mem,
                 "usedMiB": node.used[i],
                 "pods": [
@@ -94,7 +128,9 @@ def _as_json(seen: survey.Survey, only: str | None) -> dict[str, Any]:
             }
             for i, card in enumerate(node.cards)
         ]
-        nodes.append({"name": node.name, "address": seen.addresses.get(node.name, "unknown"), "cards": cards})
+        address = seen.addresses.get(node.name, "unknown")
+        devices = devicing.objects(seen.ledger, node)
+        nodes.append({"name": node.name, "address": address, "cards": cards, "devices": devices})
     return {"nodes": nodes}
 
 
@@ -103,21 +139,25 @@ def _as_json(seen: survey.Survey, only: str | None) -> dict[str, Any]:
 @_output
 @click.argument("name", required=False)
 def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
-    """Types of cards: how many, what is free, what one is; with NAME or -o wide, which namespaces use it."""
-    seen = survey.take(KubeClient.load(kubeconfig), addresses=False)
+    """Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it."""
+    client = KubeClient.load(kubeconfig)
+    seen = survey.take(client, addresses=False, own=client.namespace)
     _warn(seen)
     if name is not None and name not in seen.classes:
         known = ", ".join(sorted(seen.classes)) or "none"
         raise click.ClickException(f"there is no ResourceClass {name!r} that can be read; those there are: {known}")
-    views = classing.views(seen, name)
+    of_cards, of_devices = classing.views(seen, name), devicing.views(seen, name)
     if output in ("json", "yaml"):
-        _dump(classing.as_json(views), output)
-    elif not views:
+        _dump({"classes": classing.as_json(of_cards), "deviceClasses": devicing.as_json(of_devices)}, output)
+    elif not seen.classes:
         click.echo("there is no ResourceClass yet; the first card of a model brings one", err=True)
     elif name is not None and output == "table":
-        click.echo(classing.single(views[0]), nl=False)
+        click.echo(devicing.single(of_devices[0]) if of_devices else classing.single(of_cards[0]), nl=False)
     else:
-        click.echo(classing.table(views, wide=output == "wide"), nl=False)
+        wide = output == "wide"
+        parts = [classing.table(of_cards, wide=wide)] if of_cards else []
+        parts += [devicing.table(of_devices, wide=wide)] if of_devices else []
+        click.echo("\n".join(parts), nl=False)
 
 
 @cli.command()
@@ -125,10 +165,10 @@ def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
 @_namespace
 @click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
 @_output
-def quota(kubeconfig: Path | None, namespace: str, all_namespaces: bool, output: str) -> None:
+def quota(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
     client = KubeClient.load(kubeconfig)
-    of = "" if all_namespaces else namespace
+    of = "" if all_namespaces else namespace or client.namespace
     seen = survey.take(client, namespace=of, addresses=False)
     native = survey.native_quotas(client, of)
     _warn(seen)
@@ -142,6 +182,24 @@ def quota(kubeconfig: Path | None, namespace: str, all_namespaces: bool, output:
         click.echo(f"{where} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True)
 
 
+@cli.command()
+@_kubeconfig
+@_namespace
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
+@_output
+def gangs(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
+    """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""
+    client = KubeClient.load(kubeconfig)
+    of = "" if all_namespaces else namespace or client.namespace
+    views = ganging.views(client, of)
+    if output in ("json", "yaml"):
+        _dump(ganging.as_json(views), output)
+    elif views:
+        click.echo(ganging.table(views, datetime.now(UTC), wide=output == "wide"), nl=False)
+    else:
+        click.echo(f"there is no gang{f' in namespace {of!r}; -A shows those of all' if of else ''}", err=True)
+
+
 @cli.group()
 def explain() -> None:
     """Say why something is as it is."""
@@ -150,15 +208,79 @@ def explain() -> None:
 @explain.command("pod")
 @_kubeconfig
 @_namespace
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.argument("name")
-def explain_pod(kubeconfig: Path | None, namespace: str, name: str) -> None:
+def explain_pod(kubeconfig: Path | None, namespace: str | None, output: str, name: str) -> None:
     """Why the pod NAME waits, or why it is where it is."""
     client = KubeClient.load(kubeconfig)
+    namespace = namespace or client.namespace
     try:
         pod = client.get(paths.pods(namespace, name))
     except errors.NotFound:
         raise click.ClickException(f"there is no pod {name!r} in namespace {namespace!r}; -n names another") from None
-    click.echo(explaining.explain(pod, survey.take(client, addresses=False)), nl=False)
+    gang = ganging.of_pod(client, pod)
+    seen = None
+    try:
+        seen = survey.take(client, addresses=False, own=namespace)
+    except errors.Forbidden as error:
+        click.echo(f"note: why it is so cannot be said in full: {error.message}; {_REMEDY}", err=True)
+    if seen is not None and seen.partial:
+        click.echo(f"note: {seen.partial}", err=True)
+    told = published.take(client)
+    if told.note and not pod["spec"].get("nodeName"):  # of a placed pod no policy decides any more
+        click.echo(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+    engine = None
+    if seen is not None and explaining.in_force(pod, told) in policies.SCORED:
+        from cardwise.cli import deciding  # noqa: PLC0415 - loads numpy
+
+        rooms, unknown = snapshots.read_rooms(client)
+        engine = deciding.Deciding(seen.ledger, rooms, told.workload)
+        for note in filter(None, (unknown, engine.note)):
+            click.echo(f"note: {note}", err=True)
+    text = explaining.explain(pod, seen, gang, told, engine)
+    if output == "table":
+        click.echo(text, nl=False)
+    else:
+        _dump(explained.as_json(pod, seen, explaining.in_force(pod, told), text), output)
+
+
+@cli.command()
+@_kubeconfig
+@_namespace
+@click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@click.option("--probe/--no-probe", default=True, show_default=True, help="Send a pod of 1 MiB and delete it again.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+def doctor(kubeconfig: Path | None, namespace: str | None, installed: str, probe: bool, output: str) -> None:
+    """Say what would not work, or does not, with a remedy for each finding.
+
+    The probe pod goes into the namespace of -n; its image is never pulled. Ends with 1 where there is a problem.
+    """
+    client = KubeClient.load(kubeconfig)
+    found = list(doctoring.examine(client, installed, (namespace or client.namespace) if probe else ""))
+    if output == "table":
+        click.echo(finding.table(found), nl=False)
+    else:
+        _dump(finding.as_json(found), output)
+    if finding.worst(found) is finding.Level.PROBLEM:
+        sys.exit(1)
+
+
+@cli.command()
+@_kubeconfig
+@click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("cardwise-bundle.tar.gz"))
+def bundle(kubeconfig: Path | None, installed: str, file: Path) -> None:
+    """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs."""
+    client = KubeClient.load(kubeconfig)
+    try:
+        missing = bundling.write(client, file, list(doctoring.examine(client, installed)), installed)
+    except FileExistsError:
+        raise click.ClickException(f"{file} is there already; name another file") from None
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None
+    for line in missing:
+        click.echo(f"note: not in it: {line}", err=True)
+    click.echo(f"wrote {file}; look through it before you send it")
 
 
 @cli.command("scheduler-config")
@@ -184,15 +306,37 @@ def scheduler_config(filter_url: str, bind_url: str, tls_dir: Path | None) -> No
     click.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
 
 
-def main() -> None:
-    """Run, with errors of the cluster as one line."""
+cli.add_command(simulating.simulate)
+for _command in (
+    cordoning.cordon,
+    cordoning.uncordon,
+    draining.drain,
+    defragging.defrag,
+    noding.nodes,
+    topping.top,
+    completing.completion,
+):
+    cli.add_command(_command)
+
+
+def main(program: str | None = None) -> None:
+    """Run, with errors of the cluster as one line. `program`: what people call it, where not by its file's name."""
     try:
-        cli()
+        cli(prog_name=program)
     except errors.Forbidden as error:
-        remedy = "an administrator can give it by a ClusterRole with that verb and resource, and a binding"
-        sys.exit(f"cardwise: {error.message}; {remedy}")
+        sys.exit(f"cardwise: {error.message}; {_REMEDY}")
     except (errors.KubeError, errors.KubeConfigError) as error:
         sys.exit(f"cardwise: {error}")
+
+
+def kubectl() -> None:
+    """`kubectl cardwise`: all of it as a plugin."""
+    main("kubectl cardwise")
+
+
+def kubectl_complete() -> None:
+    """`kubectl_complete-cardwise`, which kubectl runs to complete `kubectl cardwise`."""
+    click.echo(completing.for_kubectl(cli, sys.argv[1:]))
 
 
 def kubectl_inspect() -> None:

@@ -1,9 +1,9 @@
-"""What `explain` says of a waiting pod's type and of the quotas that stand in its way."""
+"""What `explain` says of a waiting pod's types and of the quotas that stand in its way."""
 
 from collections.abc import Iterator, Sequence
 
-from cardwise.cli import limiting
-from cardwise.core import fitting
+from cardwise.cli import devicing, limiting
+from cardwise.core import fitting, wording
 from cardwise.core.fitting import Claim
 from cardwise.core.ledger import Ledger
 from cardwise.core.quotas import NOTHING, Charge, Entry, Room
@@ -14,22 +14,30 @@ _FEW = 10  # nodes named in one line
 
 
 def types(asked: PodRequest, survey: Survey) -> list[str]:
-    """Of each class that the pod names: which cards are of it, in one line."""
+    """Of each class that the pod names: which cards or devices are of it, in one line."""
     named = dict.fromkeys(c.device_class for c in asked.containers if c.device_class)
-    return [_of_class(name, survey) for name in named]
+    of_devices = dict.fromkeys(one.device_class for one in asked.devices)
+    return [_unknown(name, survey) or _of_class(name, survey) for name in named] + [
+        _unknown(name, survey) or devicing.of_class(name, survey) for name in of_devices
+    ]
+
+
+def _unknown(name: str, survey: Survey) -> str:
+    """Why there is nothing to say of the class; "" where it can be read."""
+    if not survey.missing(name):
+        return ""
+    known = ", ".join(sorted(survey.classes)) or "none"
+    broken = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
+    return broken or f"There is no ResourceClass {name}; those there are: {known}."
 
 
 def _of_class(name: str, survey: Survey) -> str:
-    if name not in survey.classes:
-        known = ", ".join(sorted(survey.classes)) or "none"
-        broken = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
-        return broken or f"There is no ResourceClass {name}; those there are: {known}."
     nodes = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
     cards = [card for of_node in nodes.values() for card in of_node]
     if not cards:
         return f"No card is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
     on = [f"{node} ({len(of_node)})" for node, of_node in nodes.items() if of_node]
-    shown = ", ".join(on[:_FEW]) + (f" and {len(on) - _FEW} more nodes" if len(on) > _FEW else "")
+    shown = wording.few(on, _FEW, "nodes")
     sick = sum(not card.healthy for card in cards)
     return f"Of class {name}: {len(cards)} card{'s' * (len(cards) > 1)} on {shown}" + (
         f", {sick} of them unhealthy." if sick else "."
@@ -41,7 +49,7 @@ def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list
     lines = []
     claims = fitting.claims(asked)
     for quota, room in survey.rooms(namespace):
-        found = _exceeding(claims, room, survey.ledger)
+        found = exceeding(claims, room, survey.ledger)
         if found is None:
             continue
         charge, everywhere = found
@@ -57,7 +65,7 @@ def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list
     return lines
 
 
-def _exceeding(claims: Sequence[Claim], room: Room, ledger: Ledger) -> tuple[Charge, bool] | None:
+def exceeding(claims: Sequence[Claim], room: Room, ledger: Ledger) -> tuple[Charge, bool] | None:
     """What the pod would take at least of an entry that has not so much left; and whether it can get no other cards.
 
     None where the entry is not in its way.

@@ -10,14 +10,15 @@ from fractions import Fraction
 from cardwise.core import quantity
 from cardwise.core.quantity import InvalidQuantity
 
-_BYTES = re.compile(r"(?<=[KMGTPE]i)B$")
+_BYTES = re.compile(r"[+-]?[\d.]+[KMGTPE]iB")
 _MIB = 1024**2
 _MOST = 2**53  # what every reader of JSON keeps exact
 
 
 def kubernetes(text: str) -> str:
-    """`10GiB` as Kubernetes spells it, `10Gi`; other texts as they are."""
-    return _BYTES.sub("", text.strip())
+    """`10GiB` as Kubernetes spells it, `10Gi`; other texts as they are, so that refusals quote them."""
+    text = text.strip()
+    return text[:-1] if _BYTES.fullmatch(text) else text
 
 
 def parse(text: str | int) -> Fraction:

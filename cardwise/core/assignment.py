@@ -1,4 +1,4 @@
-"""The codec of an assignment: which card holds how much for which container, as pod annotations.
+"""The codec of an assignment: which card holds how much for which container, and its devices, as pod annotations.
 
 The annotations are the truth of every assignment (architecture.md section 3): bind writes them, everything else
 reads them here. gpushare's own five are written beside ours and read alone for pods of a former installation
@@ -6,9 +6,11 @@ reads them here. gpushare's own five are written beside ours and read alone for 
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from sys import intern
+from types import MappingProxyType
+from typing import Any
 
 from cardwise.core import names
 from cardwise.core.cards import FULL_CORE
@@ -16,6 +18,7 @@ from cardwise.core.quantity import MiB, Percent
 
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
+_GIB = 1024  # MiB. gpushare counts in GiB where its --memory-unit says nothing else: no card has less than one in MiB
 
 
 class InvalidAssignment(ValueError):
@@ -39,10 +42,23 @@ class CardShare:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """A device that is no GPU, given whole, and the class that it was asked for by."""
+
+    device_class: str
+    uuid: str
+
+
+# One for all pods that have none: tens of thousands of assignments are kept.
+_NO_DEVICES: Mapping[str, tuple[DeviceShare, ...]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """The cards of a pod by container key."""
+    """The cards of a pod by container key, and its other devices."""
 
     containers: Mapping[str, tuple[CardShare, ...]]
+    devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
 
     @property
     def legacy(self) -> bool:
@@ -52,6 +68,10 @@ class Assignment:
     def shares(self) -> list[CardShare]:
         """All shares, container by container."""
         return [share for shares in self.containers.values() for share in shares]
+
+    def device_shares(self) -> list[DeviceShare]:
+        """All devices that are no GPUs, container by container."""
+        return [share for shares in self.devices.values() for share in shares]
 
     @property
     def mem(self) -> MiB:
@@ -77,21 +97,27 @@ def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
 
 def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
     """The annotations of a Binding. `assume_time_ns` is UnixNano, as gpushare's."""
-    shares = assignment.shares()
-    truth = {
+    truth: dict[str, Any] = {
         "v": _VERSION,
         "containers": {
             key: [_written(share) for share in shares_of] for key, shares_of in assignment.containers.items()
         },
     }
-    annotations = {
-        names.IDX: ",".join(map(str, assignment.indices())),
-        names.POD_MEM: str(assignment.mem),
-        names.DEV_MEM: str(shares[0].total),
-        names.ASSIGNED: "false",
-        names.ASSUME_TIME: str(assume_time_ns),
-        names.ASSIGNMENT: json.dumps(truth, separators=(",", ":")),
-    }
+    if assignment.devices:
+        truth["devices"] = {
+            key: [[share.device_class, share.uuid] for share in shares_of]
+            for key, shares_of in assignment.devices.items()
+        }
+    annotations = {names.ASSIGNMENT: json.dumps(truth, separators=(",", ":"))}
+    shares = assignment.shares()
+    if shares:
+        annotations |= {
+            names.IDX: ",".join(map(str, assignment.indices())),
+            names.POD_MEM: str(assignment.mem),
+            names.DEV_MEM: str(shares[0].total),
+            names.ASSIGNED: "false",
+            names.ASSUME_TIME: str(assume_time_ns),
+        }
     if len(assignment.indices()) > 1:
         annotations[names.GPUSHARE_ALLOCATION] = _framework(assignment)
     for key, shares_of in assignment.containers.items():
@@ -123,64 +149,84 @@ def _framework(assignment: Assignment) -> str:
     return json.dumps(by_container, separators=(",", ":"))
 
 
-def decode(annotations: Mapping[str, str]) -> Assignment | None:
-    """The assignment in a pod's annotations; None where there is none. Raises InvalidAssignment."""
+def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json.loads) -> Assignment | None:
+    """The assignment in a pod's annotations; None where there is none. Raises InvalidAssignment.
+
+    `loads`: a faster reader of JSON, for who has thousands to read; it raises ValueError, as `json.loads` does.
+    """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:
-        return _decode_ours(text)
+        return _decode_ours(text, loads)
     if names.GPUSHARE_ALLOCATION in annotations:
-        return _decode_framework(annotations[names.GPUSHARE_ALLOCATION])
+        return _decode_framework(annotations)
     if names.IDX in annotations:
         return _decode_gpushare(annotations)
     return None
 
 
-def _decode_ours(text: str) -> Assignment:
+def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
     try:
-        truth = json.loads(text)
+        truth = loads(text)
         if truth["v"] != _VERSION:
             raise InvalidAssignment(f"{names.ASSIGNMENT} has version {truth['v']}, this program reads {_VERSION}")
         containers = {
             intern(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
         }
+        devices = _devices(truth["devices"]) if "devices" in truth else _NO_DEVICES
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, InvalidAssignment):
             raise
         raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {text[:200]!r}") from error
-    if not containers or not all(containers.values()):
+    if not (containers or devices) or not all(containers.values()) or not all(devices.values()):
         raise InvalidAssignment(f"{names.ASSIGNMENT} names no card")
-    return Assignment(containers)
+    return Assignment(containers, devices)
 
 
 def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
-    numbers = (index, mem, core, total)
-    if not all(type(number) is int for number in numbers) or min(numbers) < 0 or not (mem and total):
-        raise InvalidAssignment(f"a share of {numbers} is impossible")
+    integers = type(index) is type(mem) is type(core) is type(total) is int
+    if not integers or index < 0 or core < 0 or mem <= 0 or total <= 0:
+        raise InvalidAssignment(f"a share of {(index, mem, core, total)} is impossible")
     if sixth and sixth not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
     whole = bool(sixth[0]) if sixth else _looks_whole(mem, core, total)
     return CardShare(index, intern(uuid), MiB(mem), Percent(core), MiB(total), whole)
 
 
+def _devices(given: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
+    return {intern(key): tuple(_device(*share) for share in shares) for key, shares in given.items()}
+
+
+def _device(device_class: str, uuid: str) -> DeviceShare:
+    if not (device_class and uuid):
+        raise InvalidAssignment("a device without a class or a UUID is impossible")
+    return DeviceShare(intern(device_class), intern(uuid))
+
+
 def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
     try:
         index, mem = int(annotations[names.IDX]), int(annotations[names.POD_MEM])
-        total = int(annotations.get(names.DEV_MEM, mem))
+        total, unit = int(annotations.get(names.DEV_MEM, mem)), _unit(annotations)
     except (KeyError, ValueError) as error:
         raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are no numbers") from error
     if index < 0 or mem <= 0:
         raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no card was found by gpushare")
-    share = CardShare(index, "", MiB(mem), Percent(0), MiB(max(total, mem)))
+    share = CardShare(index, "", MiB(mem * unit), Percent(0), MiB(max(total, mem) * unit))
     return Assignment({_LEGACY_KEY: (share,)})
 
 
-def _decode_framework(text: str) -> Assignment:
+def _unit(annotations: Mapping[str, str]) -> int:
+    """MiB in what gpushare has counted in, which the size of the pod's card tells. Raises ValueError."""
+    return _GIB if 0 < int(annotations.get(names.DEV_MEM, 0)) < _GIB else 1
+
+
+def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
     """Alibaba's framework version: {"<container>": {"<card>": MiB}}."""
     by_card: dict[int, int] = {}
     try:
-        for cards in json.loads(text).values():
+        unit = _unit(annotations)
+        for cards in json.loads(annotations[names.GPUSHARE_ALLOCATION]).values():
             for index, mem in cards.items():
-                by_card[int(index)] = by_card.get(int(index), 0) + int(mem)
+                by_card[int(index)] = by_card.get(int(index), 0) + int(mem) * unit
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} is unreadable") from error
     shares = tuple(

@@ -1,15 +1,19 @@
 """All open cards of all nodes in the order of their free memory: how filter finds the one best node of thousands.
 
 Apart from the ledger, which knows nodes one by one: a request for one card is answered by a bisection here instead of
-a question to every node. Kept per kind of card, so that a request walks the kinds that it may use and no others. What
-comes out equals the node-by-node answer (tests/extender/test_cardindex.py, tests/property/test_typed_placement.py).
+a question to every node. Kept per kind of card and by the bars of its MPS (`mpsplaces`), so that a request walks what
+it may use and nothing else. What comes out equals the node-by-node answer (tests/extender/test_cardindex.py,
+tests/property/test_typed_placement.py, tests/property/test_mpsplaces.py).
 """
 
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
 
-Entry = tuple[int, str, int, int]  # free MiB, node, position of the card in the node's lists, its kind
+from cardwise.core.mpsplaces import BITS
+
+# Free MiB, node, position of the card in the node's lists, and its group: its kind above the bits of its bars.
+Entry = tuple[int, str, int, int]
 
 _MANY = 2000  # changed nodes from which sorting anew is cheaper than moving their cards
 
@@ -18,7 +22,7 @@ class CardIndex:
     """Belongs to a ledger, which refreshes it before use (`Ledger.index`)."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, list[Entry]] = {}  # by kind
+        self._entries: dict[int, list[Entry]] = {}  # by group
         self._of: dict[str, list[Entry]] = {}
 
     def refresh(self, changed: Iterable[tuple[str, list[Entry]]]) -> None:
@@ -41,20 +45,31 @@ class CardIndex:
             else:
                 self._of.pop(name, None)
 
-    def smallest(self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None) -> Iterator[Entry]:
-        """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node, position."""
-        walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds)]
+    def smallest(
+        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, minds: int = 0
+    ) -> Iterator[Entry]:
+        """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node, position.
+
+        Those with a bar that is minded are left out.
+        """
+        walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds, minds)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks)
 
-    def largest(self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None) -> Iterator[Entry]:
+    def largest(
+        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, minds: int = 0
+    ) -> Iterator[Entry]:
         """As `smallest`, but the emptiest first."""
-        walks = [_downwards(entries, mem, nodes) for entries in self._chosen(kinds)]
+        walks = [_downwards(entries, mem, nodes) for entries in self._chosen(kinds, minds)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
 
-    def _chosen(self, kinds: Collection[int] | None) -> Iterable[list[Entry]]:
-        if kinds is None:
+    def _chosen(self, kinds: Collection[int] | None, minds: int) -> Iterable[list[Entry]]:
+        if kinds is None and not minds:
             return self._entries.values()
-        return [self._entries[kind] for kind in kinds if kind in self._entries]
+        return [
+            entries
+            for number, entries in self._entries.items()
+            if not number & minds and (kinds is None or number >> BITS in kinds)
+        ]
 
     def _remove(self, entry: Entry) -> None:
         entries = self._entries[entry[3]]

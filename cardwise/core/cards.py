@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cardwise.core.mpsplaces import CardMps
 from cardwise.core.quantity import MiB, Percent
 
 FULL_CORE = Percent(100)  # of one card's SMs
@@ -15,9 +16,11 @@ def card_code(free: int, position: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One card of a node. `mem` is its total in MiB; a card that is not healthy takes no new share.
+    """One card of a node. `mem` is its total in MiB; one that is not healthy, or that a person has cordoned, takes no
+    new share.
 
-    `classes` are the ResourceClasses that select it, `priority` is the highest of theirs.
+    `classes` are the ResourceClasses that select it, `priority` is the highest of theirs. `mps` is None where its node
+    has no MPS manager.
     """
 
     index: int
@@ -25,5 +28,12 @@ class Card:
     mem: MiB
     model: str = ""
     healthy: bool = True
+    cordoned: bool = False
     classes: frozenset[str] = frozenset()
     priority: int = 0
+    mps: CardMps | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes new shares, as far as that depends on the card alone."""
+        return self.healthy and not self.cordoned

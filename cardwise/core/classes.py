@@ -1,11 +1,16 @@
 """ResourceClass: a type of card, by name. Which cards are of it, what one of it is, and the automatic classes.
 
 A class is parsed once; which classes a card is in is asked whenever cards or classes change, for every card.
+A class may also be of devices that are no GPUs, but never of both: what one of it is would not be the same.
+
+The automatic class of a model is there from the first moment of its cards, though its object comes later, or was
+deleted and comes again: else a quota on it would limit nothing meanwhile. Once a person has made or edited a class of
+that name, its selector alone decides.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +18,10 @@ from cardwise.core import amounts, names, quantity, selectors
 from cardwise.core.cards import FULL_CORE
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import InvalidQuantity, MiB, Percent
-from cardwise.core.selectors import Selector
+from cardwise.core.selectors import Expression, Selector
 
-KIND = "nvidia-gpu"  # of all cards; the label that tells them from other devices
+KIND = "nvidia-gpu"  # of all cards; the value of the label that tells them from other devices
+_KIND_LABEL, _MODEL_LABEL = "kind", "model"
 
 _SELECTORS = ("selector", "resourceSelector", "labelSelector")  # ours first, then those of the old proposals
 _SPEC_FIELDS = (*_SELECTORS, "share", "priority")
@@ -48,13 +54,15 @@ class Share:
 class DeviceClass:
     """One ResourceClass. Without a share, one of it is a whole card.
 
-    `auto`: Cardwise keeps it; `untouched`: it is as Cardwise wrote it, so that Cardwise may delete it.
+    `other`: it is of devices that are no GPUs, and one of it is one of those. Else no such device is ever in it.
+    `auto`: Cardwise keeps it; `untouched`: it is as Cardwise wrote it, so that Cardwise may change and delete it.
     """
 
     name: str
     selector: Selector
     share: Share | None = None
     priority: int = 0
+    other: bool = False
     auto: bool = False
     untouched: bool = False
 
@@ -66,27 +74,51 @@ class Classifier:
         self._classes = tuple(classes)
         self._priorities = {one.name: one.priority for one in self._classes}
         self._by_name = {one.name: one for one in self._classes}
-        self._keys = sorted({key for one in self._classes for key in one.selector.keys})
+        self._keys = sorted({key for one in self._classes for key in one.selector.keys} | {_KIND_LABEL, _MODEL_LABEL})
         self._known: dict[tuple[str | None, ...], frozenset[str]] = {}
+        self._of_models: dict[str, frozenset[str]] = {}
 
     def classes_of(self, labels: Mapping[str, str]) -> frozenset[str]:
-        """The names of the classes that select a card with these labels (of `labels`)."""
+        """The names of the classes that a card or device with these labels (of `labels`) is in."""
         asked = tuple(map(labels.get, self._keys))
         found = self._known.get(asked)
         if found is None:
-            found = frozenset(one.name for one in self._classes if one.selector.matches(labels))
+            other = labels.get(_KIND_LABEL, KIND) != KIND
+            found = frozenset(one.name for one in self._classes if one.other == other and one.selector.matches(labels))
+            if not other:
+                found |= self.of_model(labels.get(_MODEL_LABEL, ""))
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[asked] = found
         return found
 
+    def of_model(self, model: str) -> frozenset[str]:
+        """The automatic class of the cards of a model, whether or not it has an object; none where the class of that
+        name is a person's, whose selector decides.
+        """
+        found = self._of_models.get(model)
+        if found is None:
+            name = name_of_model(model)
+            there = self._by_name.get(name)
+            keeps = model and (there is None or there.untouched)
+            found = self._of_models[model] = frozenset({name} if keeps else ())
+        return found
+
     def selecting(self, labels: Mapping[str, str]) -> list[DeviceClass]:
         """As `classes_of`, the classes themselves."""
-        return [self._by_name[name] for name in self.classes_of(labels)]
+        return [
+            self._by_name.get(name) or _without_object(name, labels[_MODEL_LABEL]) for name in self.classes_of(labels)
+        ]
 
     def priority_of(self, classes: Iterable[str]) -> int:
         """The highest priority of these classes, 0 where there are none."""
-        return max((self._priorities[name] for name in classes if name in self._priorities), default=0)
+        return max((self._priorities.get(name, 0) for name in classes), default=0)
+
+
+def _without_object(name: str, model: str) -> DeviceClass:
+    """The automatic class that a card of the model is in while nobody has made it."""
+    selector = selectors.parse(auto_spec(model)["selector"], "spec.selector")
+    return DeviceClass(name=name, selector=selector, auto=True, untouched=True)
 
 
 def labels(
@@ -95,19 +127,21 @@ def labels(
     index: int,
     uuid: str,
     model: str,
-    memory: MiB,
+    memory: MiB = MiB(0),
     properties: Mapping[str, str],
     own: Mapping[str, str],
+    kind: str = KIND,
 ) -> dict[str, str]:
-    """What selectors see of a card, with keys in lower case. `own` are the labels of its ExtendedResource;
-    the one of ours among them says nothing that `node` does not.
+    """What selectors see of a card, or of a device of another kind, which has no memory; with keys in lower case.
+
+    `own` are the labels of its ExtendedResource; the one of ours among them says nothing that `node` does not.
     """
     theirs = {key: value for key, value in own.items() if key != names.NODE_LABEL}
     seen = {key.lower(): value for from_whom in (theirs, properties) for key, value in sorted(from_whom.items())}
-    return seen | {
-        "kind": KIND, "model": model, "memory": f"{memory}Mi",
-        "node": node, "hostname": node, "index": str(index), "uuid": uuid,
+    seen |= {
+        _KIND_LABEL: kind, "model": model, "node": node, "hostname": node, "index": str(index), "uuid": uuid,
     }  # fmt: skip
+    return seen | {"memory": f"{memory}Mi"} if kind == KIND else seen
 
 
 def most_shares(mem: MiB, device_class: DeviceClass) -> int:
@@ -135,13 +169,19 @@ def parse(obj: Mapping[str, Any]) -> DeviceClass:
     priority = spec.get("priority", 0)
     if type(priority) is not int or priority not in _PRIORITIES:
         raise InvalidRequest("spec.priority", f"{priority!r} is out of range", "write a whole number such as 10")
+    selector = selectors.parse(spec.get(field), f"spec.{field}")
+    share = _share(spec["share"]) if spec.get("share") is not None else None
+    other = _is_other(selector, f"spec.{field}")
+    if other and share is not None:
+        raise InvalidRequest("spec.share", "is for GPUs, and a device is given whole", "leave it out")
     return DeviceClass(
         name=name,
-        selector=selectors.parse(spec.get(field), f"spec.{field}"),
-        share=_share(spec["share"]) if spec.get("share") is not None else None,
+        selector=selector,
+        share=share,
         priority=priority,
+        other=other,
         auto=_is_auto(obj),
-        untouched=is_untouched_auto(obj),
+        untouched=bool(auto_models(obj)),
     )
 
 
@@ -159,6 +199,36 @@ def check_name(name: str, field: str = "metadata.name") -> None:
             f"{name!r} means something else in limits or quotas",
             f"choose another name, such as nvidia.{name}",
         )
+
+
+def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
+    """Whether who asks for a resource of this name, which Kubernetes refuses for want of a domain, means a class."""
+    if "/" in name:
+        return False
+    try:
+        check_name(name)
+    except InvalidRequest:
+        return False
+    return "." in name or exists(name)
+
+
+def _is_other(selector: Selector, field: str) -> bool:
+    """Whether the selector is of devices that are no GPUs: every alternative says their kind. Raises InvalidRequest."""
+    kinds = frozenset().union(*map(_kinds, selector.alternatives))
+    others = kinds - {KIND}
+    if others and KIND in kinds:
+        raise InvalidRequest(
+            field,
+            f"selects GPUs and other devices ({', '.join(sorted(others))}), which cannot be of one class",
+            f"write a class for each, and in every alternative the kind; one that says none selects {KIND}",
+        )
+    return bool(others)
+
+
+def _kinds(conditions: Iterable[Expression]) -> frozenset[str]:
+    """The kinds that an alternative says; one that says none is of GPUs."""
+    said = [one.texts for one in conditions if (one.key, one.operator) == (_KIND_LABEL, "In")]
+    return frozenset.intersection(*said) if said else frozenset({KIND})
 
 
 def _only(given: Mapping[str, Any], fields: Iterable[str], field: str, what: str) -> None:
@@ -204,25 +274,44 @@ def _parts(model: str) -> list[str]:
     return ["nvidia", *(parts or ["gpu"])]
 
 
-def auto_spec(model: str) -> dict[str, Any]:
-    """The spec of the automatic class of a model."""
-    return {"selector": {"matchLabels": {"model": model}}}
+def auto_spec(*models: str) -> dict[str, Any]:
+    """The spec of the automatic class of a model; of several that are spelled differently and have one name."""
+    if len(models) == 1:
+        return {"selector": {"matchLabels": {_MODEL_LABEL: models[0]}}}
+    return {"selector": {"matchExpressions": [{"key": _MODEL_LABEL, "operator": "In", "values": sorted(models)}]}}
+
+
+def auto_models(obj: Mapping[str, Any]) -> tuple[str, ...]:
+    """The models that Cardwise wrote the class for, while its spec still is what was written.
+
+    None where a person has made or edited it; nor in a copy under another name, which is somebody's own.
+    """
+    metadata, spec = obj.get("metadata") or {}, obj.get("spec") or {}
+    text = (metadata.get("annotations") or {}).get(names.AUTO_SPEC)
+    if not _is_auto(obj) or text is None:
+        return ()
+    try:
+        written = json.loads(text)
+    except ValueError:
+        return ()
+    models = _models(spec.get("selector"))
+    as_written = isinstance(written, dict) and written == auto_spec(*models) == _without_default(spec)
+    named_so = all(name_of_model(model) == metadata.get("name") for model in models)
+    return models if models and as_written and named_so else ()
+
+
+def _models(selector: object) -> tuple[str, ...]:
+    """Those that the selector names, if it is one of an automatic class."""
+    match selector:
+        case {"matchLabels": {"model": str(model)}}:
+            return (model,)
+        case {"matchExpressions": [{"values": [*values]}]} if all(isinstance(value, str) for value in values):
+            return tuple(values)
+    return ()
 
 
 def _is_auto(obj: Mapping[str, Any]) -> bool:
     return ((obj.get("metadata") or {}).get("labels") or {}).get(names.AUTO_LABEL) == "true"
-
-
-def is_untouched_auto(obj: Mapping[str, Any]) -> bool:
-    """Whether Cardwise wrote the class and its spec still is what was written; else a person has made it theirs."""
-    text = ((obj.get("metadata") or {}).get("annotations") or {}).get(names.AUTO_SPEC)
-    if not _is_auto(obj) or text is None:
-        return False
-    try:
-        written = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(written, dict) and _without_default(written) == _without_default(obj.get("spec") or {})
 
 
 def _without_default(spec: Mapping[str, Any]) -> dict[str, Any]:

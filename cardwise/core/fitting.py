@@ -3,14 +3,16 @@
 Apart from `placement`, which asks it of thousands of nodes and builds the assignment of one.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from cardwise.core import policies, quotas
 from cardwise.core.assignment import CardShare
-from cardwise.core.cards import FULL_CORE, POSITION
+from cardwise.core.cards import FULL_CORE, POSITION, card_code
 from cardwise.core.kinds import ANY_CARD, Kinds, Level
-from cardwise.core.ledger import NodeState
+from cardwise.core.mpsplaces import FOR_GOOD, NOBODY, minded
+from cardwise.core.nodestate import NodeState
 from cardwise.core.quantity import MiB, Percent
 from cardwise.core.quotas import NOTHING, Charge, Room
 from cardwise.core.request import ContainerRequest, PodRequest
@@ -21,7 +23,10 @@ _ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at mos
 
 
 class Claim(NamedTuple):
-    """Cards that belong together: `cards` different ones, each with `mem` MiB and `core` percent, or whole."""
+    """Cards that belong together: `cards` different ones, each with `mem` MiB and `core` percent, or whole.
+
+    `minds` and `user`: which cards it may have because of MPS, see `mpsplaces`.
+    """
 
     keys: tuple[str, ...]
     cards: int
@@ -29,6 +34,8 @@ class Claim(NamedTuple):
     core: int
     whole: bool
     device_class: str = ""
+    minds: int = 0
+    user: int = NOBODY
 
 
 class Want(NamedTuple):
@@ -59,16 +66,20 @@ def claims(request: PodRequest) -> list[Claim]:
     A claim that names a class comes before those that may have any card.
     """
     found = []
+    one, several = (minded(request.mps, several=many) for many in (False, True))
+    user = request.party.user
     together: dict[str, list[ContainerRequest]] = {}
     for c in request.containers:
         if c.whole or c.cards > 1:
-            found.append(Claim((c.key,), c.cards, c.mem_per_card, c.core_per_card, c.whole, c.device_class))
+            minds = several if c.cards > 1 else one
+            mem, core = c.mem_per_card, c.core_per_card
+            found.append(Claim((c.key,), c.cards, mem, core, c.whole, c.device_class, minds, user))
         else:
             together.setdefault(c.device_class, []).append(c)
     for device_class, of_class in together.items():
         keys = tuple(c.key for c in of_class)
-        mem, core = sum(c.mem for c in of_class), sum(c.core for c in of_class)
-        found.append(Claim(keys, 1, mem, core, whole=False, device_class=device_class))
+        sum_mem, sum_core = sum(c.mem for c in of_class), sum(c.core for c in of_class)
+        found.append(Claim(keys, 1, sum_mem, sum_core, whole=False, device_class=device_class, minds=one, user=user))
     return sorted(found, key=lambda claim: (not claim.device_class, not claim.whole, -claim.mem, -claim.cards))
 
 
@@ -195,14 +206,15 @@ def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: po
         return None
     score = 0
     chosen: list[int] = []
+    left = list(codes) if claim.cards > 1 else codes
     for _ in range(claim.cards):
-        pick = policy(codes, claim.mem) if levels is ANY_CARD else pick_one(node, codes, want, policy)
+        pick = policy(left, claim.mem) if levels is ANY_CARD else pick_one(node, left, want, policy)
         if pick is None:
             return None
         score += pick[0]
         chosen.append(pick[1])
-        if claim.cards > 1:
-            codes = [code for code in codes if code & ~(-1 << POSITION) != pick[1]]
+        if isinstance(left, list):
+            del left[bisect_left(left, card_code(node.free[pick[1]], pick[1]))]
     return score, chosen, ()
 
 
@@ -252,10 +264,12 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
 
 
 def usable(node: NodeState, claim: Claim) -> Sequence[int]:
-    """Codes of the cards that may serve the claim, but for the memory and the kind."""
+    """Codes of the cards that may serve the claim, but for the memory and the kind; in ascending order."""
+    codes = node.empties() if claim.whole else node.ascending()
+    if node.mps.may_bar(claim.minds, claim.user):
+        codes = [code for code in codes if admits(node, code & ~(-1 << POSITION), claim)]
     if claim.whole:
-        return node.empties()
-    codes = node.ascending()
+        return codes
     if claim.core or len(claim.keys) > 1:
         return [code for code in codes if takes(node, code & ~(-1 << POSITION), claim)]
     return codes
@@ -263,7 +277,12 @@ def usable(node: NodeState, claim: Claim) -> Sequence[int]:
 
 def takes(node: NodeState, i: int, claim: Claim) -> bool:
     """Whether an open card has what the claim asks beside memory: cores, and room for a client a container."""
-    return node.free_core[i] >= claim.core and node.clients[i] + len(claim.keys) <= node.max_clients
+    return node.free_core[i] >= claim.core and node.clients[i] + len(claim.keys) <= node.most[i]
+
+
+def admits(node: NodeState, i: int, claim: Claim) -> bool:
+    """Whether the card is open to the claim's pod, for all that MPS has to do with it."""
+    return node.mps.admits(i, claim.minds, claim.user)
 
 
 def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
@@ -275,39 +294,71 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         among = [i for i, kind in enumerate(node.kinds) if kind in typed]
         if not among:
             return Refusal.NO_SUCH_TYPE
-    elif claim.cards == 1 and not claim.whole and not claim.core:
+    elif claim.cards == 1 and not claim.whole and not claim.core and not claim.minds & FOR_GOOD:
         # The common cases of a full cluster, where thousands of nodes are asked.
         if node.largest < claim.mem:
             return Refusal.CARD_TOO_SMALL
         if max(node.free) < claim.mem:
             return Refusal.NO_MEMORY
-    if claim.cards > 1 and len(node.cards if among is None else among) < claim.cards:
+    here = range(len(node.cards)) if among is None else among
+    if claim.minds & FOR_GOOD and node.mps.may_bar(claim.minds, claim.user):
+        never = [i for i in here if node.mps.bars[i] & claim.minds & FOR_GOOD]
+        if len(here) == len(never):
+            return node.mps.refusal(never, claim.minds, claim.user)
+    if claim.cards > 1 and len(here) < claim.cards:
         return Refusal.TOO_FEW_CARDS
     if claim.whole:
-        healthy = node.healthy if among is None else sum(node.cards[i].healthy for i in among)
-        return Refusal.NO_WHOLE_CARD if healthy >= claim.cards else Refusal.UNHEALTHY
-    here = range(len(node.cards)) if among is None else among
+        takers = node.takers if among is None else sum(node.cards[i].takes for i in among)
+        if takers < claim.cards:
+            return _withheld(node, claim, here)
+        if not node.mps.may_bar(claim.minds, claim.user):
+            return Refusal.NO_WHOLE_CARD  # which ones are empty is not looked for: thousands of nodes are asked
+        empty = [i for i in here if node.empty(i)]
+        return _why_closed(node, claim, empty) or Refusal.NO_WHOLE_CARD
     big = [i for i in here if node.cards[i].mem - node.headroom >= claim.mem]
     if len(big) < claim.cards:
         return Refusal.CARD_TOO_SMALL
     roomy = [i for i in big if node.free[i] >= claim.mem]
     if len(roomy) < claim.cards:
         return Refusal.NO_MEMORY
-    healthy_roomy = [i for i in roomy if node.cards[i].healthy]
-    if len(healthy_roomy) < claim.cards:
-        return Refusal.UNHEALTHY
-    if sum(node.open(i, len(claim.keys)) for i in healthy_roomy) < claim.cards:
+    taking = [i for i in roomy if node.cards[i].takes]
+    if len(taking) < claim.cards:
+        return _withheld(node, claim, roomy)
+    closed = _why_closed(node, claim, taking)
+    if closed is not None:
+        return closed
+    left = [i for i in taking if admits(node, i, claim)]
+    if sum(node.open(i, len(claim.keys)) for i in left) < claim.cards:
         return Refusal.TOO_MANY_CLIENTS
-    if sum(node.free_core[i] >= claim.core for i in healthy_roomy) < claim.cards:
+    if sum(node.free_core[i] >= claim.core for i in left) < claim.cards:
         return Refusal.NO_CORE
     return Refusal.NO_MEMORY  # each claim of the pod fits, not all together
 
 
+def _withheld(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal:
+    """Why too few of these cards take new shares: that a person can end the cordon is said where that would do."""
+    healthy = sum(node.cards[i].healthy for i in here)
+    return Refusal.UNHEALTHY if healthy < claim.cards else Refusal.CORDONED
+
+
+def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal | None:
+    """Why MPS closes so many of these cards that too few are left; None where it does not, or they were too few."""
+    if len(here) < claim.cards or not node.mps.may_bar(claim.minds, claim.user):
+        return None
+    if sum(admits(node, i, claim) for i in here) >= claim.cards:
+        return None
+    return node.mps.refusal(here, claim.minds, claim.user)
+
+
 def served(node: NodeState, i: int, request: PodRequest, rooms: Sequence[Room] = ()) -> tuple[list[Claim], str]:
-    """The claims that the card may serve, whatever is free on it; and where there are none why: "type" or "quota"."""
+    """The claims that the card may serve, whatever is free on it.
+
+    Where there are none also why: "type", "mps", "quota".
+    """
     kind = node.kinds[i]
     wanted = [(claim, node.registry.allowed(claim.device_class)) for claim in claims(request)]
     of_type = [claim for claim, typed in wanted if typed is None or kind in typed]
     free = tuple((room, NOTHING) for room in rooms)
-    may = [claim for claim in of_type if charged(free, node, i, claim) is not None]
-    return may, "" if may else "quota" if of_type else "type"
+    open_to = [claim for claim in of_type if admits(node, i, claim)]
+    may = [claim for claim in open_to if charged(free, node, i, claim) is not None]
+    return may, "" if may else "quota" if open_to else "mps" if of_type else "type"

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from cardwise.core.cards import Card
+from cardwise.core.quantity import MiB
 from cardwise.core.quotas import Entry
 
 UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
@@ -34,7 +35,9 @@ class Kinds:
         self._numbers: dict[Kind, int] = {}
         self._kinds: dict[int, Kind] = {}
         self._cards: dict[int, int] = {}  # how many are of a kind
+        self._smallest: dict[int, MiB] = {}  # of a kind, since there are cards of it
         self._next = 0
+        self.changes = 0  # counts the times at which the kinds, or what is known of them, may have become others
         self._allowed: dict[tuple[str, tuple[Entry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[Level, ...]] = {}
 
@@ -48,6 +51,8 @@ class Kinds:
             self._numbers[kind], self._kinds[number], self._cards[number] = number, kind, 0
             self._forget()
         self._cards[number] += 1
+        if isinstance(card, Card):
+            self._smallest[number] = min(card.mem, self._smallest.get(number, card.mem))
         return number
 
     def leave(self, number: int) -> None:
@@ -55,11 +60,28 @@ class Kinds:
         self._cards[number] -= 1
         if not self._cards[number]:
             del self._numbers[self._kinds.pop(number)], self._cards[number]
+            self._smallest.pop(number, None)
             self._forget()
 
     def get(self, number: int) -> Kind:
         """What the integer stands for, while a card is of it."""
         return self._kinds[number]
+
+    def find(self, number: int) -> Kind | None:
+        """As `get`; None once no card is of it any more."""
+        return self._kinds.get(number)
+
+    def smallest(self, device_class: str, entry: Entry) -> MiB:
+        """No card of the class ("": any) that the entry covers is smaller; 0 where there is none."""
+        of_class = self.allowed(device_class)
+        return min(
+            (
+                mib
+                for number, mib in self._smallest.items()
+                if (of_class is None or number in of_class) and self.covered(number, entry)
+            ),
+            default=MiB(0),
+        )
 
     def covered(self, number: int, entry: Entry) -> bool:
         """Whether the entry of a quota counts cards of this kind; an unknown card, if it counts every card."""
@@ -110,5 +132,6 @@ class Kinds:
         return tuple((rank, of_rank if allowed is None else of_rank & allowed) for rank, of_rank in ranked)
 
     def _forget(self) -> None:
+        self.changes += 1
         self._allowed.clear()
         self._levels.clear()

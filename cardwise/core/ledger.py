@@ -1,34 +1,37 @@
-"""Who holds what on which card: a cache of the pods' annotations, never a second truth.
+"""Who holds what on which card, and which devices: a cache of the pods' annotations, never a second truth.
 
-Kept in flat lists per node so that placement answers from it in microseconds. Not thread-safe: its owner locks.
+What that leaves on each node is counted in `nodestate`. Not thread-safe: its owner locks.
+
 Holdings survive what happens to cards: when the cards of a node become known, change or go, the node's lists are
 counted anew from its holdings, so the order of events does not matter. The same holds for what a namespace holds on
 each kind of card, which quotas are compared with: a card that goes keeps its kind there while something is held on it,
-because its node or its ExtendedResource may be away for a moment while what runs on it runs on.
+because its node or its ExtendedResource may be away for a moment while what runs on it runs on. Devices that are no
+GPUs are counted by UUID, whether the node has them or not.
 """
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cardwise.core import quotas
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cardindex import CardIndex, Entry
-from cardwise.core.cards import FULL_CORE, POSITION, Card, card_code
+from cardwise.core.cards import FULL_CORE, POSITION, Card
+from cardwise.core.devices import Device, in_order
 from cardwise.core.kinds import UNKNOWN, Kind, Kinds
+from cardwise.core.mpsplaces import BITS, COMMON, Party
+from cardwise.core.nodestate import NodeState, card_of
 from cardwise.core.quantity import MiB
 from cardwise.core.quotas import NOTHING, Charge
 
 Undo = Callable[[], None]
-Gone = Mapping[tuple[str, str | int], Kind]  # by node and `_card_of`: what cards were that the node has no more
-
-_CODE = "q"  # the type code of `card_code`s in arrays
-MAX_CLIENTS = 48  # MPS clients per card before driver 590, see mps.md 1.1
+Gone = Mapping[tuple[str, str | int], Kind]  # by node and `card_of`: what cards were that the node has no more
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod)."""
+    """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod); `party` is what it
+    is to those who share MPS with it.
+    """
 
     uid: str
     namespace: str
@@ -36,163 +39,37 @@ class Holding:
     node: str
     assignment: Assignment
     mark: str = ""
+    party: Party = COMMON
 
-
-class NodeState:
-    """Cards of one node and what is left on each; index i of every list is the same card."""
-
-    __slots__ = (
-        "_ascending",
-        "_empties",
-        "cards",
-        "clients",
-        "free",
-        "free_core",
-        "gone",
-        "headroom",
-        "healthy",
-        "here",
-        "kinds",
-        "largest",
-        "max_clients",
-        "name",
-        "registry",
-        "uids",
-        "used",
-    )
-
-    def __init__(self, name: str, registry: Kinds, *, headroom: MiB, max_clients: int) -> None:
-        self.name = name
-        self.registry = registry
-        self.headroom = headroom
-        self.max_clients = max_clients
-        self.cards: list[Card] = []
-        self.kinds: list[int] = []  # as `registry` knows them
-        self.here: frozenset[int] = frozenset()  # the same, each once
-        self.gone: dict[str | int, int] = {}  # by `_card_of`, the kinds of held cards that the node has no more
-        self.largest = 0  # MiB of the biggest card, without the headroom
-        self.healthy = 0  # cards
-        self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
-        self.free_core: list[int] = []  # percent
-        self.clients: list[int] = []
-        self.used: list[int] = []  # MiB
-        self.uids: set[str] = set()
-        # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
-        self._ascending: array[int] | None = None
-        self._empties: array[int] | None = None
-
-    def open(self, i: int, shares: int = 1) -> bool:
-        """Whether the card takes so many more shares at all."""
-        return self.cards[i].healthy and self.clients[i] + shares <= self.max_clients
-
-    def empty(self, i: int) -> bool:
-        """Whether the card can be given away whole."""
-        return self.cards[i].healthy and self.clients[i] == 0
-
-    def ascending(self) -> Sequence[int]:
-        """Open cards as `card_code`s, the fullest first."""
-        codes = self._ascending
-        if codes is None:
-            free = self.free
-            codes = array(_CODE, sorted(card_code(free[i], i) for i in range(len(free)) if self.open(i)))
-            self._ascending = codes
-        return codes
-
-    def empties(self) -> Sequence[int]:
-        """As `ascending`, of the cards that can be given away whole."""
-        codes = self._empties
-        if codes is None:
-            clients = self.clients
-            one = card_code(1)
-            ascending = self.ascending()
-            codes = array(_CODE, [c for c in ascending if c >= one and not clients[c & ~(-1 << POSITION)]])
-            self._empties = codes
-        return codes
-
-    def position(self, share: CardShare) -> int | None:
-        """Where the share's card is in the lists; None where the node has it no more."""
-        for i, card in enumerate(self.cards):
-            if card.uuid == share.uuid or (not share.uuid and card.index == share.index):
-                return i
-        return None
-
-    def kind(self, share: CardShare) -> int:
-        """The kind of the share's card, or what it was when the node had it."""
-        i = self.position(share)
-        return self.kinds[i] if i is not None else self.gone.get(_card_of(share), UNKNOWN)
-
-    def count(self, share: CardShare, sign: int) -> int:
-        """Add (sign 1) or take away (sign -1) a share. Returns `kind`."""
-        i = self.position(share)
-        if i is not None:
-            self.free[i] -= sign * share.mem
-            self.used[i] += sign * share.mem
-            self.free_core[i] -= sign * share.core
-            self.clients[i] += sign
-        self._ascending = self._empties = None
-        return self.kinds[i] if i is not None else self.gone.get(_card_of(share), UNKNOWN)
-
-    def copy(self) -> "NodeState":
-        """With counts of its own."""
-        twin = NodeState(self.name, self.registry, headroom=self.headroom, max_clients=self.max_clients)
-        twin.cards, twin.largest, twin.healthy = self.cards, self.largest, self.healthy
-        twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone
-        twin.free, twin.used = self.free.copy(), self.used.copy()
-        twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
-        twin.uids = self.uids.copy()
-        return twin
-
-    def reset(self, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
-        """Begin anew with these cards and no shares. Of cards that went, those of `held` keep their kinds."""
-        before = [*self.kinds, *self.gone.values()]
-        kinds = [(share, self.kind(share)) for share in held]
-        self.cards = sorted(cards, key=lambda card: card.index)
-        self.kinds = [self.registry.enter(card) for card in self.cards]
-        self.here = frozenset(self.kinds)
-        self.gone = {}
-        for share, kind in kinds:
-            if kind != UNKNOWN:
-                self.remember(share, self.registry.get(kind))
-        for kind in before:  # after the others have come, so that a kind that stays is not forgotten
-            self.registry.leave(kind)
-        self.largest = max((card.mem for card in cards), default=0) - self.headroom
-        self.healthy = sum(card.healthy for card in cards)
-        self.free = [card.mem - self.headroom for card in self.cards]
-        self.used = [0] * len(self.cards)
-        self.free_core = [int(FULL_CORE)] * len(self.cards)
-        self.clients = [0] * len(self.cards)
-        self._ascending = self._empties = None
-
-    def remember(self, share: CardShare, kind: Kind) -> None:
-        """The share's card is of this kind, if the node does not have it and nothing is known of it."""
-        card = _card_of(share)
-        if card not in self.gone and self.position(share) is None:
-            self.gone[card] = self.registry.enter(kind)
-
-    def forget(self, card: str | int) -> None:
-        """Nothing is held any more on a card that is gone."""
-        self.registry.leave(self.gone.pop(card))
+    def counts_like(self, other: "Holding") -> bool:
+        """Whether nothing is to be counted anew with this in the place of the other."""
+        mine = self.node, self.namespace, self.party, self.assignment
+        return mine == (other.node, other.namespace, other.party, other.assignment)
 
 
 class Ledger:
     """All nodes and all holdings.
 
     `headroom` is MiB kept back on each card for driver, contexts and MPS server; `max_clients` bounds the shares on
-    one card.
+    one card, which MPS may do further; None: as MPS says, else `MAX_CLIENTS`. `core` is how many percent of a card's
+    SMs are given in sum.
     """
 
-    def __init__(self, *, headroom: MiB = MiB(0), max_clients: int = MAX_CLIENTS) -> None:
+    def __init__(self, *, headroom: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
         self.kinds = Kinds()
         self._index = CardIndex()
         self._touched: set[str] = set()  # nodes that the index does not know as they are now
+        self._watched: list[set[str]] = []  # see `watch`
         self.headroom = headroom
-        self._max_clients = max_clients
+        self.max_clients = max_clients
+        self.core = core
+        self.managed: set[str] = set()  # nodes with an MPS manager
         self._nodes: dict[str, NodeState] = {}
         self._holdings: dict[str, Holding] = {}
         self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
 
     def node(self, name: str) -> NodeState | None:
-        """A node that has cards, or holdings on cards yet unknown."""
+        """A node that has cards or devices, or holdings on such as are yet unknown."""
         return self._nodes.get(name)
 
     def by_name(self) -> Mapping[str, NodeState]:
@@ -213,6 +90,12 @@ class Ledger:
             self._index.refresh((name, self._open_cards(name)) for name in self._touched)
             self._touched.clear()
         return self._index
+
+    def watch(self) -> set[str]:
+        """The nodes that have changed, all to begin with; whoever asks for it empties it."""
+        watched = set(self._nodes)
+        self._watched.append(watched)
+        return watched
 
     def holdings(self, node: str | None = None) -> list[Holding]:
         """All holdings, or those on one node."""
@@ -252,19 +135,26 @@ class Ledger:
         if state.cards == sorted(cards, key=lambda card: card.index):
             self._forget_if_empty(state)
             return
-        self._touched.add(node)
+        self._touch(node)
         for uid in state.uids:
             self._count(state, self._holdings[uid], -1)
+        (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
         state.reset(cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()])
         for uid in state.uids:
             self._count(state, self._holdings[uid], 1)
+        self._forget_if_empty(state)
+
+    def set_devices(self, node: str, devices: Iterable[Device]) -> None:
+        """The node has these devices that are no GPUs now, and no others. As with `set_cards`, it may be forgotten."""
+        state = self._state(node)
+        state.devices = in_order(devices)
         self._forget_if_empty(state)
 
     def hold(self, holding: Holding) -> Undo:
         """Put the holding in place of whatever its pod held. Returns the way back."""
         before = self._holdings.get(holding.uid)
         gone: Gone = {}
-        if before is not None and _counts_alike(before, holding):
+        if before is not None and holding.counts_like(before):
             self._holdings[holding.uid] = holding  # only the mark or the name is new: nothing to count
         else:
             if before is not None:
@@ -279,12 +169,15 @@ class Ledger:
         return self._undo_to(uid, before, gone)
 
     def violations(self) -> list[str]:
-        """What rule 1 forbids, for tests and the audit: cards that hold more than they have."""
+        """What rule 1 forbids, for tests and the audit: cards that hold more than they have, devices held twice."""
         found = []
         for state in self.nodes():
             for i, card in enumerate(state.cards):
                 if state.used[i] > card.mem:
                     found.append(f"{state.name} card {card.index}: {state.used[i]} of {card.mem} MiB are held")
+            for uuid, holds in sorted(state.taken.items()):
+                if holds > 1:
+                    found.append(f"{state.name} device {uuid}: is given {holds} times")
         return found
 
     def _undo_to(self, uid: str, before: Holding | None, gone: Gone) -> Undo:
@@ -296,16 +189,22 @@ class Ledger:
 
         return undo
 
+    def _touch(self, name: str) -> None:
+        self._touched.add(name)
+        for watched in self._watched:
+            watched.add(name)
+
     def _open_cards(self, name: str) -> list[Entry]:
         state = self._nodes.get(name)
         codes = state.ascending() if state is not None else ()
         kinds = state.kinds if state is not None else ()
-        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), kinds[i]) for code in codes]
+        bars = state.mps.bars if state is not None else ()
+        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), kinds[i] << BITS | bars[i]) for code in codes]
 
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)
         if state is None:
-            state = NodeState(name, self.kinds, headroom=self.headroom, max_clients=self._max_clients)
+            state = NodeState(name, self.kinds, headroom=self.headroom, max_clients=self.max_clients, core=self.core)
             self._nodes[name] = state
         return state
 
@@ -314,36 +213,40 @@ class Ledger:
         state = self._state(holding.node)
         self._holdings[holding.uid] = holding
         state.uids.add(holding.uid)
-        self._touched.add(holding.node)
+        self._touch(holding.node)
         for share in holding.assignment.shares() if gone else ():
-            kind = gone.get((holding.node, _card_of(share)))
+            kind = gone.get((holding.node, card_of(share)))
             if kind is not None:
                 state.remember(share, kind)
         self._count(state, holding, 1)
+        for device in holding.assignment.device_shares():
+            state.count_device(device.uuid, 1)
 
     def _take_out(self, holding: Holding) -> Gone:
         """Returns what was known of the holding's cards that are gone: with the last holding on one it is forgotten."""
         state = self._nodes[holding.node]
         del self._holdings[holding.uid]
         state.uids.discard(holding.uid)
-        self._touched.add(holding.node)
+        self._touch(holding.node)
         self._count(state, holding, -1)
+        for device in holding.assignment.device_shares():
+            state.count_device(device.uuid, -1)
         gone = self._forget_gone(state, holding) if state.gone else {}
         self._forget_if_empty(state)
         return gone
 
     def _forget_gone(self, state: NodeState, holding: Holding) -> Gone:
-        cards = {_card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
+        cards = {card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
         known = {(state.name, card): self.kinds.get(state.gone[card]) for card in cards}
         others = (self._holdings[uid].assignment for uid in state.uids)
-        for card in cards - {_card_of(share) for other in others for share in other.shares()}:
+        for card in cards - {card_of(share) for other in others for share in other.shares()}:
             state.forget(card)
         return known
 
     def _count(self, state: NodeState, holding: Holding, sign: int) -> None:
         usage = self._usage.setdefault(holding.namespace, {})
         for share in holding.assignment.shares():
-            kind = state.count(share, sign)
+            kind = state.count(share, sign, holding.party)
             charge = quotas.charge(share)
             before = usage.get(kind, NOTHING)
             usage[kind] = before.plus(charge) if sign > 0 else before.minus(charge)
@@ -353,14 +256,5 @@ class Ledger:
             del self._usage[holding.namespace]
 
     def _forget_if_empty(self, state: NodeState) -> None:
-        if not state.cards and not state.uids:
+        if not state.cards and not state.devices and not state.uids:
             self._nodes.pop(state.name, None)
-
-
-def _card_of(share: CardShare) -> str | int:
-    """What names the share's card on its node: the UUID, or in gpushare's assignments the index."""
-    return share.uuid or share.index
-
-
-def _counts_alike(one: Holding, other: Holding) -> bool:
-    return (one.node, one.namespace, one.assignment) == (other.node, other.namespace, other.assignment)

@@ -32,5 +32,7 @@ def spread(codes: Sequence[int], mem: int) -> Pick | None:
     return free, codes[bisect_left(codes, card_code(free))] & ~(-1 << POSITION)
 
 
-DEFAULT: Final = "binpack"
-POLICIES: Final[dict[str, Policy]] = {"binpack": binpack, "spread": spread}
+DEFAULT: Final = "priced"
+BY_CARDS: Final = "binpack"  # decides in the place of the scored: node by node, and until there is something learned
+SCORED: Final = frozenset({"fgd", "priced"})  # what they choose is asked of `scored.engine`
+POLICIES: Final[dict[str, Policy]] = {"binpack": binpack, "spread": spread, **dict.fromkeys(sorted(SCORED), binpack)}

@@ -1,16 +1,18 @@
-"""What a pod asks of its cards: from the pod's JSON to a `PodRequest`.
+"""What a pod asks of its cards and devices: from the pod's JSON to a `PodRequest`.
 
-The only place that reads GPU requests. Parse, don't validate: the result is a whole request, None (the pod asks
-for no card of ours), or `InvalidRequest` with the field and the remedy.
+The only place that reads these requests. Parse, don't validate: the result is a whole request, None (the pod asks
+for nothing of ours), or `InvalidRequest` with the field and the remedy.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cardwise.core import names, policies, quantity
+from cardwise.core import mps, mpsplaces, names, policies, quantity
 from cardwise.core.cards import FULL_CORE
 from cardwise.core.invalid import InvalidRequest
+from cardwise.core.mps import Mode
+from cardwise.core.mpsplaces import Party
 from cardwise.core.quantity import MiB, Percent
 
 Json = Mapping[str, Any]
@@ -43,12 +45,34 @@ class ContainerRequest:
         return Percent(self.core // self.cards)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """So many devices of one class, whole, for the container with this key."""
+
+    key: str
+    device_class: str
+    count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRequest:
-    """What a pod asks: one entry per container that uses a card, in the pod's order."""
+    """What a pod asks: one entry per container that uses a card, in the pod's order; no fewer than one in all.
+
+    `devices` are those that are no GPUs, container by container and there by class. `priority` is the pod's, `mps` what
+    it says of MPS, `user` whom its containers with cards run as (`mpsplaces`).
+    """
 
     containers: tuple[ContainerRequest, ...]
     policy: str | None = None
+    devices: tuple[DeviceRequest, ...] = ()
+    priority: int = 0
+    mps: Mode = Mode.PREFERRED
+    user: int = mpsplaces.IMAGE
+
+    @property
+    def party(self) -> Party:
+        """What it is to those who share MPS with it."""
+        return mpsplaces.party(self.mps, self.user)
 
     @property
     def mem(self) -> MiB:
@@ -62,7 +86,8 @@ class PodRequest:
         for c in self.containers:
             if c.cards == 1:
                 together[c.device_class] = together.get(c.device_class, 0) + c.mem
-        return MiB(max([*together.values(), *(c.mem_per_card for c in self.containers if c.cards > 1)]))
+        split = (c.mem_per_card for c in self.containers if c.cards > 1)
+        return MiB(max([*together.values(), *split], default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +109,28 @@ def containers(pod: Json) -> Iterator[Container]:
         yield Container(str(i), f"spec.containers[{i}]", c, ordinary_init=False)
 
 
+def write_device_classes(classes: Iterable[str]) -> str:
+    """The annotation `names.DEVICE_CLASSES`: which classes among the limits of a pod are no GPUs."""
+    return ",".join(sorted(set(classes)))
+
+
+def read_device_classes(annotations: Mapping[str, str]) -> frozenset[str]:
+    """The classes that `write_device_classes` was given."""
+    return frozenset(filter(None, annotations.get(names.DEVICE_CLASSES, "").split(",")))
+
+
 def parse(pod: Json) -> PodRequest | None:
     """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    of_devices = read_device_classes(annotations)
     found: list[ContainerRequest] = []
+    devices: list[DeviceRequest] = []
     # Percent of the one card that the containers of a class with a share of one card have in common.
     together: dict[str, int] = {}
     for c in containers(pod):
-        asked = _container_request(c, annotations)
+        if of_devices:
+            devices += _device_requests(c, of_devices)
+        asked = _container_request(c, annotations, of_devices)
         if asked is None:
             continue
         found.append(asked)
@@ -99,14 +138,22 @@ def parse(pod: Json) -> PodRequest | None:
             others = together.get(asked.device_class, 0)
             _check_core(c, asked.core, cards=1, others=others)
             together[asked.device_class] = others + asked.core
-    if not found:
+    if not found and not devices:
         return None
     policy = annotations.get(names.POLICY)
     if policy is not None and policy not in policies.POLICIES:
         known = ", ".join(sorted(policies.POLICIES))
         field = f"metadata.annotations[{names.POLICY}]"
         raise InvalidRequest(field, f"{policy!r} is no placement policy", f"write one of: {known}")
-    return PodRequest(containers=tuple(found), policy=policy)
+    priority = (pod.get("spec") or {}).get("priority") or 0
+    return PodRequest(
+        containers=tuple(found),
+        policy=policy,
+        devices=tuple(devices),
+        priority=priority,
+        mps=mps.mode(annotations),
+        user=_user(pod, {one.key for one in found}),
+    )
 
 
 def parse_mutated(pod: Json) -> PodRequest | None:
@@ -115,6 +162,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     if request is None:
         return None
     asked = {container.key for container in request.containers}
+    slots = asked | {device.key for device in request.devices}
     for c in containers(pod):
         limits = _resources(c, "limits")
         # Without a binary suffix; 8000 comes back from the API server as 8k.
@@ -123,7 +171,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
             and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
             and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
         )
-        if c.key in asked and (str(limits.get(names.SHARE)) != "1" or not canonical):
+        if (c.key in slots and str(limits.get(names.SHARE)) != "1") or (c.key in asked and not canonical):
             raise InvalidRequest(
                 f"{c.path}.resources.limits",
                 "the pod was not rewritten by the Cardwise webhook",
@@ -132,22 +180,49 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     return request
 
 
+def _user(pod: Json, keys: Collection[str]) -> int:
+    spec = pod.get("spec") or {}
+    of_pod = _run_as(spec)
+    if spec.get("hostUsers") is False:
+        return mpsplaces.OWN_USERS
+    return mpsplaces.user(of_pod, [_run_as(c.spec) for c in containers(pod) if c.key in keys])
+
+
+def _run_as(spec: Json) -> int | None:
+    """Of a pod's or a container's."""
+    number = (spec.get("securityContext") or {}).get("runAsUser")
+    return number if isinstance(number, int) else None
+
+
 def _resources(container: Container, kind: str) -> Json:
     return (container.spec.get("resources") or {}).get(kind) or {}
 
 
-def _container_request(c: Container, annotations: Json) -> ContainerRequest | None:
+def _device_requests(c: Container, classes: Collection[str]) -> list[DeviceRequest]:
     limits, requests = _resources(c, "limits"), _resources(c, "requests")
-    typed = sorted({name for name in (*limits, *requests) if names.class_of(name)})
+    asked = sorted({name for name in (*limits, *requests) if names.class_of(name) in classes})
+    if asked and c.ordinary_init:
+        raise _not_in_init(c, asked[0], "a device")
+    return [DeviceRequest(c.key, names.class_of(name), _amount(c, name, limits, requests)) for name in asked]
+
+
+def _not_in_init(c: Container, asked: str, what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{c.path}.resources.limits[{asked}]",
+        f"an ordinary init container cannot hold {what}",
+        "ask in a container, or give this one restartPolicy: Always",
+    )
+
+
+def _container_request(c: Container, annotations: Json, of_devices: Collection[str]) -> ContainerRequest | None:
+    limits, requests = _resources(c, "limits"), _resources(c, "requests")
+    classes = {name: names.class_of(name) for name in (*limits, *requests)}
+    typed = sorted(name for name, of in classes.items() if of and of not in of_devices)
     asked = [*(name for name in names.REQUESTED if name in limits or name in requests), *typed]
     if not asked:
         return None
     if c.ordinary_init:
-        raise InvalidRequest(
-            f"{c.path}.resources.limits[{asked[0]}]",
-            "an ordinary init container cannot hold a GPU share",
-            "ask in a container, or give this one restartPolicy: Always",
-        )
+        raise _not_in_init(c, asked[0], "a GPU share")
     field = f"{c.path}.resources.limits"
     if len(typed) > 1:
         raise InvalidRequest(

@@ -35,6 +35,7 @@ def extender_stanzas(
         "urlPrefix": filter_url + names.EXTENDER_PREFIX,
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
         "weight": WEIGHT,
         "httpTimeout": FAST_TIMEOUT,
         "managedResources": [

@@ -19,8 +19,23 @@ class Refusal(Enum):
     NO_CORE = ("Insufficient GPU cores in one device", True)
     TOO_MANY_CLIENTS = ("Too many pods share each GPU card that has the memory", True)
     UNHEALTHY = ("Every GPU card that would do is unhealthy", True)
+    CORDONED = ("Every GPU card that would do is cordoned", True)
+    MPS_MISSING = ("The pod requires MPS, and the node has no MPS manager", False)
+    MPS_SEVERAL = ("MPS serves each GPU card of the node by itself, and the pod asks for several together", False)
+    MPS_DOWN = ("MPS is not ready on the GPU cards that would do", False)
+    MPS_MIXED = ("The GPU cards that would do are shared by pods that differ in whether they use MPS", True)
+    MPS_USER = ("MPS on the GPU cards that would do serves one user at a time, and not the pod's", True)
+    NO_SUCH_DEVICE = ("The node does not have the devices asked for", False)
+    NO_DEVICE = ("Insufficient free devices of the class asked for", True)
     # Only pods of the same namespace could make room by going; kube-scheduler would preempt those of any.
     QUOTA = ("The namespace's GPUQuota leaves no room on the GPU cards that would do", False)
+    # Only what completes the plan of a gang helps, and that is for its planner to find.
+    GANG_INCOMPLETE = ("The pod's gang has fewer pods than it needs to start", False)
+    GANG_WAITS = ("The pod's gang does not fit as a whole", True)
+    GANG_BACKS_OFF = ("The pod's gang could not be bound as a whole a moment ago; it is tried again", False)
+    GANG_FOLLOWS = ("The pod follows once the pods that its gang needs to start run", False)
+    NOT_ITS_TURN = ("Pods of higher priority come first, for which no extender answered a moment ago", False)
+    GANG_RESERVED = ("The GPU cards that would do are kept for a gang that has waited long", False)
 
     def __init__(self, text: str, resolvable: bool) -> None:
         self.text = text

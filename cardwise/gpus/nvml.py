@@ -8,7 +8,7 @@ it has answered for a quiet time and the driver asks for no reset.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pynvml
@@ -16,12 +16,26 @@ import structlog
 
 from cardwise.core.quantity import MiB
 from cardwise.gpus import xids
-from cardwise.gpus.protocol import HEALTHY, DevicePath, GpuCard, GpusUnavailable, Health
+from cardwise.gpus.protocol import (
+    HEALTHY,
+    CardUnwilling,
+    ComputeMode,
+    DevicePath,
+    GpuCard,
+    GpuProcess,
+    GpusUnavailable,
+    Health,
+)
 
 _log = structlog.get_logger(__name__)
 
 _MIB = 1024 * 1024
 _EVENT_WAIT_MS = 500
+_MODES = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
+}
 _FIELD_RECOVERY_ACTION = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
 
@@ -83,6 +97,29 @@ class NvmlGpus:
         self._changed.clear()
         return changed and not self._closing.is_set()
 
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        with self._asking(uuid) as handle:
+            # EXCLUSIVE_THREAD, which drivers have not taken for years, is as closed as a card can be.
+            return _MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), ComputeMode.PROHIBITED)
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        number = next(number for number, named in _MODES.items() if named is mode)
+        with self._asking(uuid) as handle:
+            pynvml.nvmlDeviceSetComputeMode(handle, number)
+
+    def processes(self, uuid: str) -> list[GpuProcess]:
+        with self._asking(uuid) as handle:
+            found = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            # Which of the two lists has the clients of MPS is not said; a driver without the second has them in the
+            # first.
+            with contextlib.suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
+                found += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
+        used: dict[int, list[int]] = {}
+        for one in found:
+            told = [] if one.usedGpuMemory is None else [one.usedGpuMemory // _MIB]
+            used.setdefault(one.pid, []).extend(told)
+        return [GpuProcess(pid, MiB(max(mib)) if mib else None) for pid, mib in used.items()]
+
     def close(self) -> None:
         self._closing.set()
         self._changed.set()
@@ -90,6 +127,16 @@ class NvmlGpus:
             thread.join(5.0)
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+    @contextlib.contextmanager
+    def _asking(self, uuid: str) -> Iterator[Any]:
+        handle = self._known().get(uuid)
+        if handle is None:
+            raise CardUnwilling(f"card {uuid} is not on this machine")
+        try:
+            yield handle
+        except pynvml.NVMLError as error:
+            raise CardUnwilling(f"card {uuid}: {error}") from error
 
     def _find_missing(self) -> None:
         """Enters the cards that answer. One that has fallen off the bus must not take the others down with it."""

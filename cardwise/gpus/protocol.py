@@ -6,6 +6,7 @@ both (tests/gpus/test_contract.py).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from cardwise.core.quantity import MiB
@@ -45,6 +46,40 @@ class Health:
 
 
 HEALTHY = Health(healthy=True)
+
+
+class ComputeMode(StrEnum):
+    """Who may open a card. EXCLUSIVE_PROCESS: one process, which is the MPS server where there is one."""
+
+    DEFAULT = "Default"
+    PROHIBITED = "Prohibited"
+    EXCLUSIVE_PROCESS = "ExclusiveProcess"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process on a card, by its PID in our own namespace; `memory` is None where the driver does not say."""
+
+    pid: int
+    memory: MiB | None
+
+
+class CardUnwilling(Exception):
+    """A card did not answer, or did not do as it was told; the message says why."""
+
+
+class CardUse(Protocol):
+    """Who is on a card, and who may be. What the MPS manager needs beside `Gpus`; from any thread.
+
+    Cards are named by UUID. All methods raise CardUnwilling.
+    """
+
+    def compute_mode(self, uuid: str) -> ComputeMode: ...
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None: ...
+
+    def processes(self, uuid: str) -> list[GpuProcess]:
+        """Those that compute on the card, MPS clients and server included."""
 
 
 class Gpus(Protocol):

@@ -13,8 +13,12 @@ without GPU. A file that cannot be read as cards never takes the last good ones 
         healthy: true                    # optional
         reason: ""                       # optional: why it is not healthy
         properties: {}                   # optional
+        processes: []                    # optional: who computes on it, such as {pid: 4711, memoryMiB: 300}
+
+The compute mode of a card is kept in a file beside it (`<name>.modes`), since that of a real card outlives programs.
 """
 
+import os
 import re
 import threading
 import time
@@ -27,7 +31,16 @@ import yaml
 from msgspec import Struct
 
 from cardwise.core.quantity import MiB
-from cardwise.gpus.protocol import HEALTHY, DevicePath, GpuCard, GpusUnavailable, Health
+from cardwise.gpus.protocol import (
+    HEALTHY,
+    CardUnwilling,
+    ComputeMode,
+    DevicePath,
+    GpuCard,
+    GpuProcess,
+    GpusUnavailable,
+    Health,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +49,11 @@ _POLL_SECONDS = 0.2
 
 class InvalidCards(ValueError):
     """A file of cards that is not usable; the message names the file, the line or the field, and the remedy."""
+
+
+class _ProcessEntry(Struct, rename={"memory_mib": "memoryMiB"}, forbid_unknown_fields=True):
+    pid: int
+    memory_mib: int | None = None
 
 
 class _CardEntry(
@@ -50,6 +68,7 @@ class _CardEntry(
     healthy: bool = True
     reason: str = ""
     properties: dict[str, str | int | float] = {}
+    processes: list[_ProcessEntry] = []
 
 
 class _CardsFile(Struct, forbid_unknown_fields=True):
@@ -65,6 +84,10 @@ _NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # in lower case 
 
 def parse(text: str, source: str) -> Inventory:
     """Cards and health of a file's text. Raises InvalidCards."""
+    return _inventory(_entries(text, source), source)
+
+
+def _entries(text: str, source: str) -> list[_CardEntry]:
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -72,9 +95,12 @@ def parse(text: str, source: str) -> Inventory:
         where = f"{source}:{mark.line + 1}" if mark is not None else source
         raise InvalidCards(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
     try:
-        entries = msgspec.convert(document, _CardsFile).cards
+        return msgspec.convert(document, _CardsFile).cards
     except msgspec.ValidationError as error:
         raise InvalidCards(f"{source}: {error}; see the format in docs/reference/deviceplugin.md") from error
+
+
+def _inventory(entries: list[_CardEntry], source: str) -> Inventory:
     cards, health = [], {}
     indices: set[int] = set()
     for position, entry in enumerate(entries):
@@ -112,13 +138,14 @@ class SimulatedGpus:
     def __init__(self, path: Path) -> None:
         """Raises GpusUnavailable when there are no cards to begin with."""
         self._path = path
+        self._modes_file = path.with_name(f"{path.name}.modes")
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stamp = _stamp(path)
         self._unreadable = False
         try:
             self._text = path.read_text()
-            self._inventory = parse(self._text, str(path))
+            self._take(self._text)
         except (OSError, UnicodeDecodeError, InvalidCards) as error:
             raise GpusUnavailable(f"no simulated cards: {error}") from error
 
@@ -143,6 +170,46 @@ class SimulatedGpus:
     def close(self) -> None:
         self._closed.set()
 
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        self._check(uuid)
+        with self._lock:
+            return self._modes().get(uuid, ComputeMode.DEFAULT)
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        self._check(uuid)
+        with self._lock:
+            modes = self._modes() | {uuid: mode}
+            scratch = self._modes_file.with_name(f"{self._modes_file.name}.{os.getpid()}")
+            try:
+                scratch.write_bytes(msgspec.json.encode(modes))
+                scratch.replace(self._modes_file)
+            except OSError as error:
+                raise CardUnwilling(f"card {uuid}: its compute mode cannot be kept: {error}") from error
+
+    def processes(self, uuid: str) -> list[GpuProcess]:
+        self._check(uuid)
+        return list(self._processes.get(uuid, ()))
+
+    def _check(self, uuid: str) -> None:
+        if all(card.uuid != uuid for card in self._read()[0]):
+            raise CardUnwilling(f"card {uuid} is not in {self._path}")
+
+    def _modes(self) -> dict[str, ComputeMode]:
+        try:
+            return msgspec.json.decode(self._modes_file.read_bytes(), type=dict[str, ComputeMode])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def _take(self, text: str) -> None:
+        entries = _entries(text, str(self._path))
+        self._inventory = _inventory(entries, str(self._path))
+        self._processes = {
+            entry.uuid: [
+                GpuProcess(one.pid, None if one.memory_mib is None else MiB(one.memory_mib)) for one in entry.processes
+            ]
+            for entry in entries
+        }
+
     def _read(self) -> Inventory:
         with self._lock:
             stamp = _stamp(self._path)
@@ -152,7 +219,7 @@ class SimulatedGpus:
             try:
                 text = self._path.read_text()
                 if text != self._text:
-                    self._inventory = parse(text, str(self._path))
+                    self._take(text)
                     _log.info("simulated cards read", path=str(self._path), cards=len(self._inventory[0]))
             except (OSError, UnicodeDecodeError, InvalidCards) as error:
                 if stamp != self._stamp or not self._unreadable:

@@ -102,6 +102,14 @@ class Election:
         """Who was last seen to have it; "" and None as in `Record`."""
         return None if self._seen is None else self._seen.record.holder
 
+    @property
+    def token(self) -> str:
+        """UID of the Lease that was last seen, and how often it had gone from one holder to another; "" for none."""
+        seen = self._seen
+        return (
+            "" if seen is None else f"{_text(_dict(seen.lease.get('metadata')).get('uid'))}/{seen.record.transitions}"
+        )
+
     def call(self, now: float, wall: datetime) -> Call:
         """What to send now. `wall` is only written for people to read."""
         if self._absent:

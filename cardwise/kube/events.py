@@ -161,10 +161,10 @@ class EventRecorder:
                 self._write(note)
             except errors.KubeError as error:
                 self.failed += 1
-                _log.warning("event not written", reason=note.reason, about=note.regarding.name, error=str(error))
+                _log.warning("event not written", reason=note.reason, error=str(error), **_subject(note.regarding))
             except Exception:  # noqa: BLE001 - outermost loop; logged and counted
                 self.failed += 1
-                _log.exception("event not written", reason=note.reason, about=note.regarding.name)
+                _log.exception("event not written", reason=note.reason, **_subject(note.regarding))
 
     def _write(self, note: _Note) -> None:
         if not self._may(note.regarding):
@@ -226,6 +226,12 @@ class EventRecorder:
             return False
         bucket.tokens -= 1.0
         return True
+
+
+def _subject(about: ObjectRef) -> dict[str, str]:
+    """The object, as lines of the log name it."""
+    name = f"{about.namespace}/{about.name}" if about.namespace else about.name
+    return {"pod": name, "uid": about.uid} if about.kind == "Pod" else {"resource": about.kind, "object": name}
 
 
 def _trim(table: OrderedDict[Any, Any]) -> None:

@@ -86,6 +86,11 @@ class LeaderElector:
         return self._election.claim.epoch
 
     @property
+    def token(self) -> str:
+        """Which Lease it is, and a number that grows with every new holder; see `Election.token`."""
+        return self._election.token
+
+    @property
     def holder(self) -> str | None:
         """Who was last seen to have it; "" for nobody, None where it is not known."""
         return self._holder

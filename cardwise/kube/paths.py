@@ -40,6 +40,10 @@ def events(namespace: str = "", name: str = "") -> str:
     return namespaced(_CORE, "events", namespace, name)
 
 
+def selfsubjectreviews() -> str:
+    return "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+
+
 def extendedresources(name: str = "", sub: str = "") -> str:
     return _join(f"{_CARDWISE}/extendedresources", name, sub)
 
@@ -50,6 +54,18 @@ def resourceclasses(name: str = "", sub: str = "") -> str:
 
 def gpuquotas(namespace: str = "", name: str = "", sub: str = "") -> str:
     return namespaced(_CARDWISE, "gpuquotas", namespace, name, sub)
+
+
+def podgroups(namespace: str = "", name: str = "", sub: str = "") -> str:
+    return namespaced(_CARDWISE, "podgroups", namespace, name, sub)
+
+
+def poddisruptionbudgets(namespace: str = "", name: str = "") -> str:
+    return namespaced("/apis/policy/v1", "poddisruptionbudgets", namespace, name)
+
+
+def jobs(namespace: str = "", name: str = "") -> str:
+    return namespaced("/apis/batch/v1", "jobs", namespace, name)
 
 
 def leases(namespace: str = "", name: str = "") -> str:

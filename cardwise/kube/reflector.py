@@ -79,6 +79,7 @@ class Pace:
 
 class Reflector(Generic[T]):
     """`project` turns an object's JSON into (key, compact value), or None to ignore it (and drop it if it was known).
+    `named` tells "namespace/name" or the name from these two, where they do: in a list each object is read once less.
 
     Metrics read the plain counters: `relists`, `events`, `errors` (failed calls), `handler_errors` (exceptions of
     handler or projection). `store` may be read from any thread; `synced` is set after the first whole list.
@@ -93,6 +94,7 @@ class Reflector(Generic[T]):
         *,
         query: Query | None = None,
         name: str = "",
+        named: Callable[[str, T], str] | None = None,
         list_limit: int = 1000,
         pace: Pace | None = None,
     ) -> None:
@@ -107,6 +109,7 @@ class Reflector(Generic[T]):
         self._path = path
         self._query = dict(query or {})
         self._project = project
+        self._named = named
         self._handler = handler
         self._limit = list_limit
         self._pace = pace or Pace()
@@ -206,15 +209,16 @@ class Reflector(Generic[T]):
                 decoded = _decode_list(page)
                 version = decoded.metadata.resource_version
                 for raw in decoded.items or ():
-                    head = _decode_head(raw).metadata
-                    identity = _identity(head)
                     try:
                         projected = self._project(bytes(raw))
                     except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                        identity = _identity(_decode_head(raw).metadata)
                         self._count_handler_error("projection failed", identity)
                         unreadable.append(identity)
                         continue
                     if projected is not None:
+                        named = self._named
+                        identity = named(*projected) if named is not None else _identity(_decode_head(raw).metadata)
                         fresh.append((identity, *projected))
         except errors.Gone:
             self._expired_before = True

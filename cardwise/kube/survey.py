@@ -1,10 +1,10 @@
-"""One look at the whole cluster: cards and their classes, who holds what, quotas, each from a consistent list.
+"""One look at the whole cluster: cards, devices and their classes, who holds what, quotas, each from a consistent list.
 
 For programs that look once (the CLI, the demo). The extender keeps the same picture alive with reflectors, and decodes
-cards by the same function.
+cards and devices by the same functions.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, TypeVar
@@ -14,30 +14,47 @@ import msgspec
 from cardwise.core import assignment, classes, names, quotas, request
 from cardwise.core.cards import FULL_CORE, Card
 from cardwise.core.classes import Classifier, DeviceClass
+from cardwise.core.devices import Device
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.mpsplaces import SILENT, UNKNOWN
 from cardwise.core.quantity import MiB, Percent
 from cardwise.core.quotas import GPUQuota, Room
-from cardwise.kube import errors, paths, wire
+from cardwise.kube import errors, mpsread, paths, wire
 from cardwise.kube.client import KubeClient
 
 _T = TypeVar("_T")
 
+OTHERS = "other namespaces"  # stands for the namespace of pods that may not be read
+
 
 @dataclass(slots=True)
 class Survey:
-    """`ledger` knows nodes with cards; `addresses` are their InternalIPs; `classes` are by name.
+    """`ledger` knows nodes with cards or devices; `addresses` are their InternalIPs; `classes` are by name.
 
-    `problems` are the pods, classes and quotas that cannot be read.
+    `resources` are the cards and the devices. `problems` are the pods, classes and quotas that cannot be read, and
+    `partial` says, where not all pods may be read, what is less exact for it.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
     addresses: dict[str, str] = field(default_factory=dict)
-    cards: list[wire.ExtendedResource] = field(default_factory=list)
+    resources: list[wire.ExtendedResource] = field(default_factory=list)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
     quotas: list[GPUQuota] = field(default_factory=list)
     waiting: list[tuple[str, str, request.PodRequest]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    partial: str = ""
+
+    def missing(self, name: str) -> str:
+        """Why nothing can be in the class, in two words; "" where something can be, so where it limits."""
+        if name in self.classes or name in self._automatic():
+            return ""
+        broken = any(problem.startswith(f"ResourceClass {name}: ") for problem in self.problems)
+        return "unreadable class" if broken else "no such class"
+
+    def _automatic(self) -> set[str]:
+        """The classes that cards are in by their models, though there may be no object of that name."""
+        return {classes.name_of_model(one.spec.model) for one in self.resources if one.spec.model and not is_other(one)}
 
     def rooms(self, namespace: str) -> list[tuple[GPUQuota, Room]]:
         """What each entry of the namespace's GPUQuotas leaves, and whose it is."""
@@ -68,18 +85,38 @@ class _Container(msgspec.Struct, rename="camel"):
     name: str = ""
     resources: _Resources = msgspec.field(default_factory=_Resources)
     restart_policy: str = ""
+    security_context: wire.RunAs | None = None
 
 
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     containers: list[_Container] = []
     init_containers: list[_Container] = []
+    security_context: wire.RunAs | None = None
+    host_users: bool | None = None
 
 
 class _Pod(msgspec.Struct):
     metadata: wire.ObjectMeta
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+
+
+class _Allocated(msgspec.Struct, rename="camel"):
+    memory_mib: int = msgspec.field(default=0, name="memoryMiB")
+    core_percent: int = 0
+    shares: int = 0
+    whole: bool = False
+
+
+class _Status(wire.ExtendedResourceStatus, rename="camel"):
+    """With what the extender writes."""
+
+    allocated: _Allocated = msgspec.field(default_factory=_Allocated)
+
+
+class _Resource(wire.ExtendedResource):
+    status: _Status = msgspec.field(default_factory=_Status)
 
 
 class _Amounts(msgspec.Struct):
@@ -93,32 +130,63 @@ class _ResourceQuota(msgspec.Struct):
     status: _Amounts = msgspec.field(default_factory=_Amounts)
 
 
-def take(client: KubeClient, *, namespace: str = "", addresses: bool = True) -> Survey:
+def take(
+    client: KubeClient, *, namespace: str = "", addresses: bool = True, own: str = "", beyond: bool = False
+) -> Survey:
     """Reads ExtendedResources, ResourceClasses, GPUQuotas and pods, and nodes for their addresses. Raises `KubeError`.
 
     With a namespace, pods and quotas of no other are read, which takes fewer rights: what that namespace holds is
-    whole then, what is free is not.
+    whole then, what is free is not. With `own`, where pods of all namespaces may not be read those of this one are,
+    and what the others hold is taken from the statuses of cards and devices. With `beyond` what these say beyond the
+    pods that are there counts as well: the extender keeps the share of one that vanished until its node is heard.
     """
     survey = Survey()
     if addresses:
         for node in _items(client, paths.nodes(), wire.Node):
             internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
             survey.addresses[node.metadata.name] = internal[0] if internal else "unknown"
-    survey.cards += _items(client, paths.extendedresources(), wire.ExtendedResource)
+    resources = list(_items(client, paths.extendedresources(), _Resource))
+    survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
     found = _read(survey, "ResourceClass", _ours(client, paths.resourceclasses()), classes.parse)
     survey.classes = {one.name: one for one in found}
     survey.quotas = list(_read(survey, "GPUQuota", _ours(client, paths.gpuquotas(namespace)), quotas.parse))
     classifier = Classifier(survey.classes.values())
-    by_node: dict[str, list[Card]] = {}
-    for resource in survey.cards:
-        by_node.setdefault(resource.spec.node, []).append(card_of(resource, classifier))
-    for name, cards in by_node.items():
-        survey.ledger.set_cards(name, cards)
-    for pod in _items(client, paths.pods(namespace), _Pod):
+    cards: dict[str, list[Card]] = {}
+    devices: dict[str, list[Device]] = {}
+    for resource in survey.resources:
+        if is_other(resource):
+            devices.setdefault(resource.spec.node, []).append(device_of(resource, classifier))
+        else:
+            cards.setdefault(resource.spec.node, []).append(card_of(resource, classifier))
+    for name, cards_of_node in cards.items():
+        survey.ledger.set_cards(name, cards_of_node)
+    for name, devices_of_node in devices.items():
+        survey.ledger.set_devices(name, devices_of_node)
+    try:
+        pods = list(_items(client, paths.pods(namespace), _Pod))
+    except errors.Forbidden:
+        if not own:
+            raise
+        survey.partial = (
+            "you may not read the pods of all namespaces: what others hold is as the cards' statuses say, some seconds "
+            "old and without names"
+        )
+        pods = _allowed_pods(client, own)
+    for pod in pods:
         _add_pod(survey, pod)
     _add_held(survey)
+    if survey.partial or beyond:
+        _add_others(survey, resources)
     return survey
+
+
+def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
+    """Of the namespace; none where they may not be read either."""
+    try:
+        return list(_items(client, paths.pods(namespace), _Pod))
+    except errors.Forbidden:
+        return []
 
 
 def native_quotas(client: KubeClient, namespace: str = "") -> list[NativeQuota]:
@@ -133,8 +201,13 @@ def native_quotas(client: KubeClient, namespace: str = "") -> list[NativeQuota]:
     return found
 
 
+def is_other(resource: wire.ExtendedResource) -> bool:
+    """Whether it is a device that is no GPU."""
+    return resource.spec.kind != classes.KIND
+
+
 def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
-    """What selectors see of a card: what its node says of it, and what people have put on its object."""
+    """What selectors see of a card or a device: what its node says of it, and what people have put on its object."""
     spec = resource.spec
     return classes.labels(
         node=spec.node,
@@ -144,6 +217,7 @@ def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
         memory=MiB(spec.memory_mib),
         properties=spec.properties,
         own=resource.metadata.labels,
+        kind=spec.kind,
     )
 
 
@@ -162,8 +236,24 @@ def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = Non
         mem=MiB(spec.memory_mib),
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
+        cordoned=spec.unschedulable,
         classes=of,
         priority=classifier.priority_of(of) if classifier is not None else 0,
+        mps=mpsread.of_card(resource.status.mps),
+    )
+
+
+def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = None) -> Device:
+    """As `card_of`, of an ExtendedResource that is no GPU."""
+    spec = resource.spec
+    return Device(
+        uuid=intern(spec.uuid),
+        kind=intern(spec.kind),
+        index=spec.index,
+        model=intern(spec.model),
+        healthy=resource.status.health == "Healthy",
+        cordoned=spec.unschedulable,
+        classes=classifier.classes_of(labels_of(resource)) if classifier is not None else frozenset(),
     )
 
 
@@ -222,7 +312,8 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
-                holding = Holding(meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned)
+                party = mpsread.of_pod(meta.annotations, pod.spec, assigned.containers)
+                holding = Holding(meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned, party=party)
                 survey.ledger.hold(holding)
             return
         asked = request.parse(msgspec.to_builtins(pod))
@@ -234,24 +325,70 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
 
 
 def _add_held(survey: Survey) -> None:
-    """Shares whose pod object is gone: one holding per pod, over all its containers and the cards that report it."""
+    """What is held of pods whose object is gone: one holding per pod, over all that reports it."""
     shares: dict[str, list[assignment.CardShare]] = {}
+    devices: dict[str, list[assignment.DeviceShare]] = {}
     pods: dict[str, tuple[wire.HeldShare, str]] = {}
-    for resource in survey.cards:
+    for resource in survey.resources:
         spec = resource.spec
         for held in resource.status.held or ():
-            share = assignment.CardShare(
-                spec.index,
-                spec.uuid,
-                MiB(held.memory_mib),
-                Percent(held.core_percent),
-                MiB(spec.memory_mib),
-                is_whole(held, spec.memory_mib),
-            )
-            shares.setdefault(held.pod_uid, []).append(share)
+            if is_other(resource):
+                # By which of its classes it was asked for, nobody tells and nothing depends on.
+                devices.setdefault(held.pod_uid, []).append(assignment.DeviceShare("", spec.uuid))
+            else:
+                shares.setdefault(held.pod_uid, []).append(_held_share(held, spec))
             pods[held.pod_uid] = (held, spec.node)
-    for uid, of_pod in shares.items():
-        held, node = pods[uid]
+    for uid, (held, node) in pods.items():
         if survey.ledger.holding(uid) is None:
-            assigned = assignment.Assignment({"held": tuple(of_pod)})
-            survey.ledger.hold(Holding(uid, held.namespace, held.name, node, assigned, mark="held"))
+            assigned = assignment.Assignment(
+                {"held": tuple(shares[uid])} if uid in shares else {},
+                {"held": tuple(devices[uid])} if uid in devices else {},
+            )
+            survey.ledger.hold(Holding(uid, held.namespace, held.name, node, assigned, "held", UNKNOWN))
+
+
+def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:
+    """What is allocated beyond the pods that are known: one holding without a name per card or device."""
+    known: dict[str, list[assignment.CardShare]] = {}
+    taken: set[str] = set()
+    for holding in survey.ledger.holdings():
+        node = survey.ledger.node(holding.node)
+        for share in holding.assignment.shares():
+            position = node.position(share) if node is not None else None
+            if node is not None and position is not None:
+                known.setdefault(node.cards[position].uuid, []).append(share)
+        taken |= {device.uuid for device in holding.assignment.device_shares()}
+    for resource in resources:
+        spec, allocated = resource.spec, resource.status.allocated
+        if is_other(resource):
+            free = not allocated.shares or spec.uuid in taken
+            assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.DeviceShare("", spec.uuid),)})
+        else:
+            assigned = assignment.Assignment(_rest(spec, allocated, known.get(spec.uuid, [])))
+        if assigned.containers or assigned.devices:
+            others = Holding(f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, party=SILENT)
+            survey.ledger.hold(others)
+
+
+def _rest(
+    spec: wire.ExtendedResourceSpec, allocated: _Allocated, known: Sequence[assignment.CardShare]
+) -> dict[str, tuple[assignment.CardShare, ...]]:
+    """As many shares as are not known, of which the first stands for all their memory."""
+    mem = max(0, allocated.memory_mib - sum(share.mem for share in known))
+    core = max(0, allocated.core_percent - sum(share.core for share in known))
+    shares = max(int(mem > 0), allocated.shares - len(known))
+    total, whole = MiB(spec.memory_mib), allocated.whole and not known
+    first = assignment.CardShare(spec.index, spec.uuid, MiB(mem), Percent(core), total, whole)
+    more = assignment.CardShare(spec.index, spec.uuid, MiB(0), Percent(0), total)
+    return {"pod": (first, *[more] * (shares - 1))} if shares else {}
+
+
+def _held_share(held: wire.HeldShare, spec: wire.ExtendedResourceSpec) -> assignment.CardShare:
+    return assignment.CardShare(
+        spec.index,
+        spec.uuid,
+        MiB(held.memory_mib),
+        Percent(held.core_percent),
+        MiB(spec.memory_mib),
+        is_whole(held, spec.memory_mib),
+    )

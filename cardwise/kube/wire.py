@@ -9,6 +9,8 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct, field
 
+from cardwise.core import classes
+
 
 class ObjectMeta(Struct, rename="camel", frozen=True):
     """Times are RFC 3339 strings as sent."""
@@ -50,6 +52,12 @@ class ListHead(Struct):
     metadata: ListMeta = field(default_factory=ListMeta)
 
 
+class ListBegin(Struct):
+    """As ListHead, of a List that surely has its metadata."""
+
+    metadata: ListMeta
+
+
 class List(Struct):
     """A List whose items are still JSON. They point into the page's bytes: keep projections, not items."""
 
@@ -83,6 +91,12 @@ class ContainerState(Struct):
     terminated: Present | None = None
 
 
+class RunAs(Struct, rename="camel"):
+    """The securityContext of a pod or a container, of which only its user is read."""
+
+    run_as_user: int | None = None
+
+
 class PodSpecHead(Struct, rename="camel"):
     node_name: str = ""
 
@@ -113,15 +127,29 @@ class Namespace(Struct):
     metadata: ObjectMeta
 
 
+class Cordon(Struct, frozen=True, omit_defaults=True):
+    """Who has cordoned a card or device, when and why, for people. `at` is RFC 3339."""
+
+    reason: str = ""
+    by: str = ""
+    at: str = ""
+
+
 class ExtendedResourceSpec(Struct, rename="camel"):
-    """One physical card, as its device plugin describes it (docs/design/0001-contracts.md)."""
+    """One card, or a device of another kind, as its device plugin describes it (docs/design/0001 and 0004).
+
+    `index` counts those of its kind. Only cards have memory. `unschedulable` and `cordon` are people's.
+    """
 
     node: str
     index: int
     uuid: str
+    kind: str = classes.KIND
     model: str = ""
     memory_mib: int = field(default=0, name="memoryMiB")
     properties: dict[str, str] = {}
+    unschedulable: bool = False
+    cordon: Cordon = field(default_factory=Cordon)
 
 
 class OwnerReference(Struct, rename="camel", frozen=True):
@@ -140,7 +168,8 @@ class OwnedMeta(ObjectMeta, frozen=True):
 
 
 class HeldShare(Struct, rename="camel"):
-    """What a container holds on a card, of a pod whose object is gone and whose containers are not.
+    """What a container holds on a card, of a pod whose object is gone and whose containers are not; or the device that
+    it holds, without memory then.
 
     `container` is the container's key, "" where the device plugin that gave the share was of an older version: nobody
     said then whether a card is held as a whole.
@@ -155,12 +184,25 @@ class HeldShare(Struct, rename="camel"):
     whole: bool = False
 
 
+class MpsStatus(Struct, rename="camel"):
+    """How a card's MPS is, as its node's manager says (docs/design/0005-mps.md)."""
+
+    mode: str = ""
+    state: str = ""
+    reason: str = ""
+    multi_user: bool = False
+    max_clients: int = 0
+
+
 class ExtendedResourceStatus(Struct, rename="camel"):
-    """`health` is Healthy or Unhealthy, "" before the first report; `card_access` is cdi or env."""
+    """`health` is Healthy or Unhealthy, "" before the first report; `card_access` is cdi or env. `mps`: None where the
+    node has no MPS manager.
+    """
 
     health: str = ""
     reason: str = ""
     card_access: str = ""
+    mps: MpsStatus | None = None
     held: list[HeldShare] | None = None
 
 

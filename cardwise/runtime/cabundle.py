@@ -6,7 +6,7 @@ upgrade (which drops what we wrote), or be edited. The chart leaves `caBundle` o
 
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,9 @@ class CaBundle:
     changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
 
     `set` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
+
+    `on_other` (if given) is called when another bundle is found, and has `set` called: of several replicas one renews,
+    and the others, which look into the store twice a day, would write the former bundle over its, and it over theirs.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class CaBundle:
         interval: float = 300.0,
     ) -> None:
         self.asserted = threading.Event()
+        self.on_other: Callable[[], None] | None = None
+        self._sure = False  # the bundle has come since another one was found
         self._client = client
         self._paths = [
             *(paths.mutatingwebhookconfigurations(name) for name in mutating),
@@ -52,12 +57,13 @@ class CaBundle:
         self._thread = threading.Thread(target=self._run, name="ca-bundle", daemon=True)
 
     def set(self, ca_pem: bytes) -> None:
-        """The bundle to assert from now on (PEM). Returns at once; cheap when it is the same."""
+        """The bundle to assert from now on (PEM). Returns at once."""
         bundle = base64.b64encode(ca_pem).decode()
         if bundle != self._bundle:
             self._bundle = bundle
             self.asserted.clear()
-            self._wake.set()
+        self._sure = True
+        self._wake.set()
 
     def start(self) -> None:
         for reflector in self._reflectors:
@@ -73,10 +79,13 @@ class CaBundle:
             self._thread.join(5.0)
 
     def ensure(self) -> bool:
-        """One round. False when a configuration does not exist (yet). Raises KubeError."""
+        """One round. False when a configuration does not exist (yet), or has another bundle that may be newer than
+        ours. Raises KubeError.
+        """
         if not self._bundle:
             return False
         found = [self._assert(path, self._bundle) for path in self._paths]
+        self._sure = False
         return all(found)
 
     def _assert(self, path: str, bundle: str) -> bool:
@@ -88,6 +97,9 @@ class CaBundle:
             patch = bundle_patch(configuration, bundle)
             if not patch:
                 return True
+            if self.on_other is not None and not self._sure and has_another(configuration, bundle):
+                self.on_other()
+                return False
             try:
                 self._client.patch(path, patch, "json", FIELD_MANAGER)
             except (errors.Conflict, errors.Invalid) as error:
@@ -142,6 +154,12 @@ def bundle_patch(configuration: dict[str, Any], bundle: str) -> list[dict[str, A
     # Positions are only right for the version that was read.
     version = configuration["metadata"]["resourceVersion"]
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
+
+
+def has_another(configuration: dict[str, Any], bundle: str) -> bool:
+    """Whether a webhook has a bundle that is not this one. The chart leaves it out."""
+    found = (webhook["clientConfig"].get("caBundle") for webhook in configuration.get("webhooks") or [])
+    return any(each and each != bundle for each in found)
 
 
 class _Versioned(msgspec.Struct):

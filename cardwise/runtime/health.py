@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz on a plain port of their own.
+"""/metrics, /healthz, /readyz and /configz on a plain port of their own.
 
 Apart from the serving port because probes and scrapers have no client certificates, and because the device plugin and
 the MPS part serve nothing else. Runs in threads, so start it in the process whose health it tells (after a fork).
@@ -6,15 +6,18 @@ the MPS part serve nothing else. Runs in threads, so start it in the process who
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import prometheus_client
 import structlog
 from prometheus_client import CollectorRegistry, exposition
 
+from cardwise.runtime import configz
 from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger(__name__)
@@ -23,12 +26,23 @@ Problems = Callable[[], Sequence[str]]
 """Why the part is not ready (or not alive), a line each; none: it is. Must answer quickly; may raise."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a serving process needs from `main` to show itself: where, its settings, and its certificates' folder."""
+
+    bind: HostPort
+    config: Mapping[str, Any] = field(default_factory=dict)
+    certificates: Path | None = None
+
+
 def _none() -> Sequence[str]:
     return ()
 
 
 class HealthServer:
-    """`ready` is asked by /readyz, `alive` by /healthz (by default whoever answers is alive)."""
+    """`ready` is asked by /readyz, `alive` by /healthz (by default whoever answers is alive). `config`: the settings in
+    effect, as `configz.of` has them.
+    """
 
     def __init__(
         self,
@@ -37,9 +51,11 @@ class HealthServer:
         ready: Problems = _none,
         alive: Problems = _none,
         registry: CollectorRegistry = prometheus_client.REGISTRY,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Binds at once. Raises OSError when the port is taken; port 0 takes a free one, see `port`."""
-        handler = type("_BoundHandler", (_Handler,), {"ready": ready, "alive": alive, "registry": registry})
+        bound = {"ready": ready, "alive": alive, "registry": registry, "config": config or {}}
+        handler = type("_BoundHandler", (_Handler,), bound)
         # "" as the host: IPv6 with IPv4 mapped where the machine has it, since kubelet and Prometheus use either.
         host, family = bind.host, socket.AF_INET6 if ":" in bind.host else socket.AF_INET
         if not host and socket.has_dualstack_ipv6():
@@ -99,6 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
     ready: Problems
     alive: Problems
     registry: CollectorRegistry
+    config: Mapping[str, Any]
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -108,8 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._verdict(type(self).ready)
         elif path == "/healthz":
             self._verdict(type(self).alive)
+        elif path == "/configz":
+            self._answer(HTTPStatus.OK, configz.encode(type(self).config), "application/json")
         else:
-            self._answer(HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz\n")
+            self._answer(HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n")
 
     do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
 

@@ -60,7 +60,8 @@ def setup(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> 
 
 def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
     if fmt == "text":
-        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback  # not the values of all variables
+        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
 
 

@@ -8,6 +8,7 @@ no client ever meets a certificate that it cannot verify: the next CA is first o
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Self
 
 from cardwise.runtime.certs import KeyPair, Use, hosts_of, issued_by, new_authority, new_leaf, normal_hosts
 
@@ -22,13 +23,35 @@ OLD_CERT, OLD_SINCE = "authority-old.crt", "authority-old.since"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
-    """`overlap` must be longer than the slowest client takes to learn a new bundle, and than two check intervals."""
+    """`overlap` must be longer than the slowest client takes to learn a new bundle, and than two check intervals.
+
+    kube-scheduler reads its certificate and the bundle at its start and never again. So the client's certificate lives
+    longer than the server's, and `overlap` must be as long as such a client may run: see `for_slow_clients`.
+    """
 
     authority: timedelta = timedelta(days=3650)
     authority_renew: timedelta = timedelta(days=730)  # replace the CA when it has less left
     leaf: timedelta = timedelta(days=365)
     leaf_renew: timedelta = timedelta(days=90)
+    client: timedelta = timedelta(days=3 * 365)
+    client_renew: timedelta = timedelta(days=2 * 365)
     overlap: timedelta = timedelta(days=30)
+
+    @classmethod
+    def for_slow_clients(cls) -> Self:
+        """A client that started at any time may run for a year: as long as any of what it read is good for."""
+        return cls(authority_renew=timedelta(days=3 * 365), overlap=timedelta(days=365))
+
+    @classmethod
+    def every(cls, period: timedelta) -> Self:
+        """The leafs are renewed after one period, the CA after two; they live as long as always."""
+        usual = cls()
+        return cls(
+            authority_renew=usual.authority - 2 * period,
+            leaf_renew=usual.leaf - period,
+            client_renew=usual.client - period,
+            overlap=min(period, usual.overlap),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +124,15 @@ def _renew_leaf(
         certificate, issuer = leaf.certificate(), authority.certificate()
         # A leaf is cut to its CA's end, so at that end there is nothing to gain from another one.
         left = certificate.not_valid_after_utc - now
-        due = left < lifetimes.leaf_renew and certificate.not_valid_after_utc < issuer.not_valid_after_utc
+        renew = lifetimes.leaf_renew if use is Use.SERVER else lifetimes.client_renew
+        due = left < renew and certificate.not_valid_after_utc < issuer.not_valid_after_utc
         if not due and issued_by(certificate, issuer):
             if hosts <= hosts_of(certificate):
                 return
             hosts |= hosts_of(certificate)
     name = wanted.name if use is Use.SERVER else f"{wanted.name}-client"
-    fresh = new_leaf(authority, name, sorted(hosts), use, now=now, lifetime=lifetimes.leaf)
+    lifetime = lifetimes.leaf if use is Use.SERVER else lifetimes.client
+    fresh = new_leaf(authority, name, sorted(hosts), use, now=now, lifetime=lifetime)
     files[names[0]], files[names[1]] = fresh.cert, fresh.key
 
 

@@ -59,6 +59,7 @@ class Server:
     """`app` is called in the worker process and returns the WSGI application; threads belong into the hooks.
 
     - `on_worker_start`: in the worker, before the first request; an exception ends the server.
+    - `on_worker_stopping`: in the worker, when it begins to stop; ends what calls wait for. Returns at once.
     - `on_worker_stop`: when requests are done or `graceful_timeout` (seconds) is nearly over.
 
     `slow_bind`: connections to it are served by up to `slow_threads` threads of their own. `client_ca`: refuse clients
@@ -74,6 +75,7 @@ class Server:
         tls: TlsFiles | None = None,
         client_ca: bool = False,
         on_worker_start: Hook | None = None,
+        on_worker_stopping: Hook | None = None,
         on_worker_stop: Hook | None = None,
         slow_bind: HostPort | None = None,
         slow_threads: int = 64,
@@ -88,7 +90,9 @@ class Server:
         self._settings: dict[str, Any] = {
             "bind": [str(address) if address.host else f"[::]:{address.port}" for address in addresses],
             "workers": 1,
-            "worker_class": gthreads.worker_class(slow=slow_bind is not None, slow_threads=slow_threads),
+            "worker_class": gthreads.worker_class(
+                slow=slow_bind is not None, slow_threads=slow_threads, stopping=on_worker_stopping
+            ),
             "threads": threads,
             "worker_connections": 10_000,
             "keepalive": KEEPALIVE_SECONDS,

@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import click
 
+from cardwise.core import names
+from cardwise.core.cards import FULL_CORE
 from cardwise.kube.errors import KubeConfigError, KubeError
 from cardwise.runtime.logs import LogFormat, LogLevel
 
@@ -101,6 +103,24 @@ class Common:
     metrics_bind: HostPort
 
 
+# Of the parts that run beside the cards: they must be given the same.
+simulated_cards_option = click.option(
+    "--simulated-cards",
+    type=click.Path(dir_okay=False, path_type=Path),
+    show_envvar=True,
+    help="YAML file of cards, read again when it changes, instead of the machine's NVIDIA cards.",
+)
+
+core_overcommit_option = click.option(
+    "--core-overcommit",
+    type=click.IntRange(min=FULL_CORE, max=10 * FULL_CORE),
+    default=FULL_CORE,
+    show_envvar=True,
+    help=f"Percent of a card's SMs that shares may ask for in sum ({names.GPU_CORE}); above 100 they compete for them. "
+    "Extender and device plugins must say the same.",
+)
+
+
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator, below `@click.command`: adds the shared options and passes them as one argument, `common: Common`."""
 
@@ -133,7 +153,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default=HostPort("", 9400),
         envvar="CARDWISE_METRICS_BIND",
         show_envvar=True,
-        help="Where /metrics, /healthz and /readyz are served.",
+        help="Where /metrics, /healthz, /readyz and /configz are served.",
     )
     @functools.wraps(command)
     def wrapper(

@@ -19,13 +19,25 @@ from cardwise.runtime import filesets, rotation
 from cardwise.runtime.certstore import CertStore, DirStore, SecretStore, Stored
 from cardwise.runtime.rotation import Lifetimes, Wanted
 
-__all__ = ["CertStore", "Checks", "DirStore", "Given", "Lifetimes", "Rotator", "SecretStore", "Stored", "Unusable"]
+__all__ = [
+    "INTERVAL",
+    "CertStore",
+    "Checks",
+    "DirStore",
+    "Given",
+    "Lifetimes",
+    "Rotator",
+    "SecretStore",
+    "Stored",
+    "Unusable",
+]
 
 _log = structlog.get_logger(__name__)
 
 _SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
 _CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
 _ATTEMPTS = 10
+INTERVAL = 12 * 3600.0  # seconds between two checks
 
 
 class Checks(ABC):
@@ -40,6 +52,7 @@ class Checks(ABC):
         self._on_bundle = on_bundle
         self._interval = interval
         self._stopping = threading.Event()
+        self._due = threading.Event()
         self._thread: threading.Thread | None = None
 
     @abstractmethod
@@ -51,8 +64,13 @@ class Checks(ABC):
         self._thread = threading.Thread(target=self.run, name="certificates", daemon=True)
         self._thread.start()
 
+    def check(self) -> None:
+        """Once more, and soon, in the thread: somebody has seen a sign that what we know is not the newest."""
+        self._due.set()
+
     def stop(self, timeout: float = 5.0) -> None:
         self._stopping.set()
+        self._due.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
@@ -60,6 +78,7 @@ class Checks(ABC):
         """Checks now and every `interval`, sooner after a failure; returns after `stop`."""
         backoff = Backoff(initial=1.0, cap=min(300.0, self._interval))
         while not self._stopping.is_set():
+            self._due.clear()
             delay = self._interval
             try:
                 bundle = self.ensure()
@@ -72,7 +91,7 @@ class Checks(ABC):
             except Exception:  # noqa: BLE001 - outermost loop; certificates must go on being checked
                 delay = backoff.next()
                 _log.exception("certificate check failed", retry_in=round(delay, 1))
-            self._stopping.wait(delay)
+            self._due.wait(delay)
 
 
 class Rotator(Checks):
@@ -89,7 +108,7 @@ class Rotator(Checks):
         lifetimes: Lifetimes | None = None,
         *,
         on_bundle: Callable[[bytes], None] | None = None,
-        interval: float = 12 * 3600.0,
+        interval: float = INTERVAL,
         name: str = "cardwise",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

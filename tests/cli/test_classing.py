@@ -48,28 +48,26 @@ def test_one_class_with_its_users_and_one_without():
 
 @pytest.mark.parametrize(("edited", "said"), [(False, "yes"), (True, "edited")])
 def test_an_automatic_class_that_a_person_has_changed_says_so(edited, said):
-    one = resource_class("k80", auto=True, edited=edited, selector=K80_SELECTOR)
+    one = resource_class(K80_CLASS, auto=True, edited=edited, selector=K80_SELECTOR)
     assert classing.table(views(lists(resourceclasses=[one]))).splitlines()[1].split()[-1] == said
 
 
 def test_for_programs():
     shown = classing.as_json(views(lists(), "big"))
     assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
-    assert shown == {
-        "classes": [
-            {
-                "name": "big",
-                "cards": 1,
-                "healthyCards": 1,
-                "nodes": 1,
-                "memoryMiB": 16276,
-                "usedMiB": 4069,
-                "freeMiB": 12207,
-                "share": {"memoryMiB": 4069, "corePercent": 25},
-                "priority": 10,
-                "auto": False,
-                "edited": False,
-                "users": [{"namespace": "team-b", "shares": 1, "memoryMiB": 4069, "cards": 0}],
-            }
-        ]
-    }
+    assert shown == [
+        {
+            "name": "big",
+            "cards": 1,
+            "healthyCards": 1,
+            "nodes": 1,
+            "memoryMiB": 16276,
+            "usedMiB": 4069,
+            "freeMiB": 12207,
+            "share": {"memoryMiB": 4069, "corePercent": 25},
+            "priority": 10,
+            "auto": False,
+            "edited": False,
+            "users": [{"namespace": "team-b", "shares": 1, "memoryMiB": 4069, "cards": 0}],
+        }
+    ]

@@ -9,14 +9,17 @@ import pytest
 import yaml
 
 from cardwise.cli.main import cli
-from cardwise.core import classes, quotas
+from cardwise.core import classes, gangs, quotas, request
 from cardwise.core.selectors import _OPERATORS
 from cardwise.core.verdict import Refusal
+from extender.__main__ import main as extender_main
+from webhook import gangs as webhook_gangs
 
 ROOT = Path(__file__).parents[2]
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]
-EXAMPLES = sorted((ROOT / "examples" / "types").glob("*.yaml"))
+EXAMPLES = [path for folder in ("types", "devices") for path in sorted((ROOT / "examples" / folder).glob("*.yaml"))]
 REFUSALS = (ROOT / "docs" / "reference" / "refusals.md").read_text()
+GANGS = (ROOT / "docs" / "reference" / "gangs.md").read_text()
 TYPES = (ROOT / "docs" / "reference" / "types.md").read_text()
 
 
@@ -71,6 +74,15 @@ def test_every_reason_of_the_scheduler_is_explained(refusal):
     assert f"| `{refusal.text}` |" in REFUSALS
 
 
+def test_the_examples_of_devices_are_of_devices():
+    found = [yaml.safe_load(path.read_text()) for path in EXAMPLES if path.parent.name == "devices"]
+    known = {one.name: one.other for one in (classes.parse(obj) for obj in found if obj["kind"] == "ResourceClass")}
+    assert known == {"fpga": True, "rdma": True, "rdma-fast": True}
+    pods = [obj for obj in found if obj["kind"] == "Pod"]
+    asked = {name for pod in pods for name in pod["spec"]["containers"][0]["resources"]["limits"]}
+    assert asked == {"aliyun.com/gpu-mem", "rdma", "fpga"}
+
+
 def test_every_operator_is_explained():
     table = TYPES.partition("| operator |")[2]
     assert [operator for operator in _OPERATORS if f"`{operator}`" not in table] == []
@@ -82,9 +94,53 @@ def test_every_label_that_all_cards_have_is_explained():
     assert [key for key in seen if f"`{key}`" not in table] == []
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "gangs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_gangs_of_the_examples_can_start_and_their_authors_hear_the_truth(path):
+    objects = list(yaml.safe_load_all(path.read_text()))
+    assert path.read_text().startswith("# ")
+    needed, made = {}, {}
+    for obj in objects:
+        if obj["kind"] == "PodGroup":
+            needed[obj["metadata"]["name"]] = obj["spec"]["minMember"]
+        if "template" not in obj.get("spec", {}):
+            continue
+        warnings = webhook_gangs.workload(obj, None, f"{obj['kind'].lower()}s", {webhook_gangs.DEFAULT_SCHEDULER})
+        assert all("the others must come from elsewhere" in text for text in warnings)
+        member = gangs.membership(obj["spec"]["template"])
+        assert needed.setdefault(member.name, member.minimum) in (member.minimum, None) or member.minimum is None
+        made[member.name] = made.get(member.name, 0) + (obj["spec"].get("replicas") or obj["spec"]["parallelism"])
+    assert needed
+    assert all(made[name] >= minimum for name, minimum in needed.items())
+
+
+def test_the_tensorflow_job_has_servers_without_gpu():
+    objects = list(yaml.safe_load_all((ROOT / "examples" / "gangs" / "tensorflow.yaml").read_text()))
+    templates = {
+        obj["metadata"]["name"]: obj["spec"]["template"] for obj in objects if "template" in obj.get("spec", {})
+    }
+    assert request.parse(templates["tf-ps"]) is None
+    assert request.parse(templates["tf-worker"]).containers[0].whole
+    assert gangs.membership(templates["tf-ps"]) == gangs.membership(templates["tf-worker"])
+
+
+def test_every_setting_of_gangs_is_explained():
+    settings = [option for param in extender_main.params for option in param.opts if option.startswith("--gang-")]
+    assert settings
+    assert [option for option in settings if f"`{option}`" not in GANGS] == []
+
+
+def test_every_phase_and_field_of_a_podgroup_is_explained():
+    assert [phase for phase in gangs.Phase if f"| `{phase}` |" not in GANGS] == []
+    obj = yaml.safe_load((ROOT / "helm" / "cardwise" / "files" / "crds" / "podgroups.yaml").read_text())
+    (version,) = obj["spec"]["versions"]
+    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    fields = [f"{part}.{name}" for part in ("spec", "status") for name in properties[part]["properties"]]
+    assert [name for name in fields if f"`{name}`" not in GANGS] == []
+
+
 @pytest.mark.parametrize("crd", ["resourceclasses", "gpuquotas", "extendedresources"])
 def test_every_field_of_the_kinds_is_explained(crd):
-    obj = yaml.safe_load((ROOT / "helm" / "cardwise" / "crds" / f"{crd}.yaml").read_text())
+    obj = yaml.safe_load((ROOT / "helm" / "cardwise" / "files" / "crds" / f"{crd}.yaml").read_text())
     (version,) = obj["spec"]["versions"]
     section = TYPES.partition(f"## {obj['spec']['names']['kind']} ")[2].partition("\n## ")[0]
     properties = version["schema"]["openAPIV3Schema"]["properties"]

@@ -1,10 +1,15 @@
 from cardwise.cli import explaining
-from cardwise.core import assignment
+from cardwise.cli.deciding import Deciding
+from cardwise.cli.published import Published
+from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment
+from cardwise.core.gangs import Load
+from cardwise.core.scored.asks import Ask
+from cardwise.core.scored.workload import Workload
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
-from tests.build import holding, ledger_with_free, pod, shares
-from tests.cli.worlds import K80_CLASS, gpu_quota, lists, resource_class, waiting
+from tests.build import container, holding, ledger_with_free, pod, shares
+from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
 
 
 def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
@@ -18,17 +23,27 @@ def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
 
 def test_a_pod_that_would_fit_hears_where():
     text = explaining.explain(pod("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
-    assert "free on n1, n2 (best first, binpack)" in text
+    assert "free on n1, n2 (best first, priced leaves it to binpack)" in text
 
 
 def test_a_placed_pod_hears_its_card_and_its_neighbours():
     seen = Survey(ledger=ledger_with_free(n1=[4069]))
     annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
-    placed = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
-    placed["spec"]["nodeName"] = "n1"
-    text = explaining.explain(placed, seen)
+    there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
+    there["spec"]["nodeName"] = "n1"
+    text = explaining.explain(there, seen)
     assert "4069 of 16276 MiB (0.2500) of card 0 GPU-n1-0, beside default/n1-0 (12207 MiB)" in text
     assert "not granted it yet" in text
+
+
+def test_a_placed_pod_hears_its_containers_by_their_names():
+    annotations = assignment.encode(Assignment({"0": shares(100, 0), "init-0": shares(200, 0)}), assume_time_ns=1)
+    beside = container(gpu_mem=200) | {"name": "beside", "restartPolicy": "Always"}
+    placed = pod("p", gpu_mem=100, init=[beside], annotations=annotations, uid="u")
+    placed["spec"]["nodeName"] = "n1"
+    text = explaining.explain(placed, Survey(ledger=ledger_with_free(n1=[4069])))
+    assert "  container main: 100 of " in text
+    assert "  container beside: 200 of " in text
 
 
 def test_pods_that_can_never_run_or_are_not_ours():
@@ -97,6 +112,24 @@ def test_quotas_in_the_way_say_hard_used_and_asked():
     assert "GPUQuota" not in explaining.explain(typed(limits, "team-b"), survey.take(lists()))
 
 
+def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
+    down = card("n1", 0)
+    down["status"]["mps"] = {"mode": "card", "state": "Down", "reason": "it does not start", "multiUser": True}
+    alone = card("n1", 1)
+    alone["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": False}
+    holder = placed("team-b", "train", "n1", 1, 1000)
+    holder["spec"]["securityContext"] = {"runAsUser": 1000}
+    survey_ = survey.take(lists(extendedresources=[down, alone], pods=[holder]))
+    pod = typed({"aliyun.com/gpu-mem": "100"})
+    pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
+    text = explaining.explain(pod, survey_)
+    assert "n1: MPS on the GPU cards that would do serves one user at a time, and not the pod's" in text
+    assert "card 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
+    assert "10441 of 11441 MiB free, closed by MPS (Ready, one user at a time), held by team-b/train (1000 MiB)" in text
+    pod["metadata"]["annotations"] = {names.MPS: "off"}
+    assert "differ in whether they use MPS" in explaining.explain(pod, survey_)
+
+
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
     text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(lists()))
     assert (
@@ -108,3 +141,90 @@ def test_a_pod_that_names_no_type_is_steered_and_told_so():
     assert "GPUQuota team closes all cards: 13441 of 13500 MiB used, 100 asked." in text
     assert "n1: The namespace's GPUQuota leaves no room on the GPU cards that would do" in text
     assert "card 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
+
+
+# Under which policy, and what would help.
+
+
+def waiting_for(mem: int, **annotations: str) -> dict[str, object]:
+    made = waiting("team-b", "p", {"aliyun.com/gpu-mem": str(mem)})
+    made["metadata"]["annotations"] = annotations
+    return made
+
+
+def engine(seen: Survey, rooms: dict[str, Load], *mems: int) -> Deciding:
+    """One that has learned that shares of these sizes come."""
+    workload = Workload()
+    for mem in mems:
+        workload.saw(Ask(1, mem, 0, "", 0, 0))
+    return Deciding(seen.ledger, rooms, workload.dump())
+
+
+def test_the_policy_is_the_pods_own_else_the_extenders():
+    told = Published("spread")
+    assert explaining.in_force(waiting_for(1), told) == "spread"
+    assert explaining.in_force(waiting_for(1, **{names.POLICY: "fgd"}), told) == "fgd"
+    assert explaining.in_force(waiting_for(1, **{names.POLICY: "nonsense"}), told) == "spread"
+    seen = Survey(ledger=ledger_with_free(n1=[4069], n2=[16276]))
+    assert "free on n2, n1 (best first, spread)" in explaining.explain(waiting_for(100), seen, told=told)
+    assert "free on n1, n2 (best first, priced leaves it to binpack)" in explaining.explain(waiting_for(100), seen)
+
+
+def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
+    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500], n3=[16276]))
+    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    # Binpack takes the fullest card, n1; but shares of 8000 come, and on n2 one still fits then.
+    text = explaining.explain(pod, seen, engine=engine(seen, {}, 8000))
+    assert "free on n2, n3, n1 (best first, fgd)" in text
+    assert "free on n1, n2, n3 (best first, fgd leaves it to binpack)" in explaining.explain(
+        pod, seen, engine=engine(seen, {})
+    )
+
+
+def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
+    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
+    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    spoilt = Deciding(seen.ledger, {}, '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}')
+    assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
+    text = explaining.explain(pod, seen, engine=spoilt)
+    assert "free on n1, n2 (best first, fgd leaves it to binpack)" in text
+
+
+def test_a_node_with_the_card_and_without_the_cpu_is_told():
+    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
+    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
+    text = explaining.explain(pod, seen, engine=engine(seen, {"n2": Load(1000, 1 << 40, 10)}, 8000))
+    assert "Room on cards, but not the cpu and memory of the pod beside it, is on n2.\n" in text
+    assert "free on n1 (best first, fgd)" in text
+
+
+def test_who_could_be_asked_are_the_fewest_of_one_card():
+    seen = Survey(ledger=ledger_with_free(n1=[4069, 1000], n2=[16276 - 12000]))
+    seen.ledger.hold(holding("small", 4276, 0, node="n2"))
+    text = explaining.explain(waiting_for(8138), seen)
+    assert text.endswith("It would run if:\n  - these ended (card 0 of n2, 8138 MiB short): default/n2-0 (12000 MiB)\n")
+    assert "would run if" not in explaining.explain(waiting_for(4000), seen)
+
+
+def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
+    sick, cordoned = card("n1", 0, health="Unhealthy"), card("n1", 1)
+    cordoned["spec"]["unschedulable"] = True
+    seen = survey.take(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]))
+    text = explaining.explain(waiting_for(4000), seen)
+    assert "  - card 0 of n1 became healthy: it has 11441 MiB free\n" in text
+    assert "  - card 1 of n1 were given back (`cardwise uncordon n1/1`)\n" in text
+
+
+def test_a_quota_names_who_holds_most_of_it():
+    everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
+    text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything))
+    assert (
+        "  - GPUQuota team left room on all cards; it is held by team-a/train (11441 MiB), team-a/notebook (2000 MiB)\n"
+        in text
+    )
+
+
+def test_what_no_card_can_hold_is_told_the_most_that_one_can():
+    text = explaining.explain(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
+    assert "  - it asked for at most 16276 MiB of a card, the biggest there is; more than that can be split" in text

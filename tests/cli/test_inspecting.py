@@ -56,3 +56,23 @@ def test_details_show_the_models_once_where_they_are_alike():
     assert "NAME:       a\nIPADDRESS:  unknown\nMODEL:      Tesla K80\n\n" in text
     assert "NAME:       b\nIPADDRESS:  unknown\nGPU0:       Tesla K80\nGPU1:       A100\n\n" in text
     assert "Tesla" not in inspecting.summary(ledger, {})
+
+
+def test_sick_cards_are_marked():
+    ledger = Ledger()
+    ledger.set_cards("a", [Card(index=i, uuid=f"u{i}", mem=100, healthy=i == 0) for i in range(3)])
+    ledger.set_cards("b", cards(100, node="b"))
+    assert inspecting.summary(ledger, {}).endswith("\nUnhealthy, so without new shares: a GPU1, a GPU2\n")
+    text = inspecting.details(ledger, {})
+    assert text.count("UNHEALTHY:") == 1
+    assert "UNHEALTHY:  GPU1, GPU2\n" in text
+
+
+def test_cordoned_cards_are_marked_beside_sick_ones():
+    ledger = Ledger()
+    made = [Card(index=i, uuid=f"u{i}", mem=100, healthy=i > 0, cordoned=i < 2) for i in range(3)]
+    ledger.set_cards("a", made)
+    assert inspecting.summary(ledger, {}).endswith(
+        "\nUnhealthy, so without new shares: a GPU0\nCordoned, so without new shares: a GPU0, a GPU1\n"
+    )
+    assert "UNHEALTHY:  GPU0\nCORDONED:   GPU0, GPU1\n" in inspecting.details(ledger, {})

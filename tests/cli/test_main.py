@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from cardwise.cli import main
-from tests.cli.worlds import K80_CLASS, Lists, lists, resource_class, waiting
+from tests.cli.worlds import K80, K80_CLASS, Lists, allocated, gpu_quota, lists, resource_class, waiting
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Lists, *args: str) -> Result:
@@ -67,11 +67,22 @@ def test_explain_pod_of_a_full_quota(monkeypatch):
     assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked." in text
 
 
+def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch):
+    api = lists()
+    limits = {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}
+    api.objects["pods"].append(waiting("team-a", "more", limits))
+    said = run(monkeypatch, api, "explain", "pod", "more", "-n", "team-a")
+    assert said.exit_code == 0
+    assert "the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in" in said.stderr
+    placed = run(monkeypatch, api, "explain", "pod", "notebook", "-n", "team-a")
+    assert (placed.exit_code, placed.stderr) == (0, "")
+
+
 def test_a_missing_right_is_told_with_what_to_do(monkeypatch, capsys):
     api = lists()
     api.forbidden = ("pods",)
     monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
-    monkeypatch.setattr(sys, "argv", ["cardwise", "classes"])
+    monkeypatch.setattr(sys, "argv", ["cardwise", "inspect"])
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert "the right to list pods in the whole cluster is missing" in str(ended.value.code)
@@ -87,3 +98,91 @@ def test_who_may_not_read_nodes_sees_classes_and_quotas(monkeypatch):
     api.forbidden = ("nodes",)
     assert run(monkeypatch, api, "classes").exit_code == 0
     assert run(monkeypatch, api, "quota", "-A").exit_code == 0
+
+
+LIMITS = {f"cardwise.dev/{K80_CLASS}": "1", "aliyun.com/gpu-mem": "9000", "cardwise.dev/share": "1"}
+
+
+def as_a_user_of(namespace: str, *forbidden: str) -> Lists:
+    """`lists` for who may read what is in the namespace, and with the extender's word on each card."""
+    api = lists()
+    of_n1, p100, sick, whole = api.objects["extendedresources"]
+    api.objects["extendedresources"] = [
+        allocated(of_n1, 3000, 2), allocated(p100, 4069, core=25), sick, allocated(whole, K80, core=100, whole=True),
+    ]  # fmt: skip
+    api.objects["pods"].append(waiting(namespace, "more", LIMITS))
+    api.namespace = namespace
+    api.forbidden = ("pods of all", "nodes", *forbidden)
+    return api
+
+
+def test_classes_for_who_may_not_read_all_pods_have_the_same_numbers(monkeypatch):
+    api = as_a_user_of("team-b")
+    found = run(monkeypatch, api, "classes")
+    assert found.exit_code == 0
+    assert found.stdout == run(monkeypatch, lists(), "classes").stdout
+    assert "you may not read the pods of all namespaces" in found.stderr
+    users = run(monkeypatch, api, "classes", K80_CLASS).stdout.split("\n\n")[1].splitlines()[1:]
+    assert [row.split() for row in users] == [
+        ["other", "namespaces", "2", str(2000 + K80), "1"],
+        ["team-b", "1", "1000", "0"],
+    ]
+    api.forbidden = ("pods",)
+    assert run(monkeypatch, api, "classes").stdout == found.stdout
+
+
+def test_explain_for_who_may_not_read_all_pods_says_what_others_leave(monkeypatch):
+    found = run(monkeypatch, as_a_user_of("team-b"), "explain", "pod", "more")
+    assert found.exit_code == 0
+    assert "you may not read the pods of all namespaces" in found.stderr
+    assert "card 0 Tesla K80: 8441 of 11441 MiB free, 559 MiB short" in found.stdout
+    assert "held by other namespaces/pods (2000 MiB), team-b/serve (1000 MiB)" in found.stdout
+
+
+def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
+    api = as_a_user_of("team-b", "extendedresources")
+    found = run(monkeypatch, api, "explain", "pod", "more")
+    assert found.exit_code == 0
+    assert "the right to list extendedresources in the whole cluster is missing" in found.stderr
+    assert found.stdout == (
+        f"pod team-b/more asks for 9000 MiB of class {K80_CLASS} (container main).\n"
+        "kube-scheduler has not said anything of it yet.\n"
+    )
+    api.objects["pods"][-1]["status"] = {"conditions": [{"type": "PodScheduled", "message": "0/2 nodes"}]}
+    assert "kube-scheduler says: 0/2 nodes" in run(monkeypatch, api, "explain", "pod", "more").stdout
+    serve = next(pod for pod in api.objects["pods"] if pod["metadata"]["name"] == "serve")
+    serve["spec"]["containers"][0]["resources"] = {"limits": LIMITS}
+    placed = run(monkeypatch, api, "explain", "pod", "serve").stdout
+    assert "is on node n1" in placed
+    assert "card 0 GPU-n1-0\n" in placed, "nothing is said of who else is on it"
+
+
+def test_the_namespace_is_that_of_the_context_unless_one_is_named(monkeypatch):
+    api = lists()
+    api.namespace = "team-a"
+    assert "13441/32768" in run(monkeypatch, api, "quota").output
+    assert "13441/32768" not in run(monkeypatch, api, "quota", "-n", "team-b").output
+    assert "no pod 'none' in namespace 'team-a'" in run(monkeypatch, api, "explain", "pod", "none").output
+    assert "no pod 'none' in namespace 'x'" in run(monkeypatch, api, "explain", "pod", "none", "-n", "x").output
+    assert "in namespace 'team-a'" in run(monkeypatch, api, "gangs").output
+
+
+def test_an_entry_whose_class_is_gone_does_not_look_like_a_limit(monkeypatch):
+    hard = [{"class": "p100", "shares": 1}, {"class": "nvidia.tesla.p100", "shares": 1}, {"class": "odd", "cards": 1}]
+    api = lists(gpuquotas=[gpu_quota("team-b", *hard)])
+    api.objects["resourceclasses"].append(resource_class("odd", selector={}))
+    gone, of_model, odd = run(monkeypatch, api, "quota", "-n", "team-b").stdout.splitlines()[1:]
+    assert gone.split()[2:] == ["p100:", "no", "such", "class", "-", "-", "-", "Wait"]
+    assert of_model.split()[2:] == ["nvidia.tesla.p100", "1/1", "4069/-", "0/-", "Wait"]
+    assert "odd: unreadable class" in odd
+    entries = json.loads(run(monkeypatch, api, "quota", "-n", "team-b", "-o", "json").stdout)["gpuQuotas"]
+    assert [one.get("problem") for one in entries] == ["no such class", None, "unreadable class"]
+
+
+def test_ctrl_c_before_anything_is_seen_ends_without_a_word(monkeypatch):
+    def interrupted(_path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.KubeClient, "load", interrupted)
+    said = CliRunner().invoke(main.cli, ["top"])
+    assert (said.exit_code, said.output) == (130, "")

@@ -44,11 +44,38 @@ def cli() -> None:
 @click.option("--nodes", type=click.IntRange(0, 9), default=1, show_default=True, help="Real nodes n1, n2, … (root).")
 @click.option("--sim-nodes", type=click.IntRange(0, 10_000), default=0, show_default=True, help="Nodes sim-1, sim-2, …")
 @click.option("--cards", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML: cards by node.")
+@click.option("--rdma-devices", type=click.IntRange(0, 8), default=0, help="RDMA devices of each real node.")
+@click.option(
+    "--mps",
+    is_flag=True,
+    help="An MPS manager on each real node, with a double of NVIDIA's program, and the share agent in pods.",
+)
 @click.option("--parts/--no-parts", default=True, show_default=True, help="Run webhook, extender and device plugins.")
-def up(state_dir: Path, nodes: int, sim_nodes: int, cards: Path | None, parts: bool) -> None:
+@click.option("--chart", is_flag=True, help="Run them in pods, installed by Helm. One such cluster on a machine.")
+def up(
+    *,
+    state_dir: Path,
+    nodes: int,
+    sim_nodes: int,
+    cards: Path | None,
+    rdma_devices: int,
+    mps: bool,
+    parts: bool,
+    chart: bool,
+) -> None:
     """Start a cluster; an earlier one in the same folder is taken down first."""
     cluster.check_owner(state_dir)
-    spec = ClusterSpec(state_dir=state_dir, nodes=nodes, sim_nodes=sim_nodes, cards=cards, parts=parts)
+    spec = ClusterSpec(
+        state_dir=state_dir,
+        nodes=nodes,
+        sim_nodes=sim_nodes,
+        cards=cards,
+        rdma_devices=rdma_devices,
+        mps=mps,
+        agent=mps and parts and not chart,
+        parts=parts,
+        chart=chart,
+    )
     Cluster.start(spec, click.echo)
     this, where = f"{sys.executable} -m tests.cluster", f"--state-dir {state_dir}"
     click.echo(f'look at it: eval "$({this} env {where})"; take it down: {this} down {where}')

@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KUBERNETES = "v1.34.4"
-KUBE_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+KUBE_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
 NODE_NAMES = ("containerd", "containerd-shim-runc-v2", "ctr")
 NEEDED_GO = (1, 26)
 
@@ -65,7 +65,7 @@ def _built(module: str, say: Say, build: Callable[[Path, Path, Say], None]) -> P
     ready = cache_root() / f"{module}-{digest.hexdigest()[:16]}"
     if ready.exists():
         return ready
-    with _locked(f"{module}.lock", say):
+    with locked(f"{module}.lock", say):
         if ready.exists():
             return ready
         scratch = Path(tempfile.mkdtemp(prefix=f"{module}-", dir=cache_root()))
@@ -162,7 +162,8 @@ def _go_version(go: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _locked(name: str, say: Say) -> Iterator[None]:
+def locked(name: str, say: Say) -> Iterator[None]:
+    """Alone among all who build into the cache under this name."""
     cache_root().mkdir(parents=True, exist_ok=True)
     with (cache_root() / name).open("w") as file:
         try:

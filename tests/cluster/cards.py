@@ -58,8 +58,11 @@ def card_uuid(node: str, index: int) -> str:
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node}.card-{index}.cardwise.test')}"
 
 
-def write_inventory(folder: Path, node: str, cards: Sequence[TestCard]) -> Path:
-    """Device nodes and the simulated inventory of one node (`cardwise.gpus.simulated` reads it)."""
+def write_inventory(folder: Path, node: str, cards: Sequence[TestCard], seen_at: Path | None = None) -> Path:
+    """Device nodes and the simulated inventory of one node (`cardwise.gpus.simulated` reads it).
+
+    `seen_at`: where those who read it find `folder`.
+    """
     devices = folder / "dev"
     devices.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -74,7 +77,7 @@ def write_inventory(folder: Path, node: str, cards: Sequence[TestCard]) -> Path:
                 "uuid": card_uuid(node, index),
                 "model": card.model,
                 "memoryMiB": card.memory_mib,
-                "device": str(path),
+                "device": str((seen_at or folder) / "dev" / path.name),
                 "containerPath": f"/dev/nvidia{index}",
                 "healthy": True,
             }

@@ -16,11 +16,13 @@ import yaml
 from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import binaries, cards, node, parts, processes, simnodes
-from tests.cluster.controlplane import ControlPlane
+from tests.cluster import binaries, cards, chart, devices, node, parts, partsimage, processes, services, simnodes
+from tests.cluster.chart import Chart
+from tests.cluster.controlplane import SERVICES, ControlPlane
 from tests.cluster.network import Network
 from tests.cluster.node import Node
 from tests.cluster.processes import Process, wait_for
+from tests.cluster.services import Services
 
 # The order in which things end: those who would complain of a loss first.
 _STOP_FIRST = ("deviceplugin", "extender", "webhook", "simnodes", "kubelet", "kube-scheduler", "kube-controller")
@@ -30,14 +32,26 @@ _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the pat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """`nodes` are real kubelets n1, n2, … (root), `sim_nodes` are sim-1, sim-2, …; `cards` see `cards.py`."""
+    """`nodes` are real kubelets n1, n2, … (root), `sim_nodes` are sim-1, sim-2, …; `cards` see `cards.py`.
+
+    `rdma_devices`: so many has each real node. `mps`: each has an MPS manager, with the control double. `agent`: each
+    has our image, and the webhook puts the share agent into pods. `chart`: the parts are no processes but pods on the
+    real nodes, installed by Helm with `values`; one such cluster at a time. `former`: another tree of ours
+    (tests/cluster/former.py), whose chart and code are installed first, to be upgraded.
+    """
 
     state_dir: Path
     nodes: int = 0
     sim_nodes: int = 0
     cards: Path | None = None
+    rdma_devices: int = 0
+    mps: bool = False
+    agent: bool = False
     parts: bool = True
     part_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    chart: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
+    former: Path | None = None
     keeper: bool = True
 
 
@@ -106,6 +120,12 @@ class Cluster:
     def parts(self) -> parts.Parts:
         return parts.Parts(self.state_dir, self.control_plane.url, self._spec()["part_args"])
 
+    @property
+    def chart(self) -> Chart:
+        """The release, where the parts come from the chart."""
+        spec = self._spec()
+        return Chart(self.state_dir, self.kubeconfig, spec["values"], Path(spec["former"]) / "helm" / "cardwise")
+
     def node(self, name: str) -> Node:
         return Node(self.state_dir, name)
 
@@ -125,7 +145,7 @@ class Cluster:
         text = documents if isinstance(documents, str) else yaml.safe_dump_all([dict(d) for d in documents])
         return self.kubectl("apply", "-f", "-", stdin=text)
 
-    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 30) -> None:
+    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 60) -> None:
         """Wait for a condition. Raises AssertionError that names it."""
         if not wait_for(ready, timeout):
             raise AssertionError(f"{what}: not so after {timeout:.0f} s")
@@ -150,6 +170,7 @@ class Cluster:
         if self._api is not None:
             self._api.close()
         noted = processes.noted_names(self.state_dir)
+        Services(self.state_dir, self.bin_dir).stop()
         first = [name for prefix in _STOP_FIRST for name in noted if name.startswith(prefix)]
         for name in first:
             self.process(name).kill()
@@ -157,6 +178,7 @@ class Cluster:
         for name in reversed([name for name in noted if name not in first]):
             self.process(name).kill()
         processes.kill_marked(self.state_dir)
+        node.remove_mps_cgroups()
         self.network.remove()
         shutil.rmtree(self.state_dir, ignore_errors=True)
 
@@ -183,19 +205,35 @@ class Cluster:
         inventory = cards.read(spec.cards)
         real = [f"n{i}" for i in range(1, spec.nodes + 1)]
         simulated = [f"sim-{i}" for i in range(1, spec.sim_nodes + 1)]
-        noted = {"nodes": real, "simulated": simulated, "parts": spec.parts}
+        noted: dict[str, Any] = {"nodes": real, "simulated": simulated, "parts": spec.parts and not spec.chart}
+        noted["values"] = dict(spec.values)
+        noted["former"] = str(spec.former or parts.ROOT)
         noted["part_args"] = {part: list(args) for part, args in spec.part_args.items()}
+        if spec.agent:
+            image = f"--share-agent-image={partsimage.NAME}:{partsimage.TAG}"
+            noted["part_args"]["webhook"] = [image, *noted["part_args"].get("webhook", ())]
         (self.state_dir / "spec.json").write_text(json.dumps(noted))
         clock = _Clock(self._say)
+        if real:
+            self.network.create(len(real))
+        if spec.chart:
+            self.network.forward()
+            self.control_plane.address = self.network.node_address(1)
         self.control_plane.write_credentials(real)
         self.control_plane.start_api()
         clock.say("etcd and kube-apiserver are ready")
         self.control_plane.start_controllers(simulated_nodes=bool(simulated))
         if real:
-            self._start_nodes(real, inventory)
+            self._start_nodes(real, inventory, spec)
             clock.say(f"{len(real)} kubelets and containerds have started")
         stanzas: list[dict[str, Any]] = []
-        self.parts.apply_crds(self._kubectl)
+        if spec.chart:
+            self._install(real)
+            clock.say("the chart is installed")
+            stanzas = self.chart.stanzas(self.api)
+            self.process("kube-scheduler").stop()
+        else:
+            self.parts.apply_crds(self._kubectl)
         if simulated:
             of_node = [(name, inventory.get(name, inventory["default"])) for name in simulated]
             simnodes.create(self.api, of_node)
@@ -203,26 +241,60 @@ class Cluster:
                 keeper = [str(_python()), "-m", "tests.cluster.simnodes", str(self.kubeconfig)]
                 self.process("simnodes").start(keeper, {"PYTHONPATH": str(parts.ROOT)})
             clock.say(f"{len(simulated)} simulated nodes are there")
-        if spec.parts:
+        if spec.parts and not spec.chart:
             self.parts.apply_chart(self._kubectl, self.api, self._say)
             self.parts.start(self.nodes)
+            if spec.mps:
+                self.parts.start_mps(self.nodes)
             stanzas = self.parts.stanzas()
             clock.say("webhook and extender are ready")
         self.control_plane.start_scheduler(stanzas)
         self._wait_ready(real, spec)
         clock.say("the cluster is ready")
 
-    def _start_nodes(self, real: Sequence[str], inventory: Mapping[str, Sequence[cards.TestCard]]) -> None:
-        self.network.create(len(real))
+    def _install(self, real: Sequence[str]) -> None:
+        """The chart, into a cluster whose scheduler knows nothing of it yet."""
+        Services(self.state_dir, self.bin_dir).start(self.control_plane.kubeconfig(services.PROXY), self.network)
+        self.control_plane.start_scheduler([])
+        for name in real:
+            self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready", 60)
+            self.kubectl("label", "node", name, f"{chart.GPU_LABEL}=true")
+        try:
+            self.chart.install()
+        except processes.CommandFailed as error:
+            seen = self.kubectl("describe", "pods", f"--namespace={names.NAMESPACE}", check=False)
+            raise processes.CommandFailed(f"{error}\n{seen}") from error
+
+    def _archives(self, former: Path | None) -> list[Path]:
+        """Images of pods that are ours."""
+        folder = self.state_dir / "images"
+        folder.mkdir(exist_ok=True)
+        partsimage.write(folder / "cardwise.tar", self._say)
+        if former is None:
+            return [folder / "cardwise.tar"]
+        partsimage.write(folder / "former.tar", self._say, former, partsimage.FORMER)
+        return [folder / "cardwise.tar", folder / "former.tar"]
+
+    def _start_nodes(
+        self, real: Sequence[str], inventory: Mapping[str, Sequence[cards.TestCard]], spec: ClusterSpec
+    ) -> None:
         node_bin = binaries.containerd(self._say)
+        archives = self._archives(spec.former) if spec.chart or spec.agent else []
         for number, name in enumerate(real, start=1):
-            cards.write_inventory(self.node(name).folder, name, inventory.get(name, inventory["default"]))
+            of_node = inventory.get(name, inventory["default"])
+            seen_at = Path(node.OWN_FOLDER) if spec.chart else None
+            cards.write_inventory(self.node(name).folder, name, of_node, seen_at)
+            if spec.rdma_devices:
+                devices.write(self.node(name).folder, name, spec.rdma_devices, len(of_node))
             self.node(name).start(
                 node_bin=node_bin,
                 kube_bin=self.bin_dir,
                 kubeconfig=self.control_plane.kubeconfig(f"kubelet-{name}"),
                 network=self.network,
                 number=number,
+                archives=archives,
+                routed=SERVICES if spec.chart else "",
+                hosts_parts=spec.chart,
             )
 
     def _wait_ready(self, real: Sequence[str], spec: ClusterSpec) -> None:
@@ -238,9 +310,9 @@ class Cluster:
         for name in real:
             self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready", 60)
             if spec.parts:
-                plugin = self.process(f"deviceplugin-{name}")
-                plugin.wait_until(lambda name=name: self._node_has_cards(name), "cards in the node's status", 30)
-        if spec.parts:
+                watched = self.process(f"kubelet-{name}" if spec.chart else f"deviceplugin-{name}")
+                watched.wait_until(lambda name=name: self._node_has_cards(name), "cards in the node's status", 30)
+        if spec.parts and not spec.chart:
             webhook = self.process("webhook")
             webhook.wait_until(lambda: parts.ca_is_patched(self.api), "caBundle in the webhook configuration", 30)
 

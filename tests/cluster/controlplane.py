@@ -13,15 +13,16 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import pki, ports
+from tests.cluster import pki, ports, services
 from tests.cluster.processes import Process
 
 ETCD = "etcd"
 APISERVER = "kube-apiserver"
 CONTROLLERS = "kube-controller-manager"
 SCHEDULER = "kube-scheduler"
-_SERVICES = "10.96.0.0/16"  # of Services; nothing routes it
+SERVICES = "10.96.0.0/16"  # of Services; kube-proxy routes it, where there is one
 _TIMEOUT = 60  # seconds
+_LOOPBACK = "127.0.0.1"
 
 
 class ControlPlane:
@@ -31,6 +32,7 @@ class ControlPlane:
         self._state = state
         self._bin = bin_dir
         self._ports_file = state / "control-plane.json"
+        self._address_file = state / "api-address"
 
     @property
     def ports(self) -> dict[str, int]:
@@ -41,8 +43,17 @@ class ControlPlane:
         return numbers
 
     @property
+    def address(self) -> str:
+        """Of the API server: loopback, unless pods must reach it."""
+        return self._address_file.read_text() if self._address_file.exists() else _LOOPBACK
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._address_file.write_text(address)
+
+    @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self.ports[APISERVER]}"
+        return f"https://{self.address}:{self.ports[APISERVER]}"
 
     def kubeconfig(self, name: str) -> Path:
         """Of `admin`, a control plane process, or `kubelet-<node>`."""
@@ -55,13 +66,14 @@ class ControlPlane:
         """The CA, the servers' certificates and a kubeconfig for each of the cluster's own identities."""
         authority = pki.Authority(self._pki)
         authority.service_account_key()
-        authority.issue("apiserver", "kube-apiserver", hosts=("127.0.0.1", "localhost", "10.96.0.1"))
+        authority.issue("apiserver", "kube-apiserver", hosts=(self.address, "localhost", "10.96.0.1"))
         # Only kubelets believe this one: it is how `kubectl logs` and `exec` get through.
         authority.issue("apiserver-kubelet", "kube-apiserver", ("system:masters",))
         identities: dict[str, tuple[str, tuple[str, ...]]] = {
             "admin": ("admin", ("system:masters",)),
             CONTROLLERS: (f"system:{CONTROLLERS}", ()),
             SCHEDULER: (f"system:{SCHEDULER}", ()),
+            services.PROXY: (f"system:{services.PROXY}", ()),
         }
         identities |= {f"kubelet-{node}": (f"system:node:{node}", ("system:nodes",)) for node in nodes}
         self.kubeconfig("admin").parent.mkdir(parents=True, exist_ok=True)
@@ -94,9 +106,10 @@ class ControlPlane:
             [
                 str(self._bin / APISERVER),
                 f"--etcd-servers={client}",
-                "--bind-address=127.0.0.1",
-                "--advertise-address=127.0.0.1",
-                "--endpoint-reconciler-type=none",  # it refuses loopback
+                f"--bind-address={self.address}",
+                f"--advertise-address={self.address}",
+                # The Service `kubernetes`, which refuses loopback.
+                f"--endpoint-reconciler-type={'none' if self.address == _LOOPBACK else 'lease'}",
                 f"--secure-port={self.ports[APISERVER]}",
                 f"--tls-cert-file={self._pki / 'apiserver.crt'}",
                 f"--tls-private-key-file={self._pki / 'apiserver.key'}",
@@ -107,7 +120,7 @@ class ControlPlane:
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={self._service_account_key}",
                 f"--service-account-signing-key-file={self._service_account_key}",
-                f"--service-cluster-ip-range={_SERVICES}",
+                f"--service-cluster-ip-range={SERVICES}",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
                 "--allow-privileged",
@@ -137,8 +150,13 @@ class ControlPlane:
             ]
         )
 
-    def start_scheduler(self, extenders: Sequence[dict[str, Any]], extra: Sequence[str] = ()) -> None:
-        """The stock kube-scheduler, with the extender's stanzas when there is an extender; ready."""
+    def start_scheduler(
+        self, extenders: Sequence[dict[str, Any]], extra: Sequence[str] = (), *, sampling: int = 100
+    ) -> None:
+        """The stock kube-scheduler, with the extender's stanzas when there is an extender; ready.
+
+        `sampling`: percent of the nodes that it looks at, 0 for its own choice.
+        """
         configuration = self._state / "kube-scheduler.yaml"
         connection = {"kubeconfig": str(self.kubeconfig(SCHEDULER)), "qps": 5000, "burst": 5000}
         configuration.write_text(
@@ -148,7 +166,7 @@ class ControlPlane:
                     "kind": "KubeSchedulerConfiguration",
                     "clientConnection": connection,
                     "leaderElection": {"leaderElect": False},
-                    "percentageOfNodesToScore": 100,
+                    "percentageOfNodesToScore": sampling,
                     "extenders": list(extenders),
                 }
             )

@@ -9,7 +9,9 @@ import io
 import json
 import tarfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 BUSYBOX = "cardwise.local/busybox:1"
 PAUSE = "cardwise.local/pause:1"
@@ -31,31 +33,67 @@ def write_all(folder: Path) -> list[Path]:
     return archives
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A blob of an image; `blob` is a file where it is big and kept, `diff_id` the digest of the tar in it."""
+
+    blob: bytes | Path
+    diff_id: str
+    digest: str
+    media_type: str
+
+    @classmethod
+    def packed(cls, tar: bytes) -> Self:
+        blob = gzip.compress(tar, compresslevel=1, mtime=0)
+        return cls(blob, _digest(tar), _digest(blob), "application/vnd.oci.image.layer.v1.tar+gzip")
+
+    @classmethod
+    def plain(cls, tar: Path) -> Self:
+        """A tar that is kept as it is: packing a hundred MB takes longer than it saves."""
+        with tar.open("rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return cls(tar, digest, digest, "application/vnd.oci.image.layer.v1.tar")
+
+    @property
+    def size(self) -> int:
+        return self.blob.stat().st_size if isinstance(self.blob, Path) else len(self.blob)
+
+
 def write(path: Path, name: str, layer: bytes, command: Sequence[str]) -> None:
     """An OCI archive of one image with one layer (a tar, not compressed)."""
-    packed = gzip.compress(layer, compresslevel=1, mtime=0)
+    write_layers(path, name, [Layer.packed(layer)], command)
+
+
+def write_layers(path: Path, name: str, layers: Sequence[Layer], command: Sequence[str]) -> None:
+    """An OCI archive of one image."""
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Cmd": list(command), "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"]},
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+        "config": {"Cmd": list(command), "Env": ["PATH=/usr/local/bin:/bin:/sbin:/usr/bin:/usr/sbin"]},
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
     }
     config_blob = json.dumps(config).encode()
     manifest = {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": _descriptor("application/vnd.oci.image.config.v1+json", config_blob),
-        "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar+gzip", packed)],
+        "layers": [{"mediaType": one.media_type, "digest": one.digest, "size": one.size} for one in layers],
     }
     manifest_blob = json.dumps(manifest).encode()
     entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest_blob)
     entry |= {"annotations": {"io.containerd.image.name": name}, "platform": {"architecture": "amd64", "os": "linux"}}
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry]}
     with tarfile.open(path, "w") as archive:
-        _add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
-        _add(archive, "index.json", json.dumps(index).encode())
-        for blob in (config_blob, manifest_blob, packed):
-            _add(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
+        add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+        add(archive, "index.json", json.dumps(index).encode())
+        for blob in (config_blob, manifest_blob):
+            add(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
+        for one in layers:
+            inside = f"blobs/sha256/{one.digest.removeprefix('sha256:')}"
+            if isinstance(one.blob, Path):
+                archive.add(one.blob, inside)
+            else:
+                add(archive, inside, one.blob)
 
 
 def layer_of(folder: Path) -> bytes:
@@ -79,8 +117,8 @@ def _busybox_layer() -> bytes:
             info = tarfile.TarInfo(folder)
             info.type, info.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             layer.addfile(info)
-        _add(layer, "bin/busybox", _BUSYBOX_BINARY.read_bytes(), 0o755)
-        _add(layer, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n")
+        add(layer, "bin/busybox", _BUSYBOX_BINARY.read_bytes(), 0o755)
+        add(layer, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n")
         for applet in _APPLETS:
             info = tarfile.TarInfo(f"bin/{applet}")
             info.type, info.linkname = tarfile.SYMTYPE, "busybox"
@@ -128,7 +166,8 @@ _APPLETS = [
 ]
 
 
-def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+def add(archive: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    """A file of root's."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), mode
     archive.addfile(info, io.BytesIO(data))

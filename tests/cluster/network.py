@@ -4,6 +4,7 @@ import json
 import subprocess
 import zlib
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.processes import run
 
@@ -35,8 +36,12 @@ class Network:
     def exists(self) -> bool:
         return Path(f"/sys/class/net/{self.bridge}").exists()
 
-    def write_cni(self, folder: Path, number: int) -> Path:
-        """The CNI configuration of a node; returns its folder."""
+    def forward(self) -> None:
+        """Pods reach Services: what they send to one goes through the machine and back to the bridge."""
+        Path(f"/proc/sys/net/ipv4/conf/{self.bridge}/forwarding").write_text("1")
+
+    def write_cni(self, folder: Path, number: int, routed: str = "") -> Path:
+        """The CNI configuration of a node; returns its folder. `routed`: addresses that pods reach by the node."""
         conf = folder / "cni"
         conf.mkdir(parents=True, exist_ok=True)
         addresses = {
@@ -44,7 +49,9 @@ class Network:
             "rangeStart": f"{self._prefix}.{number}.10",
             "rangeEnd": f"{self._prefix}.{number}.250",
         }
-        ipam = {"type": "host-local", "dataDir": str(folder / "cni-addresses"), "ranges": [[addresses]]}
+        ipam: dict[str, Any] = {"type": "host-local", "dataDir": str(folder / "cni-addresses"), "ranges": [[addresses]]}
+        if routed:
+            ipam["routes"] = [{"dst": routed, "gw": self.node_address(number)}]
         bridge = {"type": "bridge", "bridge": self.bridge, "ipam": ipam}
         config = {"cniVersion": "1.0.0", "name": self.bridge, "plugins": [bridge]}
         (conf / "10-cardwise.conflist").write_text(json.dumps(config))

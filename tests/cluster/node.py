@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _KUBELET_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 # Folders of the machine that a node gets empty ones for: kubelet, containerd, runc and CNI write to fixed paths there.
 HIDDEN = ("/run", "/var/lib", "/var/log")
+# Where pods of a node find its folders: those that every node has, by their names in ours, and ours as a whole.
+USUAL = {"kubelet": "/var/lib/kubelet", "containerd": "/run/containerd", "cdi": "/var/run/cdi"}
+OWN_FOLDER = "/var/lib/cardwise-test-node"
 # What the kubelet would otherwise set on the machine itself (kubelet `setupKernelTunables`): it reads its wish instead.
 _TUNABLES = {
     "vm/overcommit_memory": "1",
@@ -55,22 +59,43 @@ class Node:
         return self.folder / "cdi"
 
     @property
+    def manifests(self) -> Path:
+        """Of static pods, on nodes whose parts are pods."""
+        return self.folder / "kubernetes" / "manifests"
+
+    @property
     def cri_socket(self) -> Path:
         return self.folder / "containerd" / "containerd.sock"
 
     def process(self, part: str) -> Process:
         return Process(self.state, f"{part}-{self.name}")
 
-    def start(self, *, node_bin: Path, kube_bin: Path, kubeconfig: Path, network: Network, number: int) -> None:
-        """From nothing to a registered node; `number` (from 1) gives its address."""
+    def start(
+        self,
+        *,
+        node_bin: Path,
+        kube_bin: Path,
+        kubeconfig: Path,
+        network: Network,
+        number: int,
+        archives: Sequence[Path] = (),
+        routed: str = "",
+        hosts_parts: bool = False,
+    ) -> None:
+        """From nothing to a registered node; `number` (from 1) gives its address.
+
+        `archives` are images besides those that every node has. `routed`: see `Network.write_cni`. `hosts_parts`: pods
+        on it find the folders of kubelet and containerd where they usually are, and the node's own at `OWN_FOLDER`.
+        """
         for path in (self.kubelet_dir / "device-plugins", self.cdi_dir, self.folder / "containerd"):
             path.mkdir(parents=True, exist_ok=True)
-        self._write_containerd_config(network.write_cni(self.folder, number))
+        cdi_dir = USUAL["cdi"] if hosts_parts else str(self.cdi_dir)
+        self._write_containerd_config(network.write_cni(self.folder, number, routed), cdi_dir)
         address = network.node_address(number)
-        self._write_kubelet_config(address)
-        self._hold_namespace()
+        self._write_kubelet_config(address, self.manifests if hosts_parts else None)
+        self._hold_namespace(hosts_parts=hosts_parts)
         self._start_containerd(node_bin)
-        for archive in images.write_all(self.state / "images"):
+        for archive in [*images.write_all(self.state / "images"), *archives]:
             self.load_image(archive)
         self._start_kubelet(kube_bin, kubeconfig, address)
 
@@ -90,12 +115,16 @@ class Node:
         process = self.process("containerd")
         process.wait_until(lambda: b"successfully booted" in process.log.read_bytes()[logged:], "booted", 30)
 
-    def _hold_namespace(self) -> None:
+    def _hold_namespace(self, *, hosts_parts: bool) -> None:
         ready = self.folder / "namespace-ready"
         ready.unlink(missing_ok=True)
         lines = ["set -e", *(f"mount -t tmpfs cardwise {folder}" for folder in HIDDEN)]
         lines += ["mkdir -p /run/netns", f"mkdir -p {_KUBELET_PLUGINS}"]
         lines += [f"mount --bind {self.kubelet_dir / 'device-plugins'} {_KUBELET_PLUGINS}"]
+        if hosts_parts:
+            seen = {OWN_FOLDER: self.folder} | {usual: self.folder / name for name, usual in USUAL.items()}
+            for usual, here in seen.items():
+                lines += [f"mkdir -p {usual}", f"mount --bind {here} {usual}"]
         for name, value in _TUNABLES.items():
             stand_in = self.folder / "sysctl" / name
             stand_in.parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +157,9 @@ class Node:
         )
         self.process("kubelet").start(command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
 
-    def _write_kubelet_config(self, address: str) -> None:
+    def _write_kubelet_config(self, address: str, manifests: Path | None) -> None:
         port, health_port = ports.free(2)
-        config = {
+        config: dict[str, object] = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "address": address,
@@ -163,9 +192,12 @@ class Node:
             "kubeAPIBurst": 400,
             "shutdownGracePeriod": "0s",
         }
+        if manifests is not None:
+            manifests.mkdir(parents=True, exist_ok=True)
+            config["staticPodPath"] = str(manifests)
         (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
 
-    def _write_containerd_config(self, cni_conf: Path) -> None:
+    def _write_containerd_config(self, cni_conf: Path, cdi_dir: str) -> None:
         base = self.folder / "containerd"
         (self.folder / "containerd.toml").write_text(f"""\
 version = 3
@@ -178,7 +210,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.proc
   address = "{base}/ttrpc.sock"
 [plugins."io.containerd.cri.v1.runtime"]
   enable_cdi = true
-  cdi_spec_dirs = ["{self.cdi_dir}"]
+  cdi_spec_dirs = ["{cdi_dir}"]
   restrict_oom_score_adj = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/usr/lib/cni"]
@@ -206,6 +238,14 @@ def cleanup(state: Path) -> None:
         wait_for(lambda cgroup=cgroup: _remove(cgroup), 5)
         with contextlib.suppress(OSError):
             cgroup.parent.rmdir()  # k8s.io, when nobody else has containers there
+
+
+def remove_mps_cgroups() -> None:
+    """Those that MPS daemons of the chart were put into, unless another cluster's are there."""
+    for parent in (_CGROUPS, *(path for path in _CGROUPS.iterdir() if path.is_dir())):
+        cgroup = parent / "cardwise-mps"
+        # What was killed a moment ago may still be counted.
+        wait_for(lambda cgroup=cgroup: not cgroup.exists() or _has_members(cgroup) or _emptied(cgroup), 2)
 
 
 def leftovers(state: Path) -> list[str]:
@@ -238,11 +278,21 @@ def _kill_members(cgroup: Path) -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def _remove(cgroup: Path) -> bool:
+def _has_members(cgroup: Path) -> bool:
     with contextlib.suppress(OSError):
-        _kill_members(cgroup)
+        return bool((cgroup / "cgroup.procs").read_text())
+    return False
+
+
+def _emptied(cgroup: Path) -> bool:
+    with contextlib.suppress(OSError):
         cgroup.rmdir()
     return not cgroup.exists()
+
+
+def _remove(cgroup: Path) -> bool:
+    _kill_members(cgroup)
+    return _emptied(cgroup)
 
 
 def _shims(state: Path) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 from cardwise.core import names, schedulerconfig
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import binaries, pki, ports
+from tests.cluster import binaries, devices, mps, pki, ports
 from tests.cluster.node import Node
 from tests.cluster.processes import Process, run
 
@@ -43,6 +43,14 @@ class Parts:
         numbers: dict[str, int] = json.loads(self._ports_file.read_text())
         return numbers
 
+    def metrics_port(self, name: str) -> int:
+        """Of the part that runs as the process `name`, the same as long as the cluster lives."""
+        numbers = self.ports
+        if f"{name}-metrics" not in numbers:
+            (numbers[f"{name}-metrics"],) = ports.free(1)
+            self._ports_file.write_text(json.dumps(numbers))
+        return numbers[f"{name}-metrics"]
+
     @property
     def tls_dir(self) -> Path:
         return self._state / "extender-tls"
@@ -52,7 +60,7 @@ class Parts:
 
     def apply_crds(self, kubectl: Sequence[str]) -> None:
         """The chart's CustomResourceDefinitions, until the apiserver serves them."""
-        crds = [flag for path in sorted((CHART / "crds").glob("*.yaml")) for flag in ("-f", str(path))]
+        crds = [flag for path in sorted((CHART / "files" / "crds").glob("*.yaml")) for flag in ("-f", str(path))]
         run([*kubectl, "apply", "--server-side", *crds])
         run([*kubectl, "wait", "--for=condition=Established", "--timeout=30s", *crds])
 
@@ -68,7 +76,8 @@ class Parts:
         }
         flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
         version = ["--kube-version", binaries.KUBERNETES]
-        rendered = run([helm, "template", "cardwise", str(CHART), "-n", names.NAMESPACE, *version, *flags])
+        where = ["-n", names.NAMESPACE, "--no-hooks"]
+        rendered = run([helm, "template", "cardwise", str(CHART), *where, *version, *flags])
         _create(client, paths.namespaces(), {"metadata": {"name": names.NAMESPACE}})
         run([*kubectl, "apply", "--server-side", "--force-conflicts", "-n", names.NAMESPACE, "-f", "-"], stdin=rendered)
         # Given back by nobody: who takes a Lease that did not exist waits for its whole duration.
@@ -115,10 +124,21 @@ class Parts:
                 f"--cdi-dir={node.cdi_dir}",
                 f"--state-dir={node.folder / 'cardwise'}",
                 f"--cri-socket={node.cri_socket}",
-                "--metrics-bind=127.0.0.1:0",
+                f"--mps-root={mps.root(node.folder)}",
+                *devices.flags(node.folder),
+                f"--metrics-bind=127.0.0.1:{self.metrics_port(f'deviceplugin-{node.name}')}",
             )
         for part in ("webhook", "extender"):
             self.wait_ready(part, 30)
+
+    def start_mps(self, nodes: Sequence[Node]) -> None:
+        """An MPS manager on each node."""
+        for node in nodes:
+            mps.open_up(node.folder, self._state.parent)
+            # With the rights of the device plugin, which has all that it needs.
+            flags = mps.flags(node.folder, node.name)
+            account, environment = "cardwise-deviceplugin", mps.environment()
+            self._start(f"mps-{node.name}", "cardwise-mps", *flags, account=account, environment=environment)
 
     def wait_ready(self, part: str, timeout: float) -> None:
         """Until /readyz of webhook or extender says yes."""
@@ -134,12 +154,17 @@ class Parts:
             key_file=str(self.tls_dir / "client.key"),
         )
 
-    def _start(self, name: str, program: str, *flags: str) -> None:
-        command = [str(Path(sys.executable).parent / program), f"--kubeconfig={self._kubeconfig(program)}", *flags]
+    def _start(
+        self, name: str, program: str, *flags: str, account: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        kubeconfig = self._kubeconfig(account or program)
+        command = [str(Path(sys.executable).parent / program), f"--kubeconfig={kubeconfig}", *flags]
         part = name.partition("-")[0]
         scratch = self._state / "tmp"  # so that a killed part leaves nothing outside the state folder
         scratch.mkdir(exist_ok=True)
-        Process(self._state, name).start([*command, *self._extra.get(part, ())], {"TMPDIR": str(scratch)})
+        Process(self._state, name).start(
+            [*command, *self._extra.get(part, ())], {"TMPDIR": str(scratch), **(environment or {})}
+        )
 
 
 def _create(client: KubeClient, path: str, made: dict[str, Any]) -> None:

@@ -180,19 +180,19 @@ def children(pid: int) -> list[int]:
 
 
 def marked(state: Path) -> list[int]:
-    """Every running process of this cluster, also those that no record names: workers, containerd's shims."""
-    mark = f"{MARK}={state}".encode()
+    """Every running process of this cluster, also those that no record names: workers, containerd's shims, and what
+    has left its container's cgroup, as MPS daemons do.
+    """
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if mark in _environment(pid) and start_time(pid) is not None]
+    return [pid for pid in pids if _is_of(pid, state) and start_time(pid) is not None]
 
 
 def kill_marked(state: Path, timeout: float = 10) -> None:
     """SIGKILL what still runs of this cluster, until nothing does: a dying process may have started another."""
     deadline = time.monotonic() + timeout
-    mark = f"{MARK}={state}".encode()
     while (pids := marked(state)) and time.monotonic() < deadline:
         for pid in pids:
-            _kill_if(pid, lambda pid: mark in _environment(pid))
+            _kill_if(pid, lambda pid: _is_of(pid, state))
         time.sleep(POLL)
 
 
@@ -207,11 +207,16 @@ def _kill_if(pid: int, ours: Callable[[int], bool]) -> None:
             os.close(handle)
 
 
-def _environment(pid: int) -> list[bytes]:
+def _is_of(pid: int, state: Path) -> bool:
+    """Whether its environment is marked, or its file system that of a container of the cluster."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"{MARK}={state}".encode() in environment:
+            return True
+        mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     except OSError:
-        return []
+        return False
+    return any(f"{state}/" in mount[-1] for mount in mounts if mount[4] == "/")
 
 
 def run(command: Sequence[str], *, stdin: str | None = None, timeout: float = 120, check: bool = True) -> str:

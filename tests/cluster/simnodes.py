@@ -25,6 +25,7 @@ from tests.cluster.cards import TestCard, card_uuid
 
 LABEL = "cardwise.dev/simulated"
 RUN_SECONDS = "simulated.test/run-seconds"  # not in our domain: the webhook strips what it does not know there
+_WORKERS = 4
 _GONE = (errors.NotFound, errors.Conflict)
 
 
@@ -109,7 +110,7 @@ class Keeper:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
         self._nodes: set[str] = set()
-        self._pool = ThreadPoolExecutor(4)
+        self._workers = [ThreadPoolExecutor(1) for _ in range(_WORKERS)]
         self._ending: list[tuple[float, str, _Pod]] = []  # (when, uid, pod): the uid settles ties
         self._lock = threading.Lock()
         self._seen: dict[str, str] = {}  # uid -> what was last asked for
@@ -155,8 +156,11 @@ class Keeper:
             seconds = meta.annotations.get(RUN_SECONDS)
             if wanted == "run" and seconds:
                 heapq.heappush(self._ending, (time.monotonic() + float(seconds), meta.uid, pod))
-        action = self._delete if wanted == "delete" else self._mark_running
-        self._pool.submit(self._try, action, pod)
+        self._do(self._delete if wanted == "delete" else self._mark_running, pod)
+
+    def _do(self, action: Callable[[_Pod], None], pod: _Pod) -> None:
+        """In order for each pod, as kubelets do: else a late "running" may follow the word that all has ended."""
+        self._workers[hash(pod.metadata.uid) % _WORKERS].submit(self._try, action, pod)
 
     def _try(self, action: Callable[[_Pod], None], pod: _Pod) -> None:
         meta = pod.metadata
@@ -170,9 +174,12 @@ class Keeper:
                 self._seen.pop(meta.uid, None)
 
     def _delete(self, pod: _Pod) -> None:
-        """As a kubelet: first the word that the containers have ended, then the end of the object."""
+        """As a kubelet: first the word that the containers have ended, then the end of the object.
+
+        Without a phase: the pod may have finished meanwhile, and must not be told to run again.
+        """
         meta = pod.metadata
-        self._patch_status(pod, pod.status.phase, "terminated", {"exitCode": 0})
+        self._patch_status(pod, None, "terminated", {"exitCode": 0})
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}
         self._client.delete(paths.pods(meta.namespace, meta.name), options)
         with self._lock:
@@ -191,7 +198,7 @@ class Keeper:
                 while self._ending and self._ending[0][0] <= time.monotonic():
                     due.append(heapq.heappop(self._ending)[2])
             for pod in due:
-                self._pool.submit(self._try, self._mark_succeeded, pod)
+                self._do(self._mark_succeeded, pod)
             time.sleep(0.2)
 
     def _tell_classes(self) -> None:
@@ -227,7 +234,7 @@ class Keeper:
         for page in self._client.list_pages(path):
             yield from msgspec.json.decode(page, type=wire.List).items or ()
 
-    def _patch_status(self, pod: _Pod, phase: str, state: str, detail: Mapping[str, object]) -> None:
+    def _patch_status(self, pod: _Pod, phase: str | None, state: str, detail: Mapping[str, object]) -> None:
         ready = state == "running"
         conditions = [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")]
         containers = [
@@ -241,7 +248,9 @@ class Keeper:
             }
             for c in pod.spec.containers
         ]
-        status = {"phase": phase, "conditions": conditions, "containerStatuses": containers}
+        status: dict[str, object] = {"conditions": conditions, "containerStatuses": containers}
+        if phase is not None:
+            status["phase"] = phase
         path = paths.pods(pod.metadata.namespace, pod.metadata.name, "status")
         self._client.patch(path, {"metadata": {"uid": pod.metadata.uid}, "status": status}, "merge")
 

@@ -1,7 +1,9 @@
+import json
+
 import pytest
 
 from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from tests.build import shares
 
 
@@ -62,6 +64,13 @@ def test_pods_of_gpushare_are_read_from_its_annotations():
     assert [(s.index, s.mem) for s in read.shares()] == [(1, 4069)]
 
 
+def test_gpushare_counts_in_gib_where_its_card_does():
+    read = assignment.decode({names.IDX: "1", names.POD_MEM: "8", names.DEV_MEM: "15"})
+    assert [(s.index, s.mem, s.total) for s in read.shares()] == [(1, 8 * 1024, 15 * 1024)]
+    framework = {names.GPUSHARE_ALLOCATION: '{"0":{"1":10,"3":7}}', names.DEV_MEM: "139"}
+    assert [(s.index, s.mem) for s in assignment.decode(framework).shares()] == [(1, 10 * 1024), (3, 7 * 1024)]
+
+
 def test_the_framework_version_of_gpushare():
     read = assignment.decode({names.GPUSHARE_ALLOCATION: '{"0":{"1":10},"1":{"1":5,"3":7}}'})
     assert [(s.index, s.mem) for s in read.shares()] == [(1, 15), (3, 7)]
@@ -85,6 +94,14 @@ def test_no_annotations_no_assignment():
         {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,2]]}}'},
         {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,"1"]]}}'},
         {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,1,1]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[["rdma"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[["rdma",7]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[["","u"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":[["rdma","u"]]}'},
+        {names.ASSIGNMENT: '{"v":1,"devices":{"0":[["rdma","u"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",5,0,true]]}}'},
         {names.IDX: "-1", names.POD_MEM: "1"},
         {names.IDX: "0"},
         {names.GPUSHARE_ALLOCATION: "{}"},
@@ -94,3 +111,34 @@ def test_no_annotations_no_assignment():
 def test_unreadable_annotations_are_an_error_of_their_own(annotations):
     with pytest.raises(assignment.InvalidAssignment):
         assignment.decode(annotations)
+
+
+RDMA = {
+    "0": (DeviceShare("rdma", "rdma-1"), DeviceShare("nic", "pci-n1-0000-3b-00.0")),
+    "1": (DeviceShare("rdma", "b"),),
+}
+
+
+def test_devices_are_written_beside_cards():
+    given = Assignment({"0": shares(100, 1)}, RDMA)
+    written = assignment.encode(given, assume_time_ns=1)
+    assert json.loads(written[names.ASSIGNMENT])["devices"] == {
+        "0": [["rdma", "rdma-1"], ["nic", "pci-n1-0000-3b-00.0"]],
+        "1": [["rdma", "b"]],
+    }
+    assert assignment.decode(written) == given
+    assert [share.uuid for share in given.device_shares()] == ["rdma-1", "pci-n1-0000-3b-00.0", "b"]
+    assert given.mem == 100
+
+
+def test_a_pod_with_devices_only_has_no_annotations_of_gpushare():
+    given = Assignment({}, RDMA)
+    written = assignment.encode(given, assume_time_ns=1)
+    assert written.keys() == {names.ASSIGNMENT}
+    assert assignment.decode(written) == given
+
+
+def test_without_devices_nothing_is_written_of_them():
+    written = assignment.encode(Assignment({"0": shares(100, 1)}), assume_time_ns=1)
+    assert written[names.ASSIGNMENT] == '{"v":1,"containers":{"0":[[1,"GPU-n1-1",100,0,16276]]}}'
+    assert assignment.decode(written).devices == {}

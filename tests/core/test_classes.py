@@ -8,6 +8,7 @@ from cardwise.core.invalid import InvalidRequest
 from tests.build import container, pod
 
 ANY_GPU = {"matchLabels": {"kind": "nvidia-gpu"}}
+OF_MODEL = "nvidia.tesla.k80"  # the class that `card` is in by the name of its model
 
 
 def resource_class(name="big", *, labels=None, annotations=None, **spec):
@@ -15,11 +16,12 @@ def resource_class(name="big", *, labels=None, annotations=None, **spec):
     return {"metadata": metadata, "spec": {"selector": ANY_GPU} | spec}
 
 
-def automatic(model="Tesla K80", **spec):
-    written = classes.auto_spec(model)
+def automatic(*models, **spec):
+    models = models or ("Tesla K80",)
+    written = classes.auto_spec(*models)
     return {
         "metadata": {
-            "name": classes.name_of_model(model),
+            "name": classes.name_of_model(models[0]),
             "labels": {names.AUTO_LABEL: "true"},
             "annotations": {names.AUTO_SPEC: json.dumps(written)},
         },
@@ -168,11 +170,12 @@ def test_a_card_is_in_every_class_that_selects_it():
         k80=({"matchLabels": {"model": "Tesla K80"}}, 1), big=(big("10Gi"), 5), huge=(big("40Gi"), 9), low=(ANY_GPU, -2)
     )
     found = types.classes_of(card())
-    assert found == {"k80", "big", "low"}
+    assert found == {"k80", "big", "low", OF_MODEL}
     assert types.priority_of(found) == 5
     assert types.priority_of(frozenset({"low"})) == -2
     assert types.priority_of(frozenset()) == 0
     assert types.priority_of({"gone"}) == 0
+    assert types.priority_of({"low", OF_MODEL}) == 0
 
 
 def test_a_remembered_answer_is_only_for_equal_labels(monkeypatch):
@@ -193,8 +196,35 @@ def test_selectors_are_asked_once_for_cards_that_look_alike_to_them():
     assert len(types._known) == 1
 
 
-def test_without_classes_no_card_is_in_one():
-    assert Classifier(()).classes_of(card()) == frozenset()
+def test_a_card_is_in_the_class_of_its_model_before_and_after_that_has_an_object():
+    for there in ((), (classes.parse(automatic()),)):
+        types = Classifier(there)
+        assert types.classes_of(card()) == {OF_MODEL}
+        (one,) = types.selecting(card())
+        assert (one.name, one.share, one.priority, one.other, one.auto) == (OF_MODEL, None, 0, False, True)
+        assert one.selector.matches(card())
+
+
+def test_a_new_spelling_of_a_model_is_in_the_class_before_that_says_so():
+    types = Classifier([classes.parse(automatic("NVIDIA A100"))])
+    assert types.classes_of(card(model="A100")) == {"nvidia.a100"}
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        automatic(share={"memoryMiB": 1}, selector={"matchLabels": {"node": "n2"}}),
+        resource_class(OF_MODEL, selector={"matchLabels": {"model": "another"}}),
+        resource_class(OF_MODEL, selector={"matchLabels": {"kind": "rdma"}}),
+    ],
+)
+def test_a_persons_class_of_that_name_says_itself_what_is_in_it(theirs):
+    assert Classifier([classes.parse(theirs)]).classes_of(card()) == frozenset()
+
+
+def test_a_card_without_a_model_and_a_device_are_in_the_class_of_none():
+    assert Classifier(()).classes_of(card(model="")) == frozenset()
+    assert Classifier(()).classes_of(device()) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -225,7 +255,22 @@ def test_an_automatic_class_selects_its_model_alone():
 
 
 def test_the_default_priority_of_the_api_server_is_no_persons_edit():
-    assert classes.is_untouched_auto(automatic(priority=0))
+    assert classes.auto_models(automatic(priority=0)) == ("Tesla K80",)
+
+
+def test_an_automatic_class_is_of_all_spellings_of_its_model():
+    made = automatic("NVIDIA A100", "A100")
+    assert classes.auto_models(made) == ("A100", "NVIDIA A100")
+    parsed = classes.parse(made)
+    assert parsed.untouched
+    assert [parsed.selector.matches(card(model=model)) for model in ("A100", "NVIDIA A100", "A10")] == [1, 1, 0]
+
+
+def test_a_copy_under_another_name_is_somebodys_own():
+    copy = automatic()
+    copy["metadata"]["name"] = "mine"
+    assert classes.auto_models(copy) == ()
+    assert not classes.parse(copy).untouched
 
 
 @pytest.mark.parametrize(
@@ -234,11 +279,12 @@ def test_the_default_priority_of_the_api_server_is_no_persons_edit():
         automatic(priority=1),
         automatic(share={"memoryMiB": 8138}),
         automatic(selector={"matchLabels": {"model": "Tesla K40"}}),
+        automatic(selector={"matchExpressions": [{"key": "model", "operator": "In", "values": [7]}]}),
         automatic() | {"spec": None},
     ],
 )
 def test_an_edited_automatic_class_is_its_editors(edited):
-    assert not classes.is_untouched_auto(edited)
+    assert classes.auto_models(edited) == ()
 
 
 @pytest.mark.parametrize(
@@ -254,7 +300,7 @@ def test_an_edited_automatic_class_is_its_editors(edited):
 def test_a_class_without_the_marks_is_a_persons(metadata):
     obj = automatic()
     obj["metadata"] |= metadata
-    assert not classes.is_untouched_auto(obj)
+    assert classes.auto_models(obj) == ()
 
 
 def test_our_own_label_of_the_node_is_none_that_a_selector_sees():
@@ -262,3 +308,81 @@ def test_our_own_label_of_the_node_is_none_that_a_selector_sees():
     seen = classes.labels(node="n1", index=0, uuid="u", model="m", memory=1, properties={}, own=own)
     assert names.NODE_LABEL not in seen
     assert seen["rack"] == "a"
+
+
+def device(kind="rdma", **differs):
+    of_mlx5 = {
+        "node": "n1", "index": 0, "uuid": "rdma-1", "model": "MT4119", "properties": {"vendor": "15b3"}, "own": {},
+    }  # fmt: skip
+    return classes.labels(**(of_mlx5 | differs), kind=kind)
+
+
+def kind_in(*kinds, operator="In"):
+    return {"matchExpressions": [{"key": "Kind", "operator": operator, "values": list(kinds)}]}
+
+
+def test_labels_of_a_device():
+    assert device() == {
+        "kind": "rdma", "model": "MT4119", "node": "n1", "hostname": "n1", "index": "0", "uuid": "rdma-1",
+        "vendor": "15b3",
+    }  # fmt: skip
+
+
+MELLANOX = {"matchLabels": {"vendor": "15b3"}}
+
+
+@pytest.mark.parametrize(
+    ("selector", "other"),
+    [
+        ({"matchLabels": {"kind": "rdma"}}, True),
+        ({"matchLabels": {"kind": "rdma", "vendor": "15b3"}}, True),
+        (kind_in("rdma", "nic"), True),
+        ([{"matchLabels": {"kind": "rdma"}}, kind_in("nic")], True),
+        (MELLANOX, False),
+        (kind_in("nvidia-gpu"), False),
+        (kind_in("rdma", operator="NotIn"), False),
+        ([MELLANOX, ANY_GPU], False),
+    ],
+)
+def test_a_class_is_of_devices_where_every_alternative_says_their_kind(selector, other):
+    assert classes.parse(resource_class(selector=selector)).other is other
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        [{"matchLabels": {"kind": "rdma"}}, MELLANOX],
+        [ANY_GPU, kind_in("rdma")],
+        kind_in("rdma", "nvidia-gpu"),
+    ],
+)
+def test_a_class_of_gpus_and_devices_is_refused(selector):
+    with pytest.raises(InvalidRequest, match=r"GPUs and other devices \(rdma\).*write a class for each") as refused:
+        classes.parse(resource_class(selector=selector))
+    assert refused.value.field == "spec.selector"
+
+
+def test_a_class_of_devices_has_no_share():
+    with pytest.raises(InvalidRequest, match="leave it out") as refused:
+        classes.parse(resource_class(selector=kind_in("rdma"), share={"memoryMiB": 1}))
+    assert refused.value.field == "spec.share"
+
+
+def test_devices_are_in_classes_of_devices_only_and_cards_in_those_of_cards():
+    types = classifier(
+        mellanox=(MELLANOX, 0),
+        rdma=({"matchLabels": {"kind": "rdma"}}, 0),
+        fast=(kind_in("rdma", "nic"), 0),
+        numbered=({"matchExpressions": [{"key": "index", "operator": "Exists"}]}, 0),
+        unfpga=(kind_in("fpga", operator="NotIn"), 0),
+    )
+    for _ in range(2):
+        assert types.classes_of(device()) == {"rdma", "fast"}
+        assert types.classes_of(device("nic")) == {"fast"}
+        assert types.classes_of(card(properties={"vendor": "15b3"})) == {"mellanox", "numbered", "unfpga", OF_MODEL}
+
+
+def test_what_is_remembered_of_cards_is_not_said_of_devices_that_look_alike():
+    types = classifier(mellanox=(MELLANOX, 0))
+    assert types.classes_of(card(properties={"vendor": "15b3"})) == {"mellanox", OF_MODEL}
+    assert types.classes_of(device()) == frozenset()

@@ -3,12 +3,13 @@
 import pytest
 
 from cardwise.core import placement, quotas, request
-from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.cards import Card
 from cardwise.core.kinds import UNKNOWN
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quotas import NOTHING, Charge, Entry
-from tests.build import P100, holding, pod
+from tests.build import P100, cards, holding, pod
+from tests.core import others
 
 OF_A, OF_B, P100S, EVERY_CARD = Entry(device_class="a"), Entry(device_class="b"), Entry(model="P100"), Entry()
 GPUSHARE = Holding("u", "default", "u", "n1", Assignment({"pod": (CardShare(0, "", 100, 0, P100),)}))
@@ -126,3 +127,88 @@ def test_all_of_a_card_in_a_share_is_no_whole_card(ledger):
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=P100, gpu_core=100)), "binpack")
     ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
     assert ledger.used("default", EVERY_CARD) == Charge(1, P100, 0)
+
+
+def taken(ledger, node="n1"):
+    return ledger.node(node).taken
+
+
+def test_a_device_is_taken_while_somebody_holds_it():
+    ledger = Ledger()
+    ledger.set_devices("n1", others.devices(2))
+    back = ledger.hold(others.holding("u", 1))
+    assert taken(ledger) == {"rdma-n1-1": 1}
+    back()
+    assert taken(ledger) == {}
+    ledger.hold(others.holding("u", 1))
+    ledger.hold(others.holding("u", 0))
+    assert taken(ledger) == {"rdma-n1-0": 1}, "what the pod held before is free"
+    back = ledger.release("u")
+    assert taken(ledger) == {}
+    back()
+    assert taken(ledger) == {"rdma-n1-0": 1}
+
+
+def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
+    ledger = Ledger()
+    ledger.hold(others.holding("u", 0))
+    ledger.set_devices("n1", others.devices(2))
+    assert placement.place(ledger, ["n1"], others.asked(others.wanting(rdma=1)), "binpack").assignment.devices == {
+        "0": (DeviceShare("rdma", "rdma-n1-1"),)
+    }
+    ledger.set_devices("n1", [])
+    ledger.set_devices("n1", others.devices(1))
+    assert taken(ledger) == {"rdma-n1-0": 1}
+    ledger.release("u")
+    assert taken(ledger) == {}
+
+
+def test_cards_and_devices_come_and_go_without_each_other(ledger):
+    both = others.holding("u", 0, containers=holding("u", 100, 0).assignment.containers)
+    ledger.hold(both)
+    ledger.set_devices("n1", others.devices(1))
+    ledger.set_cards("n1", [])
+    assert (taken(ledger), used(ledger, OF_A)) == ({"rdma-n1-0": 1}, [100])
+    ledger.set_devices("n1", [])
+    ledger.set_cards("n1", [card("a")])
+    assert (taken(ledger), ledger.node("n1").free) == ({"rdma-n1-0": 1}, [P100 - 100])
+
+
+def test_a_node_is_forgotten_with_the_last_that_is_on_it():
+    ledger = Ledger()
+    ledger.set_devices("n1", others.devices(1))
+    ledger.set_cards("n1", cards(P100))
+    ledger.hold(others.holding("u", 0))
+    ledger.set_cards("n1", [])
+    ledger.set_devices("n1", [])
+    assert ledger.node("n1") is not None
+    ledger.release("u")
+    assert ledger.node("n1") is None
+    ledger.set_devices("n1", others.devices(1))
+    ledger.set_cards("n1", [])
+    assert ledger.node("n1") is not None
+
+
+def test_a_device_that_is_given_twice_is_told():
+    ledger = Ledger()
+    ledger.hold(others.holding("u", 0, 1))
+    assert ledger.violations() == []
+    ledger.hold(others.holding("v", 1, 2))
+    assert ledger.violations() == ["n1 device rdma-n1-1: is given 2 times"]
+    ledger.release("u")
+    assert ledger.violations() == []
+
+
+def test_a_copy_has_counts_of_its_own():
+    ledger = Ledger()
+    ledger.set_devices("n1", others.devices(1))
+    twin = ledger.node("n1").copy()
+    twin.count_device("rdma-n1-0", 1)
+    assert (twin.devices, twin.taken, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})
+
+
+def test_devices_are_nothing_that_quotas_of_cards_count():
+    ledger = Ledger()
+    ledger.hold(others.holding("u", 0))
+    assert ledger.used("default", EVERY_CARD) == NOTHING
+    assert list(ledger.namespaces()) == []

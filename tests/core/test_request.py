@@ -2,7 +2,9 @@ import pytest
 
 from cardwise.core import names, request
 from cardwise.core.invalid import InvalidRequest
+from cardwise.core.request import DeviceRequest
 from tests.build import container, pod
+from tests.core.others import asking, wanting
 
 
 def keys(parsed):
@@ -156,7 +158,7 @@ def both(limit, asked):
             "at most 40",
         ),
         (pod(containers=[{"name": "x"}], init=[typed(1)]), "spec.initContainers[0]", "restartPolicy"),
-        (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, spread"),
+        (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, fgd, priced, spread"),
         (pod(gpu_mem=2, annotations={names.GPU_COUNT_OF + "0": "x"}), "cardwise.dev/gpu-count.0", "not a quantity"),
     ],
 )
@@ -190,3 +192,72 @@ def test_every_card_of_a_pod_has_100_percent_of_its_own():
         container("c", gpu_mem=1, gpu_core=40),
     ]
     assert [c.core_per_card for c in request.parse(pod(containers=several)).containers] == [100, 60, 40]
+
+
+def test_what_the_webhook_notes_as_devices_are_no_cards():
+    made = asking(wanting(rdma=2, nic=1), wanting(container("b", gpu_mem=100), rdma=1))
+    assert request.parse(made) == request.parse_mutated(made)
+    assert keys(request.parse(made)) == [("1", 100, 1, False)]
+    assert request.parse(made).devices == (
+        DeviceRequest("0", "nic", 1),
+        DeviceRequest("0", "rdma", 2),
+        DeviceRequest("1", "rdma", 1),
+    )
+
+
+def test_one_class_of_cards_beside_classes_of_devices():
+    made = wanting(typed(2, container(whole_gpu=2)), rdma=1, nic=1)
+    parsed = request.parse_mutated(asking(made))
+    assert [(c.device_class, c.cards) for c in parsed.containers] == [("nvidia.tesla.k80", 2)]
+    assert [one.device_class for one in parsed.devices] == ["nic", "rdma"]
+
+
+def test_a_pod_may_ask_for_devices_only():
+    parsed = request.parse_mutated(asking({"name": "x"}, wanting(rdma=1)))
+    assert parsed.containers == ()
+    assert parsed.devices == (DeviceRequest("1", "rdma", 1),)
+    assert parsed.mem == parsed.largest_share == 0
+
+
+def test_sidecars_hold_devices_too():
+    sidecar = wanting(rdma=1) | {"restartPolicy": "Always"}
+    assert request.parse_mutated(asking({"name": "x"}, init=[sidecar])).devices == (DeviceRequest("init-0", "rdma", 1),)
+
+
+def test_classes_that_no_container_asks_for_are_none_of_the_pods():
+    assert request.parse(asking({"name": "x"})) is None
+    assert request.parse(asking(container(gpu_mem=1))).devices == ()
+
+
+def test_the_annotation_with_the_classes_of_devices():
+    written = request.write_device_classes(["rdma", "fpga", "rdma"])
+    assert written == "fpga,rdma"
+    assert request.read_device_classes({names.DEVICE_CLASSES: written}) == {"rdma", "fpga"}
+    assert request.read_device_classes({names.DEVICE_CLASSES: request.write_device_classes([])}) == frozenset()
+    assert request.read_device_classes({}) == frozenset()
+    assert names.is_placement_annotation(names.DEVICE_CLASSES)
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "1.5", "many"])
+def test_bad_numbers_of_devices(amount):
+    with pytest.raises(InvalidRequest) as refused:
+        request.parse(asking(wanting(rdma=amount)))
+    assert refused.value.field == "spec.containers[0].resources.limits[cardwise.dev/rdma]"
+    assert "write a" in refused.value.remedy
+
+
+def test_an_ordinary_init_container_holds_no_device():
+    with pytest.raises(InvalidRequest, match=r"hold a device.*restartPolicy") as refused:
+        request.parse(asking({"name": "x"}, init=[wanting(rdma=1)]))
+    assert refused.value.field == "spec.initContainers[0].resources.limits[cardwise.dev/rdma]"
+
+
+@pytest.mark.parametrize("limits", [{"cardwise.dev/rdma": "1"}, {"cardwise.dev/rdma": "1", names.SHARE: "2"}])
+def test_a_container_with_devices_that_missed_the_webhook_is_recognised(limits):
+    with pytest.raises(InvalidRequest, match="not rewritten"):
+        request.parse_mutated(asking(wanting(nic=1), {"name": "x", "resources": {"limits": limits}}))
+
+
+def test_without_the_annotation_a_device_is_not_taken_for_one_that_passed_the_webhook():
+    with pytest.raises(InvalidRequest, match="not rewritten"):
+        request.parse_mutated(pod(containers=[wanting(rdma=1)]))

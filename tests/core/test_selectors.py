@@ -165,6 +165,7 @@ ALL_OPERATORS = "In, NotIn, Exists, DoesNotExist, Gt, Lt, GtEq, LtEq"
         (expression("memory", "Lt", "1", "2"), "values", "exactly one value", "10GiB"),
         (expression("memory", "GtEq", "much"), "values[0]", "'much' is not a quantity", "10GiB"),
         (expression("memory", "LtEq", "10GB"), "values[0]", "'10GB' is not a quantity", "10GiB"),
+        (expression("memory", "LtEq", "10 GiB"), "values[0]", "'10 GiB' is not a quantity", "10GiB"),
         (expression("memory", "Gt") | {"values": "much"}, "values", "'much' is not a quantity", "10GiB"),
         (expression("memory", "Gt", False), "values[0]", "neither text nor a number", "quotes"),
         (expression("model", "In"), "values", "In needs values", "at least one value"),

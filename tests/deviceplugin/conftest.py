@@ -16,6 +16,8 @@ import yaml
 from cardwise.core import assignment as codec
 from cardwise.core import names
 from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.mps import Mode
+from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import chosen
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
@@ -56,7 +58,12 @@ class Rig:
         self.write_cards()
         self.access = access
         self.chosen: str | None = None  # --cards
+        self.devices: Devices = NoDevices()
         self.conflict_seconds = 1.0
+        self.mps = Mode.PREFERRED
+        self.mps_root = folder / "mps"
+        self.mps_seconds = 1.0
+        self.core_overcommit = 100
         self.api = FakeApi()
         self.api.put(
             NODES,
@@ -64,6 +71,7 @@ class Rig:
         )
         self.kubelet = FakeKubelet(folder / "kubelet")
         self.runtime = FakeRuntime(folder / "cri.sock", **runtime)
+        self.gpus: SimulatedGpus | None = None
         self.agent: Agent | None = None
         self.client: KubeClient | None = None
 
@@ -91,10 +99,15 @@ class Rig:
             slots=slots.slot_ids(32),
             nvidia_specs=None,
             cards=None if self.chosen is None else chosen.parse(self.chosen),
+            mps=self.mps,
+            mps_root=self.mps_root,
+            core_overcommit=self.core_overcommit,
         )
         self.client = KubeClient(self.api.url)
-        self.agent = Agent(settings, self.client, SimulatedGpus(self.cards_file))
+        self.gpus = SimulatedGpus(self.cards_file)
+        self.agent = Agent(settings, self.client, self.gpus, self.devices)
         self.agent._prestart._conflict_seconds = self.conflict_seconds
+        self.agent._prestart._mps._seconds = self.mps_seconds
         before = len(self.kubelet.registered)
         self.agent.start()
         if self.kubelet.registration is not None:
@@ -217,6 +230,17 @@ def idle_rig(folder: Path) -> Iterator[Rig]:
     made = Rig(folder)
     yield made
     made.close()
+
+
+def offers(rig: Rig, resource: str, amount: str | None) -> None:
+    eventually(
+        lambda: rig.capacity(resource) == amount,
+        what=f"{resource} is {rig.capacity(resource)}, not {amount}",
+    )
+
+
+def health(rig: Rig) -> list[str | None]:
+    return [rig.status(card["index"]).get("health") for card in rig.cards]
 
 
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:

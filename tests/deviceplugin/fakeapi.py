@@ -6,8 +6,10 @@ Only to run the agent in a second without a cluster; what it does on the real AP
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qsl, urlsplit
+
+from tests.listening import Listening
 
 _COLLECTIONS = (
     "/api/v1/pods",
@@ -38,36 +40,24 @@ class FakeApi:
         self.objects: dict[str, dict[str, dict]] = {collection: {} for collection in _COLLECTIONS}
         self.log: list[tuple[int, str, str, dict]] = []
         self.patches: list[tuple[str, dict]] = []
+        self.posts: list[tuple[str, dict]] = []
+        self.budget = False  # a disruption budget keeps all pods
+        self.graceful = False  # evicted pods have time to end
         self.closing = False
         self.down = False  # every request is cut off
         self.missing: set[str] = set()  # collections whose CRD is not installed
         self.before_patch = lambda path, change: None  # what somebody else does just before one is taken
-        api = self
-
-        class Handler(_Handler):
-            fake = api
-
-        class Listening(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request, client_address):
-                pass
-
-        self.server = Listening(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self.thread.start()
+        self._listening = Listening(_Handler, self)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+        return self._listening.url
 
     def close(self) -> None:
         with self.changed:
             self.closing = True
             self.changed.notify_all()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self._listening.close()
 
     def stop_answering(self, down: bool = True) -> None:
         with self.changed:
@@ -153,13 +143,29 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         if self.gone():
             return
-        collection, _, _ = self.where(urlsplit(self.path).path)
+        collection, key, sub = self.where(urlsplit(self.path).path)
         obj = self.body()
         with self.fake.changed:
+            self.fake.posts.append((self.path, obj))
+            if sub == "eviction":
+                self.evict(collection, key)
+                return
             if _key(obj) in self.fake.objects[collection]:
                 self.answer(409, _status(409, "AlreadyExists"))
                 return
             self.answer(201, self.fake.put(collection, obj))
+
+    def evict(self, collection, key):
+        if self.fake.budget:
+            self.answer(429, _status(429, "TooManyRequests"))
+            return
+        namespace, _, name = key.rpartition("/")
+        if self.fake.graceful:
+            ending = {"metadata": {"deletionTimestamp": "2100-01-01T00:00:00Z", "deletionGracePeriodSeconds": 600}}
+            self.fake.put(collection, merge(self.fake.objects[collection][key], ending))
+        else:
+            self.fake.delete(collection, name, namespace)
+        self.answer(201, _status(201, ""))
 
     def do_PATCH(self):
         if self.gone():
@@ -218,7 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
                 name, _, sub = path[len(collection) + 1 :].partition("/")
                 return collection, name, sub
         _, _, _, _, namespace, plural, *rest = path.split("/")  # /api/v1/namespaces/NS/pods/NAME
-        return f"/api/v1/{plural}", f"{namespace}/{rest[0]}" if rest else "", ""
+        name, sub = [*rest, "", ""][:2]
+        return f"/api/v1/{plural}", f"{namespace}/{name}" if name else "", sub
 
     def body(self):
         length = int(self.headers.get("Content-Length") or 0)

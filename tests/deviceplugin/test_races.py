@@ -12,6 +12,7 @@ from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin import cdi
 from deviceplugin.access import Delivery
 from deviceplugin.grants import Grant, GrantStore, Share
+from deviceplugin.hardware import Hardware
 from deviceplugin.release import Releaser
 
 TOTAL = 16276  # MiB
@@ -25,6 +26,7 @@ CARDS = {
     )
     for index, device in enumerate(("/dev/null", "/dev/zero"))
 }
+HERE = Hardware(CARDS, {})
 TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 
@@ -50,7 +52,7 @@ class Node:
 
     def prestart(self, made: Grant) -> None:
         assert self.grants.claim(made, TOTALS) is None
-        self.delivery.deliver(made, [CARDS[share.uuid] for share in made.shares])
+        self.delivery.deliver(made, HERE)
 
     def device(self, slot: str) -> str:
         spec = json.loads(cdi.spec_path(self.folder, slot).read_text())
@@ -76,7 +78,7 @@ def test_a_delivery_beside_a_restore_is_kept(node, monkeypatch, slot, moment):
         return real(*arguments)
 
     monkeypatch.setattr(cdi, moment, meanwhile)
-    node.delivery.restore(node.grants, CARDS)
+    node.delivery.restore(node.grants, HERE)
     other.join()
     assert node.device(slot) == "/dev/nvidia1"
 
@@ -85,7 +87,7 @@ def test_an_adoption_writes_its_own_slots_only(node):
     node.prestart(grant("other", "s002", 1))
     cdi.remove(node.folder, "s002")
     node.grants.adopt(grant("running", "s001", 0))
-    node.delivery.refresh(["s001", "s003"], node.grants, CARDS)
+    node.delivery.refresh(["s001", "s003"], node.grants, HERE)
     assert node.device("s001") == "/dev/nvidia0"
     assert [path.name for path in node.folder.iterdir()] == [cdi.spec_path(node.folder, "s001").name]
 
@@ -94,7 +96,7 @@ def test_an_adopted_grant_takes_no_slot_from_a_newer_one(node):
     """The container was alive when the runtime was asked, and its slot has gone to the next one since."""
     node.prestart(grant("next", "s001", 1))
     node.grants.adopt(grant("ended", "s001", 0))
-    node.delivery.refresh(["s001"], node.grants, CARDS)
+    node.delivery.refresh(["s001"], node.grants, HERE)
     assert node.grants.owner("s001").pod_uid == "next"
     assert node.device("s001") == "/dev/nvidia1"
     assert GrantStore(node.grants._folder).owner("s001").pod_uid == "next"

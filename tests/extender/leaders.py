@@ -5,17 +5,18 @@ Nothing runs by itself: a Lease is renewed, a watch tells and a term begins when
 
 from collections.abc import Callable
 
-from cardwise.core import assignment, request
+from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.kube import errors
 from cardwise.kube.lease import LeaderElector
 from extender.binder import Binder
 from extender.leadership import ByLease
+from extender.placing import Ask
 from extender.projection import PodRecord
 from extender.requests import Requests
 from extender.wire import BindArgs
 from tests.extender.worlds import RUNNING, Clock, as_pod, as_quota, asking, state, with_cards
-from tests.kube.test_lease import Leases
+from tests.kube.leases import Leases
 
 DURATION = 15.0
 
@@ -35,7 +36,9 @@ class Api(Leases):
 
     def bind(self, who: str, name: str, body: dict) -> None:
         self.posts.append((who, name))
-        pod = self.pods[name]
+        pod, spec = self.pods[name], self.lease["spec"]
+        if int(body["metadata"]["annotations"][names.TERM].split("/")[3]) < spec["leaseTransitions"]:
+            raise errors.Invalid(422, "Invalid", f"{names.TERM}: the term is over")  # as the chart's policy has it
         if pod["spec"].get("nodeName"):
             raise errors.Conflict(409, "Conflict", "already assigned to a node")
         metadata = pod["metadata"] | {"annotations": body["metadata"]["annotations"]}
@@ -44,6 +47,10 @@ class Api(Leases):
         self.pods[name] = pod | {"metadata": metadata, "spec": spec, "status": status}
         for each in self.extenders:
             each.events.append(as_pod(self.pods[name]))
+
+    def holder(self) -> str:
+        """Who holds the Lease, "" for nobody."""
+        return self.lease["spec"]["holderIdentity"]
 
     def given(self) -> dict[str, tuple[str, Assignment]]:
         """Node and cards of the bound pods."""
@@ -69,7 +76,7 @@ class Extender:
         self.api, self.name, self.clock = api, name, clock
         self.cut = False
         self.events: list[PodRecord] = []  # not told yet
-        self.before_post: Callable[[], None] = lambda: None
+        self.reads: Callable[[], bool] = lambda: True  # before it catches up; whether it can
         self.state = with_cards(state(clock), **cards)
         if quota is not None:
             self.state.set_quota(*as_quota(quota))
@@ -121,7 +128,7 @@ class Extender:
         self.leadership.step()
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
-        if self.cut or not still():
+        if self.cut or not still() or not self.reads():
             return False
         self.events.clear()
         for pod in self.api.pods.values():
@@ -137,7 +144,7 @@ class Extender:
         pod = self.api.pods[name]
         asked = request.parse(pod)
         self.requests.put(f"uid-{name}", asked)
-        return self.state.plan(f"uid-{name}", (pod["metadata"]["namespace"], name), asked, nodes, "binpack")
+        return self.state.plan(Ask(f"uid-{name}", (pod["metadata"]["namespace"], name), asked, nodes, "binpack"))
 
     def bind(self, name: str, node: str) -> str:
         namespace = self.api.pods[name]["metadata"]["namespace"]

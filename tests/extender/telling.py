@@ -10,7 +10,7 @@ from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cards import Card
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.kube import errors
-from extender import sightings
+from extender import objects
 from extender.sightings import Sightings
 from extender.statuswriter import StatusWriter
 from tests.extender.worlds import Clock
@@ -49,12 +49,12 @@ class FakeApi:
         self.objects: dict[str, Json] = {}
         self.calls: list[tuple[str, str, Json]] = []
         self._kinds = {
-            "extendedresources": (sightings.card, seen.cards),
-            "resourceclasses": (sightings.resource_class, seen.classes),
-            "gpuquotas": (sightings.quota, seen.quotas),
+            "extendedresources": (objects.card, seen.cards),
+            "resourceclasses": (objects.resource_class, seen.classes),
+            "gpuquotas": (objects.quota, seen.quotas),
         }
         self._unshown: dict[str, None] = {}
-        self._shown: dict[str, tuple[str, object]] = {}
+        self._shown: dict[str, str] = {}
         self._version = 0
 
     def put(self, path: str, obj: Json) -> Json:
@@ -76,13 +76,13 @@ class FakeApi:
     def show(self) -> None:
         """The watch tells what has changed."""
         for path in self._unshown:
-            project, handler = next(of for kind, of in self._kinds.items() if f"/{kind}/" in path)
+            project, seen = next(of for kind, of in self._kinds.items() if f"/{kind}/" in path)
             if path in self.objects:
                 key, record = project(json.dumps(self.objects[path]).encode())
-                handler.on_change(key, None, record)
-                self._shown[path] = (key, record)
+                seen.put(key, record)
+                self._shown[path] = key
             elif path in self._shown:
-                handler.on_delete(*self._shown.pop(path))
+                seen.remove(self._shown.pop(path))
         self._unshown.clear()
 
     def patch(self, path: str, obj: Json, kind: str, *, timeout: float) -> Json:
@@ -106,11 +106,17 @@ class FakeApi:
         return done
 
     def _patch(self, path: str, obj: Json) -> Json:
-        assert path.endswith("/status"), "the extender may patch statuses only"
-        assert obj.keys() == {"status"}
+        if path.endswith("/status"):
+            assert obj.keys() == {"status"}
+        else:
+            assert "/resourceclasses/" in path, "of the rest the extender may patch statuses only"
+            assert "status" not in obj
         path = path.removesuffix("/status")
         if path not in self.objects:
             raise errors.NotFound(404, "NotFound", path)
+        found = self.objects[path]["metadata"]
+        if any(obj.get("metadata", {}).get(key, found[key]) != found[key] for key in ("uid", "resourceVersion")):
+            raise errors.Conflict(409, "Conflict", path)
         merged = _merged(self.objects[path], obj)
         return self.objects[path] if merged == self.objects[path] else self.put(path, merged)
 
@@ -195,11 +201,14 @@ class World:
         self.books = Books()
         self.api = FakeApi(self.seen, *answers)
         self.active = True
-        self.clashes = {}
+        self.without_class = []
         self.writer = StatusWriter(
-            self.api, self.books, self.seen, active=lambda: self.active, clashes=lambda: self.clashes,
+            self.api, self.books, self.seen, active=lambda: self.active, no_class=self._no_class,
             clock=self.clock, wall=lambda: datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=self.clock.now),
         )  # fmt: skip
+
+    def _no_class(self, quota, text):
+        self.without_class.append((quota.name, quota.uid, text))
 
     def node(self, name, *cards):
         """The cards of the node, as the ledger and the watch show them."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -16,7 +16,7 @@ from extender.__main__ import main
 from extender.app import Parts, create_app
 from extender.binder import Binder
 from extender.leadership import Alone, Denial
-from extender.metrics import Levels, Metrics
+from extender.metrics import Levels, Metrics, Sources
 from extender.requests import Requests
 from extender.verbs import Preferences
 from tests.extender.test_binder import FakeApi
@@ -144,7 +144,8 @@ def test_a_leader_that_still_catches_up_keeps_the_connection():
 @pytest.mark.parametrize("leads", [True, False])
 def test_who_leads_is_a_metric(leads):
     registry = CollectorRegistry()
-    registry.register(Levels(dict, dict, lambda: leads))
+    nothing = {"marks": dict, "gangs": dict, "waiting": dict, "disagreements": dict, "staleness": dict}
+    registry.register(Levels(Sources(**nothing, leads=lambda: leads)))
     assert registry.get_sample_value("cardwise_extender_leader") == float(leads)
 
 
@@ -202,7 +203,7 @@ _bodies = st.one_of(
 _FUZZED = create_app(parts()).test_client()
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None)
 @given(st.sampled_from(["filter", "prioritize", "bind"]), _bodies)
 def test_no_body_makes_a_traceback_or_another_status_than_200(verb, body):
     post(_FUZZED, verb, body)

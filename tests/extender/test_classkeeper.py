@@ -7,21 +7,21 @@ from structlog.testing import capture_logs
 
 from cardwise.core import classes, names
 from cardwise.kube import errors
-from extender import sightings
-from extender.classkeeper import ClassKeeper, automatic, changes
+from extender import objects
+from extender.classkeeper import Changes, ClassKeeper, automatic, changes
 from extender.sightings import Sightings
 from tests.extender.telling import FakeApi, class_object, class_path, er_object, er_path
 from tests.extender.worlds import Clock
 
-K80, V100 = "nvidia.tesla.k80", "nvidia.tesla.v100"
+K80, V100, A100 = "nvidia.tesla.k80", "nvidia.tesla.v100", "nvidia.a100"
 
 
 def seen(obj):
-    return sightings.resource_class(json.dumps(obj).encode())[1]
+    return objects.resource_class(json.dumps(obj).encode())[1]
 
 
-def auto(model="Tesla K80", **changed):
-    made = automatic(classes.name_of_model(model), model)
+def auto(model="Tesla K80", *spellings, **changed):
+    made = automatic(classes.name_of_model(model), model, *spellings)
     return seen(made | {"spec": made["spec"] | {"priority": 0} | changed})
 
 
@@ -31,9 +31,7 @@ def unused(name):
 
 def test_a_class_is_wanted_for_each_model_that_has_none():
     wanted = changes({"Tesla K80", "Tesla V100"}, {V100: auto("Tesla V100")}, unused)
-    assert dict(wanted.creates) == {K80: "Tesla K80"}
-    assert not wanted.deletes
-    assert not wanted.clashes
+    assert wanted == Changes(creates={K80: ("Tesla K80",)}, deletes=[])
 
 
 def test_an_untouched_class_without_cards_goes_unless_it_is_in_use():
@@ -46,14 +44,14 @@ def test_an_untouched_class_without_cards_goes_unless_it_is_in_use():
     [
         auto(priority=7),
         auto(selector={"matchLabels": {"model": "Tesla K80", "node": "n1"}}),
+        auto("Tesla K80", "NVIDIA Tesla K80", priority=7),
         seen(class_object(K80)),
         seen(class_object(K80, model="other")),
     ],
 )
 def test_a_class_that_a_person_made_or_edited_is_theirs(theirs):
-    for models in ((), ("Tesla K80",)):
-        wanted = changes(models, {K80: theirs}, unused)
-        assert (dict(wanted.creates), list(wanted.deletes)) == ({}, [])
+    for models in ((), ("Tesla K80",), ("Tesla K80", "NVIDIA Tesla K80")):
+        assert changes(models, {K80: theirs}, unused) == Changes(deletes=[])
 
 
 def test_a_copy_of_an_automatic_class_under_another_name_is_somebodys_own():
@@ -62,17 +60,14 @@ def test_a_copy_of_an_automatic_class_under_another_name_is_somebodys_own():
     assert changes((), {"mine": seen(copy)}, unused).deletes == []
 
 
-def test_of_two_models_with_one_name_the_first_has_it_and_who_has_it_keeps_it():
-    models = ("Tesla-K80", "Tesla/K80")
-    name = classes.name_of_model(models[0])
-    wanted = changes(models, {}, unused)
-    assert dict(wanted.creates) == {name: "Tesla-K80"}
-    assert "'Tesla/K80'" in wanted.clashes[name]
-    kept = changes(models, {name: auto("Tesla/K80")}, unused)
-    assert dict(kept.creates) == {}
-    assert "'Tesla/K80' only" in kept.clashes[name]
-    # Its cards are gone: it makes room for the other.
-    assert changes(models[:1], {name: auto("Tesla/K80")}, unused).deletes == [name]
+def test_all_spellings_of_a_model_are_one_class():
+    both = ("A100", "NVIDIA A100")
+    assert changes(both[::-1], {}, unused).creates == {A100: both}
+    for written in (both[:1], both[1:]):
+        assert changes(both, {A100: auto(*written)}, unused) == Changes(updates={A100: both}, deletes=[])
+        assert changes(written, {A100: auto(*both)}, unused) == Changes(updates={A100: written}, deletes=[])
+    assert changes(both, {A100: auto(*both)}, unused) == Changes(deletes=[])
+    assert changes((), {A100: auto(*both)}, unused) == Changes(deletes=[A100])
 
 
 class World:
@@ -115,7 +110,7 @@ def test_the_class_comes_with_the_first_card_and_goes_with_the_last(world):
     assert made["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
     assert json.loads(made["metadata"]["annotations"][names.AUTO_SPEC]) == made["spec"]
     assert made["spec"] == {"selector": {"matchLabels": {"model": "Tesla K80"}}}
-    assert classes.is_untouched_auto(made)
+    assert classes.auto_models(made) == ("Tesla K80",)
     world.api.remove(er_path("GPU-A"))
     world.run(30)
     assert class_path(K80) in world.api.objects
@@ -216,14 +211,49 @@ def test_who_does_not_lead_does_nothing(world):
     assert world.calls() == []
 
 
-def test_a_clash_is_said_once_and_kept_for_the_status(world):
-    world.card("GPU-A", model="Tesla-K80")
-    world.card("GPU-B", model="Tesla/K80")
+def selected(obj):
+    selector = classes.parse(obj).selector
+    return [model for model in ("A100", "NVIDIA A100") if selector.matches({"model": model})]
+
+
+def test_a_class_follows_the_spellings_of_its_model(world):
+    world.card("GPU-A", model="NVIDIA A100")
+    world.run(10)
+    first = world.api.objects[class_path(A100)]
+    world.card("GPU-B", model="A100")
+    world.run(10)
+    made = world.api.objects[class_path(A100)]
+    assert selected(made) == ["A100", "NVIDIA A100"]
+    assert json.loads(made["metadata"]["annotations"][names.AUTO_SPEC]) == made["spec"]
+    assert made["metadata"]["uid"] == first["metadata"]["uid"]
+    world.api.remove(er_path("GPU-A"))
+    world.run(5)
+    assert selected(world.api.objects[class_path(A100)]) == ["A100", "NVIDIA A100"], "it may only have moved"
+    world.run(30)
+    assert world.api.objects[class_path(A100)]["spec"] == {"selector": {"matchLabels": {"model": "A100"}}}
+    assert world.calls() == [("create", "resourceclasses"), ("patch", A100), ("patch", A100)]
+
+
+def test_an_edit_that_nobody_has_seen_yet_is_not_undone(world):
+    world.card("GPU-A", model="NVIDIA A100")
+    world.run(10)
+    found = world.api.objects[class_path(A100)]
+    theirs = world.api.put(class_path(A100), found | {"spec": found["spec"] | {"priority": 7}})
+    world.api._unshown.clear()  # the watch is behind
+    world.card("GPU-B", model="A100")
+    world.api._unshown.pop(class_path(A100), None)
+    world.api.show()
+    world.run(10, watch=False)
+    assert world.api.objects[class_path(A100)] == theirs
+    assert ("patch", A100) in world.calls()
+
+
+def test_a_refused_change_is_tried_again_after_a_while():
+    world = World("land", errors.Forbidden(403, "Forbidden", "no"), errors.Unreachable("timed out"))
+    world.card("GPU-A", model="NVIDIA A100")
+    world.run(10)
+    world.card("GPU-B", model="A100")
     with capture_logs() as logs:
-        world.run(30)
-    name = classes.name_of_model("Tesla-K80")
-    assert "'Tesla/K80'" in world.keeper.clashes[name]
-    assert [line["log_level"] for line in logs] == ["warning", "info"]
-    world.api.remove(er_path("GPU-B"))
-    world.run(3)
-    assert world.keeper.clashes == {}
+        world.run(70)
+    assert selected(world.api.objects[class_path(A100)]) == ["A100", "NVIDIA A100"]
+    assert [line["log_level"] for line in logs] == ["warning", "warning", "info"]

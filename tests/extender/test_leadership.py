@@ -6,6 +6,7 @@ import pytest
 
 from extender.binder import Failed
 from extender.leadership import Alone
+from tests.cluster.processes import wait_for
 from tests.extender.leaders import Api, Extender
 from tests.extender.worlds import P100, Clock, mark
 
@@ -116,6 +117,28 @@ def test_who_stood_still_between_decision_and_post_does_not_post_when_another_ha
     assert mark(two.a.state, "uid-mine") is None
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, again):
+    """The pause comes after the last question and before the first byte: nobody here can know of it."""
+    two.api.create_pod("mine", P100)
+    two.api.create_pod("other", P100)
+    request = two.a.request
+
+    def late(*args, **how):
+        two.a.request = request
+        two.takes_over(two.b)
+        assert two.b.bind("other", "n1") == "bound"
+        if again:
+            two.takes_over(two.a)
+        return request(*args, **how)
+
+    two.a.request = late
+    assert fails(two.a, "mine") == "api"
+    assert two.api.over_full(P100) == []
+    assert list(two.api.given()) == ["other"]
+    assert mark(two.a.state, "uid-mine") is None
+
+
 def test_who_lost_the_lease_and_has_it_again_does_not_post_what_was_decided_before(two):
     two.api.create_pod("mine", P100)
     two.api.create_pod("other", P100)
@@ -152,26 +175,25 @@ def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(t
     two.api.create_pod("p", P100)
     two.api.create_pod("q", P100)
     two.a.bind("p", "n1")
-    two.b.leadership._catch_up = lambda still: False
+    two.b.reads = lambda: False
     for _ in range(9):
         two.clock.now += 2.0
         two.b.look()
     denial = two.b.leadership.denial()
     assert (denial.elsewhere, "still reading" in denial.text) == (False, True)
     assert fails(two.b, "q") == "standby"
-    two.b.leadership._catch_up = two.b.catch_up
+    two.b.reads = lambda: True
     two.b.look()
     assert two.b.leadership.denial() is None
     assert fails(two.b, "q") == "refused"
 
 
 def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):
-    def slow(still):
-        two.b.catch_up(still)
+    def slow():
         two.clock.now += 20
         return True
 
-    two.b.leadership._catch_up = slow
+    two.b.reads = slow
     for _ in range(9):
         two.clock.now += 2.0
         two.b.elector.step()
@@ -194,20 +216,20 @@ def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
 
 
 def test_a_new_leader_wakes_the_pods_that_the_other_had_refused(two):
-    two.b.state.touch_due()
+    two.b.state.waiters.touch_due()
     two.takes_over(two.b)
-    assert two.b.state.touch_due() == "n1"
+    assert two.b.state.waiters.touch_due() == "n1"
 
 
 def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
-    two.a.leadership._stopping.set()
-    done = threading.Event()
+    two.a.elector.start()
+    stopping = threading.Thread(target=two.a.leadership.stop)
     with two.a.leadership.posting(two.a.leadership.term()):
-        thread = threading.Thread(target=lambda: (two.a.leadership._on_change(False), done.set()))
-        thread.start()
-        assert not done.wait(0.2)
-    assert done.wait(5)
-    thread.join()
+        stopping.start()
+        assert wait_for(lambda: two.a.leadership.term() is None, 10)
+        assert not wait_for(lambda: not two.api.holder(), 0.2)
+    assert wait_for(lambda: not two.api.holder(), 10)
+    stopping.join()
 
 
 def test_alone_there_is_nothing_to_wait_for():

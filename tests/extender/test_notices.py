@@ -7,8 +7,9 @@ import pytest
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
 from extender.notices import Full, Notices
+from extender.objects import QuotaRecord
 from extender.sightings import Sightings
-from tests.extender.telling import FakeApi, class_object, class_path
+from tests.extender.telling import FakeApi, class_object, class_path, er_object, er_path
 from tests.extender.worlds import Clock
 
 
@@ -107,3 +108,28 @@ def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
     world.clock.now += 20
     world.notices.waits_for_quota(Pod("u1", "team", "u1"), full(shares=5))
     assert len(world.events.told) == 3
+
+
+def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
+    asked = Full("gpus", Entry(memory=1000), used=Charge(), asked=Charge(1, 11441, 1))
+    world.notices.waits_for_quota(Pod("u1", "team", "a"), asked)
+    assert world.events.told[0][-1] == (
+        "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "
+        "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "
+        "raised"
+    )
+
+
+def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
+    world.waiting["nvidia.tesla.k80"] = world.waiting["k80"]
+    world.api.put(er_path("GPU-A"), er_object("GPU-A", "n1"))
+    world.delete("nvidia.tesla.k80")
+    world.notices.step()
+    assert world.events.told == []
+
+
+def test_a_quota_whose_class_is_gone_is_told(world):
+    world.notices.quota_without_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
+    (told,) = world.events.told
+    about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")
+    assert told == (about, "NoSuchClass", "Warning", "there is none")

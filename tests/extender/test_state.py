@@ -5,10 +5,13 @@ import json
 import pytest
 
 from cardwise.core import names, quotas, request
+from cardwise.core.gangs import Load
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
 from extender import projection
 from extender.decisions import Begun, Decided, Stage
+from extender.nodeload import Occupant, Placed
+from extender.placing import Ask
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -44,7 +47,7 @@ def world(clock):
 
 
 def plan(world, name="p", mem=8138, nodes=("n1",)):
-    return world.plan(f"uid-{name}", ("default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack")
+    return world.plan(Ask(f"uid-{name}", ("default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack"))
 
 
 def begin(world, name="p", mem=8138, node="n1"):
@@ -191,16 +194,23 @@ def test_annotations_that_become_unreadable_leave_the_share_as_it_was(world):
     assert free(world) == [P100, P100 - 3000]
 
 
-def test_pods_that_are_none_of_our_business_are_not_kept():
-    assert (
-        projection.pod(json.dumps({"metadata": {"name": "x", "uid": "u"}, "spec": {"nodeName": "n"}}).encode()) is None
-    )
+def test_of_pods_that_are_none_of_our_business_only_their_load_and_who_they_are_is_kept():
+    made = {"metadata": {"name": "x", "namespace": "d", "uid": "u"}, "spec": {"nodeName": "n"}}
+    made["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}]
+    placed = Placed("n", Load(250, 1 << 30, 1), Occupant("u", "d", "x"))
+    assert projection.pod(json.dumps(made).encode()) == ("d/x", placed)
+    made["status"] = {"phase": "Succeeded"}
+    assert projection.pod(json.dumps(made).encode()) is None
+    del made["spec"]["nodeName"], made["status"]
+    assert projection.pod(json.dumps(made).encode()) is None
 
 
 def test_a_pod_that_calls_itself_a_mirror_holds_nothing():
     forged = bound("a", 3000, 1)
     forged["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "x"
-    assert projection.pod(json.dumps(forged).encode()) is None
+    key, placed = projection.pod(json.dumps(forged).encode()) or ("", None)
+    assert (key, type(placed)) == ("default/a", Placed)
+    assert (placed.node, placed.load, placed.occupant.fixed) == ("n1", Load(0, 0, 1), True)
 
 
 def test_a_card_counts_only_once_it_was_reported_healthy(world):
@@ -363,18 +373,18 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
     world.remove_pod(last)
     refuse(world)
     clock.now += 5
-    assert world.touch_due() is None
+    assert world.waiters.touch_due() is None
     clock.now += 30
     world.tick()
-    assert world.touch_due() == "n1"
-    assert world.touch_due() is None
+    assert world.waiters.touch_due() == "n1"
+    assert world.waiters.touch_due() is None
 
 
 def test_nobody_is_woken_when_nobody_waits(world, clock):
     plan(world)
     clock.now += 31
     world.tick()
-    assert world.touch_due() is None
+    assert world.waiters.touch_due() is None
 
 
 def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world, clock):
@@ -382,23 +392,23 @@ def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world
     for expected in ("n1", None):
         world.set_card(*as_card(resource(0, health="Unhealthy")))
         world.set_card(*as_card(resource(0)))
-        assert world.touch_due() == expected
+        assert world.waiters.touch_due() == expected
     clock.now += 1.1
-    assert world.touch_due() == "n1"
+    assert world.waiters.touch_due() == "n1"
 
 
 def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(world, clock):
     last = as_pod(bound("a", P100, 0, deleting=True, containers=ENDED))
-    world.touch_due()
+    world.waiters.touch_due()
     world.set_pod(last)
     refuse(world)
     clock.now += 10
     world.remove_pod(last)
-    assert world.touch_due() is None
+    assert world.waiters.touch_due() is None
     world.set_pod(last)
     refuse(world)
     world.remove_pod(last)
-    assert world.touch_due() == "n1"
+    assert world.waiters.touch_due() == "n1"
 
 
 def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
@@ -428,30 +438,30 @@ def waiting(clock):
     plan(made, "a", P100, ["n1"])
     assert isinstance(plan(made, "b", P100, ["n1"]), Unplaceable)
     clock.now += 5
-    made.touch_due()
+    made.waiters.touch_due()
     clock.now += 5
-    assert made.touch_due() is None
+    assert made.waiters.touch_due() is None
     return made
 
 
 def test_a_plan_that_moves_to_another_node_wakes(waiting):
     assert plan(waiting, "a", P100, ["n2"]).node == "n2"
-    assert waiting.touch_due() == "n1"
+    assert waiting.waiters.touch_due() == "n1"
 
 
 def test_a_plan_that_ends_because_no_node_is_left_for_the_pod_wakes(waiting):
     assert isinstance(plan(waiting, "a", P100, ["other"]), Unplaceable)
-    assert waiting.touch_due() == "n1"
+    assert waiting.waiters.touch_due() == "n1"
 
 
 def test_a_plan_that_is_only_repeated_wakes_nobody(waiting):
     assert plan(waiting, "a", P100, ["n1"]).node == "n1"
-    assert waiting.touch_due() is None
+    assert waiting.waiters.touch_due() is None
 
 
 def test_a_plan_that_takes_less_than_before_wakes(waiting):
     assert plan(waiting, "a", P100 - 1, ["n1"]).node == "n1"
-    assert waiting.touch_due() == "n1"
+    assert waiting.waiters.touch_due() == "n1"
 
 
 def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
@@ -461,7 +471,7 @@ def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
     clock.now += 31
     assert isinstance(plan(world, "c", P100), Unplaceable)
     world.tick()
-    assert world.touch_due() == "n1"
+    assert world.waiters.touch_due() == "n1"
 
 
 def test_a_refusal_among_all_nodes_is_known_too(world, clock):
@@ -469,22 +479,52 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     plan(world, "b", P100)
     clock.now += 31
     asked = request.parse(asking("c", gpu_mem=P100))
-    assert isinstance(world.fitting("uid-c", ("default", "c"), asked, ["n1"], "binpack"), Unplaceable)
+    assert isinstance(world.fitting(Ask("uid-c", ("default", "c"), asked, ["n1"], "binpack")), Unplaceable)
     world.tick()
-    assert world.touch_due() == "n1"
-    assert list(world.fitting("uid-c", ("default", "c"), asked, ["n1"], "binpack")) == ["n1"]
+    assert world.waiters.touch_due() == "n1"
+    assert list(world.fitting(Ask("uid-c", ("default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):
     waiting.remove_node("n1")
     clock.now += 2
-    assert waiting.touch_due() == "n2"
+    assert waiting.waiters.touch_due() == "n2"
 
 
 def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
     refuse(world)
     world.remove_pod(as_pod(asking("w", gpu_mem=P100 + 1)))
     refuse(world)  # filter was under way when the pod vanished
+    world.waiters.refused_because("uid-w", "full")
     clock.now += 601
     refuse(world, "x")
-    assert len(world.waiting) == 1
+    world.waiters.refused_because("uid-x", "full")
+    assert world.waiters.by_reason() == {"full": 1}
+
+
+def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
+    chosen = begin(world)
+    world.finish_bind("uid-p", Stage.BOUND)
+    busy = chosen.indices()[0]
+    world.set_card(*as_card(resource(busy, cordoned=True)))
+    assert free(world)[busy] == P100 - 8138, "what runs stays counted"
+    placed = plan(world, "q")
+    assert isinstance(placed, Placement)
+    assert placed.assignment.indices() == [1 - busy]
+    refused = plan(world, "r", mem=P100)
+    assert isinstance(refused, Unplaceable)
+    assert refused.refusals == {"n1": Refusal.NO_MEMORY}
+    world.set_card(*as_card(resource(1 - busy, cordoned=True)))
+    refused = plan(world, "s", mem=1)
+    assert isinstance(refused, Unplaceable)
+    assert refused.refusals == {"n1": Refusal.CORDONED}
+
+
+def test_who_is_bound_after_its_card_was_cordoned_gets_another_one(world):
+    """Filter has seen the card, bind does not."""
+    asked_first = plan(world, "q")
+    assert isinstance(asked_first, Placement)
+    (seen,) = asked_first.assignment.indices()
+    world.set_card(*as_card(resource(seen, cordoned=True)))
+    chosen = begin(world, "q")
+    assert chosen.indices() == [1 - seen]

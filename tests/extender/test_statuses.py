@@ -1,12 +1,14 @@
 """Statuses: what users read with kubectl is what the ledger holds, whatever is lost on the way."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.devices import Device
 from cardwise.core.ledger import Holding
 from cardwise.kube import errors
 from extender.statuswriter import StatusWriter
@@ -86,6 +88,20 @@ def test_a_class_adds_up_its_cards(world):
     assert shown("slow") == [0] * 6
 
 
+def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
+    rdma = Device(uuid="rdma-0", kind="rdma", index=0, classes=frozenset({"rdma"}))
+    world.books.ledger.set_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
+    world.books.changed.add("n1")
+    path = class_path("rdma")
+    found = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from before it was of devices
+    world.api.put(path, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": found})
+    world.run(3)
+    status = world.status(path)
+    conditions = status.pop("conditions")
+    assert status == {"cards": 2, "healthyCards": 1, "nodes": 1}
+    assert [each["status"] for each in conditions] == ["True"]
+
+
 def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
     world.api.put(class_path("odd"), class_object("odd", selector={}))
     world.run(2)
@@ -96,9 +112,6 @@ def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
     world.run(2)
     assert "problem" not in world.status(class_path("odd"))
     assert conditions(world.status(class_path("odd"))) == {"Valid": "True"}
-    world.clashes = {"odd": "another model has this name"}
-    world.run(2)
-    assert world.status(class_path("odd"))["problem"] == "another model has this name"
 
 
 def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
@@ -135,15 +148,61 @@ def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
     assert valid["status"] == "False"
     assert "spec.hard[0].class: there is no ResourceClass k90" in valid["message"]
     assert "k80" in valid["message"]
+    assert world.status(path)["summary"] == "k90: no such class", "not as if something were limited"
     world.api.put(class_path("k90"), class_object("k90"))
     world.run(2)
     assert conditions(world.status(path))["Valid"] == "True"
+    assert world.status(path)["summary"] == "k90: 0/1 shares"
+    world.api.put(class_path("k90"), class_object("k90", selector={}))
+    world.run(2)
+    assert world.status(path)["summary"] == "k90: unreadable class"
     world.api.put(path, quota_object("gpus", {"shares": -1}) | {"status": world.status(path)})
     world.run(2)
     status = world.status(path)
     assert conditions(status) == {"Valid": "False", "Exceeded": "Unknown"}
     assert "used" not in status
     assert "summary" not in status
+
+
+def test_a_quota_is_told_once_that_its_class_is_gone(world):
+    path = quota_path("gpus")
+    world.api.put(class_path("k90"), class_object("k90"))
+    made = world.api.put(path, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.run(5)
+    assert world.without_class == []
+    for times in (1, 2):
+        world.api.remove(class_path("k90"))
+        world.run(5)
+        world.node("n1", card(f"GPU-{times}"))
+        world.hold(f"p{times}", "n1", ("0", f"GPU-{times}", 1, 0))
+        world.run(70)
+        ((name, uid, text),) = world.without_class
+        assert (name, uid) == ("gpus", made["metadata"]["uid"])
+        assert "there is no ResourceClass k90" in text
+        world.without_class.clear()
+        world.api.put(class_path("k90"), class_object("k90"))
+        world.run(5)
+
+
+def test_a_quota_is_told_nothing_before_its_status_says_it():
+    world = World(errors.Unreachable("timed out"))
+    world.api.put(quota_path("gpus"), quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.run(0.25)
+    assert (len(world.api.calls), world.without_class) == (1, [])
+    world.run(30)
+    assert len(world.without_class) == 1
+
+
+def test_a_class_that_cards_are_in_by_their_model_limits_without_an_object(world):
+    path = quota_path("gpus")
+    world.api.put(path, quota_object("gpus", {"class": "nvidia.tesla.k80", "shares": 1}))
+    world.run(2)
+    assert world.status(path)["summary"] == "nvidia.tesla.k80: no such class"
+    world.node("n1", card("GPU-A", classes=("nvidia.tesla.k80",)))
+    world.hold("p", "n1", ("0", "GPU-A", 1, 0))
+    world.run(2)
+    assert world.status(path)["summary"] == "nvidia.tesla.k80: 1/1 shares"
+    assert conditions(world.status(path))["Valid"] == "True"
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes(world):
@@ -189,7 +248,7 @@ def test_every_status_is_as_the_crds_have_it(world):
     world.api.put(quota_path("gpus"), quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
     world.api.put(quota_path("odd"), quota_object("odd", {}))
     world.run(5)
-    crds = Path(__file__).parents[2] / "helm" / "cardwise" / "crds"
+    crds = Path(__file__).parents[2] / "helm" / "cardwise" / "files" / "crds"
     for path, obj in world.api.objects.items():
         plural = next(kind for kind in ("extendedresources", "resourceclasses", "gpuquotas") if f"/{kind}/" in path)
         (version,) = yaml.safe_load((crds / f"{plural}.yaml").read_text())["spec"]["versions"]
@@ -219,7 +278,7 @@ def test_what_is_as_it_ought_to_be_is_not_written(world):
     world.run(200)
     assert len(world.api.calls) == before == 3
     world.writer = StatusWriter(
-        world.api, world.books, world.seen, active=lambda: True, clashes=dict, clock=world.clock
+        world.api, world.books, world.seen, active=lambda: True, no_class=world._no_class, clock=world.clock
     )
     world.run(20)
     assert len(world.api.calls) == before, "a restart writes nothing that is there already"
@@ -246,6 +305,23 @@ def test_the_rate_is_bounded_while_pods_come_and_higher_when_they_have_come(worl
     assert 150 <= len(world.api.calls) <= 220
     world.run(5)
     assert all("freeMiB" in world.status(path) for path in world.api.objects)
+
+
+def test_while_pods_come_by_the_hundred_few_statuses_are_written_and_all_of_them_afterwards(world):
+    for i in range(50):
+        world.node(f"n{i}", *[card(f"GPU-{i}-{j}", j) for j in range(8)])
+    world.run(15)
+    before = len(world.api.calls)
+    for step in range(40):  # ten seconds with 60 pods a second, each on another card
+        for i in range(15):
+            at = step * 15 + i
+            world.hold(f"p{at}", f"n{at % 50}", (str(at // 50 % 8), f"GPU-{at % 50}-{at // 50 % 8}", 10, 0))
+        world.run(0.25)
+    assert 30 <= len(world.api.calls) - before <= 50
+    world.run(10)
+    for i in range(50):
+        for j in range(8):
+            assert world.status(er_path(f"GPU-{i}-{j}"))["allocated"]["memoryMiB"] in (10, 20)
 
 
 def test_somebodys_edit_is_repaired(world):

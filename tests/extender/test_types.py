@@ -6,10 +6,13 @@ import pytest
 
 from cardwise.core import names, request
 from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.quotas import Charge
 from cardwise.core.verdict import Refusal
-from extender import projection
+from extender import objects
+from extender.classkeeper import automatic
 from extender.decisions import Begun, Decided, Stage
 from extender.membership import Membership
+from extender.placing import Ask
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -33,6 +36,7 @@ from tests.extender.worlds import (
 )
 
 K80 = as_class(resource_class("k80", model="Tesla K80"))
+OF_P100, OF_K80 = "nvidia.p100", "nvidia.tesla.k80"
 
 
 @pytest.fixture
@@ -50,21 +54,26 @@ def world(clock):
     return made
 
 
-def classes_of(made, node="n1"):
+def all_classes_of(made, node="n1"):
     with made.view() as ledger:
         return [set(card.classes) for card in ledger.node(node).cards]
+
+
+def classes_of(made, node="n1"):
+    """Without those of the models' names, in which a card is as well."""
+    return [of - {OF_P100, OF_K80} for of in all_classes_of(made, node)]
 
 
 def woken(made, clock):
     """Whether a node is touched now."""
     clock.now += 5
-    return made.touch_due() is not None
+    return made.waiters.touch_due() is not None
 
 
 def calm(made, clock):
     """All that has happened until now has had its touch."""
     clock.now += 5
-    made.touch_due()
+    made.waiters.touch_due()
     clock.now += 5
 
 
@@ -99,6 +108,42 @@ def test_membership_follows_classes_and_cards(world):
     assert classes_of(world) == [{"p100"}, {"p100"}]
 
 
+def test_a_card_is_in_the_class_of_its_model_whether_or_not_that_has_an_object(world):
+    assert all_classes_of(world) == [{"p100", OF_P100}, {"k80", OF_K80}]
+    world.changed_nodes()
+    world.set_class(as_class(automatic(OF_K80, "Tesla K80")))
+    assert all_classes_of(world) == [{"p100", OF_P100}, {"k80", OF_K80}]
+    world.set_card(*as_card(resource(2, model="NVIDIA Tesla K80")))
+    assert all_classes_of(world)[2] == {OF_K80}, "before the class says so"
+    world.changed_nodes()
+    world.remove_class(OF_K80)
+    assert all_classes_of(world)[1] == {"k80", OF_K80}
+    assert world.changed_nodes() == set()
+
+
+def test_a_persons_class_of_a_models_name_says_itself_what_is_in_it(world):
+    kept = automatic(OF_K80, "Tesla K80")
+    world.set_class(as_class(kept))
+    world.set_card(*as_card(resource(2, model="NVIDIA Tesla K80")))
+    del kept["metadata"]["annotations"]
+    world.set_class(as_class(kept))
+    assert all_classes_of(world)[1:] == [{"k80", OF_K80}, set()]
+    world.set_class(as_class(resource_class(OF_K80, model="P100")))
+    assert all_classes_of(world)[:2] == [{"p100", OF_P100, OF_K80}, {"k80"}]
+    world.set_class(as_class(resource_class(OF_K80, kind="rdma")))
+    assert all_classes_of(world)[1:] == [{"k80"}, set()]
+
+
+def test_a_quota_on_the_class_of_a_model_holds_before_that_comes_and_after_it_went(world):
+    world.set_quota(*as_quota({"class": OF_K80, "shares": 1}))
+    plan(world, "a", 100, device_class="k80")
+    assert refused(plan(world, "b", 100, device_class="k80")) == {Refusal.QUOTA}
+    world.set_class(as_class(automatic(OF_K80, "Tesla K80")))
+    world.remove_class(OF_K80)
+    assert refused(plan(world, "c", 100, device_class="k80")) == {Refusal.QUOTA}
+    assert refused(plan(world, "d", 100, device_class=OF_K80)) == {Refusal.QUOTA}
+
+
 def test_labels_and_properties_of_the_object_can_be_selected(world):
     world.set_class(as_class(resource_class("gold", Tier="gold")))
     world.set_class(as_class(resource_class("driver", driver="550.90")))
@@ -121,7 +166,7 @@ def test_cards_with_equal_labels_share_them():
 
 
 def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
-    world.touch_due()
+    world.waiters.touch_due()
     made = []
     monkeypatch.setattr(
         "extender.inventory.Membership", lambda *args, **how: made.append(1) or Membership(*args, **how)
@@ -135,7 +180,7 @@ def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
 
 
 def test_a_class_that_only_looks_different_changes_nothing(world):
-    world.touch_due()
+    world.waiters.touch_due()
     other = resource_class("k80", model="Tesla K80")
     other["spec"]["share"] = {"memoryMiB": 1000}
     world.changed_nodes()
@@ -183,11 +228,11 @@ def test_a_change_of_classes_wakes_who_waits(world, clock, change):
 def test_who_waits_for_a_class_is_known_by_it(world):
     for name, wanted in (("a", "k80"), ("b", "k80"), ("c", "p100"), ("d", "")):
         world.set_pod(as_pod(asking(name, gpu_mem=1, namespace="team", device_class=wanted)))
-    assert {tuple(pod) for pod in world.waiting_for("k80")} == {("uid-a", "team", "a"), ("uid-b", "team", "b")}
+    assert {tuple(pod) for pod in world.waiters.asking_for("k80")} == {("uid-a", "team", "a"), ("uid-b", "team", "b")}
     world.set_pod(as_pod(bound("a", 100, 1)))
-    assert [pod.name for pod in world.waiting_for("k80")] == ["b"]
+    assert [pod.name for pod in world.waiters.asking_for("k80")] == ["b"]
     world.remove_pod(as_pod(asking("b", gpu_mem=1, namespace="team", device_class="k80")))
-    assert world.waiting_for("k80") == []
+    assert world.waiters.asking_for("k80") == []
 
 
 def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
@@ -218,9 +263,9 @@ def test_the_pods_own_plan_is_not_counted_against_it(world):
     for _ in range(2):
         assert isinstance(plan(world, "a", 8138), Placement)
     asked = request.parse(asking("a", gpu_mem=8138))
-    assert list(world.fitting("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack")) == ["n1", "n2"]
-    assert set(world.scores("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack")) == {"n1", "n2"}
-    assert world.scores("uid-b", ("default", "b"), asked, ["n1", "n2"], "binpack") == {}
+    assert list(world.fitting(Ask("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack"))) == ["n1", "n2"]
+    assert set(world.scores(Ask("uid-a", ("default", "a"), asked, ["n1", "n2"], "binpack"))) == {"n1", "n2"}
+    assert world.scores(Ask("uid-b", ("default", "b"), asked, ["n1", "n2"], "binpack")) == {}
     assert isinstance(begin(world, "a", 8138), Begun)
     assert begin(world, "b", 1) is Refusal.QUOTA
     assert mark(world, "uid-a") == "binding"
@@ -231,7 +276,7 @@ def test_a_pod_that_names_no_class_is_steered_to_cards_that_its_quota_leaves(wor
     assert plan(world, "a", 100, "n1", "n2").assignment.indices() == [1]
     assert refused(plan(world, "b", 100, "n2")) == {Refusal.QUOTA}
     asked = request.parse(asking("c", gpu_mem=100))
-    assert list(world.fitting("uid-c", ("default", "c"), asked, ["n1", "n2"], "binpack")) == ["n1"]
+    assert list(world.fitting(Ask("uid-c", ("default", "c"), asked, ["n1", "n2"], "binpack"))) == ["n1"]
 
 
 def test_all_quotas_of_a_namespace_apply(world):
@@ -341,7 +386,7 @@ def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_se
 def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
     calm(world, clock)
     assert not woken(world, clock)
-    world.wake_all()
+    world.waiters.wake_all()
     assert woken(world, clock)
     assert not woken(world, clock)
 
@@ -350,27 +395,45 @@ def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
 
 
 def test_classes_and_quotas_are_read_and_unreadable_ones_say_why():
-    key, record = projection.resource_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
+    key, record = objects.resource_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
     assert (key, record.device_class, record.problem) == ("k80", K80, "")
     broken = resource_class("k80") | {"spec": {"selector": {}}}
-    assert "empty selector" in projection.resource_class(json.dumps(broken).encode())[1].problem
-    key, record = projection.quota(json.dumps(gpu_quota({"shares": 1})).encode())
+    assert "empty selector" in objects.resource_class(json.dumps(broken).encode())[1].problem
+    key, record = objects.quota(json.dumps(gpu_quota({"shares": 1})).encode())
     assert (key, record.quota) == as_quota({"shares": 1})
-    key, record = projection.quota(json.dumps(gpu_quota({"shares": -1})).encode())
+    key, record = objects.quota(json.dumps(gpu_quota({"shares": -1})).encode())
     assert (key, record.quota) == ("default/team", None)
     assert "spec.hard[0].shares" in record.problem
 
 
-def test_what_only_changes_in_a_status_is_no_change():
-    made = resource_class("k80", model="Tesla K80")
-    before = projection.resource_class(json.dumps(made).encode())
-    made["status"], made["metadata"]["resourceVersion"] = {"cards": 3}, "2"
-    assert projection.resource_class(json.dumps(made).encode()) == before
+def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
+    quota = as_quota({"class": "k80", "shares": 0})
+    world.set_quota(*quota)
+    assert refused(plan(world, "p", 100, device_class="k80")) == {Refusal.QUOTA}
+    calm(world, clock)
+    world.set_quota(*quota)
+    assert not woken(world, clock)
+    world.set_quota(*as_quota({"class": "k80", "shares": 1}))
+    assert woken(world, clock)
 
 
 def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(world):
     world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
     asked = request.parse_mutated(asking("p", gpu_mem=100, device_class="k80"))
-    assert refused(world.plan("uid-p", ("default", "p"), asked, ["n1"], "binpack")) == {Refusal.QUOTA}
+    assert refused(world.plan(Ask("uid-p", ("default", "p"), asked, ["n1"], "binpack"))) == {Refusal.QUOTA}
     brake = world.brake("default", asked)
     assert (brake.entry.model, brake.asked.shares) == ("Tesla K80", 1)
+
+
+def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
+    world.set_card(*as_card(resource(1, model="Tesla K80", mem=11441)))
+    asked = request.parse_mutated(asking("p", whole_gpu=1))
+    world.set_quota(*as_quota({"memoryMiB": 11440}))
+    assert refused(world.plan(Ask("uid-p", ("default", "p"), asked, ["n1"], "binpack"))) == {Refusal.QUOTA}
+    assert world.brake("default", asked).asked == Charge(1, 11441, 1)
+    world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "cards": 0}))
+    assert world.brake("default", asked).entry.device_class in ("p100", "k80")
+    of_p100 = request.parse_mutated(asking("p", whole_gpu=1, device_class="p100"))
+    assert world.brake("default", of_p100).asked == Charge(1, P100, 1)
+    world.set_quota(*as_quota({"memoryMiB": P100}))
+    assert world.brake("default", of_p100) is None, "it may be that bigger ones only are free"

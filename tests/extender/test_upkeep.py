@@ -21,10 +21,24 @@ class FakeApi:
             raise answer
 
 
+def test_who_waits_is_tried_again_when_a_card_is_uncordoned():
+    made = with_cards(state(), n1=1)
+    made.set_card(*as_card(resource(0, cordoned=True)))
+    made.waiters.touch_due()
+    refuse(made)
+    api = FakeApi()
+    upkeep = Upkeep(api, made)
+    upkeep.step()
+    assert api.touched == []
+    made.set_card(*as_card(resource(0)))
+    upkeep.step()
+    assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"]
+
+
 def test_a_touch_that_failed_is_tried_again():
     clock = Clock()
     made = with_cards(state(clock), n1=1)
-    made.touch_due()
+    made.waiters.touch_due()
     refuse(made)
     made.set_card(*as_card(resource(0, health="Unhealthy")))
     made.set_card(*as_card(resource(0)))
@@ -37,9 +51,24 @@ def test_a_touch_that_failed_is_tried_again():
     assert names.NODE_CHANGED in api.touched[-1][1]["metadata"]["annotations"]
 
 
+def test_a_process_that_stood_still_has_waiting_pods_tried_again():
+    made = with_cards(state(), n1=1)
+    made.waiters.touch_due()
+    now = iter([0.0, 0.5, 0.5, 1.0 + 8.0, 9.0, 9.5, 9.5])  # at the begin of each round but the first, and at its end
+    api = FakeApi()
+    upkeep = Upkeep(api, made, clock=lambda: next(now))
+    upkeep.step()
+    upkeep.step()
+    assert api.touched == [], "nobody waits that we know of"
+    upkeep.step()
+    assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"]
+    upkeep.step()
+    assert len(api.touched) == 1
+
+
 def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken():
     made = with_cards(state(), n1=1)
-    made.touch_due()
+    made.waiters.touch_due()
     refuse(made)
     made.set_card(*as_card(resource(0, health="Unhealthy")))
     made.set_card(*as_card(resource(0)))

@@ -9,8 +9,9 @@ from cardwise.core.classes import DeviceClass
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.quotas import GPUQuota
 from cardwise.core.verdict import Refusal
-from extender import projection
+from extender import objects, projection
 from extender.decisions import Begun, Decided, Patience
+from extender.placing import Ask
 from extender.state import State
 from tests.build import P100, container, pod, shares
 
@@ -80,11 +81,14 @@ def resource(
     health: str = "Healthy",
     held: list[dict] | None = None,
     labels: dict[str, str] | None = None,
+    cordoned: bool = False,
     **properties: str,
 ) -> dict[str, Any]:
     """The ExtendedResource of a card."""
     uuid = f"GPU-{node}-{index}"
     spec = {"node": node, "index": index, "uuid": uuid, "memoryMiB": mem, "model": model, "properties": properties}
+    if cordoned:
+        spec["unschedulable"] = True
     return {
         "metadata": {
             "name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node} | (labels or {})
@@ -127,8 +131,8 @@ def as_pod(made: dict) -> projection.PodRecord:
     return found[1]
 
 
-def as_card(made: dict) -> tuple[str, projection.CardRecord]:
-    found = projection.card(json.dumps(made).encode())
+def as_card(made: dict) -> tuple[str, objects.CardRecord]:
+    found = objects.card(json.dumps(made).encode())
     assert found is not None
     return found
 
@@ -161,7 +165,7 @@ def plan(
     """What filter decides about a pod of one container."""
     asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
     assert asked is not None
-    return made.plan(f"uid-{name}", (namespace, name), asked, nodes or ["n1"], "binpack")
+    return made.plan(Ask(f"uid-{name}", (namespace, name), asked, nodes or ["n1"], "binpack"))
 
 
 def begin(
@@ -184,7 +188,7 @@ def refuse(made: State, name: str = "w", node: str = "n1") -> None:
     """filter says no to a pod that asks for more than any card has."""
     asked = request.parse(asking(name, gpu_mem=P100 + 1))
     assert asked is not None
-    refused = made.plan(f"uid-{name}", ("default", name), asked, [node], "binpack")
+    refused = made.plan(Ask(f"uid-{name}", ("default", name), asked, [node], "binpack"))
     assert isinstance(refused, Unplaceable)
 
 

@@ -9,7 +9,7 @@ import yaml
 from cardwise.gpus import chosen
 from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
-from cardwise.gpus.protocol import Gpus, GpusUnavailable
+from cardwise.gpus.protocol import CardUnwilling, ComputeMode, Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
 
 
@@ -72,3 +72,34 @@ def test_waiting_ends_in_time_and_by_close(gpus):
     began = time.monotonic()
     assert gpus.wait_change(30) is False
     assert time.monotonic() - began < 5
+
+
+@pytest.fixture(params=[simulated, nvml])
+def use(request, tmp_path):
+    """Those that can say and change who is on a card."""
+    made = request.param(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_compute_mode_is_what_was_set(use):
+    uuid = use.cards()[0].uuid
+    before = use.compute_mode(uuid)
+    try:
+        for mode in (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT):
+            use.set_compute_mode(uuid, mode)
+            assert use.compute_mode(uuid) is mode
+    except CardUnwilling as error:
+        pytest.skip(f"only root may: {error}")
+    finally:
+        use.set_compute_mode(uuid, before)
+
+
+def test_a_card_that_is_not_here_is_nobodys(use):
+    for ask in (use.compute_mode, use.processes, lambda uuid: use.set_compute_mode(uuid, ComputeMode.DEFAULT)):
+        with pytest.raises(CardUnwilling, match="GPU-none"):
+            ask("GPU-none")
+
+
+def test_processes_are_listed(use):
+    assert all(process.pid > 0 for process in use.processes(use.cards()[0].uuid))

@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from cardwise.gpus.nvml import NvmlGpus
-from cardwise.gpus.protocol import GpusUnavailable
+from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
 from tests.deviceplugin.conftest import eventually
 
 MIB = 1024 * 1024
@@ -21,6 +21,9 @@ class Driver:
         self.broken: dict[object, Exception] = {}
         self.heard: set[int] = set()
         self.events: list[types.SimpleNamespace] = []
+        self.modes: dict[int, int] = {}
+        self.processes: list[types.SimpleNamespace] = []
+        self.clients: list[types.SimpleNamespace] = []
         answers = {
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
@@ -40,6 +43,10 @@ class Driver:
             "nvmlEventSetFree": lambda _: None,
             "nvmlDeviceRegisterEvents": lambda handle, *_: self.heard.add(handle),
             "nvmlEventSetWait_v2": self.next_event,
+            "nvmlDeviceGetComputeMode": lambda handle: self.modes.get(self.card(handle), 0),
+            "nvmlDeviceSetComputeMode": self.modes.__setitem__,
+            "nvmlDeviceGetComputeRunningProcesses": lambda handle: self.processes,
+            "nvmlDeviceGetMPSComputeRunningProcesses": lambda handle: self.clients,
         }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, self.maybe(name, answer))
@@ -148,3 +155,31 @@ def test_what_a_card_does_not_know_of_itself_is_left_out(driver, gpus):
     driver.broken["nvmlDeviceGetMaxClockInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     driver.broken["nvmlDeviceGetArchitecture"] = AttributeError("an older library")
     assert gpus().cards()[0].properties == {"driver": "575.1", "computeCapability": "6.0"}
+
+
+def test_who_may_be_on_a_card_and_who_is(driver, gpus):
+    made = gpus()
+    assert made.compute_mode("GPU-1") is ComputeMode.DEFAULT
+    made.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)
+    assert driver.modes == {1: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS}
+    assert made.compute_mode("GPU-1") is ComputeMode.EXCLUSIVE_PROCESS
+    driver.processes = [types.SimpleNamespace(pid=7, usedGpuMemory=300 * MIB + 1)]
+    driver.processes += [types.SimpleNamespace(pid=8, usedGpuMemory=None)]
+    assert made.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(8, None)]
+
+
+def test_clients_of_mps_are_on_the_card_in_whichever_list_the_driver_has_them(driver, gpus):
+    made = gpus()
+    driver.processes = [types.SimpleNamespace(pid=7, usedGpuMemory=300 * MIB)]
+    driver.clients = [types.SimpleNamespace(pid=7, usedGpuMemory=None)]
+    driver.clients += [types.SimpleNamespace(pid=9, usedGpuMemory=500 * MIB)]
+    assert made.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(9, 500)]
+    driver.broken["nvmlDeviceGetMPSComputeRunningProcesses"] = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    assert made.processes("GPU-0") == [GpuProcess(7, 300)]
+
+
+def test_a_card_that_does_not_do_as_told_says_why(driver, gpus):
+    made = gpus()
+    driver.broken["nvmlDeviceSetComputeMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+    with pytest.raises(CardUnwilling, match="GPU-1: Insufficient Permissions"):
+        made.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from cardwise.gpus import simulated, xids
-from cardwise.gpus.protocol import GpusUnavailable
+from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
 from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
 
 ONE = "cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, properties: {clockMHz: 1328}}]\n"
@@ -91,3 +91,24 @@ def test_an_application_fault_does_not_take_a_card_out():
     assert all(xids.is_sick(xid) for xid in (48, 63, 64, 79, 95, 119, 12345))
     assert not xids.is_sick(79, also_ignored=[79])
     assert "bus" in xids.describe(79)
+
+
+def test_a_compute_mode_outlives_the_program_and_the_card_file(file):
+    SimulatedGpus(file).set_compute_mode("GPU-0", ComputeMode.EXCLUSIVE_PROCESS)
+    replace(file, ONE.replace("16276", "32552"))
+    assert SimulatedGpus(file).compute_mode("GPU-0") is ComputeMode.EXCLUSIVE_PROCESS
+
+
+def test_a_mode_that_cannot_be_kept_is_not_claimed(file):
+    gpus = SimulatedGpus(file)
+    (file.parent / "cards.yaml.modes").mkdir()
+    with pytest.raises(CardUnwilling, match="cannot be kept"):
+        gpus.set_compute_mode("GPU-0", ComputeMode.EXCLUSIVE_PROCESS)
+    assert gpus.compute_mode("GPU-0") is ComputeMode.DEFAULT
+
+
+def test_processes_come_and_go_with_the_file(file):
+    gpus = SimulatedGpus(file)
+    assert gpus.processes("GPU-0") == []
+    replace(file, ONE.replace("}]", ", processes: [{pid: 7, memoryMiB: 300}, {pid: 8}]}]"))
+    assert gpus.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(8, None)]

@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from cardwise.core import names
+
 CHART = Path(__file__).parents[2] / "helm" / "cardwise"
 
 Object = dict[str, Any]
@@ -15,9 +17,9 @@ Render = Callable[..., Objects]
 
 
 def template(helm: str, *sets: str) -> subprocess.CompletedProcess[str]:
-    """`helm template` with the CRDs and these `--set`s."""
-    flags = [flag for each in sets for flag in ("--set", each)]
-    command = [helm, "template", "cardwise", str(CHART), "--include-crds", "--kube-version", "1.34.0", *flags]
+    """`helm template` with these `--set`s."""
+    flags = ["--namespace", names.NAMESPACE, *(flag for each in sets for flag in ("--set", each))]
+    command = [helm, "template", "cardwise", str(CHART), "--kube-version", "1.34.0", *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cardwise.core import names, policies
+from cardwise.core import mps, names, policies
 from tests.helm.rendering import CHART, Render, one, template, text
 
 KNOWN = {
@@ -28,6 +28,77 @@ def test_the_policy_on_annotations_is_the_rule_of_names(render: Render) -> None:
     assert set(re.findall(r"'([^']*)'", listed[1])) == names.USER_ANNOTATIONS
     for prefix in (names.GPUSHARE_PREFIX, names.GPUSHARE_ALLOCATION):
         assert f"k.startsWith('{prefix}')" in rule
+
+
+def test_what_the_webhook_writes_at_creation_passes_then_and_never_later(render: Render) -> None:
+    rule = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")).replace("''", "'")
+    at_creation = re.search(r"!\(oldObject == null && \(([^()]*(?:\([^()]*\)[^()]*)*)\)\)", rule)
+    assert at_creation
+    assert at_creation[1] == f"k.startsWith('{names.GPU_COUNT_OF}') || k == '{names.DEVICE_CLASSES}'"
+    # Everywhere else it is a placement annotation as any other.
+    assert rule.count(names.DEVICE_CLASSES) == 1
+    assert names.is_placement_annotation(names.DEVICE_CLASSES)
+
+
+def test_a_binding_of_another_term_of_the_lease_is_refused(render: Render) -> None:
+    objects = render("namespace.name=gpu")
+    policy = one(objects, "ValidatingAdmissionPolicy", "terms.cardwise.dev")["spec"]
+    bound = one(objects, "ValidatingAdmissionPolicyBinding", "terms.cardwise.dev")["spec"]
+    lease = {"name": names.LEASE, "namespace": "gpu"}
+    assert bound["paramRef"] == lease | {"parameterNotFoundAction": "Allow"}
+    (own,) = [each["expression"] for each in policy["matchConditions"]]
+    assert f"annotations[?'{names.TERM}']" in own
+    assert f"'^gpu/{names.LEASE}/" in own
+    assert names.TERM in policy["validations"][0]["message"]
+    assert names.is_placement_annotation(names.TERM)
+
+
+def test_who_is_in_which_gang_is_settled_by_every_name_of_it(render: Render) -> None:
+    objects = render("namespace.name=gpu")
+    policy = text(one(objects, "ValidatingAdmissionPolicy", "gangs.cardwise.dev")).replace("''", "'")
+    labels, annotations = re.findall(r"\[('[^]]*')]\.filter\(k", policy)
+    groups = {names.GROUP_NAME, names.GROUP_NUM}
+    assert set(re.findall(r"'([^']*)'", labels)) == groups | {names.GANG, names.COSCHEDULING}
+    assert set(re.findall(r"'([^']*)'", annotations)) == groups
+    assert f"'{names.QUEUE_PRIORITY}' in variables.annotations" in policy
+    for name in ("gangs.cardwise.dev", "podgroups.cardwise.dev"):
+        writers = re.findall(r"system:serviceaccount:[\w:-]+", text(one(objects, "ValidatingAdmissionPolicy", name)))
+        assert set(writers) == {"system:serviceaccount:gpu:cardwise-extender"}
+
+
+def test_a_marker_is_no_share(render: Render) -> None:
+    for name in ("hostpaths.cardwise.dev", "nodename.cardwise.dev", "environment.cardwise.dev"):
+        policy = text(one(render(), "ValidatingAdmissionPolicy", name)).replace("''", "'").replace("\\n", " ")
+        asked = re.sub(r"\s+", " ", policy.replace("\\", ""))
+        assert f"!(k in ['{names.PLACE_MARKER}', '{names.BIND_MARKER}'])" in asked
+
+
+def test_device_nodes_are_refused_only_where_it_is_said(render: Render) -> None:
+    plain = text(one(render(), "ValidatingAdmissionPolicy", "hostpaths.cardwise.dev"))
+    assert "infiniband" not in plain
+    assert "past Cardwise; leave the volume out and ask for the device" not in plain
+    listed = render("policies.deviceHostPaths={/dev/infiniband,/dev/vfio}")
+    policy = one(listed, "ValidatingAdmissionPolicy", "hostpaths.cardwise.dev")["spec"]
+    variables = {each["name"]: each["expression"] for each in policy["variables"]}
+    assert "['/dev/infiniband', '/dev/vfio'].exists(p, path.startsWith(p))" in variables["devices"]
+    assert "'/dev/nvidia'" in variables["parents"]
+    assert "'/dev/vfio'" in variables["parents"]
+    assert "/dev/vfio" not in variables["culprits"]
+
+
+def test_what_a_pod_says_of_mps_is_settled_when_it_is_created(render: Render) -> None:
+    validations = one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")["spec"]["validations"]
+    (found,) = [each for each in validations if names.MPS in each["message"]]
+    assert found["expression"].startswith("oldObject == null ||")
+    assert found["message"].startswith(f"metadata.annotations[{names.MPS}]: is settled when the pod is created")
+
+
+def test_only_the_limits_that_the_webhook_writes_pass_as_environment(render: Render) -> None:
+    policy = text(one(render(), "ValidatingAdmissionPolicy", "environment.cardwise.dev")).replace("''", "'")
+    rule = re.sub(r"\s+", " ", policy.replace("\\n", " ").replace("\\", ""))
+    assert f"e.name.startsWith('{names.ENV_MPS_PREFIX}') && !(" in rule
+    assert f"'{names.SHARE}' in c.resources.limits && has(e.value)" in rule
+    assert set(re.findall(r"e\.name == '(CUDA_MPS_\w+)'", rule)) == {mps.LIMIT_ENV, mps.PERCENT_ENV}
 
 
 def test_the_chart_knows_the_placement_policies(render: Render) -> None:
@@ -58,7 +129,7 @@ def test_each_policy_is_bound_and_switched_together(render: Render) -> None:
     policies = {each["metadata"]["name"] for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
     bound = {each["spec"]["policyName"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"}
     assert policies == bound
-    assert len(policies) == 6
+    assert len(policies) == 9
     without = render("deviceplugin.restrictToNode=false")
     assert "deviceplugin.cardwise.dev" not in {each["metadata"]["name"] for each in without}
     assert not [
@@ -73,9 +144,16 @@ def test_each_policy_is_bound_and_switched_together(render: Render) -> None:
         "webhook.url=https://127.0.0.1:1/path",
         "webhook.timeoutSeconds=31",
         "webhook.nvidiaGpu=share",
+        "webhook.mps=on",
+        "webhook.shareAgent=sometimes",
+        "webhook.shareAgentImage=a b",
+        "webhook.shareAgentUser=-1",
+        "webhook.shareAgentResources.cpu=0",
         "webhook.exemptNamespaces={O'Neill}",
         "webhok.url=https://x",
         "policies.hostPaths={dev/nvidia}",
+        "policies.deviceHostPaths={dev/infiniband}",
+        "webhook.gangSchedulers={Not A Name}",
         "policies.infrastructure.serviceAccounts={dcgm}",
         "policies.annotationWriters={a'b}",
         "extender.serviceAccount.name=Bad_Name",

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from cardwise.core import amounts, names
+from cardwise.core import amounts, gangs, names
 from tests.helm.rendering import Object, Render, conditions, one
 
-PLURALS = ("extendedresources", "resourceclasses", "gpuquotas")
+DOCS = Path(__file__).parents[2] / "docs"
+PLURALS = ("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
 # The API server describes these itself.
 STANDARD = {"apiVersion", "kind", "metadata"}
 
@@ -56,18 +58,33 @@ def rules(part: Object) -> str:
         ("extendedresources", "ExtendedResource", "Cluster", "er"),
         ("resourceclasses", "ResourceClass", "Cluster", "rclass"),
         ("gpuquotas", "GPUQuota", "Namespaced", "gq"),
+        ("podgroups", "PodGroup", "Namespaced", "gang"),
     ],
 )
 def test_they_are_named_as_the_contract_says(render: Render, plural: str, kind: str, scope: str, short: str) -> None:
     crd = spec(render, plural)
     assert (crd["group"], crd["scope"], crd["names"]["kind"]) == (names.GROUP, scope, kind)
-    assert crd["names"]["shortNames"] == [short]
+    assert crd["names"]["shortNames"][0] == short
     assert crd["names"]["categories"] == ["cardwise"]
     (version,) = crd["versions"]
     assert version["name"] == names.VERSION
     assert version["served"]
     assert version["storage"]
     assert "status" in version["subresources"]
+
+
+def test_what_the_docs_get_kubectl_knows(render: Render) -> None:
+    known = {"pods", "nodes", "lease", "clusterrole", "crd"}
+    for plural in PLURALS:
+        called = spec(render, plural)["names"]
+        known |= {called["plural"], called["singular"], *called["shortNames"]}
+    told = {
+        (page.name, name)
+        for page in DOCS.rglob("*.md")
+        for name in re.findall(r"kubectl get ([a-z]+)(?![a-z/])", page.read_text())
+    }
+    assert told
+    assert [(page, name) for page, name in sorted(told) if name not in known] == []
 
 
 @pytest.mark.parametrize("plural", PLURALS)
@@ -96,9 +113,11 @@ def test_every_column_shows_a_field_that_there_is(render: Render, plural: str) -
 
 def test_the_card_is_what_the_contract_says(render: Render) -> None:
     parts = schema(render, "extendedresources")["properties"]
-    assert set(parts["spec"]["properties"]) == {"node", "index", "uuid", "model", "memoryMiB", "properties"}
+    assert set(parts["spec"]["properties"]) == {
+        "node", "kind", "index", "uuid", "model", "memoryMiB", "properties", "unschedulable", "cordon",
+    }  # fmt: skip
     status = parts["status"]["properties"]
-    assert set(status) == {"health", "reason", "cardAccess", "held", "allocated", "freeMiB", "classes"}
+    assert set(status) == {"health", "reason", "cardAccess", "held", "mps", "allocated", "freeMiB", "classes"}
     held = status["held"]["items"]["properties"]
     assert set(held) == {"podUID", "namespace", "name", "memoryMiB", "corePercent", "container", "whole"}
     # Several entries of one pod: a key that is not unique would be refused.
@@ -108,7 +127,7 @@ def test_the_card_is_what_the_contract_says(render: Render) -> None:
     assert "required" not in parts["status"]
     assert "required" not in status["allocated"]
     shown = list(columns(render, "extendedresources", wide=False))
-    assert shown == ["Node", "Index", "Model", "Memory", "Used-MiB", "Free-MiB", "Health", "Age"]
+    assert shown == ["Node", "Kind", "Index", "Model", "Memory", "Used-MiB", "Free-MiB", "Health", "Cordoned", "Age"]
     assert {"UUID", "Classes"} <= set(columns(render, "extendedresources", wide=True))
 
 
@@ -143,6 +162,29 @@ def test_the_quota_is_what_the_contract_says(render: Render) -> None:
     assert set(status["used"]["items"]["properties"]) == {"class", "model", "shares", "memoryMiB", "cards", "hard"}
     assert status["used"]["maxItems"] == hard["maxItems"]
     assert list(columns(render, "gpuquotas", wide=False)) == ["Summary", "Age"]
+
+
+def test_the_group_is_what_the_contract_says(render: Render) -> None:
+    parts = schema(render, "podgroups")["properties"]
+    wanted = parts["spec"]["properties"]
+    assert set(wanted) == {"minMember", "timeoutSeconds", "priority"}
+    assert (wanted["minMember"]["minimum"], wanted["minMember"]["maximum"]) == (1, gangs.MOST_MEMBERS)
+    status = parts["status"]["properties"]
+    said = {"phase", "reason", "minMember", "members", "bound", "waitingFor", "held", "since", "conditions"}
+    assert set(status) == said
+    assert status["phase"]["enum"] == [str(phase) for phase in gangs.Phase]
+    assert status["held"]["maxItems"] == gangs.MOST_MEMBERS
+    shown = list(columns(render, "podgroups", wide=False))
+    assert shown == ["Phase", "Min-Member", "Members", "Bound", "Reason", "Age"]
+
+
+def test_a_group_has_a_name_that_a_label_takes(render: Render) -> None:
+    (name,) = schema(render, "podgroups")["x-kubernetes-validations"]
+    pattern = re.search(r"matches\('([^']*)'\)", name["rule"])
+    assert pattern
+    assert "size() <= 63" in name["rule"]
+    assert re.match(pattern[1], "slurp-2")
+    assert not re.match(pattern[1], "a.b")
 
 
 def test_a_quota_that_says_nothing_or_two_things_is_refused(render: Render) -> None:

@@ -20,7 +20,8 @@ def may(role: Object, group: str, resource: str) -> set[str]:
 
 @pytest.mark.parametrize("part", ["webhook", "extender", "deviceplugin"])
 def test_identities_stay_when_workloads_are_off(render: Render, part: str) -> None:
-    objects = render(*(f"{each}.enabled=false" for each in ("webhook", "extender", "deviceplugin")))
+    off = [f"{each}.enabled=false" for each in ("webhook", "extender", "deviceplugin")]
+    objects = render("webhook.url=https://127.0.0.1:1", *off)
     account = one(objects, "ServiceAccount", f"cardwise-{part}")
     assert account["metadata"]["namespace"] == names.NAMESPACE
     assert one(objects, "ClusterRoleBinding", f"cardwise-{part}")["subjects"] == [
@@ -46,13 +47,29 @@ def test_the_webhook_only_reads_our_objects(render: Render) -> None:
         assert may(role, names.GROUP, f"{resource}/status") == set()
 
 
+def test_the_webhook_reads_what_a_namespace_asks_of_containers(render: Render) -> None:
+    role = one(render(), "ClusterRole", "cardwise-webhook")
+    assert may(role, "", "limitranges") == {"get", "list", "watch"}
+    assert may(role, "", "resourcequotas") == set()
+
+
 def test_the_extender_writes_what_it_counts_and_the_automatic_classes(render: Render) -> None:
     role = one(render(), "ClusterRole", "cardwise-extender")
     for resource in OURS:
         assert may(role, names.GROUP, resource) >= {"get", "list", "watch"}
         assert may(role, names.GROUP, f"{resource}/status") == {"patch"}
-    assert may(role, names.GROUP, "resourceclasses") == {"get", "list", "watch", "create", "delete"}
+    assert may(role, names.GROUP, "resourceclasses") == {"get", "list", "watch", "create", "patch", "delete"}
     assert may(role, names.GROUP, "gpuquotas") == {"get", "list", "watch"}, "quotas are the administrator's"
+    assert may(role, "policy", "poddisruptionbudgets") == {"get", "list", "watch"}
+
+
+def test_the_extender_takes_gates_away_and_undoes_half_a_gang(render: Render) -> None:
+    role = one(render(), "ClusterRole", "cardwise-extender")
+    assert may(role, "", "pods") == {"get", "list", "watch", "patch"}
+    assert may(role, "", "pods/eviction") == {"create"}
+    assert may(role, names.GROUP, "podgroups") == {"get", "list", "watch", "create", "patch", "delete"}
+    assert may(role, names.GROUP, "podgroups/status") == {"patch"}
+    assert may(role, "scheduling.x-k8s.io", "podgroups") == {"get"}
 
 
 def test_the_device_plugin_reads_classes_and_labels_its_node(render: Render) -> None:
@@ -60,6 +77,51 @@ def test_the_device_plugin_reads_classes_and_labels_its_node(render: Render) -> 
     assert may(role, names.GROUP, "resourceclasses") == {"get", "list", "watch"}
     assert may(role, names.GROUP, "gpuquotas") == set()
     assert "patch" in may(role, "", "nodes")
+
+
+def test_the_mps_manager_publishes_and_tells_and_evicts_only_where_it_is_to(render: Render) -> None:
+    role = one(render("mps.enabled=true"), "ClusterRole", "cardwise-mps")
+    for resource, group in (("pods", ""), ("extendedresources", names.GROUP)):
+        assert may(role, group, resource) == {"get", "list", "watch"}
+    assert may(role, names.GROUP, "extendedresources/status") == {"patch"}
+    assert may(role, "", "events") == {"create", "patch"}
+    assert may(role, "", "pods/eviction") == set()
+    role = one(render("mps.enabled=true", "mps.audit.evict=true"), "ClusterRole", "cardwise-mps")
+    assert may(role, "", "pods/eviction") == {"create"}
+    assert not [each for each in render() if each["metadata"]["name"] == "cardwise-mps"]
+
+
+def test_who_looks_after_machines_may_cordon_and_drain_cards_and_viewers_may_not(render: Render) -> None:
+    objects = render()
+    role = one(objects, "ClusterRole", "cardwise-drain")
+    assert may(role, names.GROUP, "extendedresources") == {"get", "list", "watch", "patch"}
+    assert may(role, "", "pods") == {"get", "list"}
+    assert may(role, "", "pods/eviction") == {"create"}
+    assert not [key for key in role["metadata"]["labels"] if key.startswith("rbac.authorization.k8s.io/aggregate")]
+    for name in ("cardwise-view", "cardwise-edit"):
+        assert may(one(objects, "ClusterRole", name), names.GROUP, "extendedresources") <= {"get", "list", "watch"}
+
+
+def test_who_moves_pods_may_evict_and_change_nothing_else_and_viewers_may_not(render: Render) -> None:
+    objects = render()
+    role = one(objects, "ClusterRole", "cardwise-defrag")
+    for resource in OURS:
+        assert may(role, names.GROUP, resource) == {"get", "list", "watch"}
+    assert (may(role, "", "nodes"), may(role, "", "pods")) == ({"get", "list"}, {"get", "list"})
+    assert (may(role, "policy", "poddisruptionbudgets"), may(role, "batch", "jobs")) == ({"list"}, {"list"})
+    assert may(role, "", "pods/eviction") == {"create"}
+    assert may(role, "", "configmaps") == set()
+    assert {name for rule in role["rules"] for name in rule.get("resourceNames", ())} == {names.WORKLOAD}
+    assert not [key for key in role["metadata"]["labels"] if key.startswith("rbac.authorization.k8s.io/aggregate")]
+    for name in ("cardwise-view", "cardwise-edit"):
+        assert may(one(objects, "ClusterRole", name), "", "pods/eviction") == set()
+
+
+def test_node_parts_are_kept_to_their_node(render: Render) -> None:
+    policy = one(render("namespace.name=gpu"), "ValidatingAdmissionPolicy", "deviceplugin.cardwise.dev")
+    (condition,) = policy["spec"]["matchConditions"]
+    for part in ("deviceplugin", "mps"):
+        assert f"'system:serviceaccount:gpu:cardwise-{part}'" in condition["expression"]
 
 
 def test_the_extender_writes_one_lease_only(render: Render) -> None:
@@ -78,6 +140,12 @@ def test_the_extender_writes_one_lease_only(render: Render) -> None:
     assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "cardwise-extender", "namespace": "gpu"}]
 
 
+def test_the_extender_keeps_one_config_map(render: Render) -> None:
+    create, rest = one(render(), "Role", "cardwise-extender-workload")["rules"]
+    assert (create["resources"], create["verbs"]) == (["configmaps"], ["create"])
+    assert (rest["resourceNames"], rest["verbs"]) == ([names.WORKLOAD], ["get", "patch"])
+
+
 def test_people_view_but_do_not_raise_their_own_quota(render: Render) -> None:
     roles = [each for each in render() if each["kind"] == "ClusterRole"]
     aggregated = {
@@ -86,9 +154,13 @@ def test_people_view_but_do_not_raise_their_own_quota(render: Render) -> None:
         for label in role["metadata"]["labels"]
         if label.startswith("rbac.authorization.k8s.io/aggregate-to-")
     }
-    assert set(aggregated) == {"aggregate-to-view"}
+    assert set(aggregated) == {"aggregate-to-view", "aggregate-to-edit"}
     role = aggregated["aggregate-to-view"]
     assert role["metadata"]["name"] == "cardwise-view"
     (rule,) = role["rules"]
-    assert set(rule["resources"]) == set(OURS)
+    assert set(rule["resources"]) == {*OURS, "podgroups"}
     assert rule["verbs"] == ["get", "list", "watch"]
+    role = aggregated["aggregate-to-edit"]
+    assert role["metadata"]["name"] == "cardwise-edit"
+    (rule,) = role["rules"]
+    assert rule["resources"] == ["podgroups"], "their status is the extender's, everything else the administrator's"

@@ -13,6 +13,10 @@ TEMPLATES = {  # where the template's pod spec is
     "cronjobs.cardwise.dev": "object.?spec.?jobTemplate.?spec.?template.?spec",
     "podtemplates.cardwise.dev": "object.?template.?spec",
 }
+GANGS = {  # where the template is
+    "gangs.cardwise.dev": "object.?spec.?template.orValue",
+    "crongangs.cardwise.dev": "object.?spec.?jobTemplate.?spec.?template.orValue",
+}
 
 
 def hooks(objects: Objects, kind: str) -> dict[str, Object]:
@@ -49,6 +53,30 @@ def test_what_users_ask_for_brings_a_pod_to_the_webhook(render: Render, kind: st
     assert "!k.contains('/')" in condition, "a bare name"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_that_names_a_gang_or_pretends_to_comes_to_the_webhook(render: Render, kind: str) -> None:
+    condition = conditions(hooks(render(), kind)["pods.cardwise.dev"])["asks-for-a-share"]
+    groups = {names.GROUP_NAME, names.GROUP_NUM}
+    assert lists(condition)[:3] == [{"default-scheduler"}, groups, groups | {names.COSCHEDULING}]
+    assert f"'{names.GANG}' in object.metadata.labels" in condition
+    assert f"g.name == '{names.GANG}'" in condition
+    other = hooks(render("webhook.gangSchedulers={one,two}"), kind)["pods.cardwise.dev"]
+    assert "schedulerName in ['one', 'two']" in conditions(other)["asks-for-a-share"]
+
+
+@pytest.mark.parametrize(("name", "path"), GANGS.items())
+def test_a_workload_that_makes_a_gang_is_judged_when_it_changes(render: Render, name: str, path: str) -> None:
+    hook = hooks(render(), "ValidatingWebhookConfiguration")[name]
+    assert hook["clientConfig"]["service"]["path"] == "/validate"
+    found = conditions(hook)
+    assert "'kube-system'" in found["not-exempt"]
+    assert found["changes"] == "oldObject == null || object.spec != oldObject.spec"
+    assert path in found["makes-a-gang"]
+    assert lists(found["makes-a-gang"])[1] == {names.GROUP_NAME, names.GROUP_NUM}
+    apps = ("apps/deployments", "apps/replicasets", "apps/statefulsets", "batch/jobs", "core/replicationcontrollers")
+    assert seen(hook) == writes(*(apps if name == "gangs.cardwise.dev" else ("batch/cronjobs",)))
+
+
 def test_a_pod_is_either_ours_or_may_get_the_defaults(render: Render) -> None:
     entries = hooks(render(), "MutatingWebhookConfiguration")
     asks = conditions(entries["pods.cardwise.dev"])["asks-for-a-share"].strip()
@@ -57,7 +85,7 @@ def test_a_pod_is_either_ours_or_may_get_the_defaults(render: Render) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_are_as_the_rules_want_them(render: Render, kind: str) -> None:
-    ignored = {"bindings.cardwise.dev", "namespaces.cardwise.dev"}
+    ignored = {"bindings.cardwise.dev", "namespaces.cardwise.dev", *GANGS}
     for hook in hooks(render(), kind).values():
         assert hook["failurePolicy"] == ("Ignore" if hook["name"] in ignored else "Fail")
         assert hook["timeoutSeconds"] == (1 if hook["name"] == "bindings.cardwise.dev" else 5)
@@ -104,7 +132,7 @@ def test_nvidia_gpu_is_left_alone_unless_told(render: Render) -> None:
         pods = conditions(hooks(taken, kind)["pods.cardwise.dev"])["asks-for-a-share"]
         assert f"k == '{names.NVIDIA_GPU}'" in pods
     entries = hooks(taken, "MutatingWebhookConfiguration")
-    assert {names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}"} in lists(
+    assert {names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}", f"limits.{names.NVIDIA_GPU}"} in lists(
         conditions(entries["quotas.cardwise.dev"])["names-what-we-rewrite"]
     )
     for name, path in TEMPLATES.items():
@@ -121,6 +149,39 @@ def test_a_quota_comes_for_what_pods_are_rewritten_to(render: Render) -> None:
     assert f"k.endsWith('{names.GPU_MEM}')" in condition
     assert f"k.startsWith('{names.CLASS_PREFIX}')" in condition
     assert f"'{names.REWRITTEN}' in object.metadata.annotations" in condition
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"k.endsWith('{names.GPU_COUNT}')",
+        f"'limits.{names.GPU_CORE}'",
+        f"k.startsWith('limits.{names.CLASS_PREFIX}')",
+        f"'requests.{names.PLACE_MARKER}'",
+    ],
+)
+def test_a_quota_comes_for_keys_that_kubernetes_would_not_count(render: Render, key: str) -> None:
+    hook = hooks(render(), "MutatingWebhookConfiguration")["quotas.cardwise.dev"]
+    assert key in conditions(hook)["names-what-we-rewrite"]
+
+
+def test_an_update_of_a_pod_comes_only_for_a_spelling_that_kubernetes_would_refuse(render: Render) -> None:
+    hook = hooks(render(), "MutatingWebhookConfiguration")["reapplied.cardwise.dev"]
+    assert seen(hook) == {"UPDATE core/pods"}
+    condition = conditions(hook)["spells-anew"]
+    assert condition.strip().startswith("(object.spec.containers != oldObject.spec.containers || ")
+    assert f"k == '{names.GPU_COUNT}'" in condition
+    assert "!k.contains('/')" in condition, "a bare name"
+    for stored in (names.CLASS_PREFIX, names.SHARE, names.WHOLE_GPU, names.GPU_CORE, names.NVIDIA_GPU):
+        assert stored not in condition
+    taken = hooks(render("webhook.nvidiaGpu=take"), "MutatingWebhookConfiguration")["reapplied.cardwise.dev"]
+    assert f"k == '{names.NVIDIA_GPU}'" in conditions(taken)["spells-anew"]
+
+
+def test_a_namespace_comes_for_each_of_its_defaults(render: Render) -> None:
+    hook = hooks(render(), "ValidatingWebhookConfiguration")["namespaces.cardwise.dev"]
+    condition = conditions(hook)["names-defaults"]
+    assert lists(condition) == [{names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.SM_PERCENT, names.FRAMEWORKS}]
 
 
 def test_a_plain_quota_never_comes(render: Render) -> None:
@@ -146,7 +207,9 @@ def test_classes_and_gpu_quotas_are_checked(render: Render) -> None:
 
 
 def test_the_webhook_may_run_outside_the_cluster(render: Render) -> None:
-    entries = hooks(render("webhook.url=https://127.0.0.1:8443"), "MutatingWebhookConfiguration")
+    entries = hooks(
+        render("webhook.enabled=false", "webhook.url=https://127.0.0.1:8443"), "MutatingWebhookConfiguration"
+    )
     assert {hook["clientConfig"]["url"] for hook in entries.values()} == {
         "https://127.0.0.1:8443/mutate",
         "https://127.0.0.1:8443/mutate/defaults",

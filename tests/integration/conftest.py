@@ -3,14 +3,16 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from cardwise.core.policies import BY_CARDS
 from tests.cluster import Cluster, ClusterSpec
 
 SOAK = bool(os.environ.get("CARDWISE_SOAK"))
+_LOG_LINES, _LOG_WIDTH = 8, 300
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,10 +37,16 @@ def started(spec_of: "SpecOf") -> Iterator[Cluster]:
 
 
 class SpecOf:
-    """A ClusterSpec but for its folder."""
+    """A ClusterSpec but for its folder. `policy`: of the extender. By `binpack` a test knows where a pod is to go; by
+    the default it would have to know all pods that came before.
+    """
 
-    def __init__(self, **settings: object) -> None:
-        self._settings = settings
+    def __init__(
+        self, *, policy: str = BY_CARDS, part_args: Mapping[str, Sequence[str]] | None = None, **settings: object
+    ) -> None:
+        given = dict(part_args or {})
+        given["extender"] = [*given.get("extender", ()), f"--policy={policy}"]
+        self._settings = settings | {"part_args": given}
 
     def __call__(self, state: Path) -> ClusterSpec:
         return ClusterSpec(state_dir=state, **self._settings)  # type: ignore[arg-type]
@@ -58,12 +66,14 @@ def node_cluster() -> Iterator[Cluster]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
+    """Who reads only the end of a long output finds there why it failed, and before it what the parts said last."""
     report = yield
     if report.failed and call.when == "call":
         given = getattr(item, "funcargs", {}).values()
         for value in {id(each): each for each in (getattr(one, "cluster", one) for one in given)}.values():
             if isinstance(value, Cluster):
                 for log in sorted((value.state_dir / "logs").glob("*.log")):
-                    lines = log.read_text(errors="replace").splitlines()[-15:]
-                    report.sections.append((f"end of {log.name}", "\n".join(line[:600] for line in lines)))
+                    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+                    report.sections.append((f"end of {log.name}", "\n".join(line[:_LOG_WIDTH] for line in lines)))
+        report.sections.append(("why it failed", str(call.excinfo.value) if call.excinfo else ""))
     return report

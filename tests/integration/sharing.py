@@ -94,8 +94,12 @@ class Space:
     def phase(self, name: str) -> str:
         return str(self.get(name)["status"].get("phase", ""))
 
-    def placed(self, name: str, timeout: float = 30) -> tuple[str, str]:
-        """Where the pod landed: node, and card indices as its annotation names them."""
+    def placed(self, name: str, timeout: float = 60) -> tuple[str, str]:
+        """Where the pod landed: node, and card indices as its annotation names them.
+
+        By default it may wait for what a pod of the test before has left: the extender counts the share of a pod that
+        went before its node knew of it for half a minute more.
+        """
         self.wait(lambda: bool(self.get(name)["spec"].get("nodeName")), f"{name} has a node", timeout)
         return where(self.get(name))
 

@@ -115,7 +115,7 @@ def _wait_for_policies(api: Api) -> None:
     ]
     for probe in probes:
         refused = functools.partial(_denies, api, probe)
-        assert wait_for(refused, 30), api.run("create", "--dry-run=server", "-f", "-", stdin=probe)
+        assert wait_for(refused, 60), api.run("create", "--dry-run=server", "-f", "-", stdin=probe)
 
 
 def _denies(api: Api, pod: dict[str, Any]) -> bool:
@@ -172,7 +172,9 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         ),
         pytest.param(_with_node(build.pod(gpu_mem=1)), ["spec.nodeName", "nodeAffinity"], id="nodeName"),
         pytest.param(
-            build.pod(gpu_mem=1, annotations={names.POLICY: "best"}), [names.POLICY, "binpack, spread"], id="policy"
+            build.pod(gpu_mem=1, annotations={names.POLICY: "best"}),
+            [names.POLICY, "binpack, fgd, priced, spread"],
+            id="policy",
         ),
         pytest.param(
             build.pod(gpu_mem=1) | {"metadata": {"name": "x", "annotations": {f"{names.GPU_COUNT_OF}0": "x"}}},
@@ -328,7 +330,7 @@ def test_annotations_of_a_running_pod_belong_to_us(api: Api) -> None:
     assert names.IDX in api.refused("patch", "pod", "steady", "--subresource=status", "--type=merge", "-p", patch)
     api.ok("annotate", "pod", "steady", "mine=1", f"{names.POLICY}=spread")
     unknown = api.refused("annotate", "pod", "steady", "--overwrite", f"{names.POLICY}=random")
-    assert "write binpack or spread" in unknown
+    assert "write binpack or fgd or priced or spread" in unknown
     api.ok("annotate", "pod", "steady", "--overwrite", f"{names.ASSIGNED}=true", f"--as={PLUGIN}")
     assert names.IDX in api.refused("annotate", "pod", "steady", "--overwrite", f"{names.IDX}=0", f"--as={PLUGIN}")
     assert names.ASSIGNED in api.refused("annotate", "pod", "steady", f"{names.ASSIGNED}-", f"--as={PLUGIN}")
@@ -379,7 +381,7 @@ def test_namespaces_give_defaults_to_plain_pods(api: Api) -> None:
     team = f"team-{os.getpid()}"
     metadata = {"name": team, "labels": {names.DEFAULTS_LABEL: "enabled"}, "annotations": annotations}
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", team).returncode == 0, 30)
+    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", team).returncode == 0, 60)
     plain = api.create(build.pod("plain", namespace=team), "--dry-run=server")
     asked = request.parse_mutated(plain)
     assert asked is not None
@@ -468,9 +470,9 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
         assert names.IDX in api.refused("annotate", "pod", "free-too", f"{names.IDX}=0")
     finally:
         api.webhook.restart()
-        api.cluster.parts.wait_ready("webhook", 30)
+        api.cluster.parts.wait_ready("webhook", 60)
         gpu = build.pod("gpu", gpu_mem=1)
-        assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 30)
+        assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 60)
         api.ok("delete", "pod", "free", "free-too", "free-three", "--force", "--grace-period=0")
 
 
@@ -489,14 +491,14 @@ def test_a_ca_of_somebody_else_is_followed(api: Api, tmp_path: Path) -> None:
     api.webhook.stop()
     external.start([*noted.command, f"--tls-dir={tmp_path}"], noted.environment)
     try:
-        external.wait_until(admitted, "its first CA", 30)
+        external.wait_until(admitted, "its first CA", 60)
         authority = _issue(tmp_path)
-        external.wait_until(admitted, "the renewed CA", 15)
+        external.wait_until(admitted, "the renewed CA", 60)
     finally:
         external.stop()
         api.webhook.restart()
-        api.cluster.parts.wait_ready("webhook", 30)
-    assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 30)
+        api.cluster.parts.wait_ready("webhook", 60)
+    assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 60)
 
 
 def _issue(directory: Path) -> bytes:

@@ -210,6 +210,7 @@ class TestInside:
             "CARDWISE_MEM_FRACTION": "0.5000",
             "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5000",
             "CUPY_GPU_MEMORY_LIMIT": str(8138 * 1024 * 1024),
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8138M",  # of no effect where the node has no MPS
         } | others
 
     def test_real_nodes_show_their_cards_too(self, space):

@@ -5,24 +5,23 @@ While it runs a watcher checks rule 1 on every event of every pod: the shares on
 
 import random
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
 
-import msgspec
 import pytest
 import yaml
 
-from cardwise.core import assignment, names
+from cardwise.core import names
+from cardwise.core.policies import DEFAULT
 from cardwise.kube import errors, paths
 from deviceplugin.kubelet import Kubelet
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
 from tests.integration.conftest import SpecOf, started
+from tests.integration.ruleone import FINISHED, RuleOne
 from tests.integration.sharing import (
     Json,
     Space,
@@ -52,7 +51,6 @@ WORKLOADS: dict[str, tuple[dict[str, int | str], int]] = {
 }
 OFTEN = ("extender", "deviceplugin-n1", "deviceplugin-n2", "kubelet-n1", "kubelet-n2")
 ONCE = ("kube-scheduler", "webhook")
-FINISHED = ("Succeeded", "Failed")
 
 
 @pytest.fixture(scope="module")
@@ -60,65 +58,7 @@ def cluster() -> Iterator[Cluster]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({"default": [{"memoryMiB": P100}] * CARDS}, file)
         file.flush()
-        yield from started(SpecOf(nodes=len(NODES), cards=Path(file.name)))
-
-
-class RuleOne:
-    """Watches all pods and sums up what is held on each card after every event."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._held: dict[str, dict[tuple[str, str], int]] = {}
-        self._totals: dict[tuple[str, str], int] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.violations: list[str] = []
-        self.events = 0
-        self.failed = ""
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(30)
-
-    def _run(self) -> None:
-        try:
-            version = ""
-            for page in self._cluster.api.list_pages(paths.pods(), limit=0):
-                listed = msgspec.json.decode(page)
-                version = listed["metadata"]["resourceVersion"]
-                for pod in listed["items"]:
-                    self._take("ADDED", pod)
-            while not self._stopping.is_set():
-                for line in self._cluster.api.watch(paths.pods(), resource_version=version, timeout_seconds=2):
-                    event = msgspec.json.decode(line)
-                    assert event["type"] != "ERROR", event
-                    version = event["object"]["metadata"]["resourceVersion"]
-                    if event["type"] != "BOOKMARK":
-                        self._take(event["type"], event["object"])
-        except Exception as error:  # noqa: BLE001 - told by the test, which runs in another thread
-            self.failed = repr(error)
-
-    def _take(self, kind: str, pod: Json) -> None:
-        uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
-        self._held.pop(uid, None)
-        over = kind == "DELETED" or pod["status"].get("phase") in FINISHED
-        found = assignment.decode(pod["metadata"].get("annotations") or {}) if node and not over else None
-        self.events += 1
-        if found is None:
-            return
-        held: dict[tuple[str, str], int] = defaultdict(int)
-        for share in found.shares():
-            held[node, share.uuid] += share.mem
-            self._totals[node, share.uuid] = share.total
-        self._held[uid] = held
-        for card in held:
-            total = sum(each.get(card, 0) for each in self._held.values())
-            if total > self._totals[card]:
-                self.violations.append(f"{total} of {self._totals[card]} MiB on {card} with {pod['metadata']['name']}")
+        yield from started(SpecOf(nodes=len(NODES), cards=Path(file.name), policy=DEFAULT))
 
 
 class Chaos:
@@ -389,22 +329,22 @@ def test_a_container_that_outlives_its_pod_keeps_its_card(cluster, succession):
         succession.force_delete()
         kill9(cluster.process("extender"))  # it forgets what it knew of the pod
         cluster.process("extender").restart()
-        cluster.parts.wait_ready("extender", 30)
+        cluster.parts.wait_ready("extender", 60)
         succession.succeed()
 
         def held() -> list[str]:
             resources = cluster.api.get(paths.extendedresources())["items"]
             return [f"{h['namespace']}/{h['name']}" for r in resources for h in r["status"].get("held", ())]
 
-        cluster.wait(lambda: held() == ["succession/first"], "the node reports the share as held", 20)
+        cluster.wait(lambda: held() == ["succession/first"], "the node reports the share as held", 60)
         used = {name for _, _, pods in inspect(cluster).values() for name in pods}
         assert "succession/first" in used
         before = succession.first.stat().st_mtime
-        cluster.wait(lambda: succession.first.stat().st_mtime > before + 10, "ten more seconds of the container", 30)
+        cluster.wait(lambda: succession.first.stat().st_mtime > before + 10, "ten more seconds of the container", 60)
         second = cluster.api.get(paths.pods("succession", "second"))
         assert not second["spec"].get("nodeName"), "the successor was bound to a card in use"
         assert not succession.second.exists()
     finally:
         kubelet.resume()
     succession.check()
-    cluster.wait(lambda: not held(), "nothing is held any more", 30)
+    cluster.wait(lambda: not held(), "nothing is held any more", 60)

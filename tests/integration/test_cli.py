@@ -8,17 +8,105 @@ from pathlib import Path
 import pytest
 
 from cardwise.core import names
+from cardwise.kube import paths
 from tests.build import pod
 from tests.cluster import Cluster
+from tests.cluster.cards import card_uuid
+from tests.integration.sharing import Space, assigned, deployment, workload
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 BIN = Path(__file__).parents[2] / ".venv" / "bin"
 
 
-def cardwise(cluster: Cluster, *args: str, program: str = "cardwise") -> subprocess.CompletedProcess[str]:
+def cardwise(
+    cluster: Cluster, *args: str, program: str = "cardwise", timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
     environment = os.environ | cluster.environment()
-    return subprocess.run([program, *args], capture_output=True, text=True, check=False, env=environment, timeout=60)
+    return subprocess.run(
+        [program, *args], capture_output=True, text=True, check=False, env=environment, timeout=timeout
+    )
+
+
+def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(sim_cluster):
+    said = cardwise(sim_cluster, "doctor")
+    assert said.returncode == 0, said.stdout
+    assert "placed on a card of sim-" in said.stdout
+    assert "OK       webhook" in said.stdout
+    sim_cluster.process("extender").stop()
+    try:
+        said = cardwise(sim_cluster, "doctor")
+        assert said.returncode == 1
+        assert "PROBLEM  scheduler" in said.stdout
+        assert "does not reach the extender" in said.stdout
+    finally:
+        sim_cluster.process("extender").restart()
+        sim_cluster.parts.wait_ready("extender", 60)
+    assert "cardwise-doctor" not in sim_cluster.kubectl("get", "pods")
+
+
+@pytest.fixture
+def space(sim_cluster: Cluster):
+    made = Space(sim_cluster, "cli-cards")
+    yield made
+    for index in (0, 1):
+        _patch(made, index, None)
+    made.clear()
+    made.wait(lambda: _used(sim_cluster) == 0, "nothing is held any more", 90)
+
+
+def _patch(space: Space, index: int, mark: bool | None) -> None:
+    """As people do without our program."""
+    name = names.extended_resource_name(card_uuid("sim-4", index))
+    space.cluster.api.patch(paths.extendedresources(name), {"spec": {"unschedulable": mark}})
+
+
+def _closed(space: Space, index: int) -> bool:
+    """Whether the extender knows of the cordon: it says that nothing is free on the card."""
+    name = names.extended_resource_name(card_uuid("sim-4", index))
+    return space.cluster.api.get(paths.extendedresources(name))["status"].get("freeMiB") == 0
+
+
+def _bound(space: Space) -> dict[str, int]:
+    """Card by name of the pods that have a node and do not end."""
+    there = [p for p in space.pods() if p["spec"].get("nodeName") and not p["metadata"].get("deletionTimestamp")]
+    return {p["metadata"]["name"]: assigned(p).indices()[0] for p in there}
+
+
+@pytest.mark.timeout(480)
+def test_a_card_is_cordoned_drained_and_given_back(space):
+    sim_cluster = space.cluster
+    space.kubectl("apply", "-f", "-", stdin=json.dumps(deployment("web", 1, gpu_mem=4000, node="sim-4")))
+    space.wait(lambda: len(_bound(space)) == 1, "the Deployment's pod has a card")
+    ((web, first),) = _bound(space).items()
+    said = cardwise(sim_cluster, "cordon", f"sim-4/{first}", "--reason", "it smokes")
+    assert (said.returncode, said.stdout.rstrip().rpartition(" ")[2]) == (0, "cordoned"), said.stderr
+    space.wait(lambda: _closed(space, first), "the extender knows")
+    # Binpack would take the card that has the least left; what runs there stays.
+    assert space.put(workload("beside", gpu_mem=1000, node="sim-4")) == ("sim-4", str(1 - first))
+    assert _bound(space)[web] == first
+    first_name = names.extended_resource_name(card_uuid("sim-4", first))
+    heads, row = sim_cluster.kubectl("get", "er", first_name).splitlines()
+    assert row[heads.index("CORDONED") :].split()[0] == "true"
+
+    _patch(space, 1 - first, True)
+    space.wait(lambda: _closed(space, 1 - first), "the extender knows")
+    space.create(workload("waits", gpu_mem=1000, node="sim-4"))
+    space.wait(lambda: "Every GPU card that would do is cordoned" in space.reasons("waits"), "it is told why", 90)
+    explained = cardwise(sim_cluster, "explain", "pod", "waits", "-n", space.name).stdout
+    assert "sim-4: Every GPU card that would do is cordoned" in explained
+    cardwise(sim_cluster, "uncordon", f"sim-4/{1 - first}")
+    space.wait(lambda: _bound(space).get("waits") == 1 - first, "it is tried again", 90)
+
+    drained = cardwise(sim_cluster, "drain", f"sim-4/{first}", "--timeout", "120s", timeout=180)
+    assert drained.returncode == 0, drained.stdout + drained.stderr
+    assert f"evicting pod {space.name}/{web}\n" in drained.stdout
+    space.wait(lambda: [card for name, card in _bound(space).items() if name.startswith("web")] == [1 - first], "moved")
+    top = json.loads(cardwise(sim_cluster, "top", "sim-4", "-o", "json").stdout)
+    cards = top["nodes"][0]["cards"]
+    assert [card["cordoned"] for card in cards] == [index == first for index in (0, 1)]
+    assert {one["name"] for one in cards[1 - first]["holders"]} == set(_bound(space))
+    assert cards[first]["holders"] == []
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +143,18 @@ def test_inspect_shows_every_card_and_its_holder(cluster):
 def test_kubectl_inspect_cardwise_is_the_same(cluster):
     plugin = cardwise(cluster, "inspect", "cardwise", program=str(cluster.bin_dir / "kubectl"))
     assert plugin.stdout == cardwise(cluster, "inspect").stdout
+
+
+def test_kubectl_completes_our_commands_and_the_cards_of_the_cluster(cluster):
+    """By what its completion in a shell runs."""
+
+    def completed(*words: str) -> list[str]:
+        return cardwise(
+            cluster, "__complete", "cardwise", *words, program=str(cluster.bin_dir / "kubectl")
+        ).stdout.split()
+
+    assert "uncordon" in completed("un")
+    assert "sim-4/1" in completed("cordon", "")
 
 
 def test_an_unknown_node_is_named_with_the_known_ones(cluster):

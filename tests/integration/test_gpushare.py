@@ -30,7 +30,7 @@ def cluster() -> Iterator[Cluster]:
         program = str(Path(sys.executable).parent / "cardwise-extender")
         where = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http", "--no-lease"]
         extender.start([program, f"--kubeconfig={cluster.kubeconfig}", *where])
-        extender.wait_until(lambda metrics=metrics: says_ready(metrics), "/readyz", 30)
+        extender.wait_until(lambda metrics=metrics: says_ready(metrics), "/readyz", 60)
         cluster.control_plane.start_scheduler([_stanza(port)])
         cluster.inspect_url = f"http://127.0.0.1:{port}/gpushare-scheduler/inspect"
         yield cluster

@@ -214,7 +214,7 @@ def test_watch_can_be_ended_from_another_thread(client: KubeClient, namespace: s
     started = time.monotonic()
     for _ in watch:
         pass
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 def test_events_are_accepted(client: KubeClient, namespace: str):

@@ -59,6 +59,12 @@ def known(cluster: Cluster) -> None:
     """Classes by hand are there, and the nodes say so."""
     for name, spec in {"high-mem": HIGH_MEM}.items():
         make_class(cluster, name, spec)
+    # Nodes offer the class of a model before it has an object; the webhook asks for the object.
+    of_models = {K80_CLASS, P100_CLASS}
+    cluster.wait(
+        lambda: of_models <= {one["metadata"]["name"] for one in cluster.api.get(paths.resourceclasses())["items"]},
+        "the models have classes",
+    )
     for node, device_class in (("n1", K80_CLASS), ("n1", P100_CLASS), ("n1", "high-mem"), ("sim-2", K80_CLASS)):
         cluster.wait(lambda n=node, c=device_class: capacity(cluster, n, c) > 0, f"{node} offers {device_class}")
 
@@ -137,7 +143,7 @@ def test_a_share_of_a_type_is_placed_card_by_card(space):
         "p100": ({P100_CLASS: 1, names.GPU_MEM: 4000}, "0"),
         "k80": ({K80_CLASS: 1, names.GPU_MEM: 8000}, "1"),
         "high-mem": ({"cardwise.dev/high-mem": 1, names.GPU_MEM: 1000}, "0"),
-        "any": ({names.GPU_MEM: 5000}, "2"),
+        "any": ({names.GPU_MEM: 3500}, "2"),  # also while the 2000 MiB of the test below are held there
     }
     for name, (limits, index) in places.items():
         assert space.put(typed(name, limits, node="sim-1")) == ("sim-1", index)
@@ -145,7 +151,8 @@ def test_a_share_of_a_type_is_placed_card_by_card(space):
 
 def test_the_annotation_names_the_class_of_plain_requests(space):
     pod = typed("noted", {names.GPU_MEM: 2000}, node="sim-1", annotations={names.CLASS: K80_CLASS})
-    assert space.put(pod) == ("sim-1", "2")
+    node, index = space.put(pod)
+    assert (node, index) in {("sim-1", "1"), ("sim-1", "2")}, "which of the K80s depends on what ended a moment ago"
     limits = space.get("noted")["spec"]["containers"][0]["resources"]["limits"]
     assert limits[names.CLASS_PREFIX + K80_CLASS] == "1"
 
@@ -188,7 +195,8 @@ def test_another_type_by_apply_leaves_no_stale_key(space):
         return limits_of(space, "Deployment", "changing")
 
     assert apply({K80_CLASS: 1}) == {names.CLASS_PREFIX + K80_CLASS: "1"}
-    assert apply({K80_CLASS: 1, "cpu": "100m"}) == {names.CLASS_PREFIX + K80_CLASS: "1", "cpu": "100m"}
+    # Not cpu: kubelet 1.34.4 panics where a pod with a limit of it comes and goes while its cgroup has no quota.
+    assert apply({K80_CLASS: 1, "memory": "64Mi"}) == {names.CLASS_PREFIX + K80_CLASS: "1", "memory": "64Mi"}
     assert apply({P100_CLASS: 1}) == {names.CLASS_PREFIX + P100_CLASS: "1"}
     space.kubectl("scale", "deployment", "changing", "--replicas=2")
     assert limits_of(space, "Deployment", "changing") == {names.CLASS_PREFIX + P100_CLASS: "1"}
@@ -259,7 +267,7 @@ def test_a_request_that_can_never_run_is_refused(space, limits, says):
 def test_a_class_without_a_card_waits_and_is_told(space):
     make_class(space.cluster, "rare", {"selector": {"matchLabels": {"model": "Tesla Rare"}}})
     space.create(typed("waits", {"cardwise.dev/rare": 1}))
-    space.wait(lambda: "rare" in space.reasons("waits"), "a reason that names the type", 30)
+    space.wait(lambda: "rare" in space.reasons("waits"), "a reason that names the type", 60)
     space.cluster.kubectl("delete", "resourceclass", "rare")
     space.wait(lambda: "ResourceClassDeleted" in space.reasons("waits"), "the event of the deletion")
 

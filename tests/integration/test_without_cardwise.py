@@ -51,11 +51,11 @@ def test_pods_without_gpu_live_while_every_part_is_down(real):
         space.cluster.apply([deployment("web", 2, node="n1") | {"metadata": {"name": "web", "namespace": space.name}}])
         space.create(plain("alone", "n1"))
         space.kubectl("rollout", "status", "deployment/web", "--timeout=30s")
-        space.running("alone", timeout=30)
+        space.running("alone", timeout=60)
         assert space.inside("alone", "echo works") == "works\n"
         # They end and are replaced as well.
         space.kubectl("delete", "pods", "--all", "--wait=false")
-        space.wait(lambda: "alone" not in [pod["metadata"]["name"] for pod in space.pods()], "it is deleted", 30)
+        space.wait(lambda: "alone" not in [pod["metadata"]["name"] for pod in space.pods()], "it is deleted", 60)
         space.kubectl("rollout", "status", "deployment/web", "--timeout=30s")
     finally:
         for process in down:
@@ -63,7 +63,7 @@ def test_pods_without_gpu_live_while_every_part_is_down(real):
     space.clear()
     # And everything is as before.
     for part in ("webhook", "extender"):
-        real.parts.wait_ready(part, 30)
+        real.parts.wait_ready(part, 60)
     space.wait(lambda: real._node_has_cards("n1"), "the node has its slots again")
     space.create(workload("gpu", gpu_mem=1024, node="n1"))
     space.running("gpu")

@@ -10,8 +10,10 @@ import threading
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qsl, urlsplit
+
+from tests.listening import Listening
 
 
 @dataclass
@@ -37,32 +39,17 @@ class FakeApi:
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.closing = False
         self.snapshots: dict[str, tuple[int, list[dict]]] = {}
-        api = self
-
-        class Handler(_Handler):
-            fake = api
-
-        class Listening(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request, client_address):
-                pass
-
-        self.server = Listening(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self.thread.start()
+        self._listening = Listening(_Handler, self)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+        return self._listening.url
 
     def close(self) -> None:
         with self.condition:
             self.closing = True
             self.condition.notify_all()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        self._listening.close()
 
     def put(self, name: str, *, uid: str = "", **spec: object) -> None:
         with self.condition:

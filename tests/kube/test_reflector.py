@@ -256,7 +256,8 @@ def test_handler_that_always_fails_slows_nothing_down(api: FakeApi, following):
         api.put("bad", size=number + 1)
         api.put("good", size=number + 1)
         time.sleep(0.01)
-    eventually(lambda: handler.values == {"uid-good": 50})
+    # Each failure is logged with its traceback: seconds on a busy machine. Slowed down it would be a minute.
+    eventually(lambda: handler.values == {"uid-good": 50}, 40)
     assert reflector.relists == 1
     assert api.count("watch") < 10
 
@@ -279,7 +280,7 @@ def test_stop_ends_a_silent_watch_at_once(api: FakeApi, client: KubeClient):
     started = time.monotonic()
     reflector.stop()
     assert not reflector._thread.is_alive()
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0
 
 
 @pytest.mark.parametrize("seed", range(3))

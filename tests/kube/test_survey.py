@@ -8,7 +8,19 @@ import pytest
 from cardwise.core.classes import Classifier, parse
 from cardwise.core.quotas import Entry
 from cardwise.kube import errors, survey, wire
-from tests.cli.worlds import K80, K80_CLASS, card, gpu_quota, lists, native_quota, placed, resource_class
+from tests.cli.worlds import (
+    K80,
+    K80_CLASS,
+    card,
+    device,
+    gpu_quota,
+    lists,
+    lists_with_devices,
+    native_quota,
+    placed,
+    resource_class,
+    waiting,
+)
 
 SOME = {"matchLabels": {"model": "Tesla K80"}}
 
@@ -22,7 +34,10 @@ def test_a_card_knows_its_classes_and_their_highest_priority():
         ]
     )
     node = survey.take(api).ledger.node("n1")
-    assert [(sorted(card.classes), card.priority) for card in node.cards] == [(["high", "low"], 7), (["other"], 9)]
+    assert [(sorted(card.classes), card.priority) for card in node.cards] == [
+        (["high", "low", K80_CLASS], 7),
+        (["nvidia.tesla.p100", "other"], 9),
+    ]
 
 
 def test_labels_that_a_person_put_on_a_card_and_its_properties_are_selected():
@@ -34,7 +49,7 @@ def test_labels_that_a_person_put_on_a_card_and_its_properties_are_selected():
     )
     raw = json.dumps(card("n1", 0, labels={"rack": "r1"}, properties={"clock": "1480"})).encode()
     found = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource), classifier)
-    assert found.classes == {"rack", "fast"}
+    assert found.classes == {"rack", "fast", K80_CLASS}
 
 
 def _at_least(key: str, value: str) -> dict[str, object]:
@@ -45,6 +60,37 @@ def test_without_a_classifier_a_card_is_in_no_class():
     raw = json.dumps(card("n1", 0)).encode()
     found = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource))
     assert (found.classes, found.priority, found.mem) == (frozenset(), 0, K80)
+
+
+def test_devices_are_no_cards_but_held_and_classed_as_they_are():
+    ledger = survey.take(lists_with_devices()).ledger
+    plain = survey.take(lists(pods=lists_with_devices().objects["pods"])).ledger
+    first, third = ledger.node("n1"), ledger.node("n3")
+    assert [card.uuid for card in first.cards] == [card.uuid for card in plain.node("n1").cards]
+    assert (first.free, third.cards, plain.node("n3")) == (plain.node("n1").free, [], None)
+    assert [(one.uuid, one.healthy, sorted(one.classes)) for one in first.devices] == [
+        ("rdma-n1-0", True, ["rdma"]),
+        ("rdma-n1-1", True, ["fast", "rdma"]),
+    ]
+    assert set(first.taken) == {"rdma-n1-0", "rdma-n1-1"}
+    assert not ledger.node("n2").devices[0].healthy
+    assert (ledger.holding("gone").mark, ledger.holding("gone").assignment.shares()) == ("held", [])
+    assert ledger.violations() == []
+
+
+def test_a_pod_that_is_gone_holds_its_card_and_its_device_as_one():
+    held = [{"podUID": "gone", "namespace": "a", "name": "gone", "memoryMiB": 64, "container": "0"}]
+    on_card = card("n1", 0)
+    on_card["status"]["held"] = held
+    api = lists(extendedresources=[on_card, device("n1", 0, held=[held[0] | {"memoryMiB": 0}])], pods=[])
+    (gone,) = survey.take(api).ledger.holdings()
+    assert (gone.assignment.mem, [share.uuid for share in gone.assignment.device_shares()]) == (64, ["rdma-n1-0"])
+
+
+def test_a_waiting_pod_asks_for_devices_by_what_the_webhook_noted():
+    limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
+    ((_, _, asked),) = survey.take(lists(pods=[waiting("a", "p", limits, devices="rdma")])).waiting
+    assert (asked.containers, [(one.device_class, one.count) for one in asked.devices]) == ((), [("rdma", 2)])
 
 
 def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():

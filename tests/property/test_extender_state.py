@@ -1,8 +1,4 @@
-"""Rules 1, 3 and 5 of architecture.md section 5 on the extender's state and binder, with an API server that lies low.
-
-The truth is what the simulated API server has bound, what it may still carry out of posts whose answer was lost, and
-what runs on in containers whose pod object is gone. The state hears of it late, in bits, or by a list.
-"""
+"""Rules 1, 3 and 5 of architecture.md section 5 on the extender's state and binder, whatever the API server does."""
 
 import contextlib
 
@@ -14,33 +10,26 @@ from cardwise.core import assignment, placement, quotas, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.kube import errors
 from extender import binder
-from extender.binder import Binder, Failed
+from extender.binder import Failed
 from extender.decisions import Begun, Stage
-from extender.requests import Requests
+from extender.placing import Ask
 from extender.wire import BindArgs
 from tests.extender.worlds import (
     ENDED,
     P100,
     RUNNING,
-    Clock,
     as_card,
     as_class,
     as_pod,
     as_quota,
     asking,
-    held,
     resource,
     resource_class,
-    state,
-    with_cards,
 )
+from tests.property.lateworld import CARDS, NODES, SLOTS, LateWorld, status
 
-CARDS = {"n1": 1, "n2": 1}
-NODES = sorted(CARDS)
 WORK = 60.0  # seconds that the API server may work on a post; the state's patience is longer
-SLOTS = 5
 AGAIN = 300.0  # seconds after which kube-scheduler asks for a waiting pod by itself
-
 slots = st.integers(0, SLOTS - 1)
 sizes = st.sampled_from([P100 // 2, P100 // 2 + 1, P100])
 wanted = st.sampled_from(["", "", "first"])  # classes
@@ -57,165 +46,7 @@ outcomes = st.lists(
 )
 
 
-class Machine(RuleBasedStateMachine):
-    def __init__(self):
-        super().__init__()
-        self.clock = Clock()
-        self.state = with_cards(state(self.clock), **CARDS)
-        self.requests = Requests()
-        self.binder = Binder(
-            self, self.state, self.requests, policy="binpack", seconds=4.0,
-            clock=self.clock, wall_ns=lambda: 1, sleep=self.sleep,
-        )  # fmt: skip
-        self.pods = {}  # name -> JSON, as the API server has it
-        self.slots = [""] * SLOTS  # names
-        self.asked = {}  # name -> request, of all pods ever
-        self.told = {}  # name -> record that the state was told last
-        self.events = []  # (name, record or None), not told yet
-        self.running = {}  # uid -> (node, assignment) of containers
-        self.late = []  # (since, name, body) of posts that may land yet
-        self.posting = {}  # name -> (node, assignment, unsure): a thread between begin_bind and finish_bind
-        self.health = dict.fromkeys(((node, i) for node, n in CARDS.items() for i in range(n)), "Healthy")
-        self.absent = set()  # cards without an ExtendedResource
-        self.nodes = set(NODES)
-        self.script = []
-        self.refused = {}  # name -> (when, nodes)
-        self.quotas = {}  # by key
-        self.first = set()  # nodes of the class
-        self._begin_bind, self.state.begin_bind = self.state.begin_bind, self._begin
-
-    # The API server, at the seam of KubeClient.
-
-    def sleep(self, seconds):
-        self.clock.now += seconds
-
-    def request(self, method, path, *, body, timeout):
-        name = path.split("/")[-2]
-        answer = self.script.pop(0) if self.script else "429"
-        self.clock.now += 0.1
-        if answer == "vanish":
-            self._delete(name)
-            self._tell_all()
-            answer = "land"
-        if answer == "429":
-            raise errors.TooManyRequests(429, "TooManyRequests", "busy", retry_after=1.0)
-        if answer == "403":
-            raise errors.Forbidden(403, "Forbidden", "denied")
-        if answer in ("late", "blind"):
-            self.late.append((self.clock.now, name, body))
-        if answer in ("late", "blind", "never"):
-            raise errors.Unreachable("timed out")
-        self._land(name, body)
-        if answer == "lose":
-            raise errors.Unreachable("timed out")
-        return b"{}"
-
-    def get(self, path, *, timeout):
-        if self.script[:1] == ["blind"]:
-            raise errors.Unreachable("timed out")
-        name = path.split("/")[-1]
-        if name not in self.pods:
-            raise errors.NotFound(404, "NotFound", name)
-        return self.pods[name]
-
-    def _land(self, name, body):
-        made = self.pods.get(name)
-        if made is None:
-            raise errors.NotFound(404, "NotFound", name)
-        if made["spec"].get("nodeName"):
-            raise errors.Conflict(409, "Conflict", "already assigned")
-        node, annotations = body["target"]["name"], body["metadata"]["annotations"]
-        metadata = made["metadata"] | {"annotations": annotations}
-        made = made | {"metadata": metadata, "spec": made["spec"] | {"nodeName": node}, "status": _status(RUNNING)}
-        self.running[metadata["uid"]] = (node, assignment.decode(annotations))
-        self._put(name, made)
-
-    def _put(self, name, made):
-        self.pods[name] = made
-        self.events.append((name, as_pod(made)))
-
-    def _delete(self, name):
-        if self.pods.pop(name, None) is not None:
-            self.events.append((name, None))
-            self.refused.clear()  # the scheduler sees it and tries all again
-
-    def _tell(self, name, record):
-        if record is not None:
-            self.state.set_pod(record)
-            self.told[name] = record
-        elif name in self.told:
-            self.state.remove_pod(self.told.pop(name))
-
-    def _tell_all(self):
-        while self.events:
-            self._tell(*self.events.pop(0))
-
-    def _report(self, node, i):
-        """The node publishes what containers hold whose pod object is gone."""
-        if (node, i) in self.absent:
-            return
-        alive = {made["metadata"]["uid"] for made in self.pods.values()}
-        shares = [
-            held(uid, share.mem)
-            for uid, (where, made) in self.running.items()
-            for share in made.shares()
-            if where == node and share.index == i and uid not in alive
-        ]
-        self.state.set_card(*as_card(resource(i, node=node, health=self.health[node, i], held=shares)))
-
-    def _report_all(self):
-        for node, i in self.health:
-            self._report(node, i)
-
-    def _resolve_late(self, data, until):
-        for at, name, body in list(self.late):
-            if at <= until:
-                self.late.remove((at, name, body))
-                if data.draw(st.booleans()):
-                    self._try_land(name, body)
-
-    def _try_land(self, name, body):
-        with contextlib.suppress(errors.KubeError):
-            self._land(name, body)
-
-    def _begin(self, uid, who, asked, node, policy, *, term=0):
-        begun = self._begin_bind(uid, who, asked, node, policy, term=term)
-        if isinstance(begun, Begun) and not begun.unsure:
-            # Decided now, so now it is of the class, and within the quotas with all that may run or come to run.
-            assert not asked.containers[0].device_class or node in self.first
-            others = self._may_be_held()
-            others.pop(uid, None)
-            for quota in self.quotas.values():
-                for entry in quota.entries:
-                    most = quotas.total(self._charge(choices, entry) for choices in others.values())
-                    more = self._charge([(node, begun.assignment)], entry)
-                    assert quotas.room(entry, most).takes(more), (entry, most, more)
-        return begun
-
-    def _may_be_held(self):
-        """By UID, nodes and assignments of which one holds or may come to hold."""
-        may = {uid: [at] for uid, at in self.running.items()}
-        posts = [(name, body["target"]["name"], assignment.decode(body["metadata"]["annotations"]))
-                 for _, name, body in self.late]  # fmt: skip
-        posts += [(name, node, begun.assignment) for name, (node, begun) in self.posting.items()]
-        for name, node, made in posts:
-            if name in self.pods and not self.pods[name]["spec"].get("nodeName"):
-                may.setdefault(f"uid-{name}", []).append((node, made))
-        return may
-
-    def _charge(self, choices, entry):
-        """The most that one of them charges the entry, of cards that their nodes report."""
-        return max(
-            quotas.total(
-                quotas.charge(share)
-                for share in made.shares()
-                if (node, share.index) not in self.absent
-                and node in self.nodes
-                and (not entry.device_class or node in self.first)
-            )
-            for node, made in choices
-        )
-
+class Machine(LateWorld, RuleBasedStateMachine):
     # What happens.
 
     @initialize(mems=st.lists(sizes, min_size=SLOTS, max_size=SLOTS))
@@ -257,9 +88,9 @@ class Machine(RuleBasedStateMachine):
         name = self.slots[slot]
         uid, asked = f"uid-{name}", self.asked[name]
         if one:
-            found = self.state.plan(uid, ("default", name), asked, nodes, "binpack")
+            found = self.state.plan(Ask(uid, ("default", name), asked, nodes, "binpack"))
         else:
-            found = self.state.fitting(uid, ("default", name), asked, nodes, "binpack")
+            found = self.state.fitting(Ask(uid, ("default", name), asked, nodes, "binpack"))
         if isinstance(found, Unplaceable) and name in self.pods:
             self.refused[name] = (self.clock.now, nodes)
         else:
@@ -268,7 +99,7 @@ class Machine(RuleBasedStateMachine):
     @rule(slot=slots, script=outcomes)
     def the_scheduler_tries(self, slot, script):
         name = self.slots[slot]
-        found = self.state.plan(f"uid-{name}", ("default", name), self.asked[name], NODES, "binpack")
+        found = self.state.plan(Ask(f"uid-{name}", ("default", name), self.asked[name], NODES, "binpack"))
         if isinstance(found, Unplaceable):
             self.filter_is_asked(slot, NODES, one=True)
         else:
@@ -344,12 +175,12 @@ class Machine(RuleBasedStateMachine):
             return
         if made["spec"].get("nodeName"):
             if how == "late proof":
-                self._put(name, made | {"status": _status(RUNNING, "Failed")})
+                self._put(name, made | {"status": status(RUNNING, "Failed")})
             if how != "force":
                 self.running.pop(f"uid-{name}")
                 phase = "Running" if how == "proof" else "Failed"
                 metadata = made["metadata"] | {"deletionTimestamp": "2026-11-21T10:00:00Z"}
-                self._put(name, made | {"metadata": metadata, "status": _status(ENDED, phase)})
+                self._put(name, made | {"metadata": metadata, "status": status(ENDED, phase)})
         self._delete(name)
         if at_once:
             self._tell_all()
@@ -393,7 +224,7 @@ class Machine(RuleBasedStateMachine):
 
     def _upkeep(self):
         binder.look_up(self, self.state, clock=self.clock)
-        if self.state.touch_due() is not None:
+        if self.state.waiters.touch_due() is not None:
             self.refused.clear()
 
     # What always holds.
@@ -413,6 +244,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def who_was_refused_and_has_room_now_is_going_to_be_woken(self):
+        have_room = []
         with self.state.view() as ledger:
             for name, (at, nodes) in self.refused.items():
                 if name not in self.pods or self.clock.now - at > AGAIN:
@@ -423,7 +255,8 @@ class Machine(RuleBasedStateMachine):
                     for entry in quota.entries
                 ]
                 if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack", rooms), Placement):
-                    assert self.state.waiting._freed is not None, name
+                    have_room.append(name)
+        assert not have_room or self.state.waiters.touch_pending(), have_room
 
     def teardown(self):
         for name in sorted(self.posting):
@@ -439,10 +272,6 @@ class Machine(RuleBasedStateMachine):
             self._upkeep()
         with self.state.view() as ledger:
             assert ledger.holdings() == []
-
-
-def _status(containers, phase="Running"):
-    return {"phase": phase, "containerStatuses": [{"name": "main", "state": {containers: {}}}]}
 
 
 TestState = Machine.TestCase

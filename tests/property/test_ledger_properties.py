@@ -10,7 +10,7 @@ from cardwise.core.cards import Card
 from cardwise.core.kinds import UNKNOWN
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quotas import NOTHING, Entry
-from tests.build import container, pod
+from tests.build import IN_USE, OUT_OF_USE, container, pod
 
 NODES = ["n1", "n2", "n3"]
 NAMESPACES = ["d", "e"]
@@ -28,17 +28,17 @@ asked_pods = st.builds(
     lambda containers: request.parse(pod(containers=containers)), st.lists(asked_containers, min_size=1, max_size=3)
 )
 card_lists = st.lists(
-    st.tuples(st.sampled_from([40, 80, 100]), st.booleans(), st.sampled_from(TYPES)), min_size=0, max_size=4
+    st.tuples(st.sampled_from([40, 80, 100]), st.sampled_from([IN_USE, IN_USE, *OUT_OF_USE]), st.sampled_from(TYPES)),
+    min_size=0,
+    max_size=4,
 )
 policy_names = st.sampled_from(sorted(policies.POLICIES))
 
 
 def make_cards(node, described):
     return [
-        Card(
-            index=i, uuid=f"{node}-{mem}-{i}", mem=mem, healthy=healthy, model=model, classes=classes, priority=priority
-        )
-        for i, (mem, healthy, (model, classes, priority)) in enumerate(described)
+        Card(index=i, uuid=f"{node}-{mem}-{i}", mem=mem, model=model, classes=classes, priority=priority, **state)
+        for i, (mem, state, (model, classes, priority)) in enumerate(described)
     ]
 
 
@@ -100,7 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(TYPES))
     def there_is_a_card(self, kind):
         """Else most stories are of no cards and no pods."""
-        self.ledger.set_cards("n1", make_cards("n1", [(100, True, kind)]))
+        self.ledger.set_cards("n1", make_cards("n1", [(100, IN_USE, kind)]))
 
     def know(self):
         """Called after each step, and cards change in steps of their own."""
@@ -148,6 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for share in placed.assignment.shares():
             i = node.position(share)
             assert node.cards[i].healthy
+            assert not node.cards[i].cordoned
             assert node.free[i] >= 0
             assert node.used[i] <= node.cards[i].mem
             assert node.free_core[i] >= 0
@@ -259,7 +260,7 @@ def test_one_share_is_refused_only_if_no_card_could_take_it(cards, held, mem):
     fits = [
         (card.priority, free)
         for card, free in (zip(node.cards, node.free, strict=True) if node else ())
-        if card.healthy and free >= mem
+        if card.healthy and not card.cordoned and free >= mem
     ]
     preferred = [free for priority, free in fits if priority == min(fits)[0]]
     for policy, best in (("binpack", min), ("spread", max)):

@@ -1,12 +1,13 @@
 """Selectors against a slow reading of docs/design/0003 that shares no code with them, and names of classes."""
 
+import json
 import re
 from decimal import Decimal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import classes, selectors
+from cardwise.core import classes, names, selectors
 from cardwise.core.classes import Classifier
 
 KEYS = ["memory", "model", "clock"]
@@ -103,7 +104,8 @@ def test_a_classifier_says_what_its_selectors_say_one_by_one(of_classes, of_card
     classifier = Classifier(parsed)
     for labels in of_cards + of_cards:
         expected = {f"c{i}" for i, selector in enumerate(of_classes) if selected(labels, selector)}
-        assert classifier.classes_of(labels) == expected
+        # Of the class that a model has by its name, another test tells.
+        assert classifier.classes_of(labels) - classifier.of_model(labels.get("model", "")) == expected
         assert classifier.priority_of(expected) == max((int(name[1:]) - 1 for name in expected), default=0)
 
 
@@ -130,3 +132,35 @@ def test_the_automatic_class_of_a_model_selects_its_cards(model):
     obj = {"metadata": {"name": classes.name_of_model(model)}, "spec": classes.auto_spec(model)}
     card = classes.labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
     assert classes.parse(obj).selector.matches(card)
+
+
+@given(of_cards=st.lists(models, min_size=1, max_size=4), kept=st.sets(st.integers(0, 3)), edited=st.booleans())
+@settings(deadline=None)
+def test_a_card_is_in_the_class_of_its_model_unless_a_person_has_made_it(of_cards, kept, edited):
+    """Whatever automatic classes have an object, and of which spellings of their models."""
+    by_name = {}
+    for model in of_cards:
+        by_name.setdefault(classes.name_of_model(model), []).append(model)
+    there = []
+    for i, (name, alike) in enumerate(sorted(by_name.items())):
+        if i in kept:
+            spec = classes.auto_spec(alike[0])
+            written = {} if edited else spec
+            metadata = {
+                "name": name,
+                "labels": {names.AUTO_LABEL: "true"},
+                "annotations": {names.AUTO_SPEC: json.dumps(written)},
+            }
+            there.append(classes.parse({"metadata": metadata, "spec": spec}))
+    classifier = Classifier(there)
+    theirs = {one.name: one for one in there if edited}
+    for model in of_cards:
+        card = classes.labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
+        name = classes.name_of_model(model)
+        inside = theirs[name].selector.matches(card) if name in theirs else bool(model) or _selects(there, name, card)
+        assert classifier.classes_of(card) == ({name} if inside else set())
+        assert [one.name for one in classifier.selecting(card)] == sorted(classifier.classes_of(card))
+
+
+def _selects(there, name, card):
+    return any(one.name == name and one.selector.matches(card) for one in there)

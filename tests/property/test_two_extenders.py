@@ -1,13 +1,16 @@
 """Rules 1 and 5 with several extenders: leases are lost, calls stand still at any point, watches lag.
 
-A post is carried out at once or not at all; one that lands late is in test_extender_state.py.
+A post is carried out at once, or not at all, or when its term is long over: process or network stood still after the
+last question. One that lands late in its own term is in test_extender_state.py.
 """
+
+import contextlib
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cardwise.core import assignment, request
+from cardwise.core import assignment, names, request
 from cardwise.kube import errors
 from extender.decisions import Begun, Stage
 from tests.extender.leaders import DURATION, Api, Extender
@@ -31,6 +34,7 @@ class Machine(RuleBasedStateMachine):
         for i, mem in enumerate(mems):
             self.api.create_pod(f"p{i}", mem, namespace="default" if i % 2 else "team")
         self.standing = []  # calls between the decision and the post: extender, pod, what was decided, term
+        self.sent = []  # posts that have not arrived: extender, pod, body, term
         for each in self.extenders * 2:
             each.look()
 
@@ -83,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         if isinstance(begun, Begun):
             self.standing.append((extender, pod, begun, term))
 
-    @rule(data=st.data(), outcome=st.sampled_from(["heard", "unheard", "lost"]))
+    @rule(data=st.data(), outcome=st.sampled_from(["heard", "unheard", "lost", "late"]))
     def a_call_goes_on(self, data, outcome):
         if not self.standing:
             return
@@ -91,19 +95,31 @@ class Machine(RuleBasedStateMachine):
         extender, pod, begun, term = self.standing.pop(at)
         stage = Stage.UNSURE if begun.unsure else None
         with extender.leadership.posting(term) as left:
-            if left > 0 and outcome == "lost":
+            annotations = assignment.encode(begun.assignment, assume_time_ns=1)
+            annotations[names.TERM] = extender.leadership.word(term)
+            body = {"metadata": {"annotations": annotations}, "target": {"name": "n1"}}
+            if left > 0 and outcome in ("lost", "late"):
                 stage = Stage.UNSURE
+                if outcome == "late":
+                    self.sent.append((extender, pod, body, term))
             elif left > 0 and not extender.cut:
-                body = {
-                    "metadata": {"annotations": assignment.encode(begun.assignment, assume_time_ns=1)},
-                    "target": {"name": "n1"},
-                }
                 try:
                     self.api.bind(extender.name, pod, body)
                     stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
                 except errors.Conflict:
                     pass
         extender.state.finish_bind(f"uid-{pod}", stage)
+
+    @rule(data=st.data())
+    def what_was_late_arrives(self, data):
+        over = [each for each in self.sent if each[0].leadership.term() != each[3]]
+        if not over:
+            return
+        sent = data.draw(st.sampled_from(range(len(over))))
+        extender, pod, body, _ = over[sent]
+        self.sent.remove(over[sent])
+        with contextlib.suppress(errors.Conflict, errors.Invalid):
+            self.api.bind(extender.name, pod, body)
 
     @invariant()
     def no_card_and_no_quota_is_given_twice(self):

@@ -12,7 +12,7 @@ from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.placement import Placement, Scorer, Unplaceable
 from cardwise.core.quotas import Entry
 from cardwise.core.verdict import Refusal
-from tests.build import container, pod
+from tests.build import IN_USE, OUT_OF_USE, container, pod
 
 NODES = ["n1", "n2", "n3", "n4"]
 CLASSES = ["a", "a", "b", "b", "none-has-it"]
@@ -25,7 +25,7 @@ types = st.tuples(
     st.sampled_from([frozenset(), frozenset("a"), frozenset("b"), frozenset("ab")]),
     st.sampled_from([0, 0, 0, 3, -1]),
 )
-described = st.tuples(sizes, st.sampled_from([True, True, True, True, False]), types)
+described = st.tuples(sizes, st.sampled_from([IN_USE, IN_USE, IN_USE, IN_USE, *OUT_OF_USE]), types)
 worlds = st.lists(st.lists(described, min_size=2, max_size=4), min_size=2, max_size=4)
 held = st.lists(
     st.tuples(st.sampled_from(NODES), st.integers(0, 3), st.sampled_from([20, 50]), st.sampled_from([OURS, THEIRS])),
@@ -82,8 +82,8 @@ def scenes(draw):
         ledger.set_cards(
             node,
             [
-                Card(index=i, uuid=f"{node}-{i}", mem=mem, healthy=healthy, model=model, classes=classes, priority=prio)
-                for i, (mem, healthy, (model, classes, prio)) in enumerate(cards)
+                Card(index=i, uuid=f"{node}-{i}", mem=mem, model=model, classes=classes, priority=prio, **state)
+                for i, (mem, state, (model, classes, prio)) in enumerate(cards)
             ],
         )
     for uid, (node, index, mem, namespace) in enumerate(draw(held)):
@@ -100,7 +100,7 @@ def scenes(draw):
 def may_have(node, i, claim, device_class):
     """Whether the card alone would do, but for quotas."""
     card = node.cards[i]
-    if not card.healthy or (device_class and device_class not in card.classes):
+    if not card.healthy or card.cordoned or (device_class and device_class not in card.classes):
         return False
     if claim.whole:
         return node.clients[i] == 0 and node.free[i] > 0
@@ -137,7 +137,7 @@ def naively(ledger, nodes, wanted, policy, rooms):
 
         def preference(i, node=node):
             rank = 0 if claim.device_class else priorities.index(node.cards[i].priority)
-            return rank, node.free[i] if policy == "binpack" else -node.free[i], i
+            return rank, -node.free[i] if policy == "spread" else node.free[i], i  # scored ones: as binpack
 
         positions = range(len(node.cards)) if node else ()
         usable = sorted((i for i in positions if may_have(node, i, claim, claim.device_class)), key=preference)
@@ -203,7 +203,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
     for claim in wanted.containers:
         cards = [node.cards[node.position(share)] for share in placed.assignment.containers[claim.key]]
         assert len({card.uuid for card in cards}) == claim.cards
-        assert all(card.healthy for card in cards)
+        assert all(card.healthy and not card.cordoned for card in cards)
         assert all(not claim.device_class or claim.device_class in card.classes for card in cards)
     before = {room.entry: ledger.used(OURS, room.entry) for room in rooms}
     ledger.hold(Holding("new", OURS, "new", placed.node, placed.assignment))

@@ -33,6 +33,12 @@ def app():
             time.sleep(1.0)
         elif path == "/body":
             environ["wsgi.input"].read()
+        elif path == "/fail":
+            raise RuntimeError("the application has failed")
+        elif path == "/echo":
+            body = environ["wsgi.input"].read()
+            start_response("200 OK", [])
+            return [body]
         body = f"{path} {threading.current_thread().name} {os.getpid()}".encode()
         start_response("200 OK", [("Content-Length", str(len(body)))])
         return [body]

@@ -96,6 +96,29 @@ def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
         make(fake).ensure()
 
 
+def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_store():
+    fake = FakeConfigurations(mutating=configuration(None), validating=configuration(None))
+    bundle, asked = make(fake), []
+    bundle.on_other = lambda: asked.append(True)
+    assert bundle.ensure()
+    # Another replica has renewed the certificates.
+    newer = base64.b64encode(b"newer").decode()
+    for obj in fake.objects.values():
+        obj["webhooks"][0]["clientConfig"]["caBundle"] = newer
+    written = fake.patches
+    assert not bundle.ensure()
+    assert asked
+    bundle.set(b"newer")
+    assert bundle.ensure()
+    assert fake.patches == written
+    # Somebody who has no part in it has edited one of them.
+    next(iter(fake.objects.values()))["webhooks"][0]["clientConfig"]["caBundle"] = "b2xk"
+    assert not bundle.ensure()
+    bundle.set(b"newer")
+    assert bundle.ensure()
+    assert fake.bundles() == {newer}
+
+
 def test_no_patch_when_nothing_differs():
     assert bundle_patch(configuration(BASE64, BASE64), BASE64) == []
     assert bundle_patch({"metadata": {}}, BASE64) == []

@@ -106,7 +106,7 @@ def test_fast_port_answers_while_the_slow_port_is_saturated(running):
     for _ in range(5):
         started = time.monotonic()
         assert "/fast fast_" in get(server.port, "/fast")
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 3.0
     for each in silent:
         each.close()
     get(server.port, "/release")
@@ -144,6 +144,47 @@ def test_the_application_can_have_a_connection_closed_after_its_answer(running):
     server.stop()
 
 
+def test_posts_of_all_forms_are_answered_in_turn_on_one_connection(running):
+    server = running()
+    head = "POST /echo HTTP/1.1\r\nHost: x\r\n"
+    forms = [  # what Go's clients send, and what only gunicorn reads
+        (f"{head}Content-Length: 3\r\n\r\none", b"one"),
+        (f"{head}Content-Length: 4\r\nX-Y: a\r\nX-Y: b\r\n\r\nfour", b"four"),
+        (f"{head}Transfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n0\r\n\r\n", b"two"),
+        (f"{head}Content-Length: 5\r\n\r\nthree", b"three"),
+        ("GET /get HTTP/1.1\r\nHost: x\r\n\r\n", b"/get"),
+    ]
+    for turns in (forms, forms[::-1], forms * 2):
+        with socket.create_connection(("127.0.0.1", server.port), 10) as line:
+            for request, said in turns:
+                line.sendall(request.encode())
+                answer = http.client.HTTPResponse(line)
+                answer.begin()
+                assert answer.read().startswith(said)
+            # Two at once: the second one is there before the first is answered.
+            line.sendall((forms[0][0] + forms[3][0]).encode())
+            for said in (b"one", b"three"):
+                answer = b""
+                while not answer.endswith(said):
+                    more = line.recv(1)
+                    assert more, answer
+                    answer += more
+    server.stop()
+
+
+def test_a_call_that_the_application_fails_on_ends_its_connection_and_nothing_else(running):
+    server = running()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    for path, status in (("/echo", 200), ("/fail", 500), ("/echo", 200), ("/echo", 200), ("/fail", 500)):
+        connection.request("POST", path, body=b"{}")
+        response = connection.getresponse()
+        assert response.status == status
+        assert b"Traceback" not in response.read()
+    _, err = server.stop()
+    assert "the application has failed" in err
+    assert server.process.returncode == 0
+
+
 def ask(connection: http.client.HTTPConnection) -> str:
     connection.request("GET", "/fast")
     return connection.getresponse().read().decode()
@@ -162,7 +203,7 @@ def test_threads_stay_with_busy_connections_but_never_all(running):
             assert "/fast fast_" in ask(connection)
         started = time.monotonic()
         get(server.port, "/fast")
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 3.0
     time.sleep(0.3)  # longer than a thread stays
     for connection in busy:
         assert "/fast fast_" in ask(connection)
@@ -185,6 +226,38 @@ def test_sigterm_lets_a_running_request_finish(running):
     thread.join(5)
     assert len(answers) == 1
     assert server.process.returncode == 0
+
+
+def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answered(running):
+    server = running(threads=2, graceful=60)
+    get(server.port, "/fast")  # its worker is there: one that is being made does not hear what ends it
+    length = 100_000
+    with socket.create_connection(("127.0.0.1", server.port), 30) as early:
+        early.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
+        server.process.send_signal(signal.SIGTERM)
+        sent, until = 0, time.monotonic() + 30
+        while accepts(server.port):
+            early.sendall(b"x")  # or it would be given up
+            sent += 1
+            assert time.monotonic() < until, "others would wait in a queue that nobody looks at"
+            time.sleep(0.02)
+        assert server.process.poll() is None
+        early.sendall(b"x" * (length - sent))
+        answer = http.client.HTTPResponse(early)
+        answer.begin()
+        assert answer.status == 200
+        assert len(answer.read()) == length
+        answer.close()
+    server.stop()
+    assert server.process.returncode == 0
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGTTIN", "SIGTTOU", "SIGUSR2", "SIGWINCH"])
@@ -310,7 +383,7 @@ def test_connections_that_ask_nothing_after_the_handshake_keep_no_thread(running
     time.sleep(0.3)
     started = time.monotonic()
     assert "/fast" in get(server.port, "/fast", context, timeout=5)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 3.0
     for each in spare:  # and are as good as any other when they ask at last
         each.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
         assert each.recv(100).startswith(b"HTTP/1.1 200")

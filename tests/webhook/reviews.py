@@ -9,12 +9,12 @@ import jsonpatch
 
 from cardwise.core import classes
 from cardwise.core.classes import DeviceClass
-from cardwise.core.selectors import Selector
 from webhook import decisions
 from webhook import review as reviews
 from webhook.decisions import Settings
 from webhook.defaults import Defaults
 from webhook.gpuquotas import Standing
+from webhook.limitranges import Bounds
 from webhook.validate import Cards
 
 Json = dict[str, Any]
@@ -40,6 +40,9 @@ class Known:
     cards_of: dict[str, Cards] = field(default_factory=dict)
     card_labels: list[Json] = field(default_factory=list)
     standings: dict[str, list[Standing]] = field(default_factory=dict)
+    numbers: dict[str, tuple[str, int]] = field(default_factory=dict)  # a pod and its number, by namespace/gang
+    scopes: frozenset[str] = frozenset()
+    ranges: dict[str, Bounds] = field(default_factory=dict)
 
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
@@ -49,8 +52,8 @@ class Known:
     def cards(self, device_class: DeviceClass | None = None) -> Cards:
         return self.known_cards if device_class is None else self.cards_of.get(device_class.name, Cards())
 
-    def selects(self, selector: Selector) -> bool:
-        return any(selector.matches(labels) for labels in self.card_labels)
+    def selects(self, device_class: DeviceClass) -> bool:
+        return any(device_class.selector.matches(labels) for labels in self.card_labels)
 
     def classes(self) -> Mapping[str, DeviceClass]:
         return self.known_classes
@@ -60,6 +63,16 @@ class Known:
 
     def quotas(self, namespace: str) -> Sequence[Standing]:
         return self.standings.get(namespace, [])
+
+    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        found = self.numbers.get(f"{namespace}/{gang}")
+        return found if found and found[1] != number else None
+
+    def bounds(self, namespace: str) -> Bounds:
+        return self.ranges.get(namespace, Bounds())
+
+    def mps_scopes(self) -> frozenset[str]:
+        return self.scopes
 
     def pod(self, namespace: str, name: str) -> Json | None:
         return self.pods.get(f"{namespace}/{name}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core import names
@@ -133,19 +133,17 @@ _RESOURCES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(PATHS), data=st.binary(max_size=200))
 def test_random_bytes_never_fail_us(client: FlaskClient, path: str, data: bytes) -> None:
     assert post(client, path, data).status_code == 400
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(PATHS), data=_JSON)
 def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -> None:
     assert post(client, path, json.dumps(data).encode()).status_code == 400
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 @given(
     path=st.sampled_from(PATHS),
     resource=_RESOURCES,
@@ -156,7 +154,7 @@ def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: 
     assert post(client, path, body(obj, resource, **about)).status_code in {200, 400}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 @given(
     path=st.sampled_from(PATHS),
     resource=st.sampled_from(["resourceclasses", "gpuquotas"]),
@@ -191,7 +189,7 @@ def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resour
         assert f"request.oldObject is not shaped like one of {resource}" in answer.text
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(max_examples=300)
 @given(path=st.sampled_from(PATHS), container=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=6))
 def test_random_containers_never_fail_us(client: FlaskClient, path: str, container: Any) -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [container, build.container("x", gpu_mem=1)]}}

@@ -136,7 +136,7 @@ def test_where_nothing_is_asked_the_first_container_gets_one_of_the_class() -> N
         HALF_KEY: "1", names.GPU_MEM: "5120", names.GPU_CORE: "40", names.SHARE: "1",
     }  # fmt: skip
     once = after(pod({"cpu": "1"}, annotations={names.CLASS: K80}))
-    assert once["metadata"]["annotations"] == {names.CLASS: K80}
+    assert once["metadata"]["annotations"][names.CLASS] == K80
     assert once["spec"]["containers"][0]["resources"]["limits"] == {
         "cpu": "1", K80_KEY: "1", names.WHOLE_GPU: "1", names.SHARE: "1",
     }  # fmt: skip

@@ -87,4 +87,4 @@ def test_only_a_labelled_namespace_has_opted_in() -> None:
 def test_the_policy_reaches_pods_with_a_request_of_their_own() -> None:
     pod = build.pod(gpu_mem=1)
     decision = decisions.on_mutate(review.decode(body(pod, namespace="team")), TEAM, Settings())
-    assert jsonpatch.JsonPatch(decision.patch).apply(pod)["metadata"]["annotations"] == {names.POLICY: "spread"}
+    assert jsonpatch.JsonPatch(decision.patch).apply(pod)["metadata"]["annotations"][names.POLICY] == "spread"

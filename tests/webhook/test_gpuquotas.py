@@ -119,6 +119,8 @@ def validated(obj: Json) -> review.Decision:
         ({"class": "a"}, "spec.hard[0]: limits nothing"),
         ({"shares": -1}, "spec.hard[0].shares: -1 is out of range"),
         (7, "spec.hard[0]: 7 is no entry"),
+        ({"class": "Half", "shares": 1}, "spec.hard[0].class: 'Half' is no name of a class; write"),
+        ({"class": "cpu", "shares": 1}, "spec.hard[0].class: 'cpu' means something else"),
     ],
 )
 def test_a_quota_that_cannot_be_read_is_refused(hard: Json, says: str) -> None:

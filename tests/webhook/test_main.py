@@ -45,3 +45,37 @@ def test_what_nvidia_gpu_means_is_one_of_two() -> None:
     done = CliRunner().invoke(main, ["--nvidia-gpu=both"])
     assert done.exit_code == 2
     assert "'both' is not one of 'leave', 'take'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--mps=on", "'on' is not one of 'off', 'preferred', 'required'"),
+        ("--share-agent=yes", "'yes' is not one of 'always', 'mps', 'never'"),
+        ("--share-agent-user=-1", "-1 is not in the range x>=0"),
+        ("--share-agent-resources=cpu=50m", "'cpu=50m' is not an amount above zero of each; write cpu=50m,memory=64Mi"),
+        ("--share-agent-resources=cpu=0,memory=1Mi", "is not an amount above zero of each"),
+        (
+            "--share-agent-resources=cpu=1,memory=lots",
+            "'memory=lots': 'lots' is not a quantity; write cpu=50m,memory=64Mi",
+        ),
+        ("--share-agent-resources=cpu=1,memory=1Mi,disk=1", "is not an amount above zero of each"),
+    ],
+)
+def test_settings_of_mps_and_the_agent_are_refused_by_name(flag: str, says: str) -> None:
+    done = CliRunner().invoke(main, [flag])
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+    assert flag.partition("=")[0] in done.output
+
+
+def test_the_defaults_are_those_of_the_chart() -> None:
+    chart = yaml.safe_load((Path(__file__).parents[2] / "helm/cardwise/values.yaml").read_text())["webhook"]
+    told = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    amounts = ",".join(f"{name}={amount}" for name, amount in chart["shareAgentResources"].items())
+    for name, value in (("mps", chart["mps"]), ("share-agent", chart["shareAgent"])):
+        (option,) = [one for one in main.params if f"--{name}" in one.opts]
+        assert option.default == value
+    for value in (amounts, chart["shareAgentUser"]):
+        assert f"[default: {value}" in told
+    assert chart["shareAgentImage"] == ""

@@ -99,6 +99,20 @@ def test_a_node_name_of_the_user_stays_to_be_refused() -> None:
     assert mutate(pod).pod["spec"]["nodeName"] == "n1"
 
 
+def test_who_asks_for_a_card_and_names_no_scheduler_gets_ours() -> None:
+    asking = build.pod(gpu_mem=1)
+    asking["spec"]["schedulerName"] = "default-scheduler"  # as the API server has filled it in
+    done = mutate(asking, scheduler="cardwise-scheduler")
+    assert done.pod["spec"]["schedulerName"] == "cardwise-scheduler"
+    assert mutate(done.pod, scheduler="cardwise-scheduler").pod == done.pod
+    assert mutate(build.pod(), in_gang=True, scheduler="ours").pod["spec"]["schedulerName"] == "ours"
+    own = build.pod(gpu_mem=1)
+    own["spec"]["schedulerName"] = "volcano"
+    assert mutate(own, scheduler="cardwise-scheduler").pod["spec"]["schedulerName"] == "volcano"
+    assert "schedulerName" not in mutate(build.pod(), scheduler="cardwise-scheduler").pod["spec"]
+    assert "schedulerName" not in mutate(build.pod(gpu_mem=1)).pod["spec"]
+
+
 def test_the_runtime_class_is_set_where_there_is_none() -> None:
     assert mutate(build.pod(gpu_mem=1), runtime_class="nvidia").pod["spec"]["runtimeClassName"] == "nvidia"
     own = build.pod(gpu_mem=1)

@@ -22,18 +22,23 @@ _AMOUNTS = {
     names.GPU_CORE: st.sampled_from(["20", "60"]),
     names.WHOLE_GPU: st.sampled_from(["1", "2"]),
     names.SHARE: st.sampled_from(["1", "5"]),
-    names.PLACE_MARKER: st.just("1"),
+    names.PLACE_MARKER: st.sampled_from(["0", "1"]),
     "cpu": st.just("1"),
     "k80": st.sampled_from(["1", "2", "0"]),
     f"{names.CLASS_PREFIX}k80": st.sampled_from(["1", "2"]),
     "half": st.sampled_from(["1", "2"]),
     f"{names.CLASS_PREFIX}half": st.sampled_from(["1", "2"]),
+    "rdma": st.sampled_from(["1", "2"]),
+    f"{names.CLASS_PREFIX}rdma": st.sampled_from(["1", "2"]),
+    f"{names.CLASS_PREFIX}fpga": st.just("1"),
     names.NVIDIA_GPU: st.sampled_from(["0", "1"]),
 }
-VOCABULARY = Vocabulary(
-    device_classes(resource_class("k80"), resource_class("half", share={"memoryMiB": 4000, "corePercent": 30})).get,
-    take_nvidia=True,
+CLASSES = device_classes(
+    resource_class("k80"),
+    resource_class("half", share={"memoryMiB": 4000, "corePercent": 30}),
+    *(resource_class(kind, selector={"matchLabels": {"kind": kind}}) for kind in ("rdma", "fpga")),
 )
+VOCABULARY = Vocabulary(CLASSES.get, take_nvidia=True)
 _LIMITS = st.fixed_dictionaries({}, optional=_AMOUNTS)
 _REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.IDX, "mine"]
 _ENV_NAMES = [
@@ -62,9 +67,16 @@ _CONTAINERS = st.builds(
 )  # fmt: skip
 _SIDECARS = _CONTAINERS.map(lambda container: container | {"restartPolicy": "Always"})
 _ANNOTATIONS = st.dictionaries(
-    st.sampled_from([names.IDX, names.ASSIGNMENT, f"{names.GPU_COUNT_OF}0", f"{names.GPU_COUNT_OF}1", "mine"]),
-    st.sampled_from(["1", "2"]),
-).flatmap(lambda found: st.sampled_from([found, found, found | {names.CLASS: "k80"}, found | {names.CLASS: "half"}]))
+    st.sampled_from(
+        [
+            names.IDX, names.ASSIGNMENT, f"{names.GPU_COUNT_OF}0", f"{names.GPU_COUNT_OF}1", "mine",
+            names.DEVICE_CLASSES,
+        ]
+    ),
+    st.sampled_from(["1", "2", "k80", "fpga,k80"]),
+).flatmap(
+    lambda found: st.sampled_from([found, found, *(found | {names.CLASS: name} for name in ("k80", "half", "rdma"))])
+)  # fmt: skip
 PODS = st.builds(
     lambda containers, init, annotations, node: {
         "metadata": {"name": "p", "annotations": annotations, "resourceVersion": "1"},
@@ -93,7 +105,7 @@ def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str)
     again = mutate(after, policy=policy, runtime_class="nvidia")
     assert (again.pod, again.warnings) == (after, ())
     seen = request.parse(after)
-    assert (seen and seen.containers) == (asked and asked.containers)
+    assert (seen and (seen.containers, seen.devices)) == (asked and (asked.containers, asked.devices))
 
 
 @given(PODS, POLICIES)
@@ -106,15 +118,22 @@ def test_mutation_is_a_fixed_point_for_what_the_api_server_makes_of_it(pod: Json
 
 
 @given(PODS)
-def test_slots_are_where_shares_are_and_nowhere_else(pod: Json) -> None:
+def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no_card(pod: Json) -> None:
     try:
         after = rewritten(pod)
     except InvalidRequest:
         assume(False)
     asked = request.parse(after)
-    keys = {container.key for container in asked.containers} if asked else set()
+    keys = [one.key for one in (*asked.devices, *asked.containers)] if asked else []
+    marked = keys[:1] if asked and not asked.containers else []
     for container in request.containers(after):
-        assert container.spec["resources"]["limits"].get(names.SHARE) == ("1" if container.key in keys else None)
+        limits = container.spec["resources"]["limits"]
+        assert limits.get(names.SHARE) == ("1" if container.key in keys else None)
+        assert limits.get(names.PLACE_MARKER) == ("0" if container.key in marked else None)
+        assert names.BIND_MARKER not in limits
+        assert {names.class_of(name) for name in limits if names.class_of(name) in ("rdma", "fpga")} == {
+            one.device_class for one in (asked.devices if asked else ()) if one.key == container.key
+        }
 
 
 def _stored(pod: Json) -> Json:

@@ -82,13 +82,53 @@ def test_nothing_to_rewrite_is_nothing_done() -> None:
         ("count/jobs.batch", "count/jobs.batch"),
         (f"requests.{names.NVIDIA_GPU}", f"requests.{names.NVIDIA_GPU}"),
         (names.NVIDIA_GPU, names.NVIDIA_GPU),
+        ("limits.cardwise.dev/nvidia.tesla.k80", K80),
+        (f"limits.{names.WHOLE_GPU}", f"requests.{names.WHOLE_GPU}"),
+        (names.GPU_MEM, KEY),
+        (f"limits.{names.GPU_MEM}", KEY),
+        (names.GPU_CORE, f"requests.{names.GPU_CORE}"),
+        (f"limits.{names.GPU_CORE}", f"requests.{names.GPU_CORE}"),
+        (names.GPU_COUNT, f"requests.{names.WHOLE_GPU}"),
+        (f"requests.{names.GPU_COUNT}", f"requests.{names.WHOLE_GPU}"),
+        (f"limits.{names.GPU_COUNT}", f"requests.{names.WHOLE_GPU}"),
+        (names.SHARE, f"requests.{names.SHARE}"),
+        ("limits.cpu", "limits.cpu"),
     ],
 )
 def test_names_become_those_that_kubernetes_counts(written, counted):
     assert hard({written: "5"}) == {counted: "5"}
 
 
-@pytest.mark.parametrize("written", [names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}"])
+@pytest.mark.parametrize("written", [names.GPU_MEM, f"limits.{names.GPU_MEM}"])
+def test_an_amount_is_rewritten_with_its_name(written):
+    quota = rewritten({"metadata": {}, "spec": {"hard": {written: "1Gi", "pods": "4"}}})
+    assert quota["spec"]["hard"] == {KEY: "1024", "pods": "4"}
+    assert json.loads(quota["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [KEY]}
+    with pytest.raises(InvalidRequest, match="differs from"):
+        hard({written: "1Gi", KEY: "2Gi"})
+
+
+@pytest.mark.parametrize("written", [names.GPU_COUNT, f"requests.{names.GPU_COUNT}"])
+def test_what_gpu_count_counts_is_told(written):
+    _, (told,) = quotas.resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
+    assert told == (
+        f"spec.hard[{written}]: counts cards asked for as a whole, as requests.cardwise.dev/gpu; a share counts none, "
+        "also where it is split over cards: limit those by requests.aliyun.com/gpu-mem, or by a GPUQuota"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "requests.", "limits."])
+@pytest.mark.parametrize("marker", [names.PLACE_MARKER, names.BIND_MARKER])
+def test_our_own_marks_are_no_quota(prefix, marker):
+    with pytest.raises(InvalidRequest) as refused:
+        hard({prefix + marker: "1"})
+    assert str(refused.value) == (
+        f"spec.hard[{prefix}{marker}]: is a mark that Cardwise sets on some pods for itself; "
+        "write one of requests.cardwise.dev/<class>, requests.cardwise.dev/gpu, requests.aliyun.com/gpu-mem"
+    )
+
+
+@pytest.mark.parametrize("written", [names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}", f"limits.{names.NVIDIA_GPU}"])
 def test_nvidia_gpu_is_taken_where_the_setting_says_so(written):
     assert hard({written: "0"}, TAKE) == {f"requests.{names.WHOLE_GPU}": "0"}
 
@@ -184,6 +224,72 @@ def test_apply_leaves_what_a_patch_has_added_until_its_manifest_names_it():
     assert both["spec"]["hard"] == {K80: "6", BIG: "4"}
     assert apply(both, {"nvidia.tesla.k80": "6"})["spec"]["hard"] == {K80: "6"}
     assert apply(both, {"other.class": "1"})["spec"]["hard"] == {"requests.cardwise.dev/other.class": "1"}
+
+
+def by_server_side_apply(quota, *manifests):
+    """As the API server writes it down: the names that each manager's manifest has, whatever the object has."""
+    fields = [{"f:spec": {"f:hard": {f"f:{key}": {} for key in manifest}}} for manifest in manifests]
+    managed = [{"manager": str(i), "operation": "Apply", "fieldsV1": one} for i, one in enumerate(fields)]
+    return quota | {"metadata": quota.get("metadata", {}) | {"managedFields": managed}}
+
+
+def server_applied(stored, *manifests):
+    """The first of the manifests is brought, beside those of others."""
+    brought = by_server_side_apply(stored, *manifests)
+    return rewritten(brought | {"spec": {"hard": stored["spec"]["hard"] | manifests[0]}}, old=stored)
+
+
+@pytest.fixture
+def stored():
+    return rewritten(by_server_side_apply({"spec": {"hard": {"nvidia.tesla.k80": "5"}}}, {"nvidia.tesla.k80": "5"}))
+
+
+def test_another_class_by_server_side_apply_leaves_no_stale_key(stored):
+    other = server_applied(stored, {"big": "4", "pods": "1"})
+    assert other["spec"]["hard"] == {BIG: "4", "pods": "1"}
+    assert json.loads(other["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG]}
+    assert server_applied(other, {"pods": "1"})["spec"]["hard"] == {"pods": "1"}
+
+
+def test_the_same_class_by_server_side_apply_stays(stored):
+    assert server_applied(stored, {"nvidia.tesla.k80": "6"})["spec"]["hard"] == {K80: "6"}
+    assert server_applied(stored, {K80: "6"})["spec"]["hard"] == {K80: "6"}
+    assert server_applied(stored, {"pods": "1"}, {"nvidia.tesla.k80": "5"})["spec"]["hard"] == {K80: "5", "pods": "1"}
+
+
+def test_a_patch_beside_server_side_apply_takes_no_limit_away(stored):
+    patched = rewritten(stored | {"spec": {"hard": {K80: "5", "big": "3"}}}, old=stored)
+    assert patched["spec"]["hard"] == {K80: "5", BIG: "3"}
+    assert server_applied(patched, {"nvidia.tesla.k80": "5"})["spec"]["hard"] == {K80: "5", BIG: "3"}
+
+
+@pytest.mark.parametrize(
+    "managed",
+    [
+        [],
+        [{}],
+        [{"operation": "Apply", "fieldsV1": {"k:{": {}}}],
+        [{"operation": "Apply", "fieldsV1": {'k:{"a":1}': {}}}],
+        [{"operation": "Update", "fieldsV1": {}}],
+    ],
+)
+def test_managed_fields_that_are_gone_or_tell_nothing_take_no_limit_away(stored, managed):
+    new = {"metadata": stored["metadata"] | {"managedFields": managed}, "spec": {"hard": {K80: "5"}}}
+    assert rewritten(new, old=stored)["spec"]["hard"] == {K80: "5"}
+
+
+def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
+    def warnings(new):
+        return quotas.resource_quota(new, stored, LEAVE, update=True)[1]
+
+    (told,) = warnings(stored)
+    assert told == (
+        f"spec.hard: nothing has changed; what was written by another name is stored as {K80}: take it away by that"
+    )
+    assert warnings(stored | {"metadata": stored["metadata"] | {"labels": {"a": "b"}}}) == []
+    assert warnings(stored | {"spec": {"hard": {K80: "6"}}}) == []
+    plain = {"metadata": {}, "spec": {"hard": {"pods": "1"}}}
+    assert quotas.resource_quota(plain, plain, LEAVE, update=True)[1] == []
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from cardwise.core.quantity import MiB
 from tests.webhook.reviews import Known, body, mutated, resource_class
 from webhook import decisions, review
 from webhook.decisions import Settings
+from webhook.validate import Cards
 
 Json = dict[str, Any]
 
@@ -68,3 +70,51 @@ def test_a_selector_of_no_card_is_told() -> None:
     assert validated(of(selector=K80), {"model": "Tesla P100"}).warnings == (
         "spec.selector: selects no card now; pods that ask for mine wait until one comes",
     )
+
+
+def compared(operator: str, value: object, key: str = "memory") -> Json:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": [value]}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "says"),
+    [
+        (compared("Gt", "10"), "memory Gt 10 is read as bytes; write 10Gi "),
+        (compared("LtEq", 10240, "Memory"), "memory LtEq 10240 is read as bytes; write 10240Mi "),
+        (compared("In", "16276"), "memory In 16276 is read as bytes; write 16276Mi "),
+        ([K80, {"matchLabels": {"memory": 16}}], "memory In 16 is read as bytes; write 16Gi "),
+    ],
+)
+def test_memory_without_a_suffix_is_told(selector: Any, says: str) -> None:
+    *_, told = validated(of(selector=selector), {"model": "Tesla K80"}).warnings
+    assert told.startswith(f"spec.selector: {says}")
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        compared("Gt", "10Gi"),
+        compared("Gt", "10GiB"),
+        compared("GtEq", 17_066_622_976),
+        compared("Gt", "0"),
+        compared("Gt", "10", "clock"),
+        {"matchExpressions": [{"key": "memory", "operator": "Exists"}]},
+    ],
+)
+def test_other_amounts_are_not_told(selector: Json) -> None:
+    assert validated(of(selector=selector), {"memory": "16276Mi", "clock": "875"}).warnings == ()
+
+
+def test_a_share_that_fits_no_card_of_the_class_is_told() -> None:
+    def told(memory: str, largest: int) -> tuple[str, ...]:
+        known = Known(card_labels=[{"model": "Tesla K80"}], cards_of={"mine": Cards(MiB(largest), 1)})
+        asked = review.decode(body(of(selector=K80, share={"memoryMiB": memory}), "resourceclasses"))
+        return decisions.on_validate(asked, known, Settings()).warnings
+
+    (said,) = told("40Gi", 16160)
+    assert said == (
+        "spec.share.memoryMiB: 40960 is more than the largest card of the class has (16160); "
+        "nobody is given mine until a larger one comes"
+    )
+    assert told("16160", 16160) == ()
+    assert told("40Gi", 0) == ()

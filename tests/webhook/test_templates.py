@@ -150,6 +150,72 @@ def test_a_manifest_that_spells_our_key_itself_keeps_it() -> None:
     assert limits(update(stored({K80_KEY: "1"}, {K80_KEY: "1"}, [K80_KEY]), old)) == {K80_KEY: "1"}
 
 
+def server_side(obj: Json, *limits: Json, resource: str = "deployments", operation: str = "Apply") -> Json:
+    """As the API server writes down what was applied, whatever became of it."""
+    managed = []
+    for one in limits:
+        inner: Json = {
+            "f:template": {
+                "f:spec": {
+                    "f:containers": {
+                        'k:{"name":"main"}': {
+                            ".": {},
+                            "f:name": {},
+                            "f:resources": {"f:limits": {f"f:{name}": {} for name in one}},
+                        },
+                        'k:{"name":"other"}': {"f:resources": {"f:limits": {f"f:{K80}": {}}}},
+                    }
+                }
+            }
+        }
+        for name in reversed(AT[resource]):
+            inner = {f"f:{name}": inner}
+        managed.append({"manager": "flux", "operation": operation, "fieldsType": "FieldsV1", "fieldsV1": inner})
+    return obj | {"metadata": obj["metadata"] | {"managedFields": managed}}
+
+
+@pytest.mark.parametrize("resource", ["deployments", "cronjobs", "podtemplates"])
+def test_server_side_apply_without_the_class_leaves_no_stale_key(resource: str) -> None:
+    old = server_side(workload({K80_KEY: "1"}, resource, record=[K80_KEY]), {K80: "1"}, resource=resource)
+    left = workload({K80_KEY: "1", names.GPU_MEM: "9"}, resource, record=[K80_KEY])
+    new = update(server_side(left, {names.GPU_MEM: "9"}, resource=resource), old, resource)
+    assert limits(new, resource) == {names.GPU_MEM: "9"}
+    assert record(new) is None
+
+
+def test_server_side_apply_of_another_class_by_its_long_name_leaves_no_stale_key() -> None:
+    old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"})
+    both = workload({K80_KEY: "1", P100_KEY: "1"}, record=[K80_KEY])
+    assert limits(update(server_side(both, {P100_KEY: "1"}), old)) == {P100_KEY: "1"}
+    assert limits(update(server_side(workload({K80_KEY: "2"}, record=[K80_KEY]), {K80_KEY: "2"}), old)) == {
+        K80_KEY: "2"
+    }
+
+
+def test_what_another_one_who_applies_still_names_stays() -> None:
+    old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"}, {K80: "1"})
+    new = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {"cpu": "1"}, {K80: "1"})
+    assert limits(update(new, old)) == {K80_KEY: "1"}
+
+
+def test_what_others_than_server_side_apply_are_said_to_manage_does_not_count() -> None:
+    old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"}, operation="Update")
+    new = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {"cpu": "1"}, operation="Update")
+    assert limits(update(new, old)) == {K80_KEY: "1"}
+
+
+def test_the_template_of_a_job_stays_as_it_is_by_server_side_apply_too() -> None:
+    old = server_side(workload({K80_KEY: "1"}, "jobs", record=[K80_KEY]), {K80: "1"}, resource="jobs")
+    new = server_side(workload({K80_KEY: "1"}, "jobs", record=[K80_KEY]), {"cpu": "1"}, resource="jobs")
+    assert limits(update(new, old, "jobs"), "jobs") == {K80_KEY: "1"}
+
+
+def test_nvidia_gpu_that_becomes_gpu_count_leaves_no_stale_key() -> None:
+    old = stored({names.WHOLE_GPU: "1"}, {names.NVIDIA_GPU: "1"}, [names.WHOLE_GPU])
+    new = stored({names.WHOLE_GPU: "1", names.GPU_COUNT: "2"}, {names.GPU_COUNT: "2"}, [names.WHOLE_GPU])
+    assert limits(update(new, old, settings=TAKE)) == {names.GPU_COUNT: "2"}
+
+
 def test_keys_of_the_user_are_never_dropped() -> None:
     old = stored({K80_KEY: "1"}, {K80_KEY: "1"}, [])
     assert limits(update(stored({K80_KEY: "1"}, {"cpu": "1"}, []), old)) == {K80_KEY: "1"}

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from cardwise.core import selectors
+from cardwise.core import classes
+from cardwise.core.classes import DeviceClass
 from cardwise.core.quantity import MiB
 from cardwise.kube import errors, paths
 from tests.webhook.reviews import resource_class
+from webhook.limitranges import Bounds
 from webhook.validate import Cards
-from webhook.view import ClusterView
+from webhook.view import LIMIT_RANGES, ClusterView
 
 Json = dict[str, Any]
 
@@ -58,6 +60,15 @@ def card(index: int, *, node: str = "n1", model: str = "Tesla K80", memory: int 
     return {"metadata": {"name": f"gpu-{node}-{index}", "labels": {"room": "cold"}}, "spec": spec}
 
 
+def device(index: int, *, node: str = "n1", kind: str = "rdma") -> Json:
+    spec = {"node": node, "index": index, "uuid": f"{kind}-{node}-{index}", "kind": kind}
+    return {"metadata": {"name": spec["uuid"], "labels": {"room": "cold"}}, "spec": spec}
+
+
+def of(labels: dict[str, str]) -> DeviceClass:
+    return classes.parse({"metadata": {"name": "mine"}, "spec": {"selector": {"matchLabels": labels}}})
+
+
 def quota(namespace: str, name: str, hard: list[Json], used: list[Json] | None = None) -> Json:
     return {"metadata": {"namespace": namespace, "name": name}, "spec": {"hard": hard}, "status": {"used": used or []}}
 
@@ -69,6 +80,7 @@ def lists(**others: list[Json]) -> dict[str, list[Json]]:
         paths.extendedresources(): others.get("cards", cards),
         paths.resourceclasses(): others.get("classes", []),
         paths.gpuquotas(): others.get("quotas", []),
+        LIMIT_RANGES: others.get("ranges", []),
     }
 
 
@@ -99,8 +111,20 @@ def test_cards_are_summed_by_class(started):
     assert view.cards() == Cards(MiB(16276), 2)
     assert view.cards(view.device_class("k80")) == Cards(MiB(11441), 2)
     assert view.cards(view.device_class("v100")) == Cards()
-    assert view.selects(selectors.parse({"matchLabels": {"room": "cold", "hostname": "n2"}}))
-    assert not view.selects(selectors.parse({"matchLabels": {"room": "hot"}}))
+    assert view.selects(of({"room": "cold", "hostname": "n2"}))
+    assert not view.selects(of({"room": "hot"}))
+
+
+def test_devices_are_no_cards_and_counted_by_their_classes_only(started):
+    cards = [card(0), *(device(i) for i in range(3)), device(0, node="n2"), device(0, kind="fpga")]
+    loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
+    view = started(Client(lists(cards=cards, classes=[loose])))
+    assert view.cards() == Cards(MiB(11441), 1)
+    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1), "a class that says no kind is of GPUs"
+    assert view.cards(of({"kind": "rdma"})) == Cards(most=3)
+    assert view.cards(of({"kind": "rdma", "node": "n2"})) == Cards(most=1)
+    assert view.selects(of({"kind": "fpga"}))
+    assert not view.selects(of({"kind": "nic"}))
 
 
 def test_a_class_that_the_watch_has_not_told_of_is_read(started):
@@ -148,7 +172,7 @@ def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready():
     client = Client({path: found for path, found in lists().items() if "class" not in path and "quota" not in path})
     view = ClusterView(client)  # type: ignore[arg-type]
     assert {text.partition(" ")[0] for text in view.problems()} == {
-        "namespaces", "extendedresources", "resourceclasses", "gpuquotas",
+        "namespaces", "extendedresources", "resourceclasses", "gpuquotas", "limitranges",
     }  # fmt: skip
     view.start()
     try:
@@ -168,3 +192,36 @@ def test_without_the_cards_it_does_not():
         assert view.problems() == ["extendedresources are not listed yet"]
     finally:
         view.stop()
+
+
+def limit_range(namespace: str, name: str, *items: Json) -> Json:
+    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"limits": list(items)}}
+
+
+def test_the_tightest_of_a_namespaces_limit_ranges_counts(started):
+    ranges = [
+        limit_range("a", "one", {"type": "Container", "min": {"cpu": "100m"}, "max": {"memory": "2Gi"}}),
+        limit_range(
+            "a", "two", {"type": "Container", "min": {"cpu": "0.2", "memory": "1Mi"}, "max": {"memory": "1Gi"}}
+        ),
+        limit_range("a", "pods", {"type": "Pod", "max": {"cpu": "4"}}, {"type": "Pod", "max": {"cpu": "3"}}),
+        limit_range("b", "bad", {"type": "Container", "min": {"cpu": "lots"}}),
+    ]
+    view = started(Client(lists(ranges=ranges)))
+    found = view.bounds("a")
+    assert {name: amount.text for name, amount in found.least.items()} == {"cpu": "0.2", "memory": "1Mi"}
+    assert {name: amount.text for name, amount in found.most.items()} == {"memory": "1Gi"}
+    assert {name: amount.text for name, amount in found.most_of_pod.items()} == {"cpu": "3"}
+    assert view.bounds("b") == Bounds()
+    assert view.bounds("c") == Bounds()
+
+
+def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(started):
+    def served(index: int, **mps: object) -> Json:
+        return card(index) | {"status": {"health": "Healthy"} | ({"mps": mps} if mps else {})}
+
+    assert started(Client(lists())).mps_scopes() == frozenset()
+    cards = [served(0), served(1, mode="card", state="Down"), served(2, mode="node", state="Ready", maxClients=48)]
+    view = started(Client(lists(cards=cards)))
+    assert view.mps_scopes() == {"card", "node"}
+    assert view.cards().most == 3

@@ -24,6 +24,16 @@ webhook knows which of them are ResourceClasses.
 {{ include "cardwise.cel.bareName" . }} && !k.startsWith('requests.') && !k.startsWith('limits.') && !(k in ['pods', 'services', 'secrets', 'configmaps', 'persistentvolumeclaims', 'replicationcontrollers', 'resourcequotas', 'services.loadbalancers', 'services.nodeports'])
 {{- end }}
 
+{{/* Whether the key `k` of a ResourceQuota's spec.hard is about a resource of ours, and not what it is rewritten to. */}}
+{{- define "cardwise.cel.ourQuotaName" -}}
+k.endsWith('aliyun.com/gpu-mem') || k.endsWith('aliyun.com/gpu-count') ||
+k in ['aliyun.com/gpu-core.percentage', 'limits.aliyun.com/gpu-core.percentage', 'requests.cardwise.dev/place', 'requests.cardwise.dev/bind'] ||
+k.startsWith('cardwise.dev/') || k.startsWith('limits.cardwise.dev/')
+{{- if eq .Values.webhook.nvidiaGpu "take" }} ||
+k in ['nvidia.com/gpu', 'requests.nvidia.com/gpu', 'limits.nvidia.com/gpu']
+{{- end }}
+{{- end }}
+
 {{/* Whether the pod spec `spec` has a container with a limit or request `k` for which `key` holds. dyn: the type checker
 of policies knows no limits. null: what of a template without containers, which Kubernetes refuses later. */}}
 {{- define "cardwise.cel.containersHave" -}}
@@ -37,17 +47,47 @@ of policies knows no limits. null: what of a template without containers, which 
 {{- end }})
 {{- end }}
 
-{{/* Whether the pod `object` asks for a resource of ours anywhere, as it does after the webhook. */}}
+{{/* Whether the pod `object` asks for a resource of ours anywhere, as it does after the webhook. The markers that bring
+members of gangs to the extender are none. */}}
 {{- define "cardwise.cel.asks" -}}
-{{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" (include "cardwise.cel.ourResource" .)) }}
+{{- $key := printf "(%s) && !(k in ['cardwise.dev/place', 'cardwise.dev/bind'])" (include "cardwise.cel.ourResource" .) -}}
+{{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
 {{- end }}
 
-{{/* Whether the pod `object` asks for a card in any of the spellings that the webhook rewrites. */}}
+{{/* Whether the pod or template `of` names a gang that is ours: for a scheduler that asks the extender. */}}
+{{- define "cardwise.cel.namesGang" -}}
+{{- $of := .of -}}
+(has({{ $of }}.metadata) &&
+ (!has({{ $of }}.spec) || !has({{ $of }}.spec.schedulerName) || {{ $of }}.spec.schedulerName in {{ include "cardwise.cel.list" (include "cardwise.gangSchedulers" .root | fromJsonArray) }}) &&
+ ((has({{ $of }}.metadata.annotations) && {{ $of }}.metadata.annotations.exists(k, k in ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num'])) ||
+  (has({{ $of }}.metadata.labels) && {{ $of }}.metadata.labels.exists(k, k in ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group']))))
+{{- end }}
+
+{{/* Whether the pod `object` names a gang, or carries what the webhook gives to members alone. */}}
+{{- define "cardwise.cel.inGang" -}}
+({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} ||
+ (has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels) ||
+ (has(object.spec.schedulingGates) && object.spec.schedulingGates.exists(g, g.name == 'cardwise.dev/gang')))
+{{- end }}
+
+{{/* Whether the pod `object` asks for a card in any of the spellings that the webhook rewrites, or is in a gang. */}}
 {{- define "cardwise.cel.isOurs" -}}
 {{- $key := printf "%s || (%s)" (include "cardwise.cel.ourResource" .) (include "cardwise.cel.bareName" .) -}}
 {{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
 ({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} ||
+{{ include "cardwise.cel.inGang" . }} ||
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }})
+{{- end }}
+
+{{/*
+Whether the update of a pod brings a spelling that is stored otherwise: of the resources that we rewrite when a pod is
+created, or gpu-mem with a unit. Kubernetes would refuse it, so nothing that it takes is kept waiting by us.
+*/}}
+{{- define "cardwise.cel.respelled" -}}
+{{- $key := printf "k == 'aliyun.com/gpu-count' || (%s) || (k == 'aliyun.com/gpu-mem' && !string(c.resources.?limits[?k].orValue('1')).matches('^[0-9]+[kMGTPE]?$'))" (include "cardwise.cel.bareName" .) -}}
+{{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
+(object.spec.containers != oldObject.spec.containers || object.spec.?initContainers != oldObject.spec.?initContainers) &&
+{{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
 {{- end }}
 
 {{/*
@@ -81,21 +121,33 @@ everything by writing the annotation.
 
 {{/* Whether the annotation `k` may be written by Cardwise only. As cardwise/core/names.py is_placement_annotation. */}}
 {{- define "cardwise.cel.placementKey" -}}
-k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushare.allocation') || (k.startsWith('cardwise.dev/') && !(k in ['cardwise.dev/policy', 'cardwise.dev/one-best-node', 'cardwise.dev/defaults', 'cardwise.dev/class']))
+k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushare.allocation') || (k.startsWith('cardwise.dev/') && !(k in ['cardwise.dev/policy', 'cardwise.dev/one-best-node', 'cardwise.dev/defaults', 'cardwise.dev/class', 'cardwise.dev/queue-priority', 'cardwise.dev/mps', 'cardwise.dev/sm-percent', 'cardwise.dev/share-agent', 'cardwise.dev/frameworks', 'cardwise.dev/no-defrag']))
 {{- end }}
 
 {{/* Whether the pod `object` is no infrastructure (DCGM, the GPU operator), which manages cards itself. */}}
 {{- define "cardwise.cel.notInfrastructure" -}}
-!(request.namespace in {{ include "cardwise.cel.list" .Values.policies.infrastructure.namespaces }}) &&
+!(request.namespace in {{ include "cardwise.cel.list" (include "cardwise.withOwn" (dict "root" . "list" .Values.policies.infrastructure.namespaces) | fromJsonArray) }}) &&
 !((request.namespace + '/' + (has(object.spec.serviceAccountName) ? object.spec.serviceAccountName : 'default')) in {{ include "cardwise.cel.list" .Values.policies.infrastructure.serviceAccounts }})
 {{- end }}
 
-{{/* Whether the container `c` sets nothing that opens cards. The webhook's own entry is a fieldRef, on containers
-that hold a share slot; ephemeral containers hold none. */}}
+{{/* Whether the container `c` sets what opens cards or lifts limits. The webhook's own entries are a fieldRef and two
+limits in a form that MPS reads as it is written, on containers that hold a share slot; ephemeral containers hold none.
+That the limits are those of the request is the webhook's to see. */}}
 {{- define "cardwise.cel.environment" -}}
-has(c.env) && c.env.exists(e, e.name.startsWith('CUDA_MPS_') || (e.name == 'NVIDIA_VISIBLE_DEVICES' && !(
+has(c.env) && c.env.exists(e, (e.name.startsWith('CUDA_MPS_') && !(
+  has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits && has(e.value) &&
+    ((e.name == 'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT' && e.value.matches('^0=[1-9][0-9]*M$')) ||
+     (e.name == 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE' && e.value.matches('^([1-9][0-9]?|100)$'))))) || (e.name == 'NVIDIA_VISIBLE_DEVICES' && !(
   has(e.valueFrom)
     ? (has(e.valueFrom.fieldRef) && e.valueFrom.fieldRef.fieldPath.startsWith("metadata.annotations['cardwise.dev/devices.") &&
        has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)
     : (!has(e.value) || e.value in ['', 'void', 'none']))))
+{{- end }}
+
+{{/* The volumes of the pod `object` with a bare host path `path` for which `which` holds, of a `p` among `paths`. The
+list of one element computes the bare path once, for the cost limit. */}}
+{{- define "cardwise.cel.mounting" -}}
+object.spec.volumes.filter(v, has(v.hostPath) &&
+['/' + v.hostPath.path.split('/').filter(part, part != '' && part != '.').join('/')].exists(path,
+{{ include "cardwise.cel.list" .paths }}.exists(p, {{ .which }})))
 {{- end }}

@@ -4,7 +4,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
   name: cardwise-{{ .component }}-tls
-  namespace: {{ .root.Values.namespace.name }}
+  namespace: {{ include "cardwise.namespace" .root }}
   labels:
     {{- include "cardwise.labels" (dict "root" .root "component" .component) | nindent 4 }}
 rules:
@@ -20,7 +20,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
   name: cardwise-{{ .component }}-tls
-  namespace: {{ .root.Values.namespace.name }}
+  namespace: {{ include "cardwise.namespace" .root }}
   labels:
     {{- include "cardwise.labels" (dict "root" .root "component" .component) | nindent 4 }}
 roleRef:

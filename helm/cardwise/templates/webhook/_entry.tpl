@@ -11,7 +11,7 @@ clientConfig:
   {{- else }}
   service:
     name: cardwise-webhook
-    namespace: {{ .root.Values.namespace.name }}
+    namespace: {{ include "cardwise.namespace" .root }}
     port: 443
     path: {{ .path }}
   {{- end }}
@@ -19,7 +19,7 @@ clientConfig:
 
 {{- define "cardwise.webhook.notExempt" -}}
 - name: not-exempt
-  expression: "!(request.namespace in {{ include "cardwise.cel.list" .Values.webhook.exemptNamespaces }})"
+  expression: "!(request.namespace in {{ include "cardwise.cel.list" (include "cardwise.withOwn" (dict "root" . "list" .Values.webhook.exemptNamespaces) | fromJsonArray) }})"
 {{- end }}
 
 {{/* What is on its way out must get there without us: the last update takes a finalizer away. */}}
@@ -41,4 +41,16 @@ clientConfig:
 - name: asks-by-a-name-to-rewrite
   expression: |-
     {{- include "cardwise.cel.templateIsOurs" . | nindent 4 }}
+{{- end }}
+
+{{/* Of the entries that judge gangs of workloads: `path` is where the pod template is, in CEL. */}}
+{{- define "cardwise.webhook.gangConditions" -}}
+{{ include "cardwise.webhook.notExempt" .root }}
+{{ include "cardwise.webhook.notBeingDeleted" . }}
+- name: changes
+  expression: "oldObject == null || object.spec != oldObject.spec"
+- name: makes-a-gang
+  expression: |-
+    [object{{ .path }}.orValue({})].exists(t,
+    {{- include "cardwise.cel.namesGang" (dict "root" .root "of" "t") | nindent 4 }})
 {{- end }}

@@ -1,0 +1,43 @@
+"""Completion: in a shell of `cardwise`, and of `kubectl cardwise`, which kubectl asks a program of its own for."""
+
+from collections.abc import Sequence
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+
+PROGRAM = "cardwise"
+_VARIABLE = "_CARDWISE_COMPLETE"  # by which click knows that the shell asks, and for what
+_SHELLS = ("bash", "zsh", "fish")
+_FILES, _NO_FILES = ":0", ":4"  # what kubectl is to add, as its own commands say it
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    r"""Print what makes a shell complete commands, options and cards.
+
+    \b
+    source <(cardwise completion bash)         in ~/.bashrc
+    source <(cardwise completion zsh)          in ~/.zshrc, behind compinit
+    cardwise completion fish | source          in ~/.config/fish/config.fish
+
+    kubectl completes `kubectl cardwise` by itself, where kubectl_complete-cardwise is on the PATH.
+    """
+    made = get_completion_class(shell)
+    if made is None:
+        raise click.ClickException(f"click knows no completion for {shell}")
+    click.echo(made(context.find_root().command, {}, PROGRAM, _VARIABLE).source())
+
+
+def for_kubectl(root: click.Command, words: Sequence[str]) -> str:
+    """What kubectl_complete-cardwise prints. `words`: typed behind `kubectl cardwise`, the last one not to its end."""
+    *whole, begun = words or [""]
+    found = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(whole, begun)
+    files = any(item.type != "plain" for item in found)
+    lines = [_line(item) for item in found if item.type == "plain"]
+    return "\n".join([*lines, _FILES if files else _NO_FILES])
+
+
+def _line(item: CompletionItem) -> str:
+    return f"{item.value}\t{item.help}" if item.help else str(item.value)

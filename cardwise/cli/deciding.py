@@ -1,0 +1,67 @@
+"""The extender's engine over a surveyed cluster, for commands that say where it would put a pod.
+
+Numpy is loaded with it: import this when it is needed.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from cardwise.core import policies
+from cardwise.core.gangs import Load
+from cardwise.core.ledger import Ledger
+from cardwise.core.placement import Placement
+from cardwise.core.quotas import Room
+from cardwise.core.request import PodRequest
+from cardwise.core.scored.engine import Engine
+from cardwise.core.scored.workload import InvalidWorkload, learn
+from cardwise.simulation.workload import UNLIMITED
+
+
+class Deciding:
+    """`rooms`: what nodes have left beside cards; those that are not in it have no bounds. `workload`: as the extender
+    has saved it; `note` says why that is of no use.
+    """
+
+    def __init__(self, ledger: Ledger, rooms: Mapping[str, Load], workload: str) -> None:
+        self.note = ""
+        self._rooms = dict(rooms)
+        self._engine = Engine(ledger, self)
+        for node in ledger.nodes():
+            self._engine.touch(node.name)
+        try:
+            if workload:
+                self._engine.workload.load(workload)
+        except InvalidWorkload as error:
+            self.note = f"what the extender has saved cannot be read ({error})"
+        study = self._engine.study()
+        if study.counts and study.sizes:
+            self._engine.adopt(learn(study))
+
+    def left(self, node: str) -> Load | None:
+        """As the engine asks."""
+        return self._rooms.get(node, UNLIMITED)
+
+    def take(self, node: str, load: Load, sign: int = 1) -> None:
+        """A pod with this load comes (1) or goes (-1)."""
+        left = self._rooms.get(node)
+        if left is not None:
+            self._rooms[node] = Load(
+                left.cpu - sign * load.cpu, left.memory - sign * load.memory, left.pods - sign * load.pods
+            )
+            self._engine.touch(node)
+
+    def place(
+        self,
+        request: PodRequest,
+        load: Load,
+        policy: str,
+        nodes: Collection[str] | None = None,
+        rooms: Sequence[Room] = (),
+    ) -> Placement | None:
+        """Where the pod goes now, as the extender would choose."""
+        return self._engine.place(request, load, policy, nodes, rooms)
+
+    def ranked(
+        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], rooms: Sequence[Room] = ()
+    ) -> dict[str, int] | None:
+        """The nodes that take the pod, the best with the most; None where the policy leaves it to `binpack`."""
+        return self._engine.scores(request, load, policy, nodes, rooms) if policy in policies.SCORED else None

@@ -1,0 +1,174 @@
+"""Checks of what Cardwise stands on: Kubernetes, runtimes, clocks, other GPU plugins, leftovers of gpushare."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cardwise.cli.doctor.facts import Facts, time, written
+from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.core import names, wording
+
+Json = Mapping[str, Any]
+
+_LEAST: Final = (1, 30)  # ValidatingAdmissionPolicy and matchConditions are stable since then
+_CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
+_CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 23)}
+_SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
+_FEW: Final = 5
+
+# Names that DaemonSets and Deployments of other GPU sharers have, whatever their release is called.
+_OTHERS: Final = {
+    "nvidia-device-plugin": "NVIDIA's device plugin",
+    "hami-device-plugin": "HAMi",
+    "volcano-device-plugin": "Volcano's vGPU plugin",
+    "gpu-manager": "Tencent's gpu-manager",
+}
+_GPUSHARE: Final = ("gpushare-device-plugin", "gpushare-schd-extender")
+_GPUSHARE_LABEL: Final = "gpushare"
+
+
+def version(facts: Facts) -> Iterator[Finding]:
+    """Kubernetes itself."""
+    said = str(facts.version.get("gitVersion", ""))
+    least = _dotted(_LEAST)
+    if _numbers(said) >= _LEAST:
+        yield Finding("kubernetes", Level.OK, f"Kubernetes {said}")
+    else:
+        remedy = f"upgrade the control plane to {least} or later"
+        yield Finding("kubernetes", Level.PROBLEM, f"Kubernetes {said or 'of unknown version'}, not {least}", remedy)
+
+
+def runtimes(facts: Facts) -> Iterator[Finding]:
+    """Whether containers can be kept to their card on each node that has one."""
+    access = {card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") for card in facts.cards}
+    for node in facts.nodes:
+        name = node["metadata"]["name"]
+        if name not in access:
+            continue
+        said = node.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "")
+        runtime, _, number = said.partition("://")
+        if access[name] == "env":
+            yield Finding(
+                "card-access",
+                Level.WARNING,
+                f"{name}: cards are given by environment only, a container can get past it ({said})",
+                _cdi_remedy(runtime, number),
+            )
+        elif access[name] is None:
+            text = f"{name}: the device plugin has not said how it gives cards ({said or 'unknown runtime'})"
+            yield Finding("card-access", Level.WARNING, text, "look at the log of the device plugin there")
+    closed = sum(how == "cdi" for how in access.values())
+    if closed:
+        yield Finding(
+            "card-access",
+            Level.OK,
+            f"{wording.count(closed, 'node')} with cards given by CDI: a container opens no other",
+        )
+
+
+def _cdi_remedy(runtime: str, number: str) -> str:
+    if runtime not in _CDI_AT_ALL:
+        return "use containerd 2 or CRI-O: this runtime has no CDI"
+    if _numbers(number) < _CDI_AT_ALL[runtime]:
+        return f"upgrade {runtime}: it has CDI since {_dotted(_CDI_AT_ALL[runtime])}"
+    if _numbers(number) < _CDI_BY_DEFAULT[runtime]:
+        since = _dotted(_CDI_BY_DEFAULT[runtime])
+        return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"
+    return "let the device plugin choose (--card-access auto), and see that the runtime reads /var/run/cdi"
+
+
+def clocks(facts: Facts) -> Iterator[Finding]:
+    """A node's clock beside the API server's: both write a time into the node's Lease, of the same renewal."""
+    skewed = []
+    for lease in (*facts.node_leases, *facts.leases):
+        difference = _skew(lease)
+        if difference is not None and abs(difference) > _SKEW_SECONDS:
+            skewed.append(f"{lease['metadata']['name']} ({difference:+.0f} s)")
+    if skewed:
+        text = f"clocks differ from the API server's: {wording.few(skewed, _FEW)}"
+        yield Finding(
+            "clocks", Level.WARNING, text, "run NTP or chrony there: Leases and ages are told by these clocks"
+        )
+    elif facts.node_leases:
+        yield Finding(
+            "clocks", Level.OK, f"clocks of {wording.count(len(facts.node_leases), 'node')} agree with the API server's"
+        )
+
+
+def _skew(lease: Json) -> float | None:
+    """Seconds that the holder's clock is ahead."""
+    renewed = (lease.get("spec") or {}).get("renewTime")
+    noted = written(lease)
+    if not renewed or noted is None:
+        return None
+    return (time(renewed) - noted).total_seconds()
+
+
+def other_plugins(facts: Facts) -> Iterator[Finding]:
+    """Others that give out the same cards."""
+    found = False
+    ours = facts.card_nodes()
+    for node in facts.nodes:
+        name = node["metadata"]["name"]
+        offered = (node.get("status", {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0")
+        if name in ours and offered != "0":
+            found = True
+            yield Finding(
+                "other-plugins",
+                Level.WARNING,
+                f"{name}: NVIDIA's device plugin offers {offered} cards, so Cardwise takes none without --cards",
+                "stop NVIDIA's plugin there, or divide the cards by our --cards and its NVIDIA_VISIBLE_DEVICES",
+            )
+    for kind, workload in _workloads(facts):
+        for part, who in _OTHERS.items():
+            if part in workload["metadata"]["name"]:
+                found = True
+                yield Finding(
+                    "other-plugins",
+                    Level.NOTE,
+                    f"{who} is installed: {kind} {_name(workload)}",
+                    "keep its nodes and those of Cardwise apart by a nodeSelector",
+                )
+    if not found and not facts.unread.keys() & {"nodes", "daemonsets"}:
+        yield Finding("other-plugins", Level.OK, "nobody else gives out cards of Cardwise's nodes")
+
+
+def gpushare(facts: Facts) -> Iterator[Finding]:
+    """What an installation of gpushare has left behind."""
+    ours = facts.card_nodes()
+    left = [
+        f"{kind} {_name(workload)}"
+        for kind, workload in _workloads(facts)
+        if any(part in workload["metadata"]["name"] for part in _GPUSHARE)
+    ]
+    for node in facts.nodes:
+        metadata = node["metadata"]
+        capacity = (node.get("status", {}).get("capacity") or {}).get(names.GPU_MEM, "0")
+        if _GPUSHARE_LABEL in (metadata.get("labels") or {}):
+            left.append(f"label {_GPUSHARE_LABEL} of node {metadata['name']}")
+        elif capacity != "0" and metadata["name"] not in ours:
+            left.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise knows no card")
+    if left:
+        remedy = "end its DaemonSet node by node and its extender last; its running pods stay and are counted"
+        yield Finding("gpushare", Level.WARNING, f"left of gpushare: {wording.few(left, _FEW)}", remedy)
+    elif not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
+        yield Finding("gpushare", Level.OK, "nothing of gpushare is left")
+
+
+def _workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
+    for kind, workloads in (("DaemonSet", facts.daemonsets), ("Deployment", facts.deployments)):
+        for workload in workloads:
+            yield kind, workload
+
+
+def _name(obj: Json) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def _numbers(said: str) -> tuple[int, ...]:
+    """(1, 34, 4) of "v1.34.4-eks-1"."""
+    return tuple(map(int, re.findall(r"\d+", said.split("-", maxsplit=1)[0])))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,55 @@
+"""The order of the checks."""
+
+from collections.abc import Iterator
+
+from cardwise.cli.doctor import cluster, facts, parts, probing, scheduler
+from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.kube.client import KubeClient
+
+_CHECKS = (
+    cluster.version,
+    parts.definitions,
+    parts.webhooks,
+    parts.policies,
+    parts.leader,
+    parts.cards,
+    cluster.runtimes,
+    parts.mps,
+    cluster.other_plugins,
+    cluster.gpushare,
+    cluster.clocks,
+)
+
+
+def examine(client: KubeClient, installed: str, probe_in: str = "") -> Iterator[Finding]:
+    """`installed`: the namespace of Cardwise. `probe_in`: where to send the probe pod; "": nowhere.
+
+    Raises `errors.KubeError` where nothing at all can be read.
+    """
+    seen = facts.read(client, installed)
+    yield from judge(seen)
+    yield from _schedulers(client, seen)
+    if probe_in:
+        yield from probing.probe(client, probe_in)
+
+
+def judge(seen: Facts) -> Iterator[Finding]:
+    """All that follows from what was read."""
+    for check in _CHECKS:
+        yield from check(seen)
+    for kind, why in seen.unread.items():
+        yield Finding(
+            "rights", Level.NOTE, f"{kind.replace('_', ' ')} were not looked at: {why}", "ask as an administrator"
+        )
+
+
+def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
+    for pod in seen.schedulers:
+        name = pod["metadata"]["name"]
+        config = facts.configz(client, pod)
+        if config is None:
+            text = f"{name} does not tell its configuration (kubeadm binds it to loopback)"
+            yield Finding("scheduler", Level.NOTE, text, "the probe pod tells whether it asks the extender")
+        else:
+            yield from scheduler.wiring(config, name)

@@ -1,0 +1,100 @@
+"""What doctor reads of a cluster: each thing once, and what may not be read is noted instead of ending it all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from cardwise.cli import listing
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+Json = Mapping[str, Any]
+
+_APPS = "/apis/apps/v1"
+_POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+NODE_LEASES = "kube-node-lease"
+SYSTEM = "kube-system"
+_SCHEDULER_LABEL = "component=kube-scheduler"
+
+
+@dataclass(slots=True)
+class Facts:
+    """Decoded objects by kind. A kind that the API server does not know is in `absent`, one that may not be read in
+    `unread`; both are then empty here.
+    """
+
+    version: Json = field(default_factory=dict)
+    now: datetime | None = None  # by the API server's clock, since whoever asks may have another
+    nodes: Sequence[Json] = ()
+    cards: Sequence[Json] = ()  # ExtendedResources
+    classes: Sequence[Json] = ()
+    daemonsets: Sequence[Json] = ()
+    deployments: Sequence[Json] = ()
+    mutating: Sequence[Json] = ()
+    validating: Sequence[Json] = ()
+    policies: Sequence[Json] = ()
+    node_leases: Sequence[Json] = ()
+    leases: Sequence[Json] = ()
+    schedulers: Sequence[Json] = ()  # pods of kube-scheduler
+    absent: set[str] = field(default_factory=set)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def card_nodes(self) -> set[str]:
+        """Nodes on which Cardwise knows a card or another device."""
+        return {card["spec"]["node"] for card in self.cards}
+
+
+def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
+    """`namespace`: where Cardwise is installed. Raises `errors.Unreachable` only: then there is nothing to say."""
+    facts = Facts()
+    lists = {
+        "nodes": (paths.nodes(), ""),
+        "cards": (paths.extendedresources(), ""),
+        "classes": (paths.resourceclasses(), ""),
+        "daemonsets": (paths.namespaced(_APPS, "daemonsets"), ""),
+        "deployments": (paths.namespaced(_APPS, "deployments"), ""),
+        "mutating": (paths.mutatingwebhookconfigurations(), ""),
+        "validating": (paths.validatingwebhookconfigurations(), ""),
+        "policies": (_POLICIES, ""),
+        "node_leases": (paths.leases(NODE_LEASES), ""),
+        "leases": (paths.leases(namespace), ""),
+        "schedulers": (paths.pods(SYSTEM), _SCHEDULER_LABEL),
+    }
+    facts.version, facts.now = client.get("/version"), client.clock()
+    for kind, (path, selector) in lists.items():
+        try:
+            setattr(facts, kind, list(listing.objects(client, path, {"labelSelector": selector} if selector else None)))
+        except errors.NotFound:
+            facts.absent.add(kind)
+        except errors.Unreachable:
+            raise
+        except errors.KubeError as error:
+            facts.unread[kind] = error.message
+    return facts
+
+
+def written(obj: Json) -> datetime | None:
+    """When the API server took the last write of it, by its own clock; None where it does not tell."""
+    entries = obj["metadata"].get("managedFields") or ()
+    return max((time(entry["time"]) for entry in entries if entry.get("time")), default=None)
+
+
+def time(text: str) -> datetime:
+    """As Kubernetes writes it."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def configz(client: KubeClient, pod: Json) -> Json | None:
+    """The configuration that this kube-scheduler runs with; None where it does not answer the API server's proxy.
+
+    kubeadm binds it to loopback, and then nobody outside of its node can ask.
+    """
+    name = pod["metadata"]["name"]
+    try:
+        answer = client.get(paths.pods(SYSTEM, f"https:{name}:10259", "proxy/configz"), timeout=5.0)
+    except errors.KubeError:
+        return None
+    found = answer.get("componentconfig")
+    return found if isinstance(found, Mapping) else None

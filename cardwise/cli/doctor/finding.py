@@ -1,0 +1,54 @@
+"""What a check has found, and how findings are shown."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from cardwise.cli import tables
+
+
+class Level(StrEnum):
+    """`note`: nobody can tell from here, or good to know; `warning`: works in part; `problem`: does not work."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+_WIDTH = max(map(len, Level))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`check` is the name of the check, `text` what was seen, `remedy` what to do ("" where there is nothing to do)."""
+
+    check: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """The gravest level of all; `ok` where there are none."""
+    order = list(Level)
+    return max((finding.level for finding in findings), key=order.index, default=Level.OK)
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """One row for each, and below each that needs something done, what."""
+    rows = [[one.level.upper().ljust(_WIDTH), one.check, one.text] for one in findings]
+    lines = tables.aligned(rows).splitlines()
+    shown: list[str] = []
+    for one, line in zip(findings, lines, strict=True):
+        shown.append(line)
+        if one.remedy:
+            shown.append(f"{'':{_WIDTH}}  -> {one.remedy}")
+    counts = ", ".join(f"{sum(one.level is level for one in findings)} {level}" for level in reversed(Level))
+    return "".join(f"{line}\n" for line in [*shown, counts])
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """All of it, for programs."""
+    return {"worst": worst(findings), "findings": [asdict(one) for one in findings]}

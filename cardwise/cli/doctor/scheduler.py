@@ -1,0 +1,50 @@
+"""Whether kube-scheduler asks the extender: by its configuration where it tells it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.core import names
+
+Json = Mapping[str, Any]
+
+_REMEDY: Final = "give it the stanzas that `cardwise scheduler-config` prints"
+_FAST: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
+_SLOW: Final = (names.SHARE, names.BIND_MARKER)
+_MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+
+
+def wiring(config: Json, who: str) -> Iterator[Finding]:
+    """What a KubeSchedulerConfiguration lacks: a stanza for each of our resources, which ignores the markers."""
+    stanzas = config.get("Extenders") or config.get("extenders") or ()
+    managed = {
+        _get(resource, "name"): (stanza, bool(_get(resource, "ignoredByScheduler")))
+        for stanza in stanzas
+        for resource in _get(stanza, "managedResources") or ()
+    }
+    missing = [name for name in (*_FAST, *_SLOW) if name not in managed]
+    if len(missing) == len(_FAST) + len(_SLOW):
+        yield Finding("scheduler", Level.PROBLEM, f"{who} has no extender for our resources", _REMEDY)
+        return
+    if missing:
+        text = f"{who} does not ask an extender for {', '.join(missing)}"
+        yield Finding("scheduler", Level.PROBLEM, text, _REMEDY)
+    unignored = [name for name in _MARKERS if name in managed and not managed[name][1]]
+    if unignored:
+        text = f"{who} looks for {', '.join(unignored)} on nodes, where nobody offers it: gang members never start"
+        yield Finding("scheduler", Level.PROBLEM, text, f"set ignoredByScheduler: true there, or {_REMEDY}")
+    ignorable = [stanza for stanza, _ in managed.values() if _get(stanza, "ignorable")]
+    if ignorable:
+        text = f"{who} goes on without the extender when it does not answer (ignorable: true): pods land on no card"
+        yield Finding("scheduler", Level.PROBLEM, text, "set ignorable: false")
+    percent = _get(config, "percentageOfNodesToScore")
+    if percent not in (None, 100):
+        text = f"{who} looks at {percent or 'some'} % of the nodes only: pods are packed less tightly"
+        yield Finding("scheduler", Level.NOTE, text, "set percentageOfNodesToScore: 100")
+    if not missing and not unignored and not ignorable:
+        yield Finding("scheduler", Level.OK, f"{who} asks the extender for all our resources")
+
+
+def _get(obj: Json, key: str) -> Any:
+    """A field as YAML spells it, or as kube-scheduler's own /configz does."""
+    return obj.get(key, obj.get(key[0].upper() + key[1:]))

@@ -1,0 +1,81 @@
+"""What `cardwise explain` says, for programs: the same text in lines, and each node and card with its numbers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cardwise.core import assignment, explanation, names, request
+from cardwise.core.explanation import CardView, NodeView
+from cardwise.core.invalid import InvalidRequest
+from cardwise.kube.survey import Survey
+
+Json = dict[str, Any]
+
+
+def as_json(pod: Mapping[str, Any], survey: Survey | None, policy: str, text: str) -> Json:
+    """`text` as people read it. Nodes are told of a pod that waits, where cards may be read; what it has, of one that
+    is placed.
+    """
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    waits = not spec.get("nodeName") and status.get("phase") not in names.FINISHED_PHASES
+    return {
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
+        "phase": status.get("phase"),
+        "node": spec.get("nodeName"),
+        "cards": _held(metadata.get("annotations") or {}) if spec.get("nodeName") else [],
+        "nodes": _nodes(pod, survey, policy) if waits and survey is not None else [],
+        "text": text.splitlines(),
+    }
+
+
+def _held(annotations: Mapping[str, str]) -> list[Json]:
+    try:
+        assigned = assignment.decode(annotations)
+    except assignment.InvalidAssignment:
+        return []  # the text says so
+    return [
+        {"container": key, "index": one.index, "uuid": one.uuid, "memoryMiB": one.mem, "corePercent": one.core}
+        for key, shares in (assigned.containers.items() if assigned is not None else ())
+        for one in shares
+    ]
+
+
+def _nodes(pod: Mapping[str, Any], survey: Survey, policy: str) -> list[Json]:
+    try:
+        asked = request.parse(pod)
+    except InvalidRequest:
+        return []  # the text says so
+    if asked is None:
+        return []
+    rooms = [room for _, room in survey.rooms(pod["metadata"]["namespace"])]
+    ledger = survey.ledger
+    views = explanation.explain(ledger, [node.name for node in ledger.nodes()], asked, policy, rooms)
+    return [_node(view) for view in views]
+
+
+def _node(view: NodeView) -> Json:
+    return {
+        "name": view.name,
+        "fits": view.refusal is None,
+        "reason": "" if view.refusal is None else view.refusal.text,
+        "cards": [_card(card) for card in view.cards],
+        "devices": [
+            {"class": one.device_class, "asked": one.asked, "free": one.free, "total": one.total}
+            for one in view.devices
+        ],
+    }
+
+
+def _card(card: CardView) -> Json:
+    return {
+        "index": card.index,
+        "uuid": card.uuid,
+        "model": card.model,
+        "freeMiB": card.free,
+        "totalMiB": card.total,
+        "shortMiB": card.short,
+        "closedBy": card.closed,
+        "healthy": card.healthy,
+        "cordoned": card.cordoned,
+        "pods": [{"namespace": one.namespace, "name": one.name} for one in card.holders],
+    }

@@ -1,0 +1,34 @@
+"""Options that several commands have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Duration(click.ParamType[float]):
+    """Seconds, as the parts' settings spell them. A number is a default."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        from cardwise.runtime.settings import DURATION  # noqa: PLC0415 - loads the logging of the parts: 0.1 s
+
+        return DURATION.convert(value, param, ctx)
+
+
+DURATION = _Duration()
+
+
+def kubeconfig(function: _F) -> _F:
+    """Which cluster."""
+    return click.option(
+        "--kubeconfig",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
+    )(function)

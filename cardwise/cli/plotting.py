@@ -1,0 +1,88 @@
+"""The plots of `cardwise simulate`, as SVG: what was allocated, what was fragmented, who was refused.
+
+pygal is imported when a plot is asked for: it is an extra, which nobody needs who reads tables.
+"""
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cardwise.core.invalid import InvalidRequest
+from cardwise.simulation.tally import SIZES, Refused
+
+Curve = Sequence[tuple[float, float, float]]  # how far it is, and what is allocated and fragmented then, in percent
+
+# No script from elsewhere in the file, which browsers would fetch.
+_PLAIN: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
+
+
+def check() -> None:
+    """Raises InvalidRequest where there is nothing to draw with."""
+    _pygal()
+
+
+def prepare(folder: Path) -> None:
+    """Makes the folder where it is not there. Raises InvalidRequest where nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def draw(below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence[Refused]]) -> dict[str, bytes]:
+    """The SVG by the name of a plot. `curves` and `refused` are by policy; `below` says what how far is."""
+    allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
+    fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
+    return {
+        "allocated": _lines("Cards allocated, in percent", below, allocated),
+        "fragmented": _lines("Idle cards that the pods cannot use, in percent", below, fragmented),
+        "refused": _bars(refused),
+    }
+
+
+def write(folder: Path, prefix: str, plots: Mapping[str, bytes]) -> list[Path]:
+    """Into the folder, which `prepare` has made. What was written. Raises InvalidRequest."""
+    paths = []
+    for name, svg in plots.items():
+        paths.append(folder / f"{prefix}-{name}.svg")
+        try:
+            paths[-1].write_bytes(svg)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+    return paths
+
+
+def _unwritable(folder: Path, error: OSError) -> InvalidRequest:
+    problem = f"cannot be written ({error.strerror})"
+    return InvalidRequest(f"--plots {folder}", problem, "name a folder that you may write into")
+
+
+def _lines(title: str, below: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
+    chart = _pygal().XY(title=title, x_title=below, dots_size=1, **_PLAIN)
+    for name, line in lines.items():
+        chart.add(name, line)
+    return bytes(chart.render())
+
+
+def _bars(refused: Mapping[str, Sequence[Refused]]) -> bytes:
+    sizes = [size for size in SIZES if any(row.size == size for rows in refused.values() for row in rows)]
+    chart = _pygal().Bar(title="Pods refused, in percent of those of their size", x_title="cards asked for", **_PLAIN)
+    chart.x_labels = sizes
+    for policy, rows in refused.items():
+        parts = {row.size: row.percent for row in rows}
+        chart.add(policy, [parts.get(size) for size in sizes])
+    return bytes(chart.render())
+
+
+def _pygal() -> Any:
+    try:
+        import pygal  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        raise InvalidRequest("--plots", "needs pygal", "pip install 'cardwise[simulate]', or leave it out") from error
+    # Its finder of plugins, of which we use none, speaks the old protocol: Python warns at each import after it.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, pygal.PluginImportFixer)]
+    return pygal

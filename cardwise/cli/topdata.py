@@ -1,0 +1,286 @@
+"""What `cardwise top` knows: cards as their statuses say, and of the few that are shown who holds them and uses what.
+
+A big cluster has forty thousand cards and sixty thousand pods. So the cards are read in one piece from the API server's
+cache, and pods of the shown nodes only. What a pod really uses the MPS managers measure; nobody else does.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+
+from cardwise.core import assignment, classes, names
+from cardwise.core.assignment import CardShare
+from cardwise.kube import errors, paths, wire
+from cardwise.kube.client import KubeClient
+
+_FROM_CACHE = {"resourceVersion": "0"}  # good enough for a look, and never a burden to etcd
+_AT_ONCE = 8  # requests
+_MANY = 64  # nodes from which on the pods of all are one request
+_PROXY_SECONDS = 2.0  # a manager that does not answer must not hold the screen back
+_METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
+_MANAGERS = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
+_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A pod on a card, in MiB; `used` is None where nobody has measured it. `ended`: only its containers are left."""
+
+    namespace: str
+    name: str
+    granted: int
+    used: int | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """In MiB and percent. None is what nobody has said yet; `holders` None: whose pods may not be read."""
+
+    node: str
+    index: int
+    uuid: str
+    model: str
+    total: int
+    granted: int | None
+    core: int | None
+    pods: int | None
+    whole: bool = False
+    healthy: bool = True
+    reason: str = ""
+    cordoned: bool = False
+    mps: str = ""
+    holders: tuple[Holder, ...] | None = None
+
+    @property
+    def used(self) -> int | None:
+        """What its holders use together, as far as that is measured."""
+        measured = [holder.used for holder in self.holders or () if holder.used is not None]
+        return sum(measured) if measured else None
+
+
+# Of forty thousand: no part that is not shown, and nothing for the garbage collector to walk through.
+class _Allocated(msgspec.Struct, rename="camel", gc=False):
+    memory_mib: int | None = msgspec.field(default=None, name="memoryMiB")
+    core_percent: int | None = None
+    pods: int | None = None
+    whole: bool = False
+
+
+class _Mps(msgspec.Struct, gc=False):
+    state: str = ""
+
+
+class _Status(msgspec.Struct, gc=False):
+    health: str = ""
+    reason: str = ""
+    mps: _Mps | None = None
+    held: list[wire.HeldShare] | None = None
+    allocated: _Allocated = msgspec.field(default_factory=_Allocated)
+
+
+class _CardSpec(msgspec.Struct, gc=False):
+    node: str
+    index: int
+    uuid: str
+    kind: str = classes.KIND
+    model: str = ""
+    memory_mib: int = msgspec.field(default=0, name="memoryMiB")
+    unschedulable: bool = False
+
+
+class _Resource(msgspec.Struct, gc=False):
+    spec: _CardSpec
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: wire.ObjectMeta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+
+
+class _List(msgspec.Struct):
+    items: list[_Resource] | None = None
+
+
+class _Pods(msgspec.Struct):
+    items: list[_Pod] | None = None
+
+
+def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[Card]:
+    """All, or those of the nodes. Raises `KubeError`."""
+    query = dict(_FROM_CACHE)
+    if nodes:
+        query["labelSelector"] = f"{names.NODE_LABEL} in ({','.join(sorted(nodes))})"
+    pages = client.list_pages(paths.extendedresources(), query, 0)
+    found = (one for page in pages for one in msgspec.json.decode(page, type=_List).items or ())
+    return [_card(one) for one in found if one.spec.kind == classes.KIND]
+
+
+def _card(read: _Resource) -> Card:
+    spec, status, told = read.spec, read.status, read.status.allocated
+    ended = tuple([
+        Holder(namespace=one.namespace, name=one.name, granted=one.memory_mib, ended=True) for one in status.held or ()
+    ])  # fmt: skip
+    return Card(
+        node=spec.node,
+        index=spec.index,
+        uuid=spec.uuid,
+        model=spec.model,
+        total=spec.memory_mib,
+        granted=told.memory_mib,
+        core=told.core_percent,
+        pods=told.pods,
+        whole=told.whole,
+        healthy=status.health == "Healthy",
+        reason=status.reason,
+        cordoned=spec.unschedulable,
+        mps=status.mps.state if status.mps is not None else "",
+        holders=ended,
+    )
+
+
+@dataclass(slots=True)
+class Details:
+    """Of some nodes. `holders` are by card, without `used`; `measured` is MiB by namespace, pod and card's UUID.
+
+    `notes` say what could not be read.
+    """
+
+    holders: dict[str, list[Holder]] | None = None
+    measured: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, card: Card) -> Card:
+        """The card with them."""
+        ended = card.holders or ()
+        if self.holders is None:
+            return replace(card, holders=None)
+        there = self.holders.get(card.uuid, []) + self.holders.get(_place(card.node, card.index), [])
+        living = {(one.namespace, one.name) for one in there}
+        everyone = [*there, *(one for one in ended if (one.namespace, one.name) not in living)]
+        holders = [
+            replace(one, used=self.measured.get((one.namespace, one.name, card.uuid)))
+            for one in sorted(everyone, key=lambda one: (-one.granted, one.namespace, one.name))
+        ]
+        # A card of which the extender has not told yet.
+        granted = sum(one.granted for one in holders) if card.granted is None else card.granted
+        return replace(card, holders=tuple(holders), granted=granted)
+
+
+def details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAMESPACE) -> Details:
+    """Who holds what on these nodes, and uses what of it. Raises `KubeError`."""
+    found = Details()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        measuring = pool.submit(_measured, client, nodes, installed, found.notes)
+        try:
+            found.holders = _holders(
+                pod for of_node in pool.map(partial(_pods, client), _asked(nodes)) for pod in of_node
+            )
+        except errors.Forbidden:
+            found.notes.append("you may not read the pods of all namespaces: who holds what is not shown")
+        found.measured = measuring.result()
+    return found
+
+
+def _asked(nodes: Sequence[str]) -> Sequence[str]:
+    """The nodes to ask for one by one, since the API server has an index of those; many of them as all at once."""
+    return nodes if len(nodes) <= _MANY else [""]
+
+
+def _pods(client: KubeClient, node: str) -> list[_Pod]:
+    """Of the node; "" is any."""
+    query = _FROM_CACHE | ({"fieldSelector": f"spec.nodeName={node}"} if node else {})
+    pages = client.list_pages(paths.pods(), query, 0)
+    return [pod for page in pages for pod in msgspec.json.decode(page, type=_Pods).items or ()]
+
+
+def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
+    """By UUID of the card; of gpushare's pods, which know none, by its place."""
+    found: dict[str, list[Holder]] = defaultdict(list)
+    for pod in pods:
+        meta = pod.metadata
+        if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in meta.annotations:
+            continue
+        try:
+            assigned = assignment.decode(meta.annotations)
+        except assignment.InvalidAssignment:
+            continue  # it holds nothing that anybody could tell; `cardwise inspect` warns of it
+        shares = _by_card(pod.spec.node_name, assigned.shares() if assigned is not None else ())
+        for card, granted in shares.items():
+            found[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
+    return found
+
+
+def _by_card(node: str, shares: Iterable[CardShare]) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for share in shares:
+        sums[share.uuid or _place(node, share.index)] += share.mem
+    return sums
+
+
+def _place(node: str, index: int) -> str:
+    return f"{node}/{index}"
+
+
+def _measured(
+    client: KubeClient, nodes: Sequence[str], installed: str, notes: list[str]
+) -> dict[tuple[str, str, str], int]:
+    """As the managers of these nodes say; nothing where there is none, or they may not be asked."""
+    try:
+        managers = _managers(client, installed)
+    except errors.KubeError:
+        managers = {}
+    here = [managers[node] for node in nodes if node in managers]
+    if not here:
+        notes.append("what pods use is not measured: no MPS manager of these nodes is to be seen")
+        return {}
+    found: dict[tuple[str, str, str], int] = {}
+    refused = ""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for answer in pool.map(lambda name: _ask(client, installed, name), here):
+            if isinstance(answer, errors.KubeError):
+                refused = answer.message or answer.reason
+            else:
+                found |= answer
+    if refused:
+        notes.append(f"what pods use is not known of all nodes: {refused}")
+    return found
+
+
+def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
+    """Names of the managers' pods by node."""
+    pages = client.list_pages(paths.pods(installed), _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
+    pods = (pod for page in pages for pod in msgspec.json.decode(page, type=_Pods).items or ())
+    return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
+
+
+def _ask(client: KubeClient, installed: str, name: str) -> dict[tuple[str, str, str], int] | errors.KubeError:
+    """Through the API server's proxy, which takes the right to get `pods/proxy`."""
+    path = paths.pods(installed, f"{name}:{_METRICS_PORT}", "proxy/metrics")
+    try:
+        return measured(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))
+    except errors.KubeError as error:
+        return error
+
+
+def measured(exposition: str) -> dict[tuple[str, str, str], int]:
+    """MiB by namespace, pod and card's UUID, out of what a manager tells Prometheus."""
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - the first screen waits for it
+
+    lines = [line for line in exposition.splitlines() if line.startswith(_METRIC)]
+    found: dict[tuple[str, str, str], int] = defaultdict(int)
+    for family in text_string_to_metric_families("\n".join([*lines, ""])):
+        for sample in family.samples:
+            of = sample.labels
+            found[of.get("namespace", ""), of.get("pod", ""), of.get("card", "")] += int(sample.value)
+    return {key: amount // _BYTES for key, amount in found.items()}

@@ -1,0 +1,268 @@
+"""What `cardwise simulate --pod` and `--add-nodes` mean: pods and nodes that are not there yet."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from cardwise.core import classes, names, quantity, request
+from cardwise.core.cards import Card
+from cardwise.core.classes import DeviceClass
+from cardwise.core.gangs import Load
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.quantity import InvalidQuantity
+from cardwise.kube import loads
+from cardwise.simulation.workload import UNLIMITED, Node, Shape
+
+Json = Mapping[str, Any]
+Named = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
+
+_LIMITS: Final = {
+    "gpu-mem": names.GPU_MEM, "gpu-count": names.GPU_COUNT, "gpu": names.WHOLE_GPU, "core": names.GPU_CORE,
+}  # fmt: skip
+_BESIDE: Final = ("cpu", "memory")
+_KEYS: Final = ", ".join([*_LIMITS, *_BESIDE, "class"])
+_CONTAINERS: Final = ("initContainers", "containers")
+_POD, _ADD = "--pod", "--add-nodes"
+_NODES: Final = re.compile(r"(\d+)x(\d+)x([^:,]+):([^,]+)((?:,[^,]*)*)")
+_MOST: Final = 10_000  # nodes that are added at once
+
+
+def shapes(given: str, known: Mapping[str, DeviceClass], option: str = _POD) -> list[tuple[str, Shape]]:
+    """The pods of `--pod`: of `gpu-mem=8138,cpu=2`, or of a file of manifests, each with a name. Raises
+    InvalidRequest.
+
+    `known`: the classes of the cluster. `option`: by which it was given.
+    """
+    field = f"{option} {given}"
+    if "=" in given:
+        return [(given, _shape(_pod(given, field), known, field))]
+    path = Path(given)
+    if not path.is_file():
+        raise InvalidRequest(field, "is no file, and has no =", "write for example gpu-mem=8138,cpu=2")
+    found = [(name, _shape(pod, known, f"{path.name}: {name}")) for name, pod in _pods(path)]
+    if not found:
+        raise InvalidRequest(path.name, "has no Pod and nothing with a pod's template", "name another file")
+    return found
+
+
+def _pod(given: str, field: str) -> Json:
+    limits: dict[str, str] = {}
+    requests: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    for part in given.split(","):
+        key, _, value = part.partition("=")
+        key = key.strip()
+        if key in _BESIDE:
+            _check_amount(f"{field}: {key}", value)
+            requests[key] = value
+        elif key == "class":
+            annotations[names.CLASS] = value
+        elif key in _LIMITS or "/" in key:
+            limits[_LIMITS.get(key, key)] = value
+        else:
+            raise InvalidRequest(field, f"{key!r} is unknown", f"write {_KEYS}, or the name of a resource")
+    container = {"name": "main", "resources": {"limits": limits, "requests": requests}}
+    return {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
+
+
+def _check_amount(field: str, value: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
+    """As Kubernetes reads it: who adds the loads up takes what is no quantity for 0."""
+    try:
+        amount, _ = quantity.parse(value)
+    except InvalidQuantity as error:
+        raise InvalidRequest(field, error.problem, remedy) from error
+    if amount < 0:
+        raise InvalidRequest(field, f"{value} is below zero", remedy)
+
+
+def _pods(path: Path) -> Iterator[tuple[str, Json]]:
+    try:
+        read = [one for one in yaml.safe_load_all(path.read_text()) if isinstance(one, dict)]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidRequest(path.name, f"cannot be read ({error})", "write manifests as YAML") from error
+    for obj in (each for one in read for each in _objects(one, path.name)):
+        kind = obj.get("kind")
+        called = str(kind).lower()
+        name = f"{called}/{_part(obj, 'metadata', f'{path.name}: {called}: metadata').get('name', '')}"
+        where = f"{path.name}: {name}: spec"
+        spec = _part(obj, "spec", where)
+        job = _part(spec, "jobTemplate", f"{where}.jobTemplate")
+        template = (_part(job, "spec", f"{where}.jobTemplate.spec") or spec).get("template")
+        pod = obj if kind == "Pod" else template
+        if isinstance(pod, dict):
+            yield name, pod
+
+
+def _objects(obj: Json, file: str) -> Iterator[Json]:
+    """What is in a List, as `kubectl get -o yaml` writes it; else the object itself."""
+    kind = str(obj.get("kind"))
+    if kind.endswith("List") and "items" in obj:
+        for one in _sequence(obj, "items", f"{file}: {kind}: items"):
+            yield {"kind": kind.removesuffix("List"), **one}
+    else:
+        yield obj
+
+
+def _part(of: Json, key: str, field: str) -> Json:
+    """A mapping in a manifest, empty where it is not there. Raises InvalidRequest where it is something else."""
+    return _mapping(of.get(key) or {}, field)
+
+
+def _mapping(found: Any, field: str) -> Json:
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise InvalidRequest(field, f"{found!r} is no mapping of names", "write it as Kubernetes reads it")
+    return found
+
+
+def _sequence(of: Json, key: str, field: str) -> list[Json]:
+    """As `_part`, of a list of mappings."""
+    found = of.get(key) or []
+    if not isinstance(found, list):
+        raise InvalidRequest(field, f"{found!r} is no list", "write it as Kubernetes reads it")
+    return [_mapping(one, f"{field}[{i}]") for i, one in enumerate(found)]
+
+
+def _shape(pod: Json, known: Mapping[str, DeviceClass], where: str) -> Shape:
+    """What the pod asks once the webhook and the API server have filled it in."""
+    of_devices = request.write_device_classes(name for name, one in known.items() if one.other)
+    try:
+        metadata = _part(pod, "metadata", "metadata")
+        annotations = {**_annotations(metadata), **({names.DEVICE_CLASSES: of_devices} if of_devices else {})}
+        spec = _filled(_part(pod, "spec", "spec"), known)
+        load = _load(spec)
+        asked = _asked(request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), known)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error.field}", error.problem, error.remedy) from error
+    return Shape(asked, load)
+
+
+def _annotations(metadata: Json) -> Json:
+    found = _part(metadata, "annotations", "metadata.annotations")
+    for name, value in found.items():
+        if not isinstance(value, str):
+            raise InvalidRequest(f"metadata.annotations[{name}]", f"{value!r} is no text", "write it in quotes")
+    return found
+
+
+def _load(spec: Json) -> Load:
+    """What it takes beside cards. Raises InvalidRequest."""
+    _check_amounts(_part(spec, "overhead", "spec.overhead"), "spec.overhead")
+    _check_resources(spec, "spec")
+    _part(spec, "securityContext", "spec.securityContext")
+    try:
+        return loads.of_pod(msgspec.convert(spec, loads.PodSpec))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("spec", str(error), "write it as Kubernetes reads it") from error
+
+
+def _check_resources(of: Json, field: str) -> None:
+    """Those of a container, or of the pod as a whole."""
+    resources = _part(of, "resources", f"{field}.resources")
+    for kind in ("limits", "requests"):
+        _check_amounts(_part(resources, kind, f"{field}.resources.{kind}"), f"{field}.resources.{kind}")
+
+
+def _check_amounts(given: Json, field: str) -> None:
+    for key in _BESIDE:
+        if key in given:
+            _check_amount(f"{field}[{key}]", given[key], "write for example cpu: 2 or memory: 4Gi")
+
+
+def _filled(spec: Json, known: Mapping[str, DeviceClass]) -> Json:
+    """With bare names of classes in our domain, and with the requests that limits of cpu and memory alone stand for."""
+    containers = {
+        key: [_container(one, known, f"spec.{key}[{i}]") for i, one in enumerate(_sequence(spec, key, f"spec.{key}"))]
+        for key in _CONTAINERS
+    }
+    return {**spec, **containers}
+
+
+def _container(container: Json, known: Mapping[str, DeviceClass], field: str) -> Json:
+    _check_resources(container, field)
+    _part(container, "securityContext", f"{field}.securityContext")
+    resources = container.get("resources") or {}
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    named = {
+        names.CLASS_PREFIX + name if classes.is_bare(name, known.__contains__) else name: amount
+        for name, amount in limits.items()
+    }
+    beside = {name: amount for name, amount in limits.items() if name in _BESIDE}
+    return {**container, "resources": {**resources, "limits": named, "requests": {**beside, **requests}}}
+
+
+def _asked(asked: request.PodRequest | None, known: Mapping[str, DeviceClass]) -> request.PodRequest:
+    """Raises InvalidRequest where it asks for nothing, or for a class with a share: what one of that is, the webhook
+    writes into the pod.
+    """
+    if asked is None:
+        field = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
+        raise InvalidRequest(field, "the pod asks for no card", "write for example gpu-mem=8138")
+    for container in asked.containers:
+        one = known.get(container.device_class)
+        if container.whole and one is not None and one.share is not None:
+            resource = names.CLASS_PREFIX + one.name
+            raise InvalidRequest(
+                resource,
+                f"one of it is a share of {one.share.memory} MiB",
+                f"write gpu-mem={container.cards * one.share.memory},class={one.name}",
+            )
+    return asked
+
+
+def check_classes(name: str, shape: Shape, there: Collection[str], option: str = _POD) -> None:
+    """Raises InvalidRequest where the pod asks for a class that is not there."""
+    asked = shape.request.containers if shape.request is not None else ()
+    for missing in (c.device_class for c in asked if c.device_class and c.device_class not in there):
+        known = ", ".join(sorted(there)) or "none"
+        raise InvalidRequest(f"{option} {name}", f"nothing is of class {missing}", f"write one that is there: {known}")
+
+
+def nodes(given: str, number: int, models: Sequence[str], named: Named) -> list[Node]:
+    """The nodes of one `--add-nodes 4x8xTesla-T4:16384`, whose names have the number. Raises InvalidRequest.
+
+    `models`: those that are there already, of which `Tesla-T4` may be one that is spelled with blanks.
+    """
+    field = f"{_ADD} {given}"
+    match = _NODES.fullmatch(given)
+    if match is None:
+        remedy = "write nodes x cards x model : MiB of a card, for example 4x8xTesla-T4:16384,cpu=64,memory=256Gi"
+        raise InvalidRequest(field, "cannot be read", remedy)
+    count, cards = int(match[1]), int(match[2])
+    if not 1 <= count <= _MOST or not 1 <= cards <= 1024:
+        raise InvalidRequest(field, f"{count} nodes of {cards} cards are out of range", "write at least 1 of each")
+    try:
+        mem = quantity.memory(match[4])
+    except InvalidQuantity as error:
+        raise InvalidRequest(field, error.problem, error.remedy) from error
+    room = _room(field, match[5])
+    alike = classes.accelerator_of_model(match[3])
+    model = next((one for one in models if classes.accelerator_of_model(one) == alike), match[3])
+    card = Card(index=0, uuid="", mem=mem, model=model)
+    return [_node(f"added-{number}-{i}", [card] * cards, room, named) for i in range(count)]
+
+
+def _room(field: str, given: str) -> Load:
+    """What the nodes have beside cards; without bounds where nothing is said."""
+    said: dict[str, str] = {}
+    for part in filter(None, given.split(",")):
+        key, _, value = part.partition("=")
+        if key not in _BESIDE:
+            raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_BESIDE)} after the cards")
+        _check_amount(f"{field}: {key}", value)
+        said[key] = value
+    has = loads.of_node(loads.Amounts(**said))
+    return Load(
+        has.cpu if "cpu" in said else UNLIMITED.cpu,
+        has.memory if "memory" in said else UNLIMITED.memory,
+        UNLIMITED.pods,
+    )
+
+
+def _node(name: str, cards: Sequence[Card], room: Load, named: Named) -> Node:
+    made = (dataclasses.replace(card, index=i, uuid=f"{name}-{i}") for i, card in enumerate(cards))
+    return Node(name, tuple(named(card, name) for card in made), room)

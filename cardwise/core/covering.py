@@ -1,0 +1,239 @@
+"""The cheapest set of things that covers what is short: which pods must go so that enough of everything is free.
+
+Each thing gives an amount in one or more dimensions, and all needs must be met. The cost is what exceeds budgets, then
+the number of things. Exact in one dimension, which nearly all cases are; in several it searches with bounds, and only
+as long as its effort lasts: what it has found by then is right, but there may be something cheaper.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+MOST: Final = 1 << 20  # things: how much one more excess outweighs one more of them
+_EFFORT: Final = 100_000  # some 0.1 s
+
+
+class Thing(NamedTuple):
+    """`amounts` by dimension; those that are missing are 0. `budgets`: those it is charged to when it is taken."""
+
+    name: str
+    amounts: Mapping[object, int]
+    budgets: tuple[str, ...] = ()
+
+
+class Cover(NamedTuple):
+    """`cost`: MOST for each thing by which a budget is exceeded, and 1 for each thing."""
+
+    cost: int
+    things: tuple[Thing, ...]
+
+
+class _Part(NamedTuple):
+    """A thing, with its amounts in the order of the dimensions, none more than is needed."""
+
+    thing: Thing
+    amounts: tuple[int, ...]
+
+
+class Effort:
+    """How much may still be looked at, in several covers together."""
+
+    def __init__(self, left: int = _EFFORT) -> None:
+        self._left = left
+
+    @property
+    def spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self, looks: int) -> None:
+        self._left -= looks
+
+
+def cover(
+    things: Sequence[Thing],
+    needs: Mapping[object, int],
+    allowed: Mapping[str, int],
+    effort: Effort,
+    below: int | None = None,
+) -> Cover | None:
+    """The cheapest of the sets that meet the needs; None where none does, or none that costs less than `below`.
+
+    `allowed`: how many things each budget allows. Nothing is left to chance: the same question has the same answer.
+    """
+    dimensions = [dimension for dimension, need in needs.items() if need > 0]
+    effort.spend(len(things) * (1 + len(dimensions)))
+    short = tuple([needs[dimension] for dimension in dimensions])
+    parts = []
+    for thing in things:
+        amounts = tuple([min(thing.amounts.get(d, 0), need) for d, need in zip(dimensions, short, strict=True)])
+        if any(amounts):
+            parts.append(_Part(thing, amounts))
+    taken, parts, short = _needed(parts, short)
+    if any(sum(part.amounts[d] for part in parts) < need for d, need in enumerate(short)):
+        return None
+    left = _after(allowed, taken)
+    if sum(need > 0 for need in short) == 1 and all(len(part.thing.budgets) <= 1 for part in parts):
+        dimension = next(d for d, need in enumerate(short) if need > 0)
+        taken = [*taken, *_in_one(parts, dimension, short[dimension], left)]
+        return _cover(taken, allowed, below)
+    search = _Search(allowed, effort, below)
+    search.go(parts, short, left, taken)
+    return search.best
+
+
+def exceeded(things: Collection[Thing], allowed: Mapping[str, int]) -> int:
+    """By how many the budgets are exceeded when these are taken."""
+    counts: dict[str, int] = {}
+    for thing in things:
+        for budget in thing.budgets:
+            counts[budget] = counts.get(budget, 0) + 1
+    return sum(max(0, count - max(0, allowed.get(budget, 0))) for budget, count in counts.items())
+
+
+def _cover(parts: Sequence[_Part], allowed: Mapping[str, int], below: int | None) -> Cover | None:
+    things = tuple([part.thing for part in parts])
+    cost = MOST * exceeded(things, allowed) + len(things)
+    return Cover(cost, things) if below is None or cost < below else None
+
+
+def _needed(parts: list[_Part], short: tuple[int, ...]) -> tuple[list[_Part], list[_Part], tuple[int, ...]]:
+    """What every cover has, and what is left and short beside it."""
+    taken: list[_Part] = []
+    while True:
+        sums = [sum(part.amounts[d] for part in parts) for d in range(len(short))]
+        must = [
+            part
+            for part in parts
+            if any(
+                need > 0 and total - amount < need
+                for need, total, amount in zip(short, sums, part.amounts, strict=True)
+            )
+        ]
+        if not must or any(total < need for need, total in zip(short, sums, strict=True)):
+            return taken, parts, short
+        taken += must
+        for part in must:
+            short = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
+        names = {part.thing.name for part in must}
+        parts = [part for part in parts if part.thing.name not in names]
+
+
+def _after(allowed: Mapping[str, int], taken: Sequence[_Part]) -> dict[str, int]:
+    """What the budgets still allow."""
+    left = dict(allowed)
+    for part in taken:
+        for budget in part.thing.budgets:
+            left[budget] = left.get(budget, 0) - 1
+    return left
+
+
+def _in_one(parts: Sequence[_Part], dimension: int, need: int, left: Mapping[str, int]) -> list[_Part]:
+    """The cheapest cover of one need, which can be met: the biggest first, those within the budgets before others."""
+    within, beyond = _split(parts, dimension, left)
+    rest = need - sum(part.amounts[dimension] for part in within)
+    taken = []
+    for part in beyond:
+        if rest <= 0:
+            break
+        taken.append(part)
+        rest -= part.amounts[dimension]
+    need -= sum(part.amounts[dimension] for part in taken)
+    for i, part in enumerate(within):
+        if need <= 0:
+            break
+        # The last one is the smallest of those that are enough.
+        enough = [other for other in within[i:] if other.amounts[dimension] >= need]
+        taken.append(enough[-1] if enough else part)
+        need -= taken[-1].amounts[dimension]
+    return taken
+
+
+def _split(parts: Sequence[_Part], dimension: int, left: Mapping[str, int]) -> tuple[list[_Part], list[_Part]]:
+    """Those that their budgets allow, taken in the order of their size, and the others."""
+    within, beyond = [], []
+    still = dict(left)
+    for part in sorted(parts, key=lambda part: -part.amounts[dimension]):
+        if all(still.get(budget, 0) > 0 for budget in part.thing.budgets):
+            within.append(part)
+        else:
+            beyond.append(part)
+        for budget in part.thing.budgets:
+            still[budget] = still.get(budget, 0) - 1
+    return within, beyond
+
+
+class _Search:
+    """Takes or leaves the part that gives most of what is hardest to meet, while it may become cheaper."""
+
+    def __init__(self, allowed: Mapping[str, int], effort: Effort, below: int | None) -> None:
+        self.best: Cover | None = None
+        self._allowed = allowed
+        self._effort = effort
+        self._below = below
+
+    def go(self, parts: list[_Part], short: tuple[int, ...], left: Mapping[str, int], taken: Sequence[_Part]) -> None:
+        if not any(need > 0 for need in short):
+            self._found(taken)
+            return
+        spent = MOST * exceeded([part.thing for part in taken], self._allowed) + len(taken)
+        while not self._effort.spent or self.best is None:
+            self._effort.spend(len(parts) * len(short))
+            hardest = self._hardest(parts, short, left, spent)
+            if hardest is None:
+                return
+            first = max(parts, key=lambda part: (part.amounts[hardest], sum(part.amounts)))
+            parts = [part for part in parts if part is not first]
+            after = tuple([max(0, need - amount) for need, amount in zip(short, first.amounts, strict=True)])
+            self.go(parts, after, _after(left, [first]), [*taken, first])
+            # Without it, whatever it could stand for is not taken either.
+            parts = [part for part in parts if not _stands_for(first, part)]
+
+    def _found(self, taken: Sequence[_Part]) -> None:
+        found = _cover(taken, self._allowed, self._below)
+        if found is not None:
+            self.best, self._below = found, found.cost
+
+    def _hardest(
+        self, parts: Sequence[_Part], short: tuple[int, ...], left: Mapping[str, int], spent: int
+    ) -> int | None:
+        """The dimension that needs the most parts; None where no cover of these is cheap enough."""
+        hardest, most, excess = 0, -1, 0
+        for dimension, need in enumerate(short):
+            if need <= 0:
+                continue
+            count = _count(sorted([part.amounts[dimension] for part in parts], reverse=True), need)
+            if count is None:
+                return None
+            if count > most:
+                hardest, most = dimension, count
+            if self._below is not None and any(part.thing.budgets for part in parts):
+                within, beyond = _split_for_bound(parts, dimension, left)
+                excess = max(excess, _count(beyond, need - sum(within)) or 0)
+        if self._below is not None and spent + MOST * excess + most >= self._below:
+            return None
+        return hardest
+
+
+def _split_for_bound(parts: Sequence[_Part], dimension: int, left: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    """As `_split`, the amounts alone. A part of several budgets is beyond where the first of them is exceeded, so that
+    what is beyond is never overrated.
+    """
+    one = [_Part(Thing("", {}, part.thing.budgets[:1]), part.amounts) for part in parts]
+    within, beyond = _split(one, dimension, left)
+    return [part.amounts[dimension] for part in within], [part.amounts[dimension] for part in beyond]
+
+
+def _count(amounts: Sequence[int], need: int) -> int | None:
+    """How many of these, the biggest first, meet the need."""
+    count = 0
+    for amount in amounts:
+        if need <= 0:
+            break
+        need -= amount
+        count += 1
+    return count if need <= 0 else None
+
+
+def _stands_for(one: _Part, other: _Part) -> bool:
+    """Whether the one may be taken in place of the other, at no higher cost."""
+    gives = all(mine >= theirs for mine, theirs in zip(one.amounts, other.amounts, strict=True))
+    return gives and set(one.thing.budgets) <= set(other.thing.budgets)

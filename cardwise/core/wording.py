@@ -1,0 +1,14 @@
+"""Numbers and lists in a sentence, as events, refusals and commands write them."""
+
+from collections.abc import Sequence
+
+
+def count(number: int, noun: str) -> str:
+    """Such as "1 device", "2 devices"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def few(some: Sequence[str], most: int, noun: str = "") -> str:
+    """The first of them by comma, and how many more there are; `noun`: of what, in the plural."""
+    more = len(some) - most
+    return ", ".join(some[:most]) + (f" and {more} more{f' {noun}' * bool(noun)}" if more > 0 else "")

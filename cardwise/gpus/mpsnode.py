@@ -1,0 +1,94 @@
+"""Whether a card's MPS takes a container, from the node's files alone: no API server is needed, and none can be wrong.
+
+Apart from `cardwise.core.mps`, which knows what the files say: this asks what no file can say of itself, whether the
+manager that wrote it and the daemon that it is about are alive.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+from cardwise.core import mps
+from cardwise.core.mps import State, Status
+from cardwise.core.quantity import MiB
+
+_CONNECT_SECONDS = 0.5
+
+
+def problem(root: Path, uuid: str, *, wanted: State = State.READY, need: MiB = MiB(0)) -> str:
+    """Why no container may start on the card yet, "" if one may. `need`: its memory limit there. Takes milliseconds."""
+    if not manager_lives(root):
+        return f"no MPS manager runs on this node ({root / mps.LOCK} is not held)"
+    home, status = find(root, uuid)
+    if home is None or status is None:
+        return f"the MPS manager does not serve card {uuid} (yet)"
+    why = mps.unusable(status, uuid, now=now(), wanted=wanted, need=need)
+    if not why and wanted is State.READY and not answers(home / mps.PIPE):
+        why = f"the MPS daemon of card {uuid} takes no connection"
+    return why
+
+
+def find(root: Path, uuid: str) -> tuple[Path | None, Status | None]:
+    """The folder of the daemon that serves the card, and what its state file says; the card's own comes first."""
+    for home in (Path(mps.folder(str(root), uuid)), Path(mps.node_folder(str(root)))):
+        status = read(home)
+        if status is not None and uuid in status.uuids:
+            return home, status
+    return None, None
+
+
+def read(home: Path) -> Status | None:
+    """What the state file in a folder says; None where there is none that can be read."""
+    try:
+        return mps.decode((home / mps.READY).read_text())
+    except (OSError, UnicodeDecodeError, mps.UnreadableState):
+        return None
+
+
+def manager_lives(root: Path) -> bool:
+    """Whether somebody holds the manager's lock. The kernel lets it go with the process, whatever ends it."""
+    try:
+        descriptor = os.open(root / mps.LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def silent(root: Path, uuid: str) -> bool:
+    """Whether nobody stands for what was last said of the card's MPS: no manager lives, or none that looks at it.
+
+    A state in which nothing starts is not looked at again and again, and need not be.
+    """
+    if not manager_lives(root):
+        return True
+    _, status = find(root, uuid)
+    return status is None or mps.stale(status, now())
+
+
+def answers(pipe: Path) -> bool:
+    """Whether a daemon listens there: the socket of a dead one refuses at once, a frozen one still listens.
+
+    Asked in the wrong way on purpose: MPS listens for packets, and the kernel says so without troubling the daemon.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_CONNECT_SECONDS)
+        try:
+            client.connect(str(pipe / mps.CONTROL))
+        except OSError as error:
+            return error.errno == errno.EPROTOTYPE
+    return True
+
+
+def now() -> float:
+    """CLOCK_BOOTTIME: one clock for all containers of a node, which nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,24 @@
+"""Asks the API server to let a pod go, as disruption budgets allow."""
+
+from cardwise.kube import paths
+from cardwise.kube.client import KubeClient
+
+_TIMEOUT = 5.0
+
+
+def evict(
+    client: KubeClient, namespace: str, name: str, uid: str, *, dry_run: bool = False, grace: int | None = None
+) -> None:
+    """The pod of this UID only. Raises KubeError: TooManyRequests while a disruption budget holds it back, NotFound or
+    Conflict where it is gone. `grace`: seconds that it gets to end, None as the pod says.
+    """
+    options: dict[str, object] = {"dryRun": ["All"]} if dry_run else {}
+    if grace is not None:
+        options["gracePeriodSeconds"] = grace
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": options | {"preconditions": {"uid": uid}},
+    }
+    client.create(paths.pods(namespace, name, "eviction"), eviction, timeout=_TIMEOUT)

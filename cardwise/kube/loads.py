@@ -1,0 +1,98 @@
+"""What pods take of a node beside cards, and what nodes have: cpu, memory, pods, as Kubernetes counts by requests."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final
+
+from msgspec import Struct
+
+from cardwise.core import quantity
+from cardwise.core.gangs import Load
+
+_SAME: Final = 65_536  # different loads, of which each is kept once
+
+
+class Amounts(Struct):
+    """Of requests or of a node's capacity, as sent."""
+
+    cpu: str | int | float = 0
+    memory: str | int | float = 0
+    pods: str | int = 0
+
+
+class Resources(Struct):
+    requests: Amounts | None = None
+
+
+class Container(Struct, rename="camel"):
+    resources: Resources | None = None
+    restart_policy: str = ""
+
+
+class PodSpec(Struct, rename="camel"):
+    """As much of a pod as its load follows from."""
+
+    node_name: str = ""
+    containers: Sequence[Container] | None = None
+    init_containers: Sequence[Container] | None = None
+    overhead: Amounts | None = None
+    resources: Resources | None = None
+    priority: int | None = None
+
+
+def of_pod(spec: PodSpec) -> Load:
+    """What the pod takes, as Kubernetes counts it: the containers and sidecars, or the biggest moment of its start."""
+    cpu = memory = most_cpu = most_memory = 0
+    for container in spec.init_containers or ():
+        c, m = _asked(container)
+        if container.restart_policy == "Always":
+            cpu, memory = cpu + c, memory + m
+            c = m = 0
+        most_cpu, most_memory = max(most_cpu, cpu + c), max(most_memory, memory + m)
+    for container in spec.containers or ():
+        c, m = _asked(container)
+        cpu, memory = cpu + c, memory + m
+    cpu, memory = max(cpu, most_cpu), max(memory, most_memory)
+    if spec.resources is not None and spec.resources.requests is not None:  # of the pod as a whole
+        whole = spec.resources.requests
+        cpu, memory = _cpu(whole.cpu) or cpu, _bytes(whole.memory) or memory
+    if spec.overhead is not None:
+        cpu, memory = cpu + _cpu(spec.overhead.cpu), memory + _bytes(spec.overhead.memory)
+    return _load(cpu, memory)
+
+
+def of_node(allocatable: Amounts) -> Load:
+    """What the node has."""
+    return Load(_cpu(allocatable.cpu), _bytes(allocatable.memory), int(_value(allocatable.pods)))
+
+
+def _asked(container: Container) -> tuple[int, int]:
+    if container.resources is None or container.resources.requests is None:
+        return 0, 0
+    return _cpu(container.resources.requests.cpu), _bytes(container.resources.requests.memory)
+
+
+@lru_cache(maxsize=_SAME)
+def _load(cpu: int, memory: int) -> Load:
+    return Load(cpu, memory, 1)
+
+
+@lru_cache(maxsize=4096)
+def _cpu(text: str | float) -> int:
+    """Thousandths, rounded up."""
+    return -int(-_value(text) * 1000 // 1)
+
+
+@lru_cache(maxsize=4096)
+def _bytes(text: str | float) -> int:
+    """Rounded up."""
+    return -int(-_value(text) // 1)
+
+
+def _value(text: str | float) -> Fraction:
+    """0 for what is no quantity: the API server lets none in."""
+    try:
+        return quantity.parse(str(text))[0]
+    except quantity.InvalidQuantity:
+        return Fraction(0)

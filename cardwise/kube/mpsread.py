@@ -1,0 +1,64 @@
+"""What cards and pods say of MPS, out of their objects: for placement (`cardwise.core.mpsplaces`).
+
+Apart from the survey, because the extender, which keeps the same picture alive, reads them by the same functions.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from cardwise.core import mps, mpsplaces
+from cardwise.core.mps import Scope, State
+from cardwise.core.mpsplaces import CardMps, Party
+from cardwise.kube.wire import MpsStatus, RunAs
+
+_TAKING = (State.READY, State.OFF)
+
+
+class _Running(Protocol):
+    @property
+    def security_context(self) -> RunAs | None: ...
+
+
+class PodSpec(_Running, Protocol):
+    """As much of a pod's spec as says who its containers run as."""
+
+    @property
+    def containers(self) -> Sequence[_Running] | None: ...
+
+    @property
+    def init_containers(self) -> Sequence[_Running] | None: ...
+
+    @property
+    def host_users(self) -> bool | None: ...
+
+
+def of_card(status: MpsStatus | None) -> CardMps | None:
+    """None where its node has no manager. A state that we do not know is none that takes pods."""
+    if status is None:
+        return None
+    return _shared(status.state in _TAKING, status.mode == Scope.NODE, status.multi_user, max(0, status.max_clients))
+
+
+@lru_cache(maxsize=1024)
+def _shared(ready: bool, several: bool, multi_user: bool, max_clients: int) -> CardMps:
+    """One object for all cards that are alike."""
+    return CardMps(ready, several, multi_user, max_clients)
+
+
+def of_pod(annotations: Mapping[str, str], spec: PodSpec, keys: Collection[str]) -> Party:
+    """`keys`: the containers that hold cards. Where they are not known by key (gpushare's), any of them may."""
+    if spec.host_users is False:
+        return mpsplaces.party(mps.mode(annotations), mpsplaces.OWN_USERS)
+    every = (*(spec.init_containers or ()), *(spec.containers or ()))
+    if spec.security_context is None and all(one.security_context is None for one in every):
+        # Most pods: then nobody is looked for by key, which takes a sixth of reading a pod.
+        return mpsplaces.party(mps.mode(annotations), mpsplaces.IMAGE)
+    by_key = {f"init-{i}": one for i, one in enumerate(spec.init_containers or ())}
+    by_key |= {str(i): one for i, one in enumerate(spec.containers or ())}
+    holders = [by_key[key] for key in keys if key in by_key] or [*by_key.values()]
+    return mpsplaces.party(mps.mode(annotations), mpsplaces.user(_user(spec), map(_user, holders)))
+
+
+def _user(running: _Running) -> int | None:
+    return running.security_context.run_as_user if running.security_context is not None else None

@@ -1,0 +1,45 @@
+"""JAX: the memory fraction, put into the environment while JAX reads it.
+
+JAX reads the environment when it starts its GPU backend, long after its import, and refuses to start where both the
+old and the new name are set. So it is decided in that moment: what the program has set by then wins, and our own old
+name, which the pod may have, makes room for the program's new one. Python 3.7 and above.
+"""
+
+import functools
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_OLD = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_NEW = "XLA_CLIENT_MEM_FRACTION"
+# Where jaxlib reads it: the plugins' options; before jaxlib 0.4.16 or so, the making of the client.
+_READERS = ("generate_pjrt_gpu_plugin_options", "make_gpu_client")
+
+
+def after(module: "Any", share: "Any") -> None:
+    """Wrap the functions of jaxlib.xla_client that read the fraction."""
+    for name in _READERS:
+        original = getattr(module, name, None)
+        if original is not None:
+            setattr(module, name, _with_fraction(original, share))
+
+
+def _with_fraction(original: "Any", share: "Any") -> "Any":
+    @functools.wraps(original)
+    def reading(*arguments: "Any", **named: "Any") -> "Any":
+        old, new = os.environ.get(_OLD), os.environ.get(_NEW)
+        if not old and not new:
+            os.environ[_OLD] = share.text
+        elif new and old == share.text:
+            del os.environ[_OLD]
+        try:
+            return original(*arguments, **named)
+        finally:
+            if old is None:
+                os.environ.pop(_OLD, None)
+            else:
+                os.environ[_OLD] = old
+
+    return reading

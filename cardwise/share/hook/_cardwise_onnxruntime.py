@@ -1,0 +1,26 @@
+"""ONNX Runtime: gpu_mem_limit for the CUDA provider, where a session names that provider without one.
+
+Added where ONNX Runtime has brought the forms in which providers can be named into one, for new sessions and for
+set_providers alike. Python 3.7 and above.
+"""
+
+import functools
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def after(module: "Any", share: "Any") -> None:
+    """Wrap the function that brings providers and their options into one form."""
+    original = module.check_and_normalize_provider_args
+
+    @functools.wraps(original)
+    def normalized(*arguments: "Any", **named: "Any") -> "Any":
+        providers, all_options = original(*arguments, **named)
+        for provider, options in zip(providers, all_options):
+            if provider == "CUDAExecutionProvider":
+                options.setdefault("gpu_mem_limit", str(share.limit_bytes))
+        return providers, all_options
+
+    module.check_and_normalize_provider_args = normalized

@@ -1,0 +1,83 @@
+"""How full each card of this node is, by the pods that are on the node and by the grants on its disk. Pure.
+
+Counted anew at each scrape, and not by the extender's ledger: with what that says in an ExtendedResource these numbers
+are two words about one card, which must agree.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cardwise.core import assignment
+from cardwise.core.assignment import CardShare
+from cardwise.core.quantity import MiB
+from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
+from deviceplugin.grants import Grant, by_pod
+from deviceplugin.pods import PodView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardLevel:
+    """`used` MiB and `core` percent of the SMs by `shares` containers; `granted`: MiB of those that have started."""
+
+    card: GpuCard
+    healthy: bool
+    used: int
+    granted: int
+    shares: int
+    core: int
+
+    @property
+    def free(self) -> int:
+        """MiB."""
+        return max(0, self.card.memory - self.used)
+
+
+def levels(
+    cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[PodView], grants: Iterable[Grant]
+) -> list[CardLevel]:
+    """Of these cards. A pod that has ended counts while it has a grant: until its containers are gone."""
+    cards = list(cards)
+    uuid_of = {card.index: card.uuid for card in cards}
+    used: Counter[str] = Counter()
+    granted: Counter[str] = Counter()
+    shares: Counter[str] = Counter()
+    core: Counter[str] = Counter()
+    holders = by_pod(grants)
+    living: set[str] = set()
+    for pod in pods:
+        if pod.finished:
+            continue
+        living.add(pod.uid)
+        for share in _assigned(pod):
+            uuid = share.uuid or uuid_of.get(share.index, "")
+            used[uuid] += share.mem
+            shares[uuid] += 1
+            core[uuid] += share.core
+    for uid, grant in holders.items():
+        for mine in grant.pod_shares:
+            granted[mine.uuid] += mine.mem
+            if uid not in living:
+                used[mine.uuid] += mine.mem
+                shares[mine.uuid] += 1
+                core[mine.uuid] += mine.core
+    return [
+        CardLevel(
+            card=card,
+            healthy=health.get(card.uuid, HEALTHY).healthy,
+            used=MiB(used[card.uuid]),
+            granted=MiB(granted[card.uuid]),
+            shares=shares[card.uuid],
+            core=core[card.uuid],
+        )
+        for card in cards
+    ]
+
+
+def _assigned(pod: PodView) -> Iterator[CardShare]:
+    try:
+        found = assignment.decode(pod.annotations)
+    except assignment.InvalidAssignment:
+        return  # the extender tells of it, and no container of such a pod starts
+    if found is not None:
+        yield from found.shares()

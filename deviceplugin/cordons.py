@@ -1,0 +1,55 @@
+"""Which cards and devices of this node people have cordoned, on its own disk.
+
+The ExtendedResource is the truth of it while there is one. But the object goes with its Node, or when the card was away
+for a moment, and its next one must not offer a card that somebody has taken out of use.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from cardwise.kube.wire import Cordon, ExtendedResource
+from cardwise.runtime.replacing import replace
+
+_log = structlog.get_logger(__name__)
+
+
+class Cordons:
+    """For one thread. What cannot be read is as if nothing had been cordoned."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._by_uuid: dict[str, Cordon] = {}
+        try:
+            self._by_uuid = msgspec.json.decode(path.read_bytes(), type=dict[str, Cordon])
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("which cards were cordoned is not known", path=str(path), error=str(error))
+        self._written = dict(self._by_uuid)
+
+    def note(self, resources: Iterable[ExtendedResource]) -> None:
+        """What the objects say now; of those that are gone the last word stays."""
+        for resource in resources:
+            if resource.spec.unschedulable:
+                self._by_uuid[resource.spec.uuid] = resource.spec.cordon
+            else:
+                self._by_uuid.pop(resource.spec.uuid, None)
+        if self._by_uuid != self._written:
+            self._write()
+
+    def mark(self, uuid: str) -> dict[str, Any]:
+        """What the spec of a new object says of it beside what the card is."""
+        cordon = self._by_uuid.get(uuid)
+        return {} if cordon is None else {"unschedulable": True, "cordon": msgspec.to_builtins(cordon)}
+
+    def _write(self) -> None:
+        try:
+            replace(self._path, msgspec.json.encode(self._by_uuid))
+        except OSError as error:  # the cluster must hear of the cards all the same; the next round tries again
+            _log.warning("which cards are cordoned was not written", path=str(self._path), error=str(error))
+            return
+        self._written = dict(self._by_uuid)

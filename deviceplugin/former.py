@@ -1,0 +1,111 @@
+"""Whether the kubelet still takes gpu-mem for the resource of a device plugin: gpushare's, which served this node.
+
+It goes on so for five minutes after that plugin has ended, and for as long as a pod runs that got its share there. All
+that time it fails each new pod that asks for gpu-mem (UnexpectedAdmissionError, for good), since nobody offers it
+devices. So no card is shared until then: pods wait instead, and those that run stay.
+"""
+
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from cardwise.core import names
+
+
+class _Entry(Struct, rename="pascal"):
+    pod_uid: str = msgspec.field(name="PodUID")
+    resource_name: str
+
+
+class _Data(Struct, rename="pascal"):
+    pod_device_entries: list[_Entry] | None = None
+    registered_devices: dict[str, list[str] | None] | None = None
+
+
+class _Checkpoint(Struct, rename="pascal"):
+    data: _Data
+
+
+_decode = msgspec.json.Decoder(_Checkpoint).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the kubelet says of gpu-mem. `devices`: how many, None where no device plugin has it. `holders` are UIDs.
+
+    `ours`: it knows our plugin.
+    """
+
+    devices: int | None = None
+    holders: frozenset[str] = frozenset()
+    ours: bool = False
+
+
+def parse(content: bytes) -> Seen:
+    """From the kubelet's device checkpoint."""
+    try:
+        data = _decode(content).data
+    except msgspec.DecodeError:
+        return Seen()  # PreStartContainer reads the same file, and says so
+    registered = data.registered_devices or {}
+    return Seen(
+        len(registered[names.GPU_MEM] or ()) if names.GPU_MEM in registered else None,
+        frozenset(entry.pod_uid for entry in data.pod_device_entries or () if entry.resource_name == names.GPU_MEM),
+        names.SHARE in registered,
+    )
+
+
+def why_not(seen: Seen, living: Collection[str]) -> str:
+    """What keeps the cards from being shared, "" where nothing does. `living`: UIDs of the pods that are not finished.
+
+    Other holders are old: the kubelet drops them before it next gives a device away. Pure.
+    """
+    if seen.devices:
+        return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: end it there"
+    left = len(seen.holders.intersection(living))
+    if left:
+        return f"pods that gpushare's device plugin gave a share run on this node ({left}): wait for their end"
+    if seen.devices is None:
+        return ""
+    return (
+        f"the kubelet has not forgotten gpushare's device plugin yet ({names.GPU_MEM}): it does so five minutes after "
+        "the plugin's end, if it is not restarted meanwhile"
+    )
+
+
+class Former:
+    """Looks into the checkpoint when it has changed: with gpushare's plugin it has megabytes.
+
+    Who does not want to wait may end the kubelet, remove the checkpoint and start it. It then starts containers without
+    our grant until our plugin has registered anew: on a node that was gpushare's, no card is shared before.
+    """
+
+    def __init__(self, kubelet_dir: Path) -> None:
+        self._checkpoint = kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
+        self._mark = (0, 0, 0)
+        self._seen = Seen()
+        self._leaving = False
+        self._lock = threading.Lock()
+
+    def why_not(self, living: Iterable[str]) -> str:
+        """As the function."""
+        with self._lock:
+            return self._why_not(living)
+
+    def _why_not(self, living: Iterable[str]) -> str:
+        try:
+            found = self._checkpoint.stat()
+            mark = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if mark != self._mark:
+                self._seen, self._mark = parse(self._checkpoint.read_bytes()), mark
+        except OSError:
+            self._seen, self._mark = Seen(), (0, 0, 0)  # no plugin has registered yet
+        if not self._leaving and self._seen.devices is None and not self._seen.holders:
+            return ""
+        why = why_not(self._seen, frozenset(living))
+        self._leaving = bool(why) or not self._seen.ours
+        return why or ("the kubelet has restarted and does not know our device plugin yet" if self._leaving else "")

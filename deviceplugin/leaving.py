@@ -1,0 +1,71 @@
+"""The last seconds of an agent that is told to end, as in a rolling update: nobody is on the way to this node when it
+goes.
+
+The kubelet asks for a pod's slots when it admits the pod. One that finds no plugin then has failed for good
+(UnexpectedAdmissionError), and only a controller makes another. So the node offers no slots first, and the agent serves
+on until those that are bound here have been admitted. Their containers start later: that the kubelet tries again.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from cardwise.core import assignment
+from deviceplugin.kubelet import Kubelet, KubeletSilent
+from deviceplugin.pods import PodView
+
+_log = structlog.get_logger(__name__)
+
+LEAST = 1.0  # seconds without slots: for binds under way, and for what is bound to come to the kubelet
+_MOST = 6.0  # the pod of a DaemonSet has more; who is not admitted by then waits for something else
+_PAUSE = 0.25
+_AGAIN = 1.0  # seconds after which the slots are withdrawn again, where nobody says how the node is now
+
+
+def not_admitted(pods: Iterable[PodView], kubelet: Kubelet) -> list[str]:
+    """The pods bound here that the kubelet has given no slots yet; nobody where it does not say. By name."""
+    try:
+        slots = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
+    except KubeletSilent:
+        return []
+    return [f"{pod.namespace}/{pod.name}" for pod in pods if pod.phase == "Pending" and slots[pod.uid] < _asked(pod)]
+
+
+def _asked(pod: PodView) -> int:
+    """How many slots: one for each container that was given something."""
+    try:
+        assigned = assignment.decode(pod.annotations)
+    except assignment.InvalidAssignment:
+        return 0
+    return len(assigned.containers.keys() | assigned.devices.keys()) if assigned is not None else 0
+
+
+def leave(
+    withdraw: Callable[[], None],
+    offered: Callable[[], bool],
+    coming: Callable[[], list[str]],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Returns when the agent may end. `withdraw`: the node offers no slots; `offered`: whether it does, as far as is
+    known, since the kubelet's own report brings them back; `coming`: who may still ask for one.
+    """
+    began = without = clock()
+    offers, withdrawn = True, float("-inf")
+    while (now := clock()) - began < _MOST:
+        before, offers = offers, offered()
+        back = offers and not before
+        if back:
+            without = now
+        if back or now - withdrawn >= _AGAIN:
+            withdraw()
+            withdrawn = now
+        if now - without >= LEAST and not coming():
+            return
+        sleep(_PAUSE)
+    left = coming()
+    if left:
+        _log.warning("ends before these pods were admitted; they may fail", pods=left)

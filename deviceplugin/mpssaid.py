@@ -1,0 +1,46 @@
+"""What the cluster goes on believing of this node's MPS once nobody is there who could take it back.
+
+The manager tells the cluster itself, and whatever ends it in bad order leaves its last word: a card that is ready for
+ever, on which nothing starts. The node's files say whether it lives, and the device plugin is there to read them.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cardwise.core.mps import Mode, State
+from cardwise.gpus import mpsnode
+from cardwise.kube.wire import ExtendedResource
+from deviceplugin import cards as tell
+
+PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by then
+_REASON = "the node's MPS manager is gone or hangs"
+
+
+class MpsSaid:
+    """For one thread. `setting` and `root` as MpsWait has them."""
+
+    def __init__(
+        self, setting: Mode, root: Path, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._setting = setting
+        self._root = root
+        self._patience = patience
+        self._clock = clock
+        self._silent_since: dict[str, float] = {}  # by UUID
+
+    def correction(self, found: ExtendedResource) -> tell.Object:
+        """What to put into the card's status by a merge patch; {} where what is there may stay."""
+        said, uuid = found.status.mps, found.spec.uuid
+        if said is not None and self._setting is Mode.OFF:
+            return {"mps": None}  # what a manager has left behind that was taken away would keep pods off for ever
+        if said is None or said.state == State.DOWN or not mpsnode.silent(self._root, uuid):
+            self._silent_since.pop(uuid, None)
+            return {}
+        now = self._clock()
+        if now - self._silent_since.setdefault(uuid, now) < self._patience:
+            return {}
+        # The rest stays: it is what the manager will do again, and it makes the card a managed one.
+        changed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"mps": {"state": str(State.DOWN), "reason": _REASON, "lastChange": changed}}

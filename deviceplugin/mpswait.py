@@ -1,0 +1,174 @@
+"""What a container waits for before it starts on a card with MPS, and which daemon it then goes through.
+
+The rules are those of docs/design/0005-mps.md; what makes them true is read from the node's own files at each start, so
+nothing here needs the API server, and nothing is remembered but that this node has a manager at all.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from cardwise.core import mps
+from cardwise.core.mps import Mode, State
+from cardwise.core.quantity import MiB
+from cardwise.gpus import mpsnode
+from deviceplugin.grants import Grant
+
+SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
+_PAUSE = 0.2
+_SEEN = "mps-manager-seen"
+_CHANGED = "MPS has changed on its card in this moment"
+
+
+class _OnCard(Protocol):
+    """A share, as a grant or as an assignment has it."""
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def mem(self) -> int: ...
+
+
+class NotYet(Exception):
+    """The container may not start now; the message is for the pod's events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`problem`: why not now, "" if it may start. `homes`: the folders of the daemons that it is given."""
+
+    problem: str = ""
+    homes: tuple[str, ...] = ()
+
+
+class MpsWait:
+    """`wait` before a container starts, `confirm` right before its grant is delivered."""
+
+    def __init__(self, setting: Mode, root: Path, state_dir: Path, seconds: float = SECONDS) -> None:
+        """`state_dir` must survive reboots. Raises OSError."""
+        self._setting = setting
+        self._root = root
+        self._seen = state_dir / _SEEN
+        self._seconds = seconds
+        if setting is Mode.OFF:
+            self._seen.unlink(missing_ok=True)
+        self._has_manager()  # also where nothing starts before the next reboot
+
+    def wait(self, grant: Grant, seat: Callable[[], bool], leave: Callable[[], None]) -> Grant:
+        """The grant with the daemons that its container is given. Raises NotYet.
+
+        `seat` says whether one more call may wait; `leave` gives that back.
+        """
+        wanted = self._wanted(grant)
+        verdict = self._look(grant, wanted)
+        if verdict.problem and seat():
+            try:
+                verdict = self._in_time(grant, wanted, verdict)
+            finally:
+                leave()
+        if verdict.problem:
+            raise NotYet(verdict.problem)
+        return msgspec.structs.replace(grant, mps=verdict.homes)
+
+    def confirm(self, grant: Grant) -> None:
+        """Whether it still holds. Raises NotYet."""
+        verdict = self._look(grant, self._wanted(grant))
+        if verdict.problem or verdict.homes != grant.mps:
+            raise NotYet(verdict.problem or _CHANGED)
+
+    def _in_time(self, grant: Grant, wanted: State | None, verdict: Verdict) -> Verdict:
+        deadline = time.monotonic() + self._seconds
+        while verdict.problem and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+            verdict = self._look(grant, wanted)
+        return verdict
+
+    def _wanted(self, grant: Grant) -> State | None:
+        """The state to wait for; None where MPS is not in play. Raises NotYet."""
+        if not grant.pod_shares:
+            return None
+        mode = _mode(grant.mps_mode, self._setting)
+        here = self._has_manager()
+        if mode is Mode.REQUIRED and not here:
+            why = "--mps=off" if self._setting is Mode.OFF else f"no manager has run here ({self._root} is empty)"
+            raise NotYet(
+                f"pod {grant.pod} requires MPS ({mps.MODE}), which this node does not have: {why}; create it again "
+                f"without, or on a node where cardwise-mps runs"
+            )
+        if not here:
+            return None
+        return State.OFF if mode is Mode.OFF else State.READY
+
+    def _has_manager(self) -> bool:
+        """Whether this node has one, running or not: who starts before it after a reboot would get past it."""
+        if self._setting is not Mode.PREFERRED:
+            return self._setting is Mode.REQUIRED
+        if self._seen.exists():
+            return True
+        if not (self._root / mps.LOCK).exists():
+            return False
+        with contextlib.suppress(OSError):  # then the next reboot does not know, but this start does
+            self._seen.touch()
+        return True
+
+    def _look(self, grant: Grant, wanted: State | None) -> Verdict:
+        if wanted is None:
+            return Verdict()
+        if grant.is_agent:
+            return self._look_for_agent(grant, wanted)
+        if wanted is State.OFF:
+            return Verdict(self._problem(grant.shares, State.OFF))
+        homes = self._homes(grant.shares)
+        if None in homes:
+            return Verdict(self._problem(grant.shares, State.READY) or _CHANGED)
+        if len(homes) > 1:
+            return self._look_at_several(grant)
+        return Verdict(self._problem(grant.shares, State.READY), tuple(map(str, homes)))
+
+    def _look_at_several(self, grant: Grant) -> Verdict:
+        """Each card has a daemon of its own, and a process can go through one only."""
+        what = (
+            f"pod {grant.pod} has shares of several cards in one container, each with an MPS daemon of its own; a "
+            "process can use one (cardwise-mps --scope=node has one for all)"
+        )
+        if _mode(grant.mps_mode, self._setting) is Mode.REQUIRED:
+            return Verdict(what)
+        why = self._problem(grant.shares, State.OFF)
+        return Verdict(f"{what}; it starts without MPS once it is off on all of them: {why}" if why else "")
+
+    def _look_for_agent(self, grant: Grant, wanted: State) -> Verdict:
+        """It waits by itself; it only needs something to look at."""
+        if wanted is State.OFF:
+            return Verdict()
+        by_container = grant.assignment().containers.values()
+        if any(len(homes := self._homes(shares)) > 1 and None not in homes for shares in by_container):
+            return Verdict()  # such a container can only start without MPS
+        homes = self._homes(grant.pod_shares)
+        if None in homes:
+            return Verdict(self._problem(grant.pod_shares, wanted) or _CHANGED)
+        return Verdict(homes=tuple(map(str, homes)))
+
+    def _homes(self, shares: Sequence[_OnCard]) -> list[Path | None]:
+        """Of the daemons that serve these cards, each once."""
+        return list(dict.fromkeys(mpsnode.find(self._root, share.uuid)[0] for share in shares))
+
+    def _problem(self, shares: Sequence[_OnCard], wanted: State) -> str:
+        problems = (mpsnode.problem(self._root, share.uuid, wanted=wanted, need=MiB(share.mem)) for share in shares)
+        return next(filter(None, problems), "")
+
+
+def _mode(said: str, setting: Mode) -> Mode:
+    """What holds for a pod: its own word, else the node's. Raises NotYet."""
+    try:
+        return Mode(said) if said else setting
+    except ValueError as error:
+        modes = ", ".join(Mode)
+        raise NotYet(
+            f"annotation {mps.MODE}: {said!r} is no mode of MPS; create the pod again with one of {modes}"
+        ) from error

@@ -1,0 +1,184 @@
+"""What each pod may have, by everything that is said of it; for every pod UID there is one answer, `holding`.
+
+The API server says it (bound), this process has decided it and not seen it confirmed (tentative), the pod had it when
+it vanished (ghost), its node reports it (held). Apart from the state, which after each change here brings the ledger to
+`holding`: these are the rules of *who counts when* alone, so the order in which things are heard does not matter. Not
+thread-safe: its owner locks.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from cardwise.core.ledger import Holding
+from extender.decisions import Decided, Ghost, Patience, Stage, Tentative
+from extender.inventory import Inventory
+from extender.projection import PodRecord
+
+Clock = Callable[[], float]
+
+_PLANS = (Stage.PLANNED, Stage.HELD)
+
+
+class Claims:
+    """By pod UID. `reports`: what nodes say."""
+
+    def __init__(self, reports: Inventory, patience: Patience, clock: Clock) -> None:
+        self._reports = reports
+        self._patience = patience
+        self._clock = clock
+        self._pods: dict[str, PodRecord] = {}  # bound and not finished
+        self._tentative: dict[str, Tentative] = {}
+        self._ghosts: dict[str, Ghost] = {}
+
+    def holding(self, uid: str) -> Holding | None:
+        """What the pod holds, all told."""
+        pod = self._pods.get(uid)
+        if pod is not None:
+            return _of_pod(pod)
+        tentative = self._tentative.get(uid)
+        if tentative is not None:
+            return tentative.holding
+        ghost = self._ghosts.get(uid)
+        if uid in self._reports.held():
+            return self._reports.reported(uid) if ghost is None else replace(ghost.holding, mark="held")
+        return ghost.holding if ghost is not None else None
+
+    def decided(self, uid: str) -> Decided | None:
+        """Where the pod is or may be bound already."""
+        pod = self._pods.get(uid)
+        if pod is not None and pod.assignment is not None:
+            return Decided(node=pod.node, assignment=pod.assignment, stage=Stage.BOUND)
+        tentative = self._tentative.get(uid)
+        ghost = self._ghosts.get(uid)
+        if tentative is not None and tentative.stage not in _PLANS:
+            holding, stage = tentative.holding, tentative.stage
+        elif ghost is not None:
+            holding, stage = ghost.holding, Stage.UNSURE  # a call from before the pod vanished
+        else:
+            return None
+        return Decided(node=holding.node, assignment=holding.assignment, stage=stage)
+
+    def counts(self) -> dict[str, int]:
+        """Pods by what they hold their share as."""
+        counts = {"bound": len(self._pods)}
+        for t in self._tentative.values():
+            counts[t.stage.value] = counts.get(t.stage.value, 0) + 1
+        counts["ghost"] = len(self._ghosts)
+        held = self._reports.held()
+        counts["held"] = sum(uid not in self._pods and uid not in self._ghosts for uid in held)
+        return counts
+
+    # What is heard.
+
+    def bound(self, pod: PodRecord) -> None:
+        """The API server has the pod on its node, with an assignment."""
+        self._pods[pod.uid] = pod
+        self._ghosts.pop(pod.uid, None)
+        tentative = self._tentative.get(pod.uid)
+        if tentative is not None and tentative.stage is not Stage.BINDING:
+            del self._tentative[pod.uid]
+
+    def left(self, uid: str, *, ended: bool) -> None:
+        """The pod is over. What it held ends with its containers, not with its object; `ended`: they have ended."""
+        pod = self._pods.pop(uid, None)
+        tentative = self._tentative.get(uid)
+        if tentative is not None and tentative.stage is Stage.BINDING:
+            tentative.gone = True
+        else:
+            self._tentative.pop(uid, None)
+        last = _of_pod(pod) if pod is not None else None
+        if last is None and tentative is not None and tentative.stage in (Stage.UNSURE, Stage.BOUND):
+            last = tentative.holding
+        if ended:
+            self._ghosts.pop(uid, None)
+        elif last is not None:
+            self._haunt(last)
+
+    def unreported(self, uid: str) -> None:
+        """A card does not report the pod any more. Where none does, that is the proof: its node had it and let go."""
+        if uid not in self._reports.held():
+            self._ghosts.pop(uid, None)
+
+    # What is decided.
+
+    def tentative(self, uid: str) -> Tentative | None:
+        """The decision that is not confirmed yet."""
+        return self._tentative.get(uid)
+
+    def decide(self, holding: Holding, stage: Stage, term: int = 0) -> None:
+        """The pod is to have this, in place of an earlier decision."""
+        self._tentative[holding.uid] = Tentative(holding, stage, self._clock(), term)
+
+    def drop(self, uid: str) -> bool:
+        """The decision does not hold any more; whether there was one."""
+        return self._tentative.pop(uid, None) is not None
+
+    def release_plan(self, uid: str) -> bool:
+        """As `drop`, where nothing has been posted."""
+        tentative = self._tentative.get(uid)
+        return tentative is not None and tentative.stage in _PLANS and self.drop(uid)
+
+    def posted(self, uid: str, stage: Stage | None) -> bool:
+        """How the posting of a decision ended, as `State.finish_bind` has it; whether there was one."""
+        tentative = self._tentative.get(uid)
+        if tentative is None or tentative.stage is not Stage.BINDING:
+            return False
+        del self._tentative[uid]
+        if stage is not None and tentative.gone:
+            self._haunt(tentative.holding)
+        elif stage is not None and uid not in self._pods:
+            self.decide(replace(tentative.holding, mark=stage.value), stage, tentative.term)
+        return True
+
+    def looked_up(self, uid: str, *, bound: bool, exists: bool) -> bool:
+        """What a consistent read said of a decision from `unconfirmed`; whether that ends it."""
+        tentative = self._tentative.get(uid)
+        if tentative is None or not self._overdue(tentative):
+            return False  # settled, or posted once more since
+        if bound:
+            tentative.since = self._clock()  # the watch is behind; ask again later
+            return False
+        del self._tentative[uid]
+        if not exists:
+            # It may have been bound and deleted between two looks.
+            self._haunt(tentative.holding)
+        return True
+
+    # What time does.
+
+    def drop_plans(self, *, older: float | None = None) -> list[str]:
+        """Ends plans: all, or those of more than so many seconds that end by themselves. Returns their pods."""
+        now = self._clock()
+        plans = [
+            uid
+            for uid, t in self._tentative.items()
+            if (t.stage in _PLANS if older is None else t.stage is Stage.PLANNED and now - t.since > older)
+        ]
+        for uid in plans:
+            del self._tentative[uid]
+        return plans
+
+    def drop_ghosts(self) -> list[str]:
+        """Ends those whose time is over and whose node says nothing. Returns their pods."""
+        now, held = self._clock(), self._reports.held()
+        ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in held]
+        for uid in ghosts:
+            del self._ghosts[uid]
+        return ghosts
+
+    def unconfirmed(self) -> list[Holding]:
+        """What should have been confirmed by now."""
+        return [t.holding for t in self._tentative.values() if self._overdue(t)]
+
+    def _overdue(self, tentative: Tentative) -> bool:
+        posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)
+        return posted and self._clock() - tentative.since > self._patience.confirm
+
+    def _haunt(self, last: Holding) -> None:
+        self._ghosts[last.uid] = Ghost(replace(last, mark="ghost"), self._clock() + self._patience.ghost)
+
+
+def _of_pod(pod: PodRecord) -> Holding:
+    if pod.assignment is None:  # only pods with one are kept
+        raise AssertionError(pod)
+    return Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, party=pod.party)

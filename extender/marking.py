@@ -1,0 +1,68 @@
+"""The label on the pod of the extender that answers, by which a Service finds it among the standbys.
+
+Apart from the Lease, which alone decides who binds: a label that comes late costs kube-scheduler one more try, no more.
+"""
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+_log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.2
+_PAUSE_SECONDS = 2.0  # after a write that failed
+
+
+class LeaderMark:
+    """Its thread sets the label when `leads` has become true, and takes it away when it has become false.
+
+    The label of a process that was killed stays until its container is started anew; until then the pod is not ready.
+    """
+
+    def __init__(self, client: KubeClient, namespace: str, pod: str, leads: Callable[[], bool]) -> None:
+        self._client = client
+        self._path = paths.pods(namespace, pod)
+        self._leads = leads
+        self._marked: bool | None = None  # as it was last written; None: nobody knows
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="marking", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Once the Lease was given back."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        if self._marked is not False:
+            self._write(marked=False)
+
+    def step(self) -> bool:
+        """Writes what has changed; whether the label is right now."""
+        leads = self._leads()
+        return leads == self._marked or self._write(marked=leads)
+
+    def _write(self, *, marked: bool) -> bool:
+        change = {"metadata": {"labels": {names.LEADER: "true" if marked else None}}}
+        try:
+            self._client.patch(self._path, change, "merge")
+        except errors.KubeError as error:
+            _log.warning("the label of the leader could not be written", marked=marked, error=str(error))
+            return False
+        self._marked = marked
+        return True
+
+    def _run(self) -> None:
+        right = True
+        while not self._stopping.wait(_LOOK_SECONDS if right else _PAUSE_SECONDS):
+            try:
+                right = self.step()
+            except Exception:  # noqa: BLE001 - the outermost loop: without it no label would ever change again
+                right = False
+                _log.exception("the label of the leader could not be written")

@@ -1,0 +1,207 @@
+"""What the extender keeps of our own objects: cards, classes and quotas, each as one record out of its JSON.
+
+A record has two parts. What is decided by goes to the state; what the object's status says of it is compared with what
+ought to be written (`statuswriter`). One watch feeds both, so they are decoded once and never differ.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from sys import intern
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from cardwise.core import classes, names, quotas
+from cardwise.core.cards import Card
+from cardwise.core.classes import DeviceClass
+from cardwise.core.devices import Device
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.quotas import GPUQuota
+from cardwise.kube import survey, wire
+
+Object = dict[str, Any]
+
+_SHARED = 4096  # different sets of labels, of which each is kept once for all cards that have it
+
+
+class HeldRecord(NamedTuple):
+    """A container's share, of a pod whose object is gone, as the node reports it for one card or device."""
+
+    uid: str
+    namespace: str
+    name: str
+    mem: int
+    core: int
+    whole: bool = False
+
+
+class CardStatus(NamedTuple):
+    """What the extender says in the status of an ExtendedResource; MiB and percent. -1: the object does not say it."""
+
+    memory: int = -1
+    core: int = -1
+    shares: int = -1
+    whole: bool = False
+    pods: int = -1
+    free: int = -1
+    classes: tuple[str, ...] = ()
+
+
+class CardRecord(NamedTuple):
+    """An ExtendedResource: the card or device, where it is, and what vanished pods still hold on it.
+
+    `labels` are those that selectors see and that do not follow from the rest; their keys are in lower case. `status`
+    is what the extender has written, and decides nothing.
+    """
+
+    node: str
+    card: Card | Device
+    held: tuple[HeldRecord, ...] = ()
+    labels: Mapping[str, str] = {}
+    status: CardStatus = CardStatus()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRecord:
+    """A ResourceClass; `device_class` is None where it cannot be read, for `problem`.
+
+    `auto_models`: the models that Cardwise wrote it for, while it is as Cardwise wrote it; none for a class that is a
+    person's.
+    """
+
+    device_class: DeviceClass | None = None
+    problem: str = ""
+    uid: str = ""
+    version: str = ""
+    generation: int = 0
+    auto_models: tuple[str, ...] = ()
+    status: Object = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaRecord:
+    """A GPUQuota; `quota` is None where it cannot be read, for `problem`."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+    quota: GPUQuota | None = None
+    problem: str = ""
+    generation: int = 0
+    status: Object = field(default_factory=dict)
+
+
+class _Allocated(Struct, rename="camel"):
+    memory_mib: int = msgspec.field(default=-1, name="memoryMiB")
+    core_percent: int = -1
+    shares: int = -1
+    whole: bool | None = None
+    pods: int = -1
+
+
+class _Status(wire.ExtendedResourceStatus, rename="camel"):
+    """With what the extender writes."""
+
+    allocated: _Allocated | None = None
+    free_mib: int = msgspec.field(default=-1, name="freeMiB")
+    classes: list[str] | None = None
+
+
+class _Card(wire.ExtendedResource):
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_decode_card = msgspec.json.Decoder(_Card).decode
+_decode_object = msgspec.json.Decoder(Object).decode
+
+
+def card(raw: bytes) -> tuple[str, CardRecord] | None:
+    """Key and record of an ExtendedResource."""
+    read = _decode_card(raw)
+    spec, status = read.spec, read.status
+    held = tuple(
+        HeldRecord(
+            held.pod_uid,
+            held.namespace,
+            held.name,
+            held.memory_mib,
+            held.core_percent,
+            survey.is_whole(held, spec.memory_mib),
+        )
+        for held in status.held or ()
+        if held.pod_uid and held.memory_mib >= 0 and held.core_percent >= 0
+    )
+    return read.metadata.name, CardRecord(
+        intern(spec.node),
+        survey.device_of(read) if survey.is_other(read) else survey.card_of(read),
+        held,
+        _labels(read),
+        _card_status(status),
+    )
+
+
+def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
+    """Name and record."""
+    obj = _decode_object(raw)
+    metadata = obj["metadata"]
+    parsed, problem = None, ""
+    try:
+        parsed = classes.parse(obj)
+    except InvalidRequest as error:
+        problem = str(error)
+    return metadata["name"], ClassRecord(
+        device_class=parsed,
+        problem=problem,
+        uid=metadata.get("uid", ""),
+        version=metadata.get("resourceVersion", ""),
+        generation=metadata.get("generation", 0),
+        auto_models=classes.auto_models(obj),
+        status=obj.get("status") or {},
+    )
+
+
+def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
+    """Key, which is "namespace/name", and record."""
+    obj = _decode_object(raw)
+    metadata = obj["metadata"]
+    parsed, problem = None, ""
+    try:
+        parsed = quotas.parse(obj)
+    except InvalidRequest as error:
+        problem = str(error)
+    return f"{metadata['namespace']}/{metadata['name']}", QuotaRecord(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        quota=parsed,
+        problem=problem,
+        generation=metadata.get("generation", 0),
+        status=obj.get("status") or {},
+    )
+
+
+def _card_status(status: _Status) -> CardStatus:
+    told = status.allocated or _Allocated()
+    return CardStatus(
+        told.memory_mib,
+        told.core_percent,
+        told.shares,
+        bool(told.whole),
+        # A status without `whole` is not whole, but not complete either.
+        told.pods if told.whole is not None else -1,
+        status.free_mib,
+        tuple(intern(name) for name in status.classes or ()),
+    )
+
+
+def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
+    own = {key: value for key, value in read.metadata.labels.items() if key != names.NODE_LABEL}
+    seen = {key.lower(): value for whose in (own, read.spec.properties) for key, value in sorted(whose.items())}
+    return _shared(tuple(sorted(seen.items())))
+
+
+@lru_cache(maxsize=_SHARED)
+def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(items)

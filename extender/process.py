@@ -1,0 +1,231 @@
+"""The parts of the serving process, and in which order they start and stop."""
+
+import gc
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+
+import prometheus_client
+
+from cardwise.core import gangs, policies
+from cardwise.core.quantity import MiB
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder
+from cardwise.runtime import tls
+from cardwise.runtime.expiry import Expiry
+from cardwise.runtime.health import HealthServer, Shown
+from cardwise.runtime.serving import WsgiApp
+from extender import ahead, gangwords, leadership
+from extender.aheadwriter import AheadWriter
+from extender.app import Parts, create_app
+from extender.binder import Binder
+from extender.decisions import Patience
+from extender.evictions import Evictions
+from extender.feeds import Feeds
+from extender.fragmetrics import FragMetrics
+from extender.gangkeeper import GangKeeper
+from extender.leadership import Alone, Leadership
+from extender.ledgercheck import LedgerCheck
+from extender.marking import LeaderMark
+from extender.metrics import Levels, Metrics, Sources
+from extender.requests import Requests
+from extender.sightings import Sightings
+from extender.state import State
+from extender.telling import Telling
+from extender.upkeep import Upkeep
+from extender.verbs import Preferences
+from extender.workloadkeeper import WorkloadKeeper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that the command line says, except how to serve."""
+
+    policy: str
+    one_best_node: bool
+    headroom: int
+    max_clients: int | None
+    core_overcommit: int
+    bind_deadline: float
+    hold_seconds: float
+    nominate_ahead: str
+    nominate_above_nodes: int
+    gang_seconds: float
+    gang_reserve_seconds: float
+    gang_reserve_refusals: int
+    gang_rollback_seconds: float
+    preempt_fragmented: bool
+    ghost_seconds: float
+    lease_namespace: str
+    lease_name: str
+    lease_duration: float
+    no_lease: bool
+    pod: tuple[str, str] | None = None  # namespace and name of our own
+
+
+class Process:
+    """The parts of the serving process, which is a fork of the one that read the settings."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: Settings,
+        shown: Shown,
+        rotator: tls.Rotator | None,
+        room: int,
+    ) -> None:
+        self._state = State(
+            headroom=MiB(settings.headroom),
+            max_clients=settings.max_clients,
+            core=settings.core_overcommit,
+            patience=Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds),
+            of_gangs=_of_gangs(settings, room),
+            of_ahead=_of_ahead(settings),
+        )
+        self._requests = Requests()
+        self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname())
+        seen = Sightings()
+        self._feeds = Feeds(client, self._state, seen, self._events)
+        self._leadership: Leadership = Alone()
+        if not settings.no_lease:
+            self._leadership = leadership.by_lease(
+                client,
+                settings.lease_namespace,
+                settings.lease_name,
+                duration=settings.lease_duration,
+                state=self._state,
+                catch_up=self._feeds.catch_up,
+            )
+        self._mark = LeaderMark(client, *settings.pod, self._leads) if settings.pod is not None else None
+        self._binder = Binder(
+            client,
+            self._state,
+            self._requests,
+            policy=settings.policy,
+            seconds=settings.bind_deadline,
+            leadership=self._leadership,
+        )
+        self._telling = Telling(client, self._state, seen, self._events, knows=self._knows, leads=self._leads)
+        self._check = LedgerCheck(self._state, seen.cards)
+        self._gangs = GangKeeper(client, self._state, self._events, active=self._knows_and_leads)
+        self._fragments = FragMetrics(self._state)
+        workload = WorkloadKeeper(
+            client, self._state, settings.lease_namespace, leads=self._leads, policy=settings.policy
+        )
+        if settings.policy in policies.SCORED:
+            self._state.policies.wanted = True
+        nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads)
+        evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads)
+        self._upkeep = Upkeep(
+            client,
+            self._state,
+            tell=(*self._telling.steps, self._check_ledger),
+            keep=self._gangs,
+            evict=[evictions.step] if settings.preempt_fragmented else (),
+            nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
+            learn=[workload.step, self._fragments.step],
+        )
+        self._preferences = Preferences(
+            policy=settings.policy,
+            one_best_node=settings.one_best_node,
+            preempt_fragmented=settings.preempt_fragmented,
+        )
+        self._shown = shown
+        self._health: HealthServer | None = None
+        self._rotator = rotator
+
+    def app(self) -> WsgiApp:
+        registry = prometheus_client.REGISTRY
+        sources = Sources(
+            marks=self._state.marks,
+            gangs=self._state.gangs.phases,
+            waiting=self._state.waiters.by_reason,
+            disagreements=self._check.counts,
+            staleness=self._feeds.staleness,
+            leads=self._leads,
+        )
+        registry.register(Levels(sources))
+        registry.register(self._fragments)
+        if self._shown.certificates is not None:
+            registry.register(Expiry(self._shown.certificates))
+        metrics = Metrics(registry)
+        self._state.gangs.observe(metrics.held, metrics.queued)
+        self._state.ahead.observe = metrics.ahead
+        parts = Parts(
+            state=self._state,
+            requests=self._requests,
+            binder=self._binder,
+            metrics=metrics,
+            preferences=self._preferences,
+            missing=self._feeds.missing,
+            leadership=self._leadership,
+            notice=self._telling.notices.waits_for_quota,
+        )
+        return create_app(parts)
+
+    def start(self) -> None:
+        # The lists of a big cluster make no garbage to look for; Feeds freezes what stays of them, and looks again.
+        gc.set_threshold(20_000, 20, 50)
+        gc.disable()
+        # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
+        # 5 ms, which was the p99 of filter while statuses were written (docs/measured.md).
+        sys.setswitchinterval(0.0005)
+        self._health = HealthServer(self._shown.bind, ready=self._feeds.missing, config=self._shown.config)
+        self._health.start()
+        self._feeds.start()
+        self._leadership.start()
+        if self._mark is not None:
+            self._mark.start()
+        self._upkeep.start()
+        if self._rotator is not None:
+            self._rotator.start()
+
+    def stopping(self) -> None:
+        self._state.gangs.stop("the extender stops")
+        # Not only when the last connection is closed, which takes seconds: the next leader begins meanwhile.
+        threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()
+
+    def stop(self) -> None:
+        self._leadership.stop()
+        if self._mark is not None:
+            self._mark.stop()
+        self._upkeep.stop()
+        self._feeds.stop()
+        self._events.stop()
+        if self._rotator is not None:
+            self._rotator.stop()
+        if self._health is not None:
+            self._health.stop()
+
+    def _leads(self) -> bool:
+        return self._leadership.term() is not None
+
+    def _check_ledger(self) -> None:
+        if self._knows():
+            self._check.step()
+
+    def _knows(self) -> bool:
+        return not self._feeds.missing()
+
+    def _knows_and_leads(self) -> bool:
+        return self._leads() and self._knows()
+
+
+def _of_ahead(settings: Settings) -> ahead.Settings:
+    return ahead.Settings(
+        when=ahead.When(settings.nominate_ahead),
+        above=settings.nominate_above_nodes,
+        policy=settings.policy,
+        one_best_node=settings.one_best_node,
+    )
+
+
+def _of_gangs(settings: Settings, room: int) -> gangwords.Settings:
+    patience = gangs.Patience(
+        hold=settings.gang_seconds,
+        rollback=settings.gang_rollback_seconds,
+        reserve=settings.gang_reserve_seconds,
+        refusals=settings.gang_reserve_refusals,
+    )
+    return gangwords.Settings(patience=patience, policy=settings.policy, room=room)

@@ -1,0 +1,30 @@
+"""What a pod says of who is to choose its node: the extender alone, or kube-scheduler among all that fit.
+
+Apart from the verbs, since pods are also decided about before anybody asks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cardwise.core import names
+
+
+def one_best_node(pod: Mapping[str, Any], *, default: bool) -> bool:
+    """Whether the extender names the best node alone: not where the pod has wishes that only the scheduler can weigh.
+
+    `default`: of pods that have none, and no annotation that decides.
+    """
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    wish = annotations.get(names.ONE_NODE)
+    if wish in ("true", "false"):
+        return bool(wish == "true")
+    if not default:
+        return False
+    spec = pod.get("spec") or {}
+    affinity = spec.get("affinity") or {}
+    soft = any(
+        (affinity.get(kind) or {}).get("preferredDuringSchedulingIgnoredDuringExecution")
+        for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")
+    )
+    spreads = spec.get("topologySpreadConstraints") or ()
+    return not soft and not any(spread.get("whenUnsatisfiable") == "ScheduleAnyway" for spread in spreads)

@@ -1,0 +1,97 @@
+"""What `helm test` runs: is Cardwise asked, and does it answer? In the image of the parts; reads only.
+
+A line for each question, with what to do where the answer is no; exit status 1 when one is.
+"""
+
+import argparse
+import http.client
+import json
+import ssl
+import sys
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+TLS = Path("/etc/cardwise/extender-tls")
+
+
+def admission(client: KubeClient, namespace: str) -> str:
+    """A pod with a share, which is not stored."""
+    limits = {names.GPU_MEM: "1Gi"}
+    container = {
+        "name": "main",
+        "image": "none",
+        "resources": {"limits": limits},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {
+        "metadata": {"generateName": "cardwise-test-", "namespace": namespace},
+        "spec": {"containers": [container], "securityContext": security},
+    }
+    made = client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
+    got = made["spec"]["containers"][0]["resources"]["limits"]
+    if got.get(names.GPU_MEM) != "1024" or names.SHARE not in got:
+        raise LookupError(f"the pod passed as it was ({got}); look at webhook.exemptNamespaces and tests.namespace")
+    return f"1Gi became {got[names.GPU_MEM]} MiB, as for scheduler {made['spec']['schedulerName']}"
+
+
+def extender(url: str) -> str:
+    """Its list of cards, asked as kube-scheduler asks."""
+    context = ssl.create_default_context(cafile=str(TLS / "ca.crt"))
+    context.load_cert_chain(TLS / "client.crt", TLS / "client.key")
+    where = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPSConnection(where.hostname or "", where.port, timeout=10, context=context)
+    connection.request("GET", f"{names.EXTENDER_PREFIX}/inspect")
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != http.client.OK:
+        raise LookupError(f"it answered {answer.status} {body[:200].decode(errors='replace')}; see its log")
+    nodes = json.loads(body).get("nodes") or ()
+    return f"it knows the cards of {len(nodes)} node{'s' * (len(nodes) != 1)}"
+
+
+def cards(client: KubeClient) -> str:
+    """What the device plugins have reported."""
+    found = client.get(paths.extendedresources())["items"]
+    if not found:
+        raise LookupError(
+            "no device plugin has reported a card; look at its pods (label app.kubernetes.io/component=deviceplugin), "
+            "and at nodes.selector if there are none"
+        )
+    healthy = sum(each.get("status", {}).get("health") == "Healthy" for each in found)
+    if not healthy:
+        why = {each.get("status", {}).get("reason", "") for each in found}
+        raise LookupError(f"none of {len(found)} is healthy: {'; '.join(sorted(why))}")
+    return f"{healthy} of {len(found)} are healthy"
+
+
+def asked(question: str, ask: Callable[[], str]) -> bool:
+    """Prints question and answer; whether it was a good one."""
+    try:
+        print(f"ok    {question}: {ask()}")
+    except (LookupError, OSError, errors.KubeError, http.client.HTTPException) as error:
+        print(f"FAIL  {question}: {error}")
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--extender", default="")
+    parser.add_argument("--namespace", required=True)
+    arguments = parser.parse_args()
+    client = KubeClient.load(None)
+    good = [asked("cards", lambda: cards(client))]
+    good += [asked("admission", lambda: admission(client, arguments.namespace))]
+    if arguments.extender:
+        good += [asked("extender", lambda: extender(arguments.extender))]
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+{{/* What our pods have in common. `part` is the component's values. */}}
+{{- define "cardwise.pod.common" -}}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .part.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Replicas on different nodes, where there are as many. */}}
+{{- define "cardwise.pod.apart" -}}
+affinity:
+  {{- with .part.affinity }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels: {{- include "cardwise.selector" . | nindent 14 }}
+  {{- end }}
+{{- end }}
+
+{{/* Pods of the nodes with cards. */}}
+{{- define "cardwise.pod.onNodes" -}}
+{{- with .Values.nodes.selector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- else }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
+        - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
+        - matchExpressions: [{key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}]
+        - matchExpressions: [{key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}]
+        - matchExpressions: [{key: cloud.google.com/gke-accelerator, operator: Exists}]
+        - matchExpressions: [{key: k8s.amazonaws.com/accelerator, operator: Exists}]
+        - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
+{{- end }}
+{{- with .Values.nodes.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodes.runtimeClass }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* As the profile "restricted" of Pod Security has it; nobody of these writes to its own disk. */}}
+{{- define "cardwise.pod.restricted" -}}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "cardwise.container.restricted" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "cardwise.container.image" -}}
+image: {{ include "cardwise.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end }}
+
+{{- define "cardwise.container.logging" -}}
+- --log-level={{ .Values.logLevel }}
+- --log-format={{ .Values.logFormat }}
+{{- end }}
+
+{{/* Which node it is on, and NVIDIA's driver, which the runtime brings by these. */}}
+{{- define "cardwise.container.nodeEnv" -}}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- if not .Values.nodes.simulatedCards }}
+- {name: NVIDIA_VISIBLE_DEVICES, value: all}
+- {name: NVIDIA_DRIVER_CAPABILITIES, value: "compute,utility"}
+{{- end }}
+{{- end }}
+
+{{/* Of the plain port of every part. A part that hangs is ended after half a minute. */}}
+{{- define "cardwise.container.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 1
+  failureThreshold: 120
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 2
+  timeoutSeconds: 3
+  failureThreshold: 2
+{{- end }}

@@ -1,0 +1,5 @@
+"""The share agent: a native sidecar that waits for MPS, tells each container its share, and exports it.
+
+Runs in every pod that has it, so it is small: one thread, the standard library, and of Cardwise only what is pure or
+reads the node's files.
+"""

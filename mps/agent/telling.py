@@ -1,0 +1,84 @@
+"""What the agent was told about its pod, and what it tells each container. Pure."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cardwise.core import assignment as codec
+from cardwise.core import names, shareagent
+from cardwise.core.assignment import CardShare, per_card_limit
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.mps import State
+from cardwise.core.quantity import MiB
+
+MPS = "mps"
+ADVISORY = "advisory"
+UNKNOWN = ""
+_KEY = re.compile(r"(init-)?\d{1,4}")  # it becomes the name of a folder
+_PORTS = range(65536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Shares by container key; whether MPS is waited for; the port of the metrics, 0 for none."""
+
+    shares: Mapping[str, tuple[CardShare, ...]]
+    waits: bool
+    port: int
+
+    def needs(self) -> dict[str, MiB]:
+        """By card: the largest limit of a container there, which a daemon must allow."""
+        found: dict[str, MiB] = {}
+        for share in (share for shares in self.shares.values() for share in shares):
+            found[share.uuid] = max(found.get(share.uuid, MiB(0)), share.mem)
+        return found
+
+
+def read(environ: Mapping[str, str]) -> Told:
+    """Raises InvalidRequest."""
+    remedy = "the device plugin writes it with CDI, and the webhook by downward API; run the agent where they put it"
+    try:
+        assignment = codec.decode({names.ASSIGNMENT: environ.get(shareagent.ASSIGNMENT_ENV, "")})
+    except codec.InvalidAssignment as error:
+        raise InvalidRequest(shareagent.ASSIGNMENT_ENV, str(error), remedy) from error
+    shares = assignment.containers if assignment else {}
+    if not shares or not all(map(_KEY.fullmatch, shares)):
+        raise InvalidRequest(shareagent.ASSIGNMENT_ENV, f"it has shares of {', '.join(shares) or 'nobody'}", remedy)
+    wait = environ.get(shareagent.WAIT_ENV, "")
+    if wait not in ("", State.READY):
+        raise InvalidRequest(shareagent.WAIT_ENV, f"{wait!r} is nothing to wait for", f"write {State.READY} or nothing")
+    port = environ.get(shareagent.METRICS_PORT_ENV) or "0"
+    if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
+        raise InvalidRequest(shareagent.METRICS_PORT_ENV, f"{port!r} is no port", "write a number below 65536, 0: none")
+    return Told(shares=shares, waits=bool(wait), port=int(port))
+
+
+def enforced(shares: tuple[CardShare, ...], states: Mapping[str, State], *, waits: bool) -> str:
+    """What makes the container's processes keep to their limit.
+
+    A daemon that is ill changes nothing: the container was started with its limit, and cannot get past MPS.
+    """
+    if not waits or len(shares) > 1:
+        return ADVISORY
+    state = states.get(shares[0].uuid)
+    if state is None:
+        return UNKNOWN
+    return ADVISORY if state is State.OFF else MPS
+
+
+def document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
+    """A container's share.json. Lists where it has several cards, as `python -m cardwise.share` reads them."""
+    limit, part = per_card_limit(shares)
+    cards, uuids = [share.index for share in shares], [share.uuid for share in shares]
+    several = len(shares) > 1
+    return json.dumps(
+        {
+            "card": cards if several else cards[0],
+            "uuid": uuids if several else uuids[0],
+            "limitMiB": limit,
+            "totalMiB": shares[0].total,
+            "fraction": float(part),
+            "enforced": enforced_by,
+        }
+    )

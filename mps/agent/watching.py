@@ -1,0 +1,28 @@
+"""A look at one card's MPS from within a pod: by the files that are mounted there, and by its socket."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cardwise.core import mps
+from cardwise.core.mps import State
+from cardwise.core.quantity import MiB
+from cardwise.gpus import mpsnode
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`problem`: why no container may start on the card yet, "" if one may. `state` is None where none can be read."""
+
+    problem: str
+    state: State | None
+
+
+def look(root: Path, uuid: str, need: MiB) -> Look:
+    """As `mpsnode.problem`, but for the manager's lock, which no pod may open: who can open it can lock it."""
+    home, status = mpsnode.find(root, uuid)
+    if home is None or status is None:
+        return Look(f"the MPS manager of the node does not serve card {uuid} (yet)", None)
+    why = mps.unusable(status, uuid, now=mpsnode.now(), need=need)
+    if not why and not mpsnode.answers(home / mps.PIPE):
+        why = f"the MPS daemon of card {uuid} takes no connection"
+    return Look(why, status.state)

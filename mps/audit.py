@@ -1,0 +1,198 @@
+"""Looks at who really is on the cards, and tells when that is not what was granted.
+
+Apart from the daemons, because it is what finds out where they were got round: a variable that lifts every limit, a
+container that brought a device node of its own, a program that starts twice. What is wrong is `core/audit.py`'s to say.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from cardwise.core import audit
+from cardwise.core.audit import About, Finding, Granted, Reason, Standing, Use
+from cardwise.core.quantity import MiB
+from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard, GpuProcess, Gpus
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.nodepods import NodePods
+from mps import cgroups, metrics, processes
+from mps.evicting import Convict, Evictor
+from mps.owners import Owner, Owners
+from mps.pods import PodView, indexed
+from mps.usage import Usage, measured
+
+_log = structlog.get_logger(__name__)
+
+_REMIND_SECONDS = 600.0  # of what goes on; events are kept for an hour
+_SHOWN_PIDS = 5
+_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """`tolerance` is for each share. `evict_after`: seconds after which a pod has to go, None: never; then so many of
+    the node an hour.
+    """
+
+    interval: float = 10.0
+    looks: int = 3
+    tolerance: MiB = MiB(512)
+    evict_after: float | None = None
+    evict_per_hour: int = 6
+
+
+class Audit:
+    """`start`, then `stop`. It says nothing before the pods of the node are known."""
+
+    def __init__(
+        self,
+        settings: AuditSettings,
+        client: KubeClient,
+        *,
+        node: str,
+        gpus: Gpus,
+        use: CardUse,
+        pods: NodePods[PodView],
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._gpus = gpus
+        self._use = use
+        self._pods = pods
+        self._events = EventRecorder(client, "cardwise-mps", instance=node)
+        self._evictor = Evictor(client, self._events, settings.evict_per_hour)
+        self._remind = max(1, round(_REMIND_SECONDS / settings.interval))
+        self._usage = Usage()
+        self._standing: dict[About, Standing] = {}
+        self._unseen: set[str] = set()  # cards that did not answer at the last look
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+        self._events.stop()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._settings.interval):
+            try:
+                if self._pods.synced:
+                    self._look(time.monotonic())
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.THREADS.labels("audit").inc()
+                _log.exception("nobody looks at who uses the cards")
+
+    def _look(self, now: float) -> None:
+        cards = self._gpus.cards()
+        there: list[tuple[str, GpuProcess]] = []
+        unseen: set[str] = set()
+        for card in cards:
+            try:
+                there += [(card.uuid, process) for process in self._use.processes(card.uuid)]
+            except CardUnwilling as error:
+                unseen.add(card.uuid)
+                metrics.AUDIT_BLIND.labels(card.uuid).inc()
+                if card.uuid not in self._unseen:
+                    _log.warning("a card does not say who is on it", card=card.uuid, error=str(error))
+        self._unseen = unseen
+        # The pods after the processes: whoever is on a card was known by then.
+        pods = {pod.uid: pod for pod in self._pods.all()}
+        by_index = indexed(cards)
+        grants = {uid: granted(pod, by_index) for uid, pod in pods.items()}
+        owners = Owners(pods.values())
+        own = owners.of(cgroups.of(os.getpid()))
+        uses = [use for card, process in there if (use := _use_of(card, process, owners, own)) is not None]
+        self._usage.tell(measured(uses, pods))
+        found = audit.compare(uses, grants, self._settings.tolerance)
+        self._standing = audit.follow(self._standing, found, now, unseen)
+        self._count(cards)
+        convicts = []
+        for finding in found:
+            standing, pod = self._standing[finding.about], pods.get(finding.pod)
+            if standing.to_tell(self._settings.looks, self._remind):
+                self._tell(finding, pod)
+            if pod is not None and self._has_to_go(standing, pod, now):
+                convicts.append(Convict(pod, standing.since, _said(finding, pod)))
+        self._evictor.evict(convicts, {uid for uid, pod in pods.items() if not pod.finished}, now)
+
+    def _count(self, cards: Sequence[GpuCard]) -> None:
+        loud = [one.finding for one in self._standing.values() if one.looks >= self._settings.looks]
+        for card in cards:
+            for reason in Reason:
+                count = sum(finding.card == card.uuid and finding.reason is reason for finding in loud)
+                metrics.AUDIT_STANDING.labels(card.uuid, reason).set(count)
+
+    def _tell(self, finding: Finding, pod: PodView | None) -> None:
+        text = _said(finding, pod)
+        metrics.AUDIT_FOUND.labels(finding.card, finding.reason).inc()
+        who = {"pod": f"{pod.namespace}/{pod.name}" if pod is not None else "", "uid": finding.pod}
+        _log.warning("a card is not used as granted", reason=finding.reason, card=finding.card, said=text, **who)
+        about = ObjectRef.node(self._node)
+        if pod is not None:
+            about = ObjectRef.pod(pod.namespace, pod.name, pod.uid)
+        self._events.record(about, finding.reason, text, "Warning")
+
+    def _has_to_go(self, standing: Standing, pod: PodView, now: float) -> bool:
+        after = self._settings.evict_after
+        if after is None or standing.finding.reason not in audit.OF_A_HOLDER or standing.looks < self._settings.looks:
+            return False
+        return now - standing.since >= after and pod.ends is None and not pod.finished
+
+
+def _use_of(card: str, process: GpuProcess, owners: Owners, own: Owner | None) -> Use | None:
+    """None for one that has ended, and for the MPS server."""
+    memberships = cgroups.of(process.pid)
+    owner = owners.of(memberships)
+    # Ours is a server by its name and its place: a tenant can take the one, not the other.
+    ours = owner is None or (own is not None and owner.pod.uid == own.pod.uid)
+    if (ours and processes.is_server(process.pid)) or processes.identify(process.pid) is None:
+        return None
+    if owner is None:
+        pod = memberships[-1].pod_uid if memberships else ""
+        return Use(card=card, pid=process.pid, memory=process.memory, pod=pod)
+    return Use(card=card, pid=process.pid, memory=process.memory, pod=owner.pod.uid, container=owner.container)
+
+
+def _said(finding: Finding, pod: PodView | None) -> str:
+    return message(finding, pod, [processes.name(pid) for pid in finding.pids[:_SHOWN_PIDS]])
+
+
+def granted(pod: PodView, by_index: dict[int, str]) -> Granted:
+    """What the pod has, for the comparison. Pure."""
+    shares: dict[tuple[str, str], MiB] = {}
+    for holding in pod.holdings:
+        place = (holding.container, holding.card(by_index))
+        shares[place] = MiB(shares.get(place, 0) + holding.mem)
+    # Where gpushare placed it, nobody knows which container has what.
+    told = all(holding.container for holding in pod.holdings)
+    keys = {one.runtime_id: one.key for one in pod.containers if one.runtime_id} if told else {}
+    return Granted(shares, keys)
+
+
+def message(finding: Finding, pod: PodView | None, names: Sequence[str]) -> str:
+    """For the event. `names` are those of the first processes. Pure."""
+    shown = [f"{pid} ({name})" if name else str(pid) for pid, name in zip(finding.pids, names, strict=False)]
+    more = len(finding.pids) - len(shown)
+    who = f"process{'es' if len(finding.pids) > 1 else ''} {', '.join(shown)}{f' and {more} more' if more else ''}"
+    card = f"card {finding.card}"
+    container = next((one.name for one in pod.containers if one.key == finding.container), "") if pod else ""
+    holder = f"container {container}" if container else "the pod"
+    match finding.reason:
+        case Reason.MEMORY_OVERRUN:
+            return f"{holder} uses {finding.used} MiB of {card} and was given {finding.granted} MiB: {who}"
+        case Reason.WRONG_CARD:
+            has = ", ".join(sorted({holding.uuid or str(holding.index) for holding in pod.holdings})) if pod else ""
+            return f"{holder} uses {finding.used} MiB of {card}, which it was not given (it has {has}): {who}"
+        case Reason.CARD_WITHOUT_GRANT:
+            return f"{holder} uses {finding.used} MiB of {card} and has no share of any card: {who}"
+        case Reason.UNKNOWN_PROCESS:
+            whose = f"of pod {finding.pod}, which does not exist any more," if finding.pod else "of no pod"
+            return f"{who} {whose} uses {finding.used} MiB of {card}, which pods share"

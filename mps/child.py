@@ -1,0 +1,119 @@
+"""The process of a control daemon: a child of ours, or one that a former manager left.
+
+Apart from what is said to the daemon, because it outlives its manager: nobody waits for it at the end, and the next
+manager, whose child it is not, has to notice its death all the same.
+"""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cardwise.core import mps
+from mps import cgroups, processes
+from mps.daemonlog import NAME as LOG_NAME
+from mps.processes import Process
+from mps.units import Unit
+
+_KILL_SECONDS = 3.0
+_CGROUP = "cardwise-mps"
+
+
+class Child:
+    """At most one process at a time. For one thread, but for `running` and `pid`.
+
+    `cgroup`: the mounted cgroup root below which it lives on its own, None: in ours.
+    """
+
+    def __init__(self, unit: Unit, program: Path, environment: Mapping[str, str], cgroup: Path | None) -> None:
+        self._unit = unit
+        self._program = program
+        self._environment = environment
+        self._cgroup = cgroup
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is one, as far as we have noticed."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """0 when there is none."""
+        process = self._process
+        return process.pid if process is not None else 0
+
+    @property
+    def code(self) -> int | None:
+        """The last one's return code, None also where it was no child of ours."""
+        return self._popen.returncode if self._popen is not None else None
+
+    def take_over(self) -> bool:
+        """Whether a former manager has left one; whether it is one for our cards is `fits`."""
+        found = processes.daemons(self._unit.pipe)
+        self._process = found[0] if found else None
+        return self.running
+
+    def fits(self) -> bool:
+        """Whether it was started to see the same cards in the same order."""
+        theirs = processes.environment(self._process) if self._process is not None else {}
+        mine = self._environment
+        return all(theirs.get(name) == mine.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
+
+    def start(self, options: Sequence[str]) -> bool:
+        """False when it ended at once. Raises OSError."""
+        with (self._unit.home / mps.LOG / LOG_NAME).open("ab") as log:
+            self._popen = subprocess.Popen(
+                [self._program, processes.FOREGROUND, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._process = processes.identify(self._popen.pid)
+        if self._process is None:
+            self._popen.wait(_KILL_SECONDS)
+            return False
+        if self._cgroup is not None:
+            cgroups.move(self._process.pid, self._cgroup, _CGROUP)
+        return True
+
+    def alive(self) -> bool:
+        if self._process is None:
+            return False
+        if self._process.alive():
+            return True
+        if self._popen is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(_KILL_SECONDS)  # reaps it: at once, since it has ended
+        return False
+
+    def forget(self) -> None:
+        """After its end."""
+        self._process = None
+
+    def gone(self, seconds: float) -> bool:
+        """Whether it ends by itself in this time; then it is forgotten."""
+        deadline = time.monotonic() + seconds
+        while self.alive():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        self.forget()
+        return True
+
+    def kill(self) -> bool:
+        """Whether it is gone then. Raises OSError."""
+        if self._process is not None:
+            self._process.signal(signal.SIGKILL)
+        return self.gone(_KILL_SECONDS)
+
+    def leave(self) -> None:
+        """It goes on without us, and nobody is to wait for it."""
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.returncode = 0

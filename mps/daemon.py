@@ -1,0 +1,390 @@
+"""One MPS daemon and its server: carries out what `machine` decides, in a thread of its own.
+
+The thread is the only writer of the machine; others say what they want, and read what is.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from cardwise.core import mps
+from cardwise.core.mps import State, Status
+from cardwise.core.quantity import MiB
+from cardwise.gpus import mpsnode
+from cardwise.gpus.protocol import CardUnwilling, CardUse
+from mps import closing, homes, machine, metrics, units
+from mps.ceilings import Ceilings
+from mps.child import Child
+from mps.control import Client, Control, ControlError, NoDaemon, Program, Refused, Silent
+from mps.daemonlog import Tail
+from mps.drivers import Capabilities
+from mps.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+from mps.servers import Servers
+from mps.sweeping import Sweeper
+from mps.units import Unit
+
+_log = structlog.get_logger(__name__)
+
+PERCENT = 100  # of the SMs: containers have limits of their own
+_SLICE = 0.25  # seconds within which a death is noticed
+_VERIFY_EVERY = 5  # probes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """`cgroup`: the mounted cgroup root below which daemons live on their own, None: in ours."""
+
+    control: Path
+    pace: Pace
+    exclusive: bool
+    cgroup: Path | None = None
+
+
+class Daemon:
+    """`start`, then `stop`. `on_change` is called from its thread when its status has changed."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        settings: DaemonSettings,
+        use: CardUse,
+        *,
+        capabilities: Capabilities,
+        driver: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.unit = unit
+        self._settings = settings
+        self._pace = settings.pace
+        self._use = use
+        self._capabilities = capabilities
+        self._driver = driver
+        self._on_change = on_change
+        self._environment = units.environment(unit, capabilities)
+        self._control = Control(Program(settings.control, self._environment), settings.pace.answer)
+        self._machine = Machine()
+        self._wanted = (True, "")
+        self._ceilings = Ceilings(unit, self._control)
+        self._enforced = False
+        self._ill = False  # since it was ready last
+        self._child = Child(unit, settings.control, self._environment, settings.cgroup)
+        self._tail = Tail(unit.home / mps.LOG, unit.name, skip=True)
+        self._probes = 0
+        self._socket: tuple[int, int] | None = None
+        self._servers = Servers(self._control, tells_status=capabilities.server_status)
+        self._sweeper = Sweeper(unit, use, settings.pace.orphan_grace)
+        self._checked = 0.0
+        self._written = 0.0  # monotonic, of the state file
+        self._status = self._make_status(time.time())
+        self._ending = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"mps-{unit.name}", daemon=True)
+
+    # What others ask and say.
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    @property
+    def running(self) -> bool:
+        """Whether a daemon of ours is on the machine at present."""
+        return self._child.running
+
+    def want(self, wanted: bool, why: str = "") -> None:
+        """Whether there is to be a daemon; without one the cards get their former compute modes back."""
+        if self._wanted != (wanted, why):
+            self._wanted = (wanted, why)
+            self._wake.set()
+
+    def want_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
+        """By UUID; until the first call the daemon's own are kept, or the whole cards."""
+        if ceilings != self._ceilings.wanted:
+            self._ceilings.wanted = dict(ceilings)
+            self._wake.set()
+
+    def clients(self) -> list[Client]:
+        """Raises ControlError."""
+        return [client for server in self._control.servers() for client in self._control.clients(server)]
+
+    def detach(self, client: Client, why: str) -> None:
+        """Takes a client off its server, after which it may be killed. Raises ControlError."""
+        self._control.terminate(client)
+        metrics.DETACHED.labels(self.unit.name, why).inc()
+        _log.info("client detached", card=self.unit.name, pid=client.pid, server=client.server, why=why)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, not the daemon: see `want`."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(self._pace.answer * 3 + self._pace.quit_grace + 5.0)
+        self._child.leave()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+        except OSError as error:
+            _log.error("a daemon's folder cannot be made", card=self.unit.name, error=str(error))
+        while not self._ending.is_set():
+            try:
+                self._step()
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.THREADS.labels("daemon").inc()
+                _log.exception("a daemon is not looked after", card=self.unit.name)
+                self._ending.wait(1.0)
+        self._tail.pump()
+
+    def _begin(self) -> None:
+        """Takes over what a former manager left. Raises OSError."""
+        homes.prepare(self.unit.home)
+        self._publish()
+        if not self._child.take_over():
+            return
+        now = time.monotonic()
+        if self._child.fits():
+            _log.info("daemon taken over", card=self.unit.name, pid=self._child.pid)
+            self._become(machine.adopted(now, self._pace))
+        else:
+            self._become(machine.replaced(now, self._pace, "the daemon of a former manager serves other cards"))
+
+    def _step(self) -> None:
+        woken = self._wake.is_set()
+        self._wake.clear()  # before the wishes are read, so that none is missed
+        now = time.monotonic()
+        wanted, why = self._wanted
+        self._become(machine.want(self._machine, wanted, now, self._pace, why))
+        self._tail.pump()
+        if self._machine.phase in machine.RUNNING and not self._child.alive():
+            self._bury(now)
+            return
+        act = machine.plan(self._machine, now)
+        if act is Act.REST and woken and self._machine.phase is Phase.READY and self._ceilings.behind:
+            act = Act.PROBE  # a container may be waiting for it
+        if act is Act.REST:
+            if now - self._written >= self._pace.probe:
+                self._publish(looked=self._machine.phase is Phase.OFF)
+            self._wake.wait(min(_SLICE, max(0.0, self._machine.due - now)))
+            return
+        result = self._perform(act)
+        self._become(machine.after(self._machine, result, time.monotonic(), self._pace))
+
+    def _bury(self, now: float) -> None:
+        code = self._child.code
+        if self._machine.phase is Phase.AWAITING and code == 0 and self._capabilities.multi_user:
+            # That is how a daemon answers an option that it does not know.
+            _log.warning("the daemon does not take -multiuser-server; going on without", card=self.unit.name)
+            self._capabilities = self._capabilities.without_multi_user()
+        self._child.forget()
+        reason = "the daemon died" if code is None else f"the daemon ended with rc {code}; its output is in the log"
+        self._become(machine.after(self._machine, Result(Outcome.DEAD, reason), now, self._pace))
+
+    def _perform(self, act: Act) -> Result:
+        try:
+            return self._acts()[act]()
+        except NoDaemon as error:
+            return Result(Outcome.FAILED if self._child.alive() else Outcome.DEAD, str(error))
+        except Silent as error:
+            return Result(Outcome.SILENT, str(error))
+        except (ControlError, CardUnwilling, OSError) as error:
+            return Result(Outcome.FAILED, str(error))
+
+    def _acts(self) -> dict[Act, Callable[[], Result]]:
+        return {
+            Act.SWEEP: self._sweeper.sweep,
+            Act.SPAWN: self._spawn,
+            Act.ASK: self._ask,
+            Act.CONFIGURE: self._configure,
+            Act.WARM: self._warm,
+            Act.PROBE: self._probe,
+            Act.DETACH: self._detach_all,
+            Act.QUIT: self._quit,
+            Act.KILL: self._kill,
+            Act.RELEASE: self._release,
+        }
+
+    def _become(self, new: Machine) -> None:
+        old, self._machine = self._machine, new
+        if new.failures > old.failures:
+            metrics.FAILURES.labels(self.unit.name).inc()
+            self._ill = True
+        if new.phase in (Phase.FAULT, Phase.SUSPECT):
+            self._ill = True
+        elif new.phase is Phase.READY and self._ill:
+            metrics.HEALS.labels(self.unit.name).inc()
+            self._ill = False
+        if old.phase is new.phase:
+            if new.reason != old.reason:
+                self._publish()
+            return
+        if new.phase is Phase.FAULT:
+            metrics.FAULTS.labels(self.unit.name).inc()
+        before, after = machine.state_of(old), machine.state_of(new)
+        level = _log.info if after in (State.READY, State.STARTING, State.OFF) or before is after else _log.warning
+        level("MPS", card=self.unit.name, phase=str(new.phase), state=str(after), reason=new.reason)
+        self._publish(looked=new.phase is Phase.OFF)
+
+    # The acts.
+
+    def _spawn(self) -> Result:
+        homes.prepare(self.unit.home)
+        homes.empty(self.unit.pipe)
+        self._close()
+        metrics.STARTS.labels(self.unit.name).inc()
+        self._ceilings.forget()
+        self._servers.forget()
+        self._tail = Tail(self.unit.home / mps.LOG, self.unit.name, skip=True)
+        if self._child.start(self._capabilities.options):
+            return OK
+        self._tail.pump()
+        return Result(Outcome.FAILED, f"the daemon ended at once with rc {self._child.code}; its output is in the log")
+
+    def _ask(self) -> Result:
+        self._control.servers()
+        self._ceilings.adopt()
+        return OK
+
+    def _configure(self) -> Result:
+        self._close()
+        self._control.set_percentage(PERCENT)
+        self._apply_ceilings()
+        self._probes = 0
+        self._socket = homes.control_socket(self.unit.home)
+        return OK
+
+    def _warm(self) -> Result:
+        return self._good(self._servers.warm())
+
+    def _probe(self) -> Result:
+        began = time.monotonic()
+        outcome = Outcome.FAILED
+        try:
+            result = self._look()
+            outcome = result.outcome
+        except Silent:
+            outcome = Outcome.SILENT
+            raise
+        finally:
+            metrics.PROBE.labels(outcome).observe(time.monotonic() - began)
+        if result.outcome is Outcome.LOST:
+            metrics.LOST.labels(self.unit.name).inc()
+        return result
+
+    def _look(self) -> Result:
+        if self._socket != homes.control_socket(self.unit.home):
+            # A container may write there, as MPS needs it; one that is root could answer in the daemon's place.
+            raise Silent("somebody has replaced its control socket")
+        result = self._good(self._servers.look())
+        if result.outcome is not Outcome.OK or self._machine.phase is not Phase.READY:
+            return result
+        self._probes += 1
+        if self._probes % _VERIFY_EVERY == 0:
+            metrics.CLIENTS.labels(self.unit.name).set(len(self.clients()))
+            if (lost := self._lost()) is not None:
+                return Result(Outcome.LOST, lost)
+        if self._ceilings.behind:
+            self._apply_ceilings()
+        return OK
+
+    def _good(self, result: Result) -> Result:
+        """Where it is well, that was seen just now; the state file says so at the next rest."""
+        if result.outcome is Outcome.OK:
+            self._checked = mpsnode.now()
+            self._written = -self._pace.probe
+        return result
+
+    def _lost(self) -> str | None:
+        if (said := self._control.percentage()) != f"{PERCENT:.1f}":
+            return f"the daemon's percentage is {said!r}, not {PERCENT}: somebody has changed it"
+        if changed := self._ceilings.changed():
+            return changed
+        if self._settings.exclusive and not closing.is_closed(self._use, self.unit.uuids):
+            return "the card's compute mode was changed"
+        return None
+
+    def _detach_all(self) -> Result:
+        clients = self.clients()
+        for client in clients:
+            with contextlib.suppress(Refused):
+                self.detach(client, "drain")
+        return OK if not clients else Result(Outcome.BUSY, self._machine.reason)
+
+    def _quit(self) -> Result:
+        grace = self._pace.quit_grace
+        with contextlib.suppress(ControlError):  # its end is judged by the process
+            self._control.quit(max(1, round(grace)), grace + self._pace.answer)
+        if self._child.gone(self._pace.answer):
+            return OK
+        return Result(Outcome.FAILED, "the daemon did not quit")
+
+    def _kill(self) -> Result:
+        if self._child.running:
+            _log.warning("killing the daemon", card=self.unit.name, pid=self._child.pid, reason=self._machine.reason)
+        if self._child.kill():
+            return OK
+        return Result(Outcome.FAILED, "the daemon does not even end when killed")
+
+    def _release(self) -> Result:
+        problems = closing.reopen(self.unit.home, self._use)
+        self._enforced = False
+        return Result(Outcome.FAILED, "; ".join(problems)) if problems else OK
+
+    # Helpers.
+
+    def _close(self) -> None:
+        if self._settings.exclusive:
+            closing.close(self.unit.home, self._use, self.unit.uuids)
+        self._enforced = self._settings.exclusive
+
+    def _apply_ceilings(self) -> None:
+        self._ceilings.apply()
+        self._publish()
+
+    def _make_status(self, since: float) -> Status:
+        pace = self._pace
+        return Status(
+            uuids=self.unit.uuids,
+            scope=self.unit.scope,
+            state=machine.state_of(self._machine),
+            reason=self._machine.reason,
+            since=since,
+            checked=self._checked,
+            valid_seconds=2 * (pace.probe + pace.answer) + 2.0,
+            driver=self._driver,
+            multi_user=self._capabilities.multi_user,
+            enforced=self._enforced,
+            ceilings=dict(self._ceilings.confirmed),
+            daemon_pid=self._child.pid,
+            manager_pid=os.getpid(),
+            max_clients=min(self._capabilities.most_clients(card) for card in self.unit.cards),
+        )
+
+    def _publish(self, *, looked: bool = False) -> None:
+        """`looked`: that it is so is certain now, without a daemon to ask."""
+        if looked:
+            self._checked = mpsnode.now()
+        before = self._status
+        new = self._make_status(before.since)
+        if new.state is not before.state:
+            new = self._make_status(time.time())
+        self._status = new
+        self._written = time.monotonic()
+        metrics.tell_state(self.unit.name, new.state)
+        try:
+            homes.write_status(self.unit.home, new)
+        except OSError as error:
+            # It goes stale by itself, and nothing starts.
+            _log.error("the state file was not written", card=self.unit.name, error=str(error))
+        if any(mps.wire(new, uuid) != mps.wire(before, uuid) for uuid in self.unit.uuids):
+            self._on_change()

@@ -1,0 +1,104 @@
+"""Evicts pods that the audit has found out, one after the other and so many an hour.
+
+Apart because an audit may be wrong about all pods of a node at once (a driver that tells nonsense, cgroups of a shape
+that nobody has seen), and must not empty it then.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from cardwise.kube import errors
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.kube.eviction import evict
+from mps import metrics
+from mps.pods import PodView
+
+_log = structlog.get_logger(__name__)
+
+_HOUR = 3600.0
+
+
+class Allowance:
+    """How many pods of a node may go: one at a time, `per_hour` in any hour. Pure; times are given in."""
+
+    def __init__(self, per_hour: int) -> None:
+        self._per_hour = per_hour
+        self._spent: deque[float] = deque()
+        self.last = ""  # UID of the one that went last
+
+    def withheld(self, there: Collection[str], now: float) -> str:
+        """Why none may go now, "" if one may. `there` are the UIDs of the node's pods that have not ended."""
+        while self._spent and now - self._spent[0] >= _HOUR:
+            self._spent.popleft()
+        if len(self._spent) >= self._per_hour:
+            return f"this node has had its {self._per_hour} evictions of an hour (--audit-evict-per-hour)"
+        return "the pod that was evicted before it has not ended yet" if self.last in there else ""
+
+    def spend(self, uid: str, now: float) -> None:
+        self._spent.append(now)
+        self.last = uid
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """A pod that has to go, since when (seconds of the caller's clock), and why, for its event."""
+
+    pod: PodView
+    since: float
+    why: str
+
+
+class Evictor:
+    """For one thread. Pods that may not go yet are told so, and tried again at the next look."""
+
+    def __init__(self, client: KubeClient, events: EventRecorder, per_hour: int) -> None:
+        self._client = client
+        self._events = events
+        self._allowance = Allowance(per_hour)
+        self._told: set[tuple[str, str]] = set()  # UID, and why it was withheld
+
+    def evict(self, convicts: Sequence[Convict], there: Collection[str], now: float) -> None:
+        """`there` as in `Allowance.withheld`. All that have to go are given at each look."""
+        told, self._told = self._told, set()
+        for convict in sorted(convicts, key=lambda one: one.since):
+            if convict.pod.uid == self._allowance.last:
+                continue  # it goes, and we have not heard of it yet
+            why = self._allowance.withheld(there, now)
+            if not why:
+                self._try(convict, now)
+                continue
+            self._told.add((convict.pod.uid, why))
+            if (convict.pod.uid, why) not in told:
+                self._tell_withheld(convict, why)
+
+    def _try(self, convict: Convict, now: float) -> None:
+        pod = convict.pod
+        name = f"{pod.namespace}/{pod.name}"
+        try:
+            evict(self._client, pod.namespace, pod.name, pod.uid)
+        except (errors.NotFound, errors.Conflict):
+            return  # it is gone, and one of the same name is another
+        except errors.TooManyRequests as error:
+            metrics.AUDIT_EVICTIONS.labels("budget").inc()
+            _log.warning("a disruption budget keeps a pod; it is tried again", pod=name, uid=pod.uid, error=str(error))
+        except errors.KubeError as error:
+            metrics.AUDIT_EVICTIONS.labels("error").inc()
+            _log.warning("cannot evict a pod; it is tried again", pod=name, uid=pod.uid, error=str(error))
+        else:
+            self._allowance.spend(pod.uid, now)
+            metrics.AUDIT_EVICTIONS.labels("evicted").inc()
+            _log.warning("pod evicted", pod=name, uid=pod.uid, why=convict.why)
+            self._record(pod, "AuditEvicted", f"evicted, since it went on (--audit-evict): {convict.why}")
+
+    def _tell_withheld(self, convict: Convict, why: str) -> None:
+        pod = convict.pod
+        metrics.AUDIT_EVICTIONS.labels("withheld").inc()
+        _log.warning("a pod's eviction is withheld", pod=f"{pod.namespace}/{pod.name}", uid=pod.uid, why=why)
+        self._record(pod, "AuditEvictionWithheld", f"has to go (--audit-evict), but {why}: {convict.why}")
+
+    def _record(self, pod: PodView, reason: str, text: str) -> None:
+        self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), reason, text, "Warning")

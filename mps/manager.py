@@ -1,0 +1,324 @@
+"""All MPS daemons of a node: which there are to be, how much each allows, and who is taken off when a pod ends."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from cardwise.core import mps
+from cardwise.core.mps import Scope, State, Status
+from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
+from cardwise.kube.client import KubeClient
+from mps import cgroups, closing, drivers, homes, metrics, processes
+from mps.audit import Audit, AuditSettings
+from mps.control import ControlError
+from mps.daemon import Daemon, DaemonSettings
+from mps.endings import Endings
+from mps.machine import Pace
+from mps.owners import Owners
+from mps.pods import Demand, PodView, demands, following, wanted_ceilings
+from mps.publication import Publication
+from mps.units import Unit
+
+_log = structlog.get_logger(__name__)
+
+_EVERY_SECONDS = 1.0
+_DETACH_AGAIN = 1.0  # a process may open the card after the first look
+_STUCK_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`stop_daemons`: idle, always, never; see docs/design/0005-mps.md. `driver`: "" to take it from the cards.
+
+    `audit`: None for none.
+    """
+
+    node: str
+    root: Path
+    scope: Scope
+    control: Path
+    pace: Pace
+    exclusive: bool
+    stop_daemons: str
+    detach_before: float
+    cgroup: Path | None = None
+    driver: str = ""
+    audit: AuditSettings | None = None
+
+
+class Held(Exception):
+    """Another manager holds the root."""
+
+
+class Lock:
+    """The manager's lock: it goes with the process, so whoever finds it free knows that no manager lives."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises OSError."""
+        homes.make_open(root)
+        self._descriptor = os.open(root / mps.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+
+    def take(self) -> None:
+        """Raises Held."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Held from error
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+class Manager:
+    """`start`, then `stop`. The lock must be held from before the first to after the last."""
+
+    def __init__(self, settings: Settings, client: KubeClient, gpus: Gpus, use: CardUse) -> None:
+        self._settings = settings
+        self._gpus = gpus
+        self._use = use
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._daemons: dict[Path, Daemon] = {}
+        self._leaving: set[Path] = set()  # homes whose daemon is to end, whatever pods say
+        self._endings = Endings(settings.detach_before)
+        self._turn = time.monotonic()
+        self.pods = following(client, settings.node, self._wake.set)
+        self._publication = Publication(client, settings.node, self.statuses)
+        self._audit = None
+        if settings.audit is not None:
+            self._audit = Audit(settings.audit, client, node=settings.node, gpus=gpus, use=use, pods=self.pods)
+        self._threads = [
+            threading.Thread(target=self._run, name="manager", daemon=True),
+            threading.Thread(target=self._watch_cards, name="cards", daemon=True),
+        ]
+
+    def start(self) -> None:
+        self._clear_strays()
+        self.pods.start()
+        self._publication.start()
+        if self._audit is not None:
+            self._audit.start()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Daemons whose cards are held go on for the next manager, unless the setting says otherwise."""
+        self._stopping.set()
+        self._wake.set()
+        if self._audit is not None:
+            self._audit.stop()
+        self._gpus.close()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10.0)
+        daemons = self._all()
+        ending = [daemon for daemon in daemons if self._may_end(daemon)]
+        for daemon in ending:
+            daemon.want(False, "the MPS manager stops")
+        pace = self._settings.pace
+        _wait(
+            lambda: all(daemon.status.state is State.OFF for daemon in ending),
+            pace.drain + pace.quit_grace + pace.answer * 3,
+        )
+        for daemon in daemons:
+            daemon.stop()
+        self._stopped = True
+        self._publication.stop()
+        self.pods.stop()
+
+    def statuses(self) -> dict[str, Status]:
+        """By UUID."""
+        found = {uuid: daemon.status for daemon in self._all() for uuid in daemon.status.uuids}
+        if not self._stopped:
+            return found
+        return {
+            uuid: replace(status, state=State.DOWN, reason="the MPS manager has stopped", since=time.time())
+            for uuid, status in found.items()
+        }
+
+    def problems(self) -> Sequence[str]:
+        """Why it is not ready, a line each. One sick card is not: it is published, and the others are served."""
+        found = [] if self.pods.synced else ["the pods of this node are not known yet"]
+        if self._publication.problem:
+            found.append(self._publication.problem)
+        statuses = self.statuses()
+        well = (State.READY, State.OFF)
+        if statuses and all(status.state not in well for status in statuses.values()):
+            uuid, status = next(iter(statuses.items()))
+            found.append(f"no card's MPS is ready; {uuid} is {status.state}: {status.reason}")
+        return found
+
+    def stuck(self) -> Sequence[str]:
+        """Why it should be restarted, a line each."""
+        silent = time.monotonic() - self._turn
+        return [f"the manager's thread has not come round for {silent:.0f} s"] if silent > _STUCK_SECONDS else []
+
+    def detach(self, pod_uid: str) -> int:
+        """Takes the pod's clients off their servers, after which they may be killed. How many there were."""
+        count = 0
+        owners = Owners([*self._endings.vanished, *self.pods.all()])
+        for daemon in self._all():
+            if not daemon.running:
+                continue
+            try:
+                for client in daemon.clients():
+                    owner = owners.of(cgroups.of(client.pid))
+                    if owner is not None and owner.pod.uid == pod_uid:
+                        daemon.detach(client, "pod")
+                        count += 1
+            except ControlError as error:
+                _log.warning("clients of an ending pod are not detached", card=daemon.unit.name, error=str(error))
+        return count
+
+    # The thread.
+
+    def _run(self) -> None:
+        delay = 0.0
+        while not self._stopping.is_set():
+            self._wake.wait(delay)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            self._turn = time.monotonic()
+            delay = _EVERY_SECONDS
+            try:
+                self._settle_units()
+                self._settle_demands()
+                delay = min(delay, self._detach_ending())
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.THREADS.labels("manager").inc()
+                _log.exception("the node's MPS is not looked after")
+
+    def _watch_cards(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self._gpus.wait_change(_EVERY_SECONDS):
+                    self._wake.set()
+            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.THREADS.labels("cards").inc()
+                _log.exception("the cards are not watched")
+                self._stopping.wait(_EVERY_SECONDS)
+
+    def _settle_units(self) -> None:
+        """Daemons for the cards that there are; one whose cards are gone ends before another takes its folder."""
+        units = {unit.home: unit for unit in units_of(self._settings, self._gpus.cards())}
+        for home, daemon in list(self._daemons.items()):
+            unit = units.get(home)
+            if unit is not None and unit.uuids == daemon.unit.uuids:
+                continue
+            self._leaving.add(home)
+            daemon.want(False, "its cards have left, or others have come")
+            if daemon.status.state is State.OFF:
+                daemon.stop()
+                self._leaving.discard(home)
+                with self._lock:
+                    del self._daemons[home]
+                with contextlib.suppress(OSError):
+                    (home / mps.READY).unlink(missing_ok=True)
+        for home, unit in units.items():
+            if home not in self._daemons:
+                daemon = self._make(unit)
+                with self._lock:
+                    self._daemons[home] = daemon
+                daemon.start()
+
+    def _make(self, unit: Unit) -> Daemon:
+        settings = self._settings
+        driver = settings.driver or unit.cards[0].properties.get("driver", "")
+        capabilities = drivers.probed(drivers.of_version(driver), settings.control, root=os.geteuid() == 0)
+        _log.info("serving", card=unit.name, home=str(unit.home), driver=driver, multi_user=capabilities.multi_user)
+        return Daemon(
+            unit,
+            DaemonSettings(
+                control=settings.control, pace=settings.pace, exclusive=settings.exclusive, cgroup=settings.cgroup
+            ),
+            self._use,
+            capabilities=capabilities,
+            driver=driver,
+            on_change=self._publication.wake,
+        )
+
+    def _settle_demands(self) -> None:
+        if not self.pods.synced:
+            return
+        found = self._demands()
+        ceilings = wanted_ceilings(found)
+        for daemon in self._all():
+            mine = [found.get(uuid, Demand()) for uuid in daemon.unit.uuids]
+            held = [demand for demand in mine if demand.shares]
+            daemon.want_ceilings({uuid: ceilings[uuid] for uuid in daemon.unit.uuids if uuid in ceilings})
+            if daemon.unit.home not in self._leaving:
+                off = bool(held) and all(demand.off for demand in held)
+                daemon.want(not off, "all pods on the card do without MPS" if off else "")
+
+    def _detach_ending(self) -> float:
+        """Seconds until it is to be called again."""
+        due, later = self._endings.due(self.pods.all(), time.time(), time.monotonic())
+        for pod in due:
+            self._detach_pod(pod)
+        return min(_DETACH_AGAIN if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
+
+    def _detach_pod(self, pod: PodView) -> None:
+        if count := self.detach(pod.uid):
+            who = f"{pod.namespace}/{pod.name}"
+            _log.info("clients of an ending pod detached", pod=who, uid=pod.uid, clients=count)
+        else:
+            self._endings.over(pod.uid)
+
+    def _demands(self) -> dict[str, Demand]:
+        return demands(self.pods.all(), self._gpus.cards())
+
+    def _all(self) -> list[Daemon]:
+        with self._lock:
+            return list(self._daemons.values())
+
+    def _may_end(self, daemon: Daemon) -> bool:
+        if self._settings.stop_daemons != "idle":
+            return self._settings.stop_daemons == "always"
+        if not self.pods.synced:
+            return False  # nobody knows who holds it
+        found = self._demands()
+        return not any(found.get(uuid, Demand()).shares for uuid in daemon.unit.uuids)
+
+    def _clear_strays(self) -> None:
+        """Ends what a former manager left for cards that this one does not serve, and opens them again."""
+        served = {unit.home for unit in units_of(self._settings, self._gpus.cards())}
+        for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
+            home = pipe.parent
+            if home in served:
+                continue
+            for process in [*processes.daemons(pipe), *processes.servers(pipe)]:
+                _log.warning("ending a daemon of cards that are not served any more", home=str(home), pid=process.pid)
+                process.signal(signal.SIGKILL)
+            for problem in closing.reopen(home, self._use):
+                _log.error("a card was left closed", problem=problem)
+
+
+def units_of(settings: Settings, cards: Sequence[GpuCard]) -> list[Unit]:
+    """What there is to be a daemon for. Pure."""
+    if settings.scope is Scope.CARD:
+        root = str(settings.root)
+        return [
+            Unit(name=card.uuid, home=Path(mps.folder(root, card.uuid)), scope=Scope.CARD, cards=(card,))
+            for card in cards
+        ]
+    if not cards:
+        return []
+    home = Path(mps.node_folder(str(settings.root)))
+    return [Unit(name=mps.NODE, home=home, scope=Scope.NODE, cards=tuple(cards))]
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)

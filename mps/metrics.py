@@ -1,0 +1,47 @@
+"""What the MPS manager counts. Cards are named by UUID, the daemon of a whole node by "node"."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from cardwise.core.mps import State
+
+UP = Gauge("cardwise_mps_up", "1 while the card's MPS is ready for containers", ["card"])
+STATE = Gauge("cardwise_mps_state", "1 for the state that the card's MPS is in, 0 for the others", ["card", "state"])
+HEALS = Counter("cardwise_mps_heals", "Times that the card's MPS became ready again after a failure", ["card"])
+STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["card"])
+FAILURES = Counter("cardwise_mps_daemon_failures", "Ends of a daemon that nobody asked for", ["card"])
+FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has brought upon its card", ["card"])
+LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon had other settings than it was given", ["card"])
+CLIENTS = Gauge("cardwise_mps_clients", "Processes that compute through the card's server", ["card"])
+CEILING = Gauge("cardwise_mps_ceiling_bytes", "Most memory that one client gets on the card", ["card"])
+DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were taken off their server", ["card", "why"])
+PROBE = Histogram(
+    "cardwise_mps_probe_seconds",
+    "Time of a probe by outcome",
+    ["outcome"],
+    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 3, 10),
+)
+USED = Gauge(
+    "cardwise_mps_used_bytes",
+    "Memory of the card that the container's processes have together, as the driver says",
+    ["namespace", "pod", "container", "card"],
+)
+AUDIT_STANDING = Gauge(
+    "cardwise_mps_audit_standing",
+    "Pods or processes that use the card as they should not, by reason",
+    ["card", "reason"],
+)
+AUDIT_FOUND = Counter("cardwise_mps_audit_found", "How often the audit spoke up", ["card", "reason"])
+AUDIT_EVICTIONS = Counter(
+    "cardwise_mps_audit_evictions", "Pods that the audit evicted, or did not (budget, error, withheld)", ["outcome"]
+)
+AUDIT_BLIND = Counter("cardwise_mps_audit_blind", "Looks at a card that did not say who is on it", ["card"])
+THREADS = Counter(
+    "cardwise_mps_thread_failures", "Unforeseen errors that a thread met and went on after; see the log", ["thread"]
+)
+
+
+def tell_state(card: str, state: State) -> None:
+    """The card's MPS is in this state now."""
+    UP.labels(card).set(1 if state is State.READY else 0)
+    for each in State:
+        STATE.labels(card, each).set(1 if each is state else 0)

@@ -1,0 +1,135 @@
+"""Tells the cluster how each card's MPS is: `ExtendedResource.status.mps`, on change only.
+
+The objects are the device plugin's; they may come later than we do, and be made anew without what we wrote.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import structlog
+
+from cardwise.core import mps, names
+from cardwise.core.mps import Status
+from cardwise.gpus import mpsnode
+from cardwise.kube import errors, paths, wire
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from cardwise.kube.reflector import Reflector, Woken
+from mps import metrics
+
+_log = structlog.get_logger(__name__)
+
+_REASON_LENGTH = 1024  # characters, by the CRD
+_EVERY_SECONDS = 30.0
+_HELD_BACK_SECONDS = 1.0
+_STOP_SECONDS = 5.0
+
+
+class _Status(msgspec.Struct):
+    mps: dict[str, Any] | None = None
+
+
+class _Resource(msgspec.Struct):
+    metadata: wire.ObjectMeta
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_decode = msgspec.json.Decoder(_Resource).decode
+
+
+def _project(content: bytes) -> tuple[str, dict[str, Any]]:
+    found = _decode(content)
+    return found.metadata.name, found.status.mps or {}
+
+
+def wanted(status: Status, uuid: str) -> dict[str, Any]:
+    """`status.mps` of a card. Pure."""
+    told = mps.wire(status, uuid)
+    changed = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return told | {"reason": told["reason"][:_REASON_LENGTH], "lastChange": changed}
+
+
+class Publication:
+    """`statuses` yields the status of each card by UUID; `wake` after a change."""
+
+    def __init__(self, client: KubeClient, node: str, statuses: Callable[[], Mapping[str, Status]]) -> None:
+        self._client = client
+        self._statuses = statuses
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._held_back = False
+        self.problem = "the cluster has not been told of this node's MPS yet"
+        self._reflector: Reflector[dict[str, Any]] = Reflector(
+            client,
+            paths.extendedresources(),
+            _project,
+            Woken(self._wake.set),
+            query={"labelSelector": f"{names.NODE_LABEL}={node}"},
+            name="extendedresources",
+        )
+        self._thread = threading.Thread(target=self._run, name="publication", daemon=True)
+
+    def start(self) -> None:
+        self._reflector.start()
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Tells the last of it first, if the API server answers at all."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+        self._reflector.stop()
+        try:
+            self._tell()
+        except errors.KubeError as error:
+            _log.warning("the cluster was not told of the end", error=str(error))
+
+    def _run(self) -> None:
+        backoff = Backoff(initial=0.2, cap=10.0)
+        while not self._stopping.is_set():
+            self._wake.wait(_HELD_BACK_SECONDS if self._held_back else _EVERY_SECONDS)
+            self._wake.clear()
+            if self._stopping.is_set() or not self._reflector.synced.is_set():
+                continue
+            try:
+                self._tell()
+                self.problem = ""
+                backoff.reset()
+            except errors.KubeError as error:
+                self._again(backoff, str(error))
+            except Exception as error:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+                metrics.THREADS.labels("publication").inc()
+                _log.exception("the cluster was not told of this node's MPS")
+                self._again(backoff, repr(error))
+
+    def _again(self, backoff: Backoff, why: str) -> None:
+        self.problem = f"the cluster was not told of this node's MPS: {why}"
+        _log.warning("the cluster was not told of this node's MPS", error=why)
+        self._stopping.wait(backoff.next())
+        self._wake.set()
+
+    def _tell(self) -> None:
+        self._held_back = False
+        known = self._reflector.store.snapshot()
+        for uuid, status in self._statuses().items():
+            name = names.extended_resource_name(uuid)
+            told = wanted(status, uuid)
+            # An object that is not there yet wakes us when it comes.
+            if name not in known or known[name] == told:
+                continue
+            # Of what nobody looks at any more the device plugin says so, and would be contradicted each time.
+            if mps.stale(status, mpsnode.now()):
+                self._held_back = True
+                continue
+            try:
+                self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")
+            except errors.NotFound:
+                continue
+            _log.info("MPS of a card told", card=uuid, state=told["state"], ceiling=told["ceilingMiB"])

@@ -1,0 +1,68 @@
+"""Ends what a dead daemon left behind: processes of its pipe folder that nobody can ask any more.
+
+Apart because it is the one place where processes are ended that are not our own. A server without a daemon still serves
+its clients, and keeps the card from the next server; so the clients get some time, and then it goes.
+"""
+
+import signal
+import time
+from contextlib import suppress
+
+import structlog
+
+from cardwise.gpus.protocol import CardUnwilling, CardUse
+from mps import processes
+from mps.machine import OK, Outcome, Result
+from mps.units import Unit
+
+_log = structlog.get_logger(__name__)
+
+_KILL_SECONDS = 3.0  # after which a server that does not go is killed
+
+
+class Sweeper:
+    """Of one unit. `grace`: seconds for the clients of a server without daemon."""
+
+    def __init__(self, unit: Unit, use: CardUse, grace: float) -> None:
+        self._unit = unit
+        self._use = use
+        self._grace = grace
+        self._since: float | None = None  # when servers without daemon were first seen
+        self._asked: float | None = None  # when they were first told to go
+        self._told: signal.Signals | None = None  # the last signal that the log knows of
+
+    def sweep(self) -> Result:
+        """To be called again while it is BUSY. Raises OSError."""
+        for stray in processes.daemons(self._unit.pipe):
+            _log.warning("ending a stray daemon", card=self._unit.name, pid=stray.pid)
+            stray.signal(signal.SIGKILL)
+        orphans = processes.servers(self._unit.pipe)
+        if not orphans:
+            self._since = self._asked = self._told = None
+            return OK
+        now = time.monotonic()
+        self._since = since = self._since or now
+        waiting = now - since < self._grace
+        users = self._users({orphan.pid for orphan in orphans}) if waiting else []
+        if users:
+            return Result(
+                Outcome.BUSY, f"a server without daemon still has {len(users)} clients; they have some time to end"
+            )
+        self._asked = asked = self._asked or now
+        late = now - asked
+        number = signal.SIGKILL if late > _KILL_SECONDS else signal.SIGTERM
+        for orphan in orphans:
+            if number is not self._told:
+                _log.warning("ending a server without daemon", card=self._unit.name, pid=orphan.pid, by=number.name)
+            orphan.signal(number)
+        self._told = number
+        if late > 2 * _KILL_SECONDS:
+            pids = ", ".join(str(orphan.pid) for orphan in orphans)
+            return Result(Outcome.BUSY, f"server {pids} does not even end when killed: it hangs in the driver")
+        return Result(Outcome.BUSY, "servers of a dead daemon are being ended")
+
+    def _users(self, besides: set[int]) -> list[int]:
+        """PIDs on the cards; none where the driver does not tell."""
+        with suppress(CardUnwilling):
+            return [one.pid for uuid in self._unit.uuids for one in self._use.processes(uuid) if one.pid not in besides]
+        return []

@@ -1,0 +1,86 @@
+"""`cardwise cordon` and `uncordon`: which card is meant, what is written, and what people are told."""
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cardwise.cli import cordoning, main
+from cardwise.kube import errors
+from tests.cli.cardworlds import Cards, spec
+from tests.cli.worlds import card, device
+
+
+@pytest.fixture
+def api() -> Cards:
+    return Cards([card("n1", 0), card("n1", 1), card("n2", 0), device("n2", 0)], [])
+
+
+def run(monkeypatch: pytest.MonkeyPatch, api: Cards, *args: str) -> Result:
+    monkeypatch.setattr(cordoning.KubeClient, "load", lambda _path: api)
+    return CliRunner().invoke(main.cli, args)
+
+
+@pytest.mark.parametrize("text", ["n1/1", "GPU-n1-1", "gpu-n1-1", "n1-1"])
+def test_a_card_is_meant_by_its_place_or_its_uuid_or_the_beginning_of_that(monkeypatch, api, text):
+    said = run(monkeypatch, api, "cordon", text, "--reason", "it smokes")
+    assert (said.exit_code, said.output) == (0, "card 1 of node n1 (GPU-n1-1) cordoned\n")
+    marked = spec(api, "gpu-n1-1")
+    assert marked["unschedulable"] is True
+    assert (marked["cordon"]["reason"], marked["cordon"]["by"]) == ("it smokes", "jane")
+    assert marked["cordon"]["at"].endswith("Z")
+    assert [one for one in ("gpu-n1-0", "gpu-n2-0") if "unschedulable" in spec(api, one)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n1", "'n1' is the beginning of several UUIDs: card 0 of node n1 (GPU-n1-0), card 1 of node n1 (GPU-n1-1)"),
+        ("GPU-x", "no card has a UUID that begins with 'GPU-x'"),
+        ("", "no card has a UUID that begins with ''"),
+        ("n3/0", "node 'n3' has no card that Cardwise shares"),
+        ("n1/2", "node 'n1' has no card '2'; its cards are 0, 1"),
+        ("n1/", "node 'n1' has no card ''; its cards are 0, 1"),
+    ],
+)
+def test_what_is_no_card_or_several_is_refused_with_those_there_are(monkeypatch, api, text, message):
+    said = run(monkeypatch, api, "cordon", text)
+    assert said.exit_code == 1
+    assert message in said.stderr
+    assert [one for one in api.objects["extendedresources"] if "unschedulable" in one["spec"]] == []
+
+
+def test_a_device_is_meant_by_its_uuid(monkeypatch, api):
+    assert run(monkeypatch, api, "cordon", "rdma-n2-0").output == "rdma device 0 of node n2 (rdma-n2-0) cordoned\n"
+
+
+def test_a_second_time_says_who_was_first_and_a_new_reason_is_taken(monkeypatch, api):
+    run(monkeypatch, api, "cordon", "n1/0", "--reason", "it smokes")
+    first = dict(spec(api, "gpu-n1-0")["cordon"])
+    said = run(monkeypatch, api, "cordon", "n1/0").output
+    assert said == f"card 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['at']}: it smokes\n"
+    assert spec(api, "gpu-n1-0")["cordon"] == first
+    run(monkeypatch, api, "cordon", "n1/0", "--reason", "it burns")
+    assert spec(api, "gpu-n1-0")["cordon"]["reason"] == "it burns"
+
+
+def test_uncordon_leaves_nothing_behind_and_says_so_twice(monkeypatch, api):
+    before = dict(spec(api, "gpu-n1-0"))
+    run(monkeypatch, api, "cordon", "n1/0")
+    assert run(monkeypatch, api, "uncordon", "n1/0").output == "card 0 of node n1 (GPU-n1-0) uncordoned\n"
+    assert spec(api, "gpu-n1-0") == before
+    assert run(monkeypatch, api, "uncordon", "n1/0").output == "card 0 of node n1 (GPU-n1-0) already uncordoned\n"
+
+
+def test_an_api_server_that_does_not_say_who_we_are_is_no_obstacle(monkeypatch, api):
+    def no_review(path, obj, timeout=None):
+        raise errors.NotFound(404, "NotFound", "the server could not find the requested resource")
+
+    monkeypatch.setattr(api, "create", no_review)
+    assert run(monkeypatch, api, "cordon", "n1/0").exit_code == 0
+    assert spec(api, "gpu-n1-0")["cordon"]["by"] == ""
+
+
+def test_a_kind_of_an_older_release_is_told_and_not_taken_for_cordoned(monkeypatch, api):
+    api.unknown = {"unschedulable", "cordon"}
+    said = run(monkeypatch, api, "cordon", "n1/0")
+    assert said.exit_code == 1
+    assert "upgrade the chart with its CRDs" in said.stderr

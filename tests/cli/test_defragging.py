@@ -1,0 +1,373 @@
+"""`cardwise defrag`: what it says, whom it leaves alone, and how it carries a plan out."""
+
+import json
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from cardwise.cli import main
+from cardwise.cli.evicting import Carrying
+from cardwise.core import names
+from cardwise.core.defrag import Move
+from cardwise.core.ledger import Holding
+from cardwise.core.policies import DEFAULT
+from cardwise.kube import errors
+from tests.build import Assignment
+from tests.cli.worlds import Lists, allocated, card, placed, resource_class
+
+K80S = resource_class("nvidia.tesla.k80", selector={"matchLabels": {"model": "Tesla K80"}})
+PUBLISHED = {
+    "metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD},
+    "data": {names.WORKLOAD_POLICY: DEFAULT},
+}
+GROUPS = {"Job": "batch/v1", "ReplicationController": "v1", "Node": "v1", "Workflow": "argoproj.io/v1alpha1"}
+SAFE = {names.SAFE_TO_EVICT: "true"}
+
+
+def kept(pod: dict, kind: str = "ReplicaSet", group: str = "", **more: object) -> dict:
+    """The pod with a controller, with annotations by their names, labels, and priority."""
+    name = pod["metadata"]["name"]
+    version = group or GROUPS.get(kind, "apps/v1")
+    owner = {"apiVersion": version, "kind": kind, "name": f"{name}-rs", "uid": f"rs-{name}", "controller": True}
+    pod["metadata"]["ownerReferences"] = [owner]
+    pod["metadata"]["labels"] = more.get("labels", {})
+    pod["metadata"]["annotations"] |= more.get("annotations", {})
+    pod["spec"]["priority"] = more.get("priority", 0)
+    pod["status"] = {"phase": "Running", "startTime": "2026-11-20T10:00:00Z"}
+    return pod
+
+
+def running(name: str, node: str, index: int, mem: int) -> dict:
+    """A pod as it runs: it asks what it holds."""
+    made = placed("team", name, node, index, mem)
+    made["spec"]["containers"] = [
+        {"name": "main", "resources": {"limits": {names.GPU_MEM: str(mem), names.SHARE: "1"}}}
+    ]
+    return made
+
+
+def cluster(*pods: dict, **more: list[dict]) -> Lists:
+    """Two nodes of two K80 cards, on which these pods are."""
+    there = {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "100"}}
+    objects = {
+        "nodes": [{"metadata": {"name": node, "labels": {"zone": node}}, "status": there} for node in ("n1", "n2")],
+        "extendedresources": [card(node, index) for node in ("n1", "n2") for index in (0, 1)],
+        "resourceclasses": [K80S],
+        "gpuquotas": [],
+        "poddisruptionbudgets": [],
+        "configmaps": [PUBLISHED],
+        "pods": list(pods),
+    }
+    return Lists(objects | more)
+
+
+def three(**more: object) -> list[dict]:
+    """Of the four cards none is free; the 3000 MiB of `small` have room beside the 8000 of `big`."""
+    return [
+        kept(running("small", "n1", 0, 3000), **more),
+        running("big", "n1", 1, 8000),
+        running("left", "n2", 0, 9000),
+        running("right", "n2", 1, 9500),
+    ]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, api: Lists, *args: str):
+    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
+    return CliRunner().invoke(main.cli, ["defrag", *args])
+
+
+def test_what_would_move_and_where_to(monkeypatch):
+    shown = run(monkeypatch, cluster(*three(priority=5)), "--free-cards", "1")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert lines[:3] == [
+        "Now there are 0 free whole cards, of 1 that are wanted.",
+        "1 pod would move:",
+        "#  POD         FROM  TO    MIB   PRIORITY  AGE  CONTROLLER           FITS",
+    ]
+    row = lines[3].split()
+    age = row.pop(8)
+    assert age.endswith(("h", "d"))
+    assert row == ["1", "team/small", "n1", "0", "n1", "1", "3000", "5", "ReplicaSet/small-rs", "1"]
+    assert lines[4] == "Each is ended and started anew: what it has in memory and on its own disk is lost."
+    assert shown.stderr == "nothing was changed; --evict moves them\n"
+
+
+def test_for_programs(monkeypatch):
+    told = json.loads(run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "json").stdout)
+    assert told == yaml.safe_load(
+        run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "yaml").stdout
+    ) | {"moves": told["moves"]}
+    assert (told["wanted"], told["fitsNow"], told["fitsThen"], told["reached"]) == (1, 0, 1, True)
+    assert told["fewestPossible"] is True
+    (move,) = told["moves"]
+    assert move["from"] == {"node": "n1", "cards": [{"index": 0, "uuid": "GPU-n1-0"}]}
+    assert move["to"] == {"node": "n1", "cards": [{"index": 1, "uuid": "GPU-n1-1"}]}
+    assert told["kept"] == {"have no controller that would make them anew": 3}
+
+
+def test_what_the_extender_still_keeps_of_a_pod_that_vanished_is_no_room(monkeypatch):
+    cards = [card("n1", 0), allocated(card("n1", 1), 11_000, 2), card("n2", 0), card("n2", 1)]
+    shown = run(monkeypatch, cluster(*three(), extendedresources=cards), "--free-cards", "1")
+    assert shown.exit_code == 1
+    assert "would move" not in shown.stdout
+
+
+def test_where_it_fits_already_nothing_moves(monkeypatch):
+    shown = run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=2000x2")
+    assert shown.stdout == "Now there is room for 2 pods of gpu-mem=2000, of 2 that are wanted. Nothing has to move.\n"
+    assert shown.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        ({"kind": "DaemonSet"}, "are of a DaemonSet"),
+        ({"labels": {names.GANG: "g"}}, "are members of gangs"),
+        ({"annotations": {names.NO_DEFRAG: "true"}}, "say cardwise.dev/no-defrag"),
+        ({"annotations": {names.SAFE_TO_EVICT: "false"}}, f"say {names.SAFE_TO_EVICT}: false"),
+        ({"kind": "Workflow"}, f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true"),
+        (
+            {"kind": "Job", "group": "batch.volcano.sh/v1alpha1"},
+            f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true",
+        ),
+        ({"kind": "Workflow", "annotations": SAFE | {names.NO_DEFRAG: "true"}}, "say cardwise.dev/no-defrag"),
+        ({"kind": "DaemonSet", "annotations": SAFE}, "are of a DaemonSet"),
+    ],
+)
+def test_who_is_left_where_it_is_and_why(monkeypatch, of, why):
+    shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
+    assert shown.exit_code == 1
+    assert shown.stdout == (
+        "Now there are 0 free whole cards, of 1 that are wanted.\n"
+        "No way was found to move pods for that; there are 0 free whole cards at best.\n"
+        "0 pods may be moved.\n"
+        "Not so those that have no controller that would make them anew: 3.\n"
+        f"Not so those that {why}: 1.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"kind": "ReplicaSet"},
+        {"kind": "ReplicationController"},
+        {"kind": "StatefulSet"},
+        {"kind": "Workflow", "annotations": SAFE},
+        {"kind": "Job", "group": "batch.volcano.sh/v1alpha1", "annotations": SAFE},
+    ],
+)
+def test_who_moves_is_made_anew_by_kubernetes_itself_or_says_that_it_may_go(monkeypatch, of):
+    shown = run(monkeypatch, cluster(*three(**of), jobs=[]), "--free-cards", "1")
+    assert shown.exit_code == 0, shown.output
+    assert f"{of['kind']}/small-rs" in shown.stdout
+
+
+def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
+    budget = {
+        "metadata": {"namespace": "team", "name": "b"},
+        "spec": {"selector": {"matchLabels": {"app": "x"}}},
+        "status": {"disruptionsAllowed": 0},
+    }
+    held = cluster(*three(labels={"app": "x"}), poddisruptionbudgets=[budget])
+    assert "are held by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-cards", "1").stdout
+    budget["status"]["disruptionsAllowed"] = 1
+    assert run(monkeypatch, held, "--free-cards", "1").exit_code == 0
+    pods = three()
+    pods[0]["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+    assert "are bound by volumes: 1" in run(monkeypatch, cluster(*pods), "--free-cards", "1").stdout
+    pods = three()
+    pods[0]["spec"]["nodeSelector"] = {"zone": "n2"}
+    assert run(monkeypatch, cluster(*pods), "--free-cards", "1").exit_code == 1
+    assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "other").exit_code == 1
+    assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "team").exit_code == 0
+
+
+def ruled(action: str, condition: str) -> dict:
+    """A Job that does this about a pod that ends with this condition."""
+    on_codes = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
+    rule = {"action": action, "onPodConditions": [{"type": condition, "status": "True"}]}
+    return {"spec": {"podFailurePolicy": {"rules": [on_codes, rule]}}}
+
+
+@pytest.mark.parametrize(
+    ("job", "moves"),
+    [
+        ({"spec": {}, "status": {"failed": 5}}, True),
+        ({"spec": {}, "status": {"failed": 6}}, False),
+        ({"spec": {"backoffLimit": 0}}, False),
+        ({"spec": {"backoffLimit": 2147483647, "backoffLimitPerIndex": 1}}, False),
+        ({"spec": {"backoffLimit": 2147483647, "backoffLimitPerIndex": 0}}, False),
+        (ruled("FailJob", "DisruptionTarget"), False),
+        (ruled("FailIndex", "DisruptionTarget"), False),
+        (ruled("Ignore", "DisruptionTarget"), True),
+        (ruled("FailJob", "ConfigIssue"), True),
+    ],
+)
+def test_no_job_is_made_to_fail(monkeypatch, job, moves):
+    named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
+    shown = run(monkeypatch, cluster(*three(kind="Job"), jobs=[named]), "--free-cards", "1")
+    assert ("team/small" in shown.stdout, "are of Jobs that would fail by it: 1" in shown.stdout) == (moves, not moves)
+
+
+def test_where_the_extender_tells_nothing_a_note_says_what_its_policy_is_taken_for(monkeypatch):
+    note = (
+        "note: the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in {0}; the leading "
+        "extender makes it, and where Cardwise is installed in another namespace the environment variable "
+        "CARDWISE_NAMESPACE names it\n"
+    )
+    monkeypatch.delenv("CARDWISE_NAMESPACE", raising=False)
+    none = run(monkeypatch, cluster(*three(), configmaps=[]), "--free-cards", "1")
+    assert none.exit_code == 0, none.output
+    assert none.stderr == note.format(names.NAMESPACE) + "nothing was changed; --evict moves them\n"
+    monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
+    assert note.format("gpus") in run(monkeypatch, cluster(*three()), "--free-cards", "1").stderr
+
+
+def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatch):
+    there = {"metadata": PUBLISHED["metadata"] | {"namespace": "gpus"}, "data": {names.WORKLOAD_POLICY: "spread"}}
+    api = cluster(*three(), configmaps=[PUBLISHED, there])
+    monkeypatch.setenv("CARDWISE_NAMESPACE", "")
+    assert run(monkeypatch, api, "--free-cards", "1").exit_code == 0
+    monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
+    spread = run(monkeypatch, api, "--free-cards", "1")
+    assert (spread.exit_code, spread.stderr) == (1, "")  # under it the pod goes back to the card that it has left
+
+
+def test_classes_and_counts(monkeypatch):
+    of_class = run(monkeypatch, cluster(*three()), "--free-cards", "1", "--class", "nvidia.tesla.k80")
+    assert "there are 0 free whole cards of class nvidia.tesla.k80, of 1 that are wanted." in of_class.stdout
+    assert of_class.exit_code == 0
+    shown = run(monkeypatch, cluster(*three()), "--free-cards", "2", "--max-moves", "1")
+    assert (
+        "No way was found to move pods for that by at most 1 move; there is 1 free whole card at best." in shown.stdout
+    )
+    assert shown.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "write either --free-cards N or --fit SHAPE"),
+        (("--free-cards", "1", "--fit", "gpu=1"), "write either"),
+        (("--fit", "nothing.yaml"), "--fit nothing.yaml: is no file, and has no ="),
+        (("--fit", "gpus=1"), "--fit gpus=1: 'gpus' is unknown"),
+        (("--fit", "gpu-mem=100x0"), "0 pods are out of range"),
+        (("--free-cards", "1", "--class", "v100"), "nothing is of class v100"),
+    ],
+)
+def test_mistakes_are_told_with_a_remedy(monkeypatch, args, says):
+    refused = run(monkeypatch, cluster(*three()), *args)
+    assert refused.exit_code != 0
+    assert says in refused.stderr
+
+
+# Carrying it out.
+
+
+class Api(Lists):
+    """Lists pods, and evicts: `after` says what the cluster is like at each look that follows."""
+
+    def __init__(self, pods: list[dict], *after: list[dict], refuse: errors.KubeError | None = None) -> None:
+        super().__init__({"pods": pods})
+        self.after = list(after)
+        self.refuse = refuse
+        self.evicted: list[str] = []
+
+    def create(self, path, obj, **_):
+        if self.refuse is not None:
+            raise self.refuse
+        self.evicted.append(obj["deleteOptions"]["preconditions"]["uid"])
+
+    def look(self, _seconds: float = 0.0) -> None:
+        """Time passes."""
+        if self.after:
+            self.objects["pods"] = self.after.pop(0)
+
+
+def old() -> dict:
+    return kept(running("web", "n1", 0, 3000))
+
+
+def new(node: str, index: int, phase: str = "Running") -> dict:
+    made = kept(running("web-2", node, index, 3000))
+    made["metadata"]["ownerReferences"] = old()["metadata"]["ownerReferences"]
+    made["status"]["phase"] = phase
+    return made
+
+
+def pending() -> dict:
+    made = new("n1", 1)
+    del made["spec"]["nodeName"]
+    made["metadata"]["annotations"] = {}
+    return made
+
+
+def planned() -> Move:
+    def held(pod: dict) -> Holding:
+        assigned = assignment_of(pod)
+        return Holding(old()["metadata"]["uid"], "team", "web", pod["spec"]["nodeName"], assigned)
+
+    return Move(held(old()), held(new("n2", 1)))
+
+
+def assignment_of(pod: dict) -> Assignment:
+    from cardwise.core import assignment
+
+    found = assignment.decode(pod["metadata"]["annotations"])
+    assert found is not None
+    return found
+
+
+def carry(api: Api) -> None:
+    now = iter(range(1000))
+    Carrying(api, 20.0, clock=lambda: float(next(now)), sleep=api.look).carry(planned(), old(), "1/1")
+
+
+def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
+    api = Api([old()], [old(), pending()], [old(), new("n2", 1, "Pending")], [old(), new("n2", 1)], [new("n2", 1)])
+    carry(api)
+    assert api.evicted == [old()["metadata"]["uid"]]
+    assert api.after == []  # to the last look: while the old one is there it holds its card
+    assert capsys.readouterr().err == "1/1 evicted team/web\n1/1 web-2 runs on n2 1\n"
+
+
+@pytest.mark.parametrize(
+    ("api", "says"),
+    [
+        (Api([old()], [new("n1", 1)]), "web-2, in place of team/web, is on n1 1 and not on n2 1"),
+        (Api([old()], [new("n2", 1, "Failed")]), "web-2, in place of team/web, has ended already (Failed)"),
+        (Api([old()], [pending()]), "no pod runs in place of team/web after 20 s"),
+        (Api([]), "team/web has gone by itself"),
+        (Api([old() | {"metadata": old()["metadata"] | {"uid": "another"}}]), "team/web has gone by itself"),
+        (
+            Api([old()], refuse=errors.TooManyRequests(429, "TooManyRequests", "the budget allows none")),
+            "team/web may not be evicted now: the budget allows none",
+        ),
+    ],
+)
+def test_a_surprise_ends_it(api, says):
+    with pytest.raises(click.ClickException) as stopped:
+        carry(api)
+    assert stopped.value.message == f"stopped: {says}; look at the cluster, and run cardwise defrag again"
+
+
+def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
+    """The replacement is made by the fake at the eviction."""
+    pods = three()
+    api = cluster(*pods)
+    came = kept(running("small-2", "n1", 1, 3000))
+    came["metadata"]["ownerReferences"] = pods[0]["metadata"]["ownerReferences"]
+    evicted = []
+
+    def create(path, obj, **_):
+        evicted.append(obj["metadata"]["name"])
+        api.objects["pods"] = [came, *pods[1:]]
+
+    monkeypatch.setattr(api, "create", create, raising=False)
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert shown.exit_code == 0, shown.output
+    assert evicted == ["small"]
+    assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole card\n"

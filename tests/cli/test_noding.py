@@ -1,0 +1,145 @@
+"""`cardwise nodes` as golden output."""
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from cardwise.cli import main
+from cardwise.core import names
+from cardwise.core.scored.asks import Ask
+from cardwise.core.scored.workload import Workload
+from tests.cli.worlds import K80, P100, Lists, card, lists, placed
+
+
+def run(monkeypatch: pytest.MonkeyPatch, api: Lists, *args: str):
+    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
+    return CliRunner().invoke(main.cli, ["nodes", *args])
+
+
+def learned(*asks: tuple[Ask, float]) -> dict:
+    """The ConfigMap of an extender that has seen these pods."""
+    seen = Workload()
+    for ask, times in asks:
+        seen.saw(ask, times)
+    data = {names.WORKLOAD_ASKS: seen.dump(), names.WORKLOAD_POLICY: "fgd"}
+    return {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data}
+
+
+def ask(mem: int, cpu: int = 0) -> Ask:
+    return Ask(1, mem, 0, "", cpu, 0)
+
+
+HALVES = learned((ask(8000), 3), (ask(13_000), 1))
+
+
+def test_the_table(monkeypatch):
+    shown = run(monkeypatch, lists(configmaps=[HALVES]))
+    assert shown.stderr == ""
+    # n1 has 8441 MiB free on a K80 and 12207 on a P100: a quarter of the pods can use neither.
+    assert shown.stdout == (
+        "NAME     CARDS  USED/TOTAL(MiB)  FREE-CARDS  LARGEST  FRAGMENTED(MiB)  MPS  PODS\n"
+        "n1       2/2    7069/27717       0           12207    5162 (25%)       -    3\n"
+        "n2       1/2    11441/22882      0           0        0 (0%)           -    1\n"
+        "CLUSTER  3/4    18510/50599      0           12207    5162 (25%)       -    4\n"
+    )
+
+
+def test_wide_tells_which_cards_and_the_classes(monkeypatch):
+    api = lists(configmaps=[HALVES])
+    api.objects["extendedresources"][1]["spec"]["unschedulable"] = True
+    api.objects["extendedresources"][3]["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True}
+    assert run(monkeypatch, api, "-o", "wide", "n2").stdout == (
+        "NAME     CARDS  USED/TOTAL(MiB)  FREE-CARDS  LARGEST  FRAGMENTED(MiB)  MPS    PODS  SICK  CORDONED  MODELS\n"
+        "n2       1/2    11441/22882      0           0        0 (0%)           Ready  1     0     -         "
+        "Tesla K80\n"
+        "CLUSTER  2/4    18510/50599      0           8441     2110 (25%)       Ready  4     n2/0  n1/1      "
+        "Tesla K80, Tesla P100\n"
+        "\n"
+        "CLASS              USED/TOTAL(MiB)  FREE(MiB)  FRAGMENTED(MiB)\n"
+        "big                4069/16276       0          0 (0%)\n"
+        "nvidia.tesla.k80   14441/34323      8441       2110 (25%)\n"
+        "nvidia.tesla.p100  4069/16276       0          0 (0%)\n"
+    )
+
+
+def test_for_programs(monkeypatch):
+    api = lists(configmaps=[HALVES])
+    told = json.loads(run(monkeypatch, api, "-o", "json", "n2").stdout)
+    assert told == yaml.safe_load(run(monkeypatch, api, "-o", "yaml", "n2").stdout)
+    assert told["nodes"] == [
+        {
+            "name": "n2",
+            "models": ["Tesla K80"],
+            "cards": 2,
+            "sickCards": ["0"],
+            "cordonedCards": [],
+            "memoryMiB": 2 * K80,
+            "usedMiB": K80,
+            "freeMiB": 0,
+            "fragmentedMiB": 0,
+            "fragmentedPercent": 0.0,
+            "freeCards": 0,
+            "largestFreeMiB": 0,
+            "mps": [],
+            "pods": 1,
+        }
+    ]
+    assert (told["cluster"]["freeMiB"], told["cluster"]["fragmentedPercent"]) == (8441 + 12207, 25.0)
+    assert [one["name"] for one in told["classes"]] == ["big", "nvidia.tesla.k80", "nvidia.tesla.p100"]
+    assert told["typicalPods"] == "learned"
+
+
+def test_whole_free_cards_and_what_the_nodes_have_left(monkeypatch):
+    """The node has two cards free and cpu for one of the pods that come; the other pod runs on it already."""
+    here = {"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "10"}}}
+    pod = placed("a", "b", "n1", 0, 1000)
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "2"}}
+    api = lists(
+        nodes=[here],
+        extendedresources=[card("n1", 0), card("n1", 1), card("n1", 2, memory=P100)],
+        pods=[pod],
+        configmaps=[learned((ask(1000, 2000), 1), (ask(1000, 3000), 1))],
+    )
+    row = run(monkeypatch, api).stdout.splitlines()[1].split()
+    free = 2 * K80 + P100 - 1000
+    assert row == ["n1", "3/3", f"1000/{2 * K80 + P100}", "2", f"{P100}", f"{free // 2}", "(50%)", "-", "1"]
+
+
+def test_where_nothing_is_learned_the_running_pods_count_and_it_says_so(monkeypatch):
+    shown = run(monkeypatch, lists(configmaps=[learned()]))
+    assert (
+        "note: fragmentation is measured by the pods that hold cards now: the extender has learned nothing yet"
+        in shown.stderr
+    )
+    assert (
+        "note: fragmentation is measured by the pods that hold cards now: there is no ConfigMap cardwise-workload in "
+        "cardwise-system" in run(monkeypatch, lists()).stderr
+    )
+    assert json.loads(run(monkeypatch, lists(), "-o", "json").stdout)["typicalPods"] == "running"
+    nobody = run(monkeypatch, lists(pods=[]))
+    assert "note: fragmentation is not known, since no pod is known that comes" in nobody.stderr
+    assert nobody.stdout.splitlines()[1].split() == ["n1", "2/2", "0/27717", "2", "16276", "-", "-", "0"]
+    told = json.loads(run(monkeypatch, lists(pods=[]), "-o", "json").stdout)
+    assert (told["cluster"]["fragmentedMiB"], told["typicalPods"]) == (None, None)
+
+
+def test_a_viewer_who_may_read_less_is_told_what_is_less_exact(monkeypatch):
+    api = lists(configmaps=[HALVES])
+    whole = run(monkeypatch, api).stdout
+    api.forbidden = ("nodes", "configmaps")
+    shown = run(monkeypatch, api)
+    assert shown.exit_code == 0
+    assert 'cpu and memory of nodes are taken as unlimited: User "jane" cannot list resource "nodes"' in shown.stderr
+    assert "you may not read the ConfigMap cardwise-workload in cardwise-system" in shown.stderr
+    assert [line.split()[:5] for line in shown.stdout.splitlines()] == [line.split()[:5] for line in whole.splitlines()]
+
+
+def test_a_spoilt_workload_and_an_unknown_node(monkeypatch):
+    for text in ("{}", '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}', "[" * 200_000):
+        spoilt = HALVES | {"data": {names.WORKLOAD_ASKS: text}}
+        assert "what the extender has saved cannot be read" in run(monkeypatch, lists(configmaps=[spoilt])).stderr
+    refused = run(monkeypatch, lists(), "n9")
+    assert refused.exit_code == 1
+    assert "node 'n9' has no card that Cardwise shares; nodes that have: n1, n2" in refused.stderr

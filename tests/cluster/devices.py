@@ -1,0 +1,33 @@
+"""RDMA devices of a test node that has none: a folder laid out as sysfs, and real device nodes of harmless devices.
+
+As with the cards, so that the device cgroup is tested: only whoever was given a device can open its number.
+"""
+
+from pathlib import Path
+
+from tests.cluster import cards
+from tests.devices.trees import Tree
+
+FILE = "devices.yaml"
+
+
+def write(folder: Path, node: str, count: int, cards_before: int) -> None:
+    """The tree and the device plugin's file of one node. `cards_before`: so many numbers are its cards'."""
+    tree = Tree(folder)
+    numbers = cards.device_numbers(cards_before + 1 + 2 * count)[cards_before:]
+    tree.node("infiniband/rdma_cm", numbers.pop())
+    for index in range(count):
+        on = tree.pci(f"0000:3b:00.{index}", "15b3", "1018", "020700", driver="mlx5_core", numa=0, net=[f"ib{index}"])
+        guid = cards.card_uuid(node, index).replace("-", "")[-16:]
+        spelled = ":".join(guid[start : start + 4] for start in range(0, 16, 4))
+        tree.rdma(f"mlx5_{index}", on=on, guid=spelled, number=index, hca_type="MT4120", fw_ver="16.35.2000")
+        tree.node(f"infiniband/uverbs{index}", numbers.pop())
+        tree.node(f"infiniband/umad{2 * index}", numbers.pop())
+    (folder / FILE).write_text("devices: [{kind: rdma}]\n")
+
+
+def flags(folder: Path) -> list[str]:
+    """What the node's device plugin is given."""
+    if not (folder / FILE).exists():
+        return []
+    return [f"--devices={folder / FILE}", f"--sysfs={folder / 'sys'}", f"--dev={folder / 'dev'}"]

@@ -1,0 +1,40 @@
+"""The MPS manager of a test node: with the control double, below the node's folder."""
+
+import os
+import sys
+from pathlib import Path
+
+CONTROL = Path(__file__).parents[1] / "mps" / "double" / "nvidia-cuda-mps-control"
+DRIVER = "550.163.01"
+
+
+def root(folder: Path) -> Path:
+    """--root of the node's manager, and --mps-root of its device plugin."""
+    return folder / "mps"
+
+
+def flags(folder: Path, node: str) -> list[str]:
+    """What the node's manager is given beside its kubeconfig."""
+    return [
+        f"--node-name={node}",
+        f"--simulated-cards={folder / 'cards.yaml'}",
+        f"--root={root(folder)}",
+        f"--control={CONTROL}",
+        f"--driver={DRIVER}",
+        "--probe-interval=500ms",
+        "--probe-timeout=10s",  # a daemon on a machine under load is not taken for frozen
+        "--metrics-bind=127.0.0.1:0",
+    ]
+
+
+def environment() -> dict[str, str]:
+    """The double runs in our interpreter, not in a wrapper that happens to be first in PATH."""
+    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def open_up(folder: Path, below: Path) -> None:
+    """Servers become the user of their clients, so the way to their sockets is open to all."""
+    for each in (folder, *folder.parents):
+        if each == below:
+            break
+        each.chmod(each.stat().st_mode | 0o011)

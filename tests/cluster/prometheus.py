@@ -1,0 +1,135 @@
+"""A real Prometheus for the tests, with promtool: Debian's package in the user cache, unpacked and not installed.
+
+Apart from `binaries`, which builds from sources: Prometheus with its web interface would take the cache longer than the
+rest together, and tests need none of it but the engine.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import binaries, ports
+from tests.cluster.processes import Process
+
+PACKAGE = "prometheus"
+_ANSWER_SECONDS = 30.0
+
+
+def programs(say: binaries.Say) -> Path:
+    """Folder with prometheus and promtool. Raises NoBinaries where there is none to be had."""
+    found = shutil.which("prometheus")
+    if found and shutil.which("promtool"):
+        return Path(found).parent
+    ready = binaries.cache_root() / PACKAGE
+    if not (ready / "usr/bin/promtool").exists():
+        with binaries.locked("prometheus.lock", say):
+            if not (ready / "usr/bin/promtool").exists():
+                _unpack(ready, say)
+    return ready / "usr" / "bin"
+
+
+def _unpack(into: Path, say: binaries.Say) -> None:
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise binaries.NoBinaries("there is no prometheus in PATH, and no apt-get to get Debian's")
+    say(f"getting Debian's package {PACKAGE} into the cache")
+    with tempfile.TemporaryDirectory(prefix="cardwise-prometheus-", dir=binaries.cache_root()) as name:
+        folder = Path(name)
+        done = _run(["apt-get", "-qq", "download", PACKAGE], folder)
+        if done.returncode:  # lists that are missing or old
+            _run(["apt-get", "-qq", "update"], folder)
+            done = _run(["apt-get", "-qq", "download", PACKAGE], folder)
+        packages = sorted(folder.glob("*.deb"))
+        if done.returncode or not packages:
+            raise binaries.NoBinaries(f"apt-get cannot download {PACKAGE}: {done.stderr.strip()[-500:]}")
+        scratch = folder / "unpacked"
+        done = _run(["dpkg-deb", "-x", str(packages[0]), str(scratch)], folder)
+        if done.returncode:
+            raise binaries.NoBinaries(f"{packages[0].name} cannot be unpacked: {done.stderr.strip()}")
+        shutil.rmtree(into, ignore_errors=True)
+        scratch.rename(into)
+
+
+def _run(command: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        return subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired as error:
+        raise binaries.NoBinaries(f"{' '.join(command)} had no end after {error.timeout:.0f} s") from error
+
+
+class Prometheus:
+    """One that scrapes `targets`, which are addresses with labels by job, every second. `state` is its folder."""
+
+    def __init__(self, folder: Path, state: Path, targets: Mapping[str, Mapping[str, Mapping[str, str]]]) -> None:
+        self._process = Process(state, PACKAGE)
+        self._program = folder / "prometheus"
+        self._state = state
+        self._targets = targets
+        (self.port,) = ports.free(1)
+
+    def start(self, rules: Path | None = None) -> None:
+        """Until it is ready."""
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(rules)] if rules is not None else [],
+            "scrape_configs": [
+                {
+                    "job_name": job,
+                    "honor_labels": True,
+                    "static_configs": [
+                        {"targets": [address], "labels": dict(labels)} for address, labels in addresses.items()
+                    ],
+                }
+                for job, addresses in self._targets.items()
+            ],
+        }
+        self._state.mkdir(parents=True, exist_ok=True)
+        file = self._state / "prometheus.yml"
+        file.write_text(yaml.safe_dump(config))
+        self._process.start(
+            [
+                str(self._program),
+                f"--config.file={file}",
+                f"--storage.tsdb.path={self._state / 'data'}",
+                f"--web.listen-address=127.0.0.1:{self.port}",
+                "--log.level=warn",
+            ]
+        )
+        self._process.wait_until(self._ready, "/-/ready", 60)
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an instant query. Raises ValueError with Prometheus' word where it takes it for wrong."""
+        found = self.ask("query", query=expression)
+        if found["resultType"] in ("scalar", "string"):
+            return [{"metric": {}, "value": found["result"]}]
+        samples: list[dict[str, Any]] = found["result"]
+        return samples
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """What a call of its HTTP API has as data. Raises ValueError."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{parameters}: {error.read().decode(errors='replace')}") from error
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False

@@ -1,0 +1,44 @@
+"""Devices that are no GPUs, pods that ask for them and pods that hold them."""
+
+from cardwise.core import names, request
+from cardwise.core.assignment import Assignment, DeviceShare
+from cardwise.core.devices import Device
+from cardwise.core.ledger import Holding
+from tests.build import container, pod
+
+
+def device(index, *classes, node="n1", kind="rdma", healthy=True):
+    """In the class of its kind, unless other classes are named."""
+    of = frozenset(classes or {kind})
+    return Device(uuid=uuid(index, node=node, kind=kind), kind=kind, index=index, healthy=healthy, classes=of)
+
+
+def uuid(index, *, node="n1", kind="rdma"):
+    return f"{kind}-{node}-{index}"
+
+
+def devices(count, *classes, **more):
+    return [device(i, *classes, **more) for i in range(count)]
+
+
+def wanting(made=None, **counts):
+    """A container that asks for so many of these classes, as the webhook leaves it."""
+    made = made or container()
+    limits = {f"{names.CLASS_PREFIX}{name}": str(count) for name, count in counts.items()}
+    return made | {"resources": {"limits": made["resources"]["limits"] | limits | {names.SHARE: "1"}}}
+
+
+def asking(*containers, of_devices=("rdma", "nic", "fast"), **more):
+    """A pod of such containers, as the webhook leaves it."""
+    noted = {names.DEVICE_CLASSES: request.write_device_classes(of_devices)}
+    return pod(containers=list(containers), annotations=noted, **more)
+
+
+def asked(*containers, **more):
+    return request.parse_mutated(asking(*containers, **more))
+
+
+def holding(uid, *indices, node="n1", kind="rdma", containers=None):
+    """A pod that holds these devices, and perhaps shares of cards."""
+    shares = tuple(DeviceShare(kind, uuid(i, node=node, kind=kind)) for i in indices)
+    return Holding(uid, "default", uid, node, Assignment(containers or {}, {"0": shares}))

@@ -1,0 +1,193 @@
+"""Who is moved so that something big fits again."""
+
+from cardwise.core import placement, quotas
+from cardwise.core.assignment import Assignment
+from cardwise.core.defrag import Goal, Movable, World, plan
+from cardwise.core.gangs import Load
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.placement import Placement
+from cardwise.core.quotas import Entry
+from cardwise.core.request import ContainerRequest, PodRequest
+from tests.build import cards, shares
+
+SIZE = 1000  # MiB of each card
+NO_LOAD = Load(0, 0, 0)
+
+
+class Placer:
+    """The engine node by node; `left` is what nodes have beside cards."""
+
+    def __init__(self, ledger: Ledger, **left: Load) -> None:
+        self.ledger = ledger
+        self.rooms = left
+
+    def place(self, request, load, policy, nodes=None, rooms=()):
+        names = [node.name for node in self.ledger.nodes() if nodes is None or node.name in nodes]
+        found = placement.place(
+            self.ledger, [name for name in names if self._roomy(name, load)], request, policy, rooms
+        )
+        return found if isinstance(found, Placement) else None
+
+    def take(self, node, load, sign=1):
+        if node in self.rooms:
+            left = self.rooms[node]
+            self.rooms[node] = Load(left.cpu - sign * load.cpu, left.memory, left.pods)
+
+    def left(self, node):
+        return self.rooms.get(node, Load(1 << 40, 1 << 40, 100))
+
+    def _roomy(self, node, load):
+        return self.left(node).cpu >= load.cpu
+
+
+def share(mem: int, count: int = 1) -> PodRequest:
+    return PodRequest(containers=(ContainerRequest(key="0", name="main", cards=count, mem=mem),))
+
+
+WHOLE = share(0)
+
+
+def free_cards(count: int) -> Goal:
+    return Goal(request=WHOLE, load=NO_LOAD, count=count, policy="binpack")
+
+
+def fit(mem: int, count: int = 1) -> Goal:
+    return Goal(request=share(mem), load=NO_LOAD, count=count, policy="binpack")
+
+
+def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[Movable]]:
+    """Nodes of cards, and on each card pods of these sizes, named a, b, c... in that order; all may be moved."""
+    ledger = Ledger()
+    movables = []
+    for node, of_cards in nodes.items():
+        ledger.set_cards(node, cards(*[SIZE] * len(of_cards), node=node))
+        for index, mems in enumerate(of_cards):
+            for mem in mems:
+                uid = chr(ord("a") + len(movables))
+                held = shares(mem, index, node=node, total=SIZE)
+                ledger.hold(Holding(uid, "default", uid, node, Assignment({"0": held})))
+                movables.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
+    return ledger, movables
+
+
+def world(ledger: Ledger, **left: Load) -> World:
+    return World(ledger, Placer(ledger, **left), lambda _: ())
+
+
+def moves(found) -> list[str]:
+    """Such as "a: n1/0 > n2/1"."""
+    where = [
+        (move.before.uid, *(f"{at.node}/{at.assignment.indices()[0]}" for at in (move.before, move.after)))
+        for move in found.moves
+    ]
+    return [f"{uid}: {before} > {after}" for uid, before, after in where]
+
+
+def test_the_card_with_the_fewest_pods_is_cleared():
+    ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
+    found = plan(world(ledger), free_cards(1), pods)
+    assert moves(found) == ["c: n1/1 > n2/0"]
+    assert (found.fits, found.exact) == ((0, 1), True)
+
+
+def test_nothing_is_moved_where_it_fits_already():
+    ledger, pods = cluster(n1=[[], [300]])
+    found = plan(world(ledger), free_cards(1), pods)
+    assert (found.moves, found.fits) == ((), (1,))
+
+
+def test_a_share_fits_where_the_holes_are_joined():
+    ledger, pods = cluster(n1=[[300, 400]], n2=[[400, 250]])
+    assert moves(plan(world(ledger), fit(500), pods)) == ["d: n2/0 > n1/0"]
+
+
+def test_the_world_is_as_before():
+    ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
+    before = {one.uid: one for one in ledger.holdings()}
+    plan(world(ledger), free_cards(2), pods)
+    assert {one.uid: one for one in ledger.holdings()} == before
+    assert [list(node.free) for node in ledger.nodes()] == [[800, 700], [400]]
+
+
+def test_who_would_come_back_to_its_card_is_not_moved():
+    """Spread puts what is evicted onto the emptiest card: that is the one it has just left."""
+    ledger, pods = cluster(n1=[[100], [600]])
+    spreading = [Movable(uid=one.uid, request=one.request, load=NO_LOAD, policy="spread", mem=one.mem) for one in pods]
+    assert plan(world(ledger), free_cards(1), spreading).fits[-1] == 0
+    assert moves(plan(world(ledger), free_cards(1), pods)) == ["a: n1/0 > n1/1"]
+
+
+def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
+    """While the old pod is there its card is the fullest that has room, so the new one would join it there."""
+    ledger, pods = cluster(n1=[[200, 400]], n2=[[300]])
+    # Of n1's 400 MiB free with the old one there, 200 are taken by the new: the same card again.
+    only = [pod for pod in pods if pod.uid == "a"]
+    assert plan(world(ledger), fit(800), only).fits[-1] == 0
+
+
+def test_pods_that_may_not_move_stay():
+    ledger, pods = cluster(n1=[[100], [300]], n2=[[500]])
+    found = plan(world(ledger), free_cards(1), [pod for pod in pods if pod.uid != "a"])
+    assert moves(found) == ["b: n1/1 > n2/0"]
+    assert plan(world(ledger), free_cards(1), []).fits[-1] == 0
+
+
+def test_no_more_moves_than_allowed():
+    ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[400]])
+    assert moves(plan(world(ledger), free_cards(1), pods, most=1)) == ["e: n2/0 > n1/1"]
+    ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[200, 200]])
+    assert plan(world(ledger), free_cards(1), pods, most=1).fits[-1] == 0
+    assert len(plan(world(ledger), free_cards(1), pods, most=2).moves) == 2
+
+
+def test_of_equal_plans_the_least_important_pods_go():
+    ledger, pods = cluster(n1=[[300], [300], [400]])
+    important = [
+        Movable(uid=one.uid, request=one.request, load=NO_LOAD, policy="binpack", priority=7 if one.uid == "a" else 0)
+        for one in pods
+    ]
+    assert moves(plan(world(ledger), free_cards(1), important)) == ["b: n1/1 > n1/2"]
+
+
+def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
+    ledger, pods = cluster(n1=[[300], [400]], n2=[[500]])
+    (first,) = [pod for pod in pods if pod.uid == "a"]
+    to_n2 = Movable(uid="a", request=first.request, load=NO_LOAD, policy="binpack", nodes=frozenset({"n2"}))
+    assert moves(plan(world(ledger), free_cards(1), [to_n2])) == ["a: n1/0 > n2/0"]
+    busy = Movable(uid="a", request=first.request, load=Load(500, 0), policy="binpack", nodes=frozenset({"n2"}))
+    assert plan(world(ledger, n2=Load(400, 0, 10)), free_cards(1), [busy]).fits[-1] == 0
+    assert plan(world(ledger, n2=Load(600, 0, 10)), free_cards(1), [busy]).fits[-1] == 1
+
+
+def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
+    ledger, pods = cluster(n1=[[300], [400]])
+    full = [quotas.room(Entry(memory=700), quotas.NOTHING)]
+    assert plan(World(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fits[-1] == 1
+    tight = [quotas.room(Entry(memory=299), quotas.NOTHING)]
+    assert plan(World(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fits[-1] == 0
+
+
+def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
+    nodes = {f"n{i:02d}": [[300], [250], [200], [100]] for i in range(10)}
+    ledger, pods = Ledger(), []
+    for node, of_cards in nodes.items():
+        ledger.set_cards(node, cards(*[SIZE] * 4, node=node))
+        for index, (mem,) in enumerate(of_cards):
+            uid = f"{node}-{index}"
+            ledger.hold(Holding(uid, "d", uid, node, Assignment({"0": shares(mem, index, node=node, total=SIZE)})))
+            pods.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
+    found = plan(world(ledger), free_cards(8), pods, effort=500)
+    assert found.fits[-1] == 8
+    assert 8 <= len(found.moves) <= 12
+    assert found.least < 8
+    assert not found.exact
+    assert ledger.holding("n00-0").node == "n00"
+
+
+def test_somebody_makes_way_for_another():
+    """The 250 fits nowhere until the 100 has left the second card for the third."""
+    ledger, pods = cluster(n1=[[250], [100, 700], [800, 50]])
+    may = [pod for pod in pods if pod.mem in (250, 100)]
+    found = plan(world(ledger), free_cards(1), may)
+    assert moves(found) == ["b: n1/1 > n1/2", "a: n1/0 > n1/1"]
+    assert found.fits == (0, 0, 1)

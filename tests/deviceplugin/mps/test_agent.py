@@ -1,0 +1,93 @@
+"""What the share agent of a pod gets to see of MPS, and whom it waits for."""
+
+import pytest
+
+from cardwise.core import mps, names, shareagent
+from cardwise.core.mps import Mode, State
+from mps.agent import telling
+from tests.deviceplugin.conftest import PODS, eventually, refused
+from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, start, why_not
+
+
+def test_the_agent_sees_the_cards_of_its_pod_and_no_lock(world):
+    rig = world.rig.start()
+    world.cards[0].says(state=State.STARTING)  # it waits by itself
+    pod = bound(rig, "a", [(0, 1000)], [(0, 3000)], core=20, agent=True)
+    slot = start(rig, pod, shareagent.CONTAINER)
+    home = world.cards[0].home
+    inside = f"{shareagent.MPS_ROOT}/{home.name}"
+    whole, log = rig.edits(slot)["mounts"]
+    assert (whole["hostPath"], whole["containerPath"]) == (str(home), inside)
+    assert "ro" in whole["options"]
+    assert (log["type"], log["containerPath"]) == ("tmpfs", f"{inside}/log"), "it names neighbours"
+    assert not rig.edits(slot).get("deviceNodes")
+    env = rig.env(slot)
+    assert env.keys().isdisjoint(OURS)
+    assert env["NVIDIA_VISIBLE_DEVICES"] == "void"
+    told = telling.read(env)
+    assert told.waits
+    assert {key: shares[0].mem for key, shares in told.shares.items()} == {"0": 1000, "1": 3000}
+    assert told.shares["0"][0].core == 20
+
+
+def test_the_agent_beside_shares_of_two_cards(world):
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, "a", [(0, 1000)], [(1, 1000)], agent=True), shareagent.CONTAINER)
+    assert {str(card.home) for card in world.cards} < pipes(rig, slot).keys()
+
+
+@pytest.mark.parametrize("mode", ["off", "preferred"])
+def test_the_agent_of_a_pod_without_mps_waits_for_nothing(world, idle_rig, mode):
+    if mode == "preferred":
+        world.rig.mps = Mode.OFF
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, mode=mode, agent=True), shareagent.CONTAINER)
+    assert pipes(rig, slot) == {}
+    told = telling.read(rig.env(slot))
+    assert not told.waits
+    assert told.shares["0"][0].mem == HALF
+
+
+def test_the_agent_beside_a_container_that_can_only_go_without(world):
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, "a", [(0, 100), (1, 100)], agent=True), shareagent.CONTAINER)
+    assert not telling.read(rig.env(slot)).waits
+    world.one_for_all()
+    slot = start(rig, bound(rig, "b", [(0, 100), (1, 100)], agent=True), shareagent.CONTAINER)
+    assert telling.read(rig.env(slot)).waits
+    assert str(world.root / "node") in pipes(rig, slot)
+
+
+def test_an_agent_is_refused_while_there_is_nothing_to_look_at(world):
+    rig = world.rig.start()
+    (world.cards[0].home / mps.READY).unlink()
+    _, why = why_not(rig, bound(rig, agent=True), shareagent.CONTAINER)
+    assert "does not serve card" in why
+
+
+def test_the_agent_restarts_without_the_api_server(world):
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, agent=True), shareagent.CONTAINER)
+    before = rig.spec(slot)
+    rig.stop()
+    rig.api.down = True
+    rig.start()
+    rig.kubelet.pre_start(slot)
+    assert rig.spec(slot) == before
+
+
+def test_the_agent_holds_nothing_by_itself(world):
+    rig = world.rig.start()
+    pod = bound(rig, "a", [(0, HALF)], agent=True)
+    start(rig, pod, shareagent.CONTAINER)
+    start(rig, pod)
+    assert rig.held_on_disk(0) == HALF
+    start(rig, bound(rig, "b", [(0, HALF)]))
+
+
+def test_a_user_cannot_call_a_container_without_share_the_agent_of_a_pod_without_card(world):
+    rig = world.rig.start()
+    pod = bound(rig, agent=True)
+    pod["metadata"]["annotations"][names.ASSIGNMENT] = '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}'
+    rig.api.put(PODS, pod)
+    eventually(lambda: "no card or device" in refused(lambda: start(rig, pod, shareagent.CONTAINER)))

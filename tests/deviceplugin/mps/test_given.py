@@ -1,0 +1,123 @@
+"""What a container is given of MPS: the pipe of its card, its limit and its part of the cores."""
+
+import pytest
+
+from cardwise.core import mps, names
+from cardwise.core.mps import State
+from deviceplugin.access import Access
+from tests.deviceplugin.conftest import P100, refused
+from tests.deviceplugin.mps.worlds import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, start, why_not
+
+
+def test_a_container_gets_the_pipe_of_its_card_its_limit_and_nothing_else(world):
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, "a", [(1, 8138)], core=30))
+    assert pipes(rig, slot) == {str(world.cards[1].home / "pipe"): mps.CONTAINER_PIPE}
+    env = rig.env(slot)
+    assert env[PIPE_ENV] == mps.CONTAINER_PIPE
+    assert env[LIMIT_ENV] == "0=8138M"
+    assert env[PERCENT_ENV] == "30"
+    assert env["CARDWISE_MEM_LIMIT_MIB"] == "8138"
+    (node,) = rig.edits(slot)["deviceNodes"]
+    assert node["path"] == "/dev/nvidia1"
+
+
+def test_without_a_share_of_the_cores_there_is_no_percentage(world):
+    rig = world.rig.start()
+    assert PERCENT_ENV not in rig.env(start(rig, bound(rig)))
+
+
+def test_a_whole_card_goes_through_mps_too(world):
+    """Past it nobody gets in: the card is EXCLUSIVE_PROCESS."""
+    rig = world.rig.start()
+    env = rig.env(start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True)))
+    assert (env[LIMIT_ENV], env[PERCENT_ENV]) == (f"0={P100}M", "100")
+
+
+def test_shares_of_several_cards_and_a_daemon_for_each(world):
+    rig = world.rig.start()
+    _, why = why_not(rig, bound(rig, "a", [(0, 100), (1, 100)], mode="required"))
+    assert "a process can use one (cardwise-mps --scope=node has one for all)" in why
+    pod = bound(rig, "b", [(0, 100), (1, 100)])
+    slot, why = why_not(rig, pod)
+    assert "it starts without MPS once it is off on all of them" in why
+    world.cards[0].says(state=State.OFF)
+    assert "is Ready, not Off" in refused(lambda: rig.kubelet.pre_start(slot))
+    world.cards[1].says(state=State.OFF)
+    rig.kubelet.pre_start(slot)
+    assert pipes(rig, slot) == {}
+
+
+def test_shares_of_several_cards_and_one_daemon(world):
+    world.one_for_all()
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, "a", [(0, 100), (1, 100)], core=25, mode="required"))
+    assert pipes(rig, slot) == {str(world.root / "node" / "pipe"): mps.CONTAINER_PIPE}
+    env = rig.env(slot)
+    assert LIMIT_ENV not in env, "an entry for a card that a process does not see would lift all limits"
+    assert env[PERCENT_ENV] == "25"
+
+
+@pytest.mark.parametrize(
+    ("by", "core", "mem", "percent"),
+    [
+        ("", 0, 8138, None),
+        ("core", 0, 8138, None),
+        ("core", 30, 8138, "30"),
+        ("memory", 30, 8138, "30"),
+        ("memory", 0, 8138, "50"),
+        ("memory", 0, 8137, "49"),
+        ("memory", 0, 1, "1"),
+        ("nonsense", 0, 8138, None),
+    ],
+)
+def test_the_percentage_is_what_the_pod_asks_for_or_its_part_of_the_memory(world, by, core, mem, percent):
+    rig = world.rig.start()
+    pod = bound(rig, "a", [(0, mem)], core=core, percent_by=by)
+    assert rig.env(start(rig, pod)).get(PERCENT_ENV) == percent
+
+
+def test_cores_are_given_as_often_as_the_setting_says(world):
+    world.rig.core_overcommit = 120
+    rig = world.rig.start()
+    for name in "ab":
+        start(rig, bound(rig, name, [(1, 100)], core=60))
+    _, why = why_not(rig, bound(rig, "c", [(1, 100)], core=1))
+    assert "120 of 120 % of cores are still held" in why
+    assert rig.capacity(names.GPU_CORE) == "240"
+
+
+def test_a_whole_card_has_all_its_cores_and_a_former_grant_no_word_on_it(world):
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, percent_by="memory"))
+    assert rig.env(slot)[PERCENT_ENV] == "100"
+    text = next((rig.folder / "state" / "grants").rglob("*.json")).read_text()
+    assert '"smPercent":"memory"' in text, "a restart of the container needs nobody else"
+
+
+@pytest.mark.parametrize(
+    ("driver", "shares", "whole", "limit"),
+    [
+        ("615.71.09", [(0, 8138)], False, "8138"),
+        ("580.95.05", [(0, 8138)], False, None),
+        ("", [(0, 8138)], False, None),
+        ("615.71.09", [(0, P100)], True, None),
+    ],
+)
+def test_the_kernels_limit_where_the_driver_has_one(world, driver, shares, whole, limit):
+    for card in world.rig.cards:
+        card["properties"] = {"driver": driver}
+    world.rig.write_cards()
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, "a", shares, whole=whole))
+    assert rig.env(slot).get("NVIDIA_GPU_MEMORY_LIMIT") == limit
+
+
+def test_without_cdi_there_is_no_way_to_the_daemon(world):
+    world.rig.access = Access.ENV
+    rig = world.rig.start()
+    _, why = why_not(rig, bound(rig))
+    assert "by CDI only" in why
+    assert 'cardwise.dev/mps: "off"' in why
+    world.cards[0].says(state=State.OFF)
+    start(rig, bound(rig, "b", [(0, 100)], mode="off"))

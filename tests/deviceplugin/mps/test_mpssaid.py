@@ -1,0 +1,111 @@
+"""What the cluster is told of MPS once its manager cannot tell it any more."""
+
+import pytest
+
+from cardwise.core import mps
+from cardwise.core.mps import Mode, Scope, State
+from cardwise.gpus import mpsnode
+from cardwise.kube import mpsread, wire
+from deviceplugin import mpssaid
+from deviceplugin.mpssaid import MpsSaid
+from tests.deviceplugin.conftest import RESOURCES, card_uuid, eventually
+
+AGES = 5000.0  # seconds, in which nobody has looked
+
+
+class Seen:
+    """The device plugin's looks at one card, by a clock of ours."""
+
+    def __init__(self, root, setting=Mode.PREFERRED) -> None:
+        self.now = 100.0
+        self.said = MpsSaid(setting, root, clock=lambda: self.now)
+
+    def after(self, seconds, state="Ready", *, index=0):
+        self.now += seconds
+        told = wire.MpsStatus("card", state, "", multi_user=False, max_clients=48) if state else None
+        uuid = card_uuid(index)
+        found = wire.ExtendedResource(
+            wire.OwnedMeta(name=uuid.lower()),
+            wire.ExtendedResourceSpec(node="n1", index=index, uuid=uuid),
+            wire.ExtendedResourceStatus(mps=told),
+        )
+        return self.said.correction(found).get("mps", "stays")
+
+
+def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
+    seen = Seen(world.root)
+    assert seen.after(0) == "stays"
+    world.end()
+    assert seen.after(0) == seen.after(mpssaid.PATIENCE - 1) == "stays"
+    world.begin()
+    assert seen.after(2) == "stays"
+    world.end()
+    assert seen.after(2) == "stays", "the time begins anew"
+    told = seen.after(mpssaid.PATIENCE)
+    assert (told["state"], told["reason"]) == ("Down", "the node's MPS manager is gone or hangs")
+    assert set(told) == {"state", "reason", "lastChange"}, "the rest stays as the manager has said it"
+    assert seen.after(60, "Down") == "stays", "once"
+
+
+@pytest.mark.parametrize("state", [State.READY, State.OFF])
+def test_a_manager_that_hangs_is_told(world, state):
+    seen = Seen(world.root)
+    world.cards[0].says(state=state, checked=mpsnode.now() - AGES)
+    seen.after(0, state)
+    seen.after(0, state, index=1)
+    assert seen.after(mpssaid.PATIENCE, state)["state"] == "Down"
+    assert seen.after(0, index=1) == "stays", "the other is looked at"
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.FAULT, State.DRAINING])
+def test_a_manager_that_is_busy_with_a_card_is_believed(world, state):
+    seen = Seen(world.root)
+    world.cards[0].says(state=state, checked=mpsnode.now() - AGES)
+    seen.after(0, state)
+    assert seen.after(AGES, state) == "stays"
+
+
+def test_what_a_former_manager_said_of_a_card_that_this_one_does_not_serve_is_taken_back(world):
+    seen = Seen(world.root)
+    (world.cards[0].home / mps.READY).unlink()
+    seen.after(0)
+    assert seen.after(mpssaid.PATIENCE)["state"] == "Down"
+
+
+def test_after_a_reboot_nothing_is_left_and_nothing_is_believed(tmp_path):
+    seen = Seen(tmp_path / "gone")
+    seen.after(0)
+    assert seen.after(mpssaid.PATIENCE)["state"] == "Down"
+    assert seen.after(AGES, "") == "stays", "of a card that no manager has spoken of nothing is said"
+
+
+def test_one_daemon_for_all_cards_is_known_for_each(world):
+    world.one_for_all()
+    seen = Seen(world.root)
+    seen.after(0, index=1)
+    assert seen.after(AGES, index=1) == "stays"
+    assert mpsnode.read(world.root / mps.NODE).scope is Scope.NODE
+
+
+def test_a_killed_managers_cards_take_no_pods_any_more(world, monkeypatch):
+    """In the cluster: its last word was Ready."""
+    monkeypatch.setattr(mpssaid.MpsSaid.__init__, "__defaults__", (0.2, *mpssaid.MpsSaid.__init__.__defaults__[1:]))
+    rig = world.rig
+    rig.start()
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    card = rig.card(1)
+    said = {"mode": "card", "state": "Ready", "reason": "", "multiUser": True, "ceilingMiB": 512, "maxClients": 48}
+    card["status"]["mps"] = said
+    rig.api.put(RESOURCES, card)
+    world.end()
+    eventually(lambda: rig.status(1)["mps"]["state"] == "Down", timeout=60)
+    told = rig.status(1)["mps"]
+    assert told | {"lastChange": ""} == said | {
+        "state": "Down",
+        "reason": "the node's MPS manager is gone or hangs",
+        "lastChange": "",
+    }
+    read = mpsread.of_card(wire.MpsStatus(told["mode"], told["state"], "", told["multiUser"], told["maxClients"]))
+    assert read is not None, "it has a manager"
+    assert not read.ready
+    assert rig.status(1)["health"] == "Healthy"

@@ -1,0 +1,158 @@
+"""What the start of a container waits for: a card that MPS serves, or that is without it."""
+
+import threading
+
+import pytest
+
+from cardwise.core import mps
+from cardwise.core.mps import Mode, State
+from cardwise.core.quantity import MiB
+from cardwise.gpus import mpsnode
+from tests.deviceplugin.conftest import P100, card_uuid, eventually, refused
+from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, start, why_not
+
+ILL = {
+    "starting": (lambda world: world.cards[0].says(state=State.STARTING), "is Starting, not Ready"),
+    "fault": (lambda world: world.cards[0].says(state=State.FAULT, reason="Xid 31"), "is Fault, not Ready: Xid 31"),
+    "off": (lambda world: world.cards[0].says(state=State.OFF), "is Off, not Ready"),
+    "stale": (lambda world: world.cards[0].says(checked=mpsnode.now() - 5000), "has not looked at card"),
+    "low": (lambda world: world.cards[0].says(ceilings={card_uuid(0): MiB(512)}), "allows 512 MiB, and 8138 MiB"),
+    "dead": (lambda world: world.cards[0].dies(), "takes no connection"),
+    "damaged": (lambda world: (world.cards[0].home / mps.READY).write_text("{"), "does not serve card"),
+    "unmanaged": (lambda world: world.end(), "no MPS manager runs on this node"),
+}
+
+
+@pytest.mark.parametrize("what", ILL)
+def test_nothing_starts_while_its_card_is_ill_and_the_other_card_goes_on(world, what):
+    harm, reason = ILL[what]
+    rig = world.rig.start()
+    harm(world)
+    pod = bound(rig, "a", [(0, 8138)])
+    slot, why = why_not(rig, pod)
+    assert reason in why
+    if what != "unmanaged":
+        start(rig, bound(rig, "b", [(1, 8138)]))
+    if what == "unmanaged":
+        world.begin()
+    world.cards[0].runs().says(state=State.READY, reason="", checked=mpsnode.now(), ceilings={card_uuid(0): MiB(P100)})
+    rig.kubelet.pre_start(slot)
+    assert rig.env(slot)[LIMIT_ENV] == "0=8138M"
+
+
+def test_who_waits_starts_as_soon_as_its_card_is_healed(world):
+    world.rig.mps_seconds = 20.0
+    rig = world.rig.start()
+    world.cards[0].says(state=State.STARTING)
+    pod = bound(rig)
+    slot = rig.kubelet.admit(pod, "c0")
+    waiting = threading.Thread(target=rig.kubelet.pre_start, args=(slot,))
+    waiting.start()
+    start(rig, bound(rig, "b", [(1, HALF)]))
+    assert rig.spec(slot) is None
+    world.cards[0].says(state=State.READY)
+    waiting.join(20)
+    assert rig.env(slot)[LIMIT_ENV] == f"0={HALF}M"
+
+
+def test_a_restart_waits_like_a_start(world):
+    """And without the API server: what the pod wanted is on the node's disk."""
+    rig = world.rig.start()
+    slot = start(rig, bound(rig))
+    world.cards[0].dies()
+    rig.stop()
+    rig.api.down = True
+    rig.start()
+    assert "takes no connection" in refused(lambda: rig.kubelet.pre_start(slot))
+    world.cards[0].runs()
+    rig.kubelet.pre_start(slot)
+    assert rig.env(slot)[LIMIT_ENV] == f"0={HALF}M"
+
+
+def test_after_a_reboot_specs_are_made_with_the_pipe_they_had(world):
+    rig = world.rig.start()
+    slot = start(rig, bound(rig))
+    before = rig.spec(slot)
+    rig.stop()
+    for path in (rig.folder / "cdi").iterdir():
+        path.unlink()
+    rig.start()
+    assert eventually(lambda: rig.spec(slot)) == before
+
+
+def test_mps_that_breaks_while_the_card_is_awaited_counts(world):
+    """Room on the card came late; by then the daemon was gone."""
+    rig = world.rig
+    rig.conflict_seconds = 20.0
+    rig.start()
+    first = bound(rig, "a", [(0, P100)])
+    start(rig, first)
+    rig.force_delete(first)
+    second = bound(rig, "b", [(0, P100)])
+    slot = rig.kubelet.admit(second, "c0")
+    why: list[str] = []
+    waiting = threading.Thread(target=lambda: why.append(refused(lambda: rig.kubelet.pre_start(slot))))
+    waiting.start()
+    eventually(lambda: rig.status(0).get("held"), what="the first pod's share is held")
+    world.cards[0].dies()
+    rig.runtime.kill(first["metadata"]["uid"])
+    waiting.join(20)
+    assert "takes no connection" in why[0]
+    assert rig.spec(slot) is None
+
+
+def test_a_pod_that_does_without_waits_until_mps_is_off(world):
+    rig = world.rig.start()
+    pod = bound(rig, mode="off")
+    slot, why = why_not(rig, pod)
+    assert "is Ready, not Off" in why
+    world.cards[0].dies().says(state=State.OFF)
+    rig.kubelet.pre_start(slot)
+    assert rig.env(slot).keys().isdisjoint(OURS)
+    assert pipes(rig, slot) == {}
+
+
+def test_a_node_without_manager(idle_rig):
+    rig = idle_rig.start()
+    for name, mode in (("a", None), ("b", "preferred"), ("c", "off")):
+        slot = start(rig, bound(rig, name, [(0, 100)], mode=mode))
+        assert rig.env(slot).keys().isdisjoint(OURS)
+        assert pipes(rig, slot) == {}
+    _, why = why_not(rig, bound(rig, "d", [(0, 100)], mode="required"))
+    assert "requires MPS (cardwise.dev/mps), which this node does not have" in why
+    _, why = why_not(rig, bound(rig, "e", [(0, 100)], mode="on"))
+    assert "'on' is no mode of MPS; create the pod again with one of off, preferred, required" in why
+
+
+def test_a_node_that_is_to_have_no_mps_takes_no_notice_of_one(world):
+    world.rig.mps = Mode.OFF
+    rig = world.rig.start()
+    assert pipes(rig, start(rig, bound(rig, mode="preferred"))) == {}
+    _, why = why_not(rig, bound(rig, "b", [(1, 100)], mode="required"))
+    assert "--mps=off" in why
+
+
+def test_a_node_that_must_have_it_waits_for_a_manager_that_never_came(idle_rig):
+    idle_rig.mps, idle_rig.mps_seconds = Mode.REQUIRED, 0.5
+    rig = idle_rig.start()
+    _, why = why_not(rig, bound(rig))
+    assert "no MPS manager runs on this node" in why
+
+
+def test_after_a_reboot_nobody_gets_past_a_manager_that_is_not_up_yet(world):
+    rig = world.rig.start()
+    slot = start(rig, bound(rig))
+    rig.stop()
+    world.close()
+    world.root.rename(world.root.with_name("before"))  # /run is empty
+    rig.start()
+    assert "no MPS manager runs on this node" in refused(lambda: rig.kubelet.pre_start(slot))
+    rig.stop()
+    rig.mps = Mode.OFF  # it was taken off the node
+    rig.start()
+    rig.kubelet.pre_start(slot)
+    assert pipes(rig, slot) == {}
+    rig.stop()
+    rig.mps = Mode.PREFERRED
+    rig.start()
+    rig.kubelet.pre_start(slot)

@@ -1,0 +1,95 @@
+"""A node with an MPS manager, and pods that are bound to its cards."""
+
+import fcntl
+import os
+import uuid
+
+from cardwise.core import assignment as codec
+from cardwise.core import mps, names, shareagent
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.mps import Scope
+from cardwise.core.quantity import MiB, Percent
+from tests.deviceplugin.conftest import NODE, P100, PODS, card_uuid, refused
+from tests.mps.agent.pods import Card
+
+HALF = P100 // 2
+PIPE_ENV, LIMIT_ENV, PERCENT_ENV = mps.PIPE_ENV, mps.LIMIT_ENV, mps.PERCENT_ENV
+# What no container may see that goes without MPS.
+OURS = {PIPE_ENV, LIMIT_ENV, PERCENT_ENV, "NVIDIA_GPU_MEMORY_LIMIT"}
+
+
+class World:
+    """A node with a manager: its lock, and two cards that are Ready."""
+
+    def __init__(self, rig) -> None:
+        self.rig = rig
+        rig.mps_seconds = 0.5
+        self.root = rig.mps_root
+        self.root.mkdir()
+        self.lock: int | None = None
+        self.begin()
+        self.cards = [Card(self.root, card_uuid(index)).runs().says() for index in range(2)]
+
+    def begin(self) -> None:
+        """The manager lives."""
+        self.lock = os.open(self.root / mps.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """As with SIGKILL: its files stay as they are."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    def one_for_all(self) -> None:
+        """As with --scope=node."""
+        first, second = self.cards
+        both = (first.uuid, second.uuid)
+        first.home = first.home.rename(self.root / mps.NODE)
+        first.says(scope=Scope.NODE, uuids=both, ceilings=dict.fromkeys(both, MiB(P100)))
+        (second.home / mps.READY).unlink()
+
+    def close(self) -> None:
+        self.end()
+        for card in self.cards:
+            card.dies()
+
+
+def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=False, percent_by=""):
+    """A bound pod; each container is a list of (card, MiB). `agent`: with the sidecar that the webhook puts in."""
+    shares = {
+        str(position): tuple(
+            CardShare(index, card_uuid(index), MiB(mem), Percent(core), MiB(P100), whole) for index, mem in given
+        )
+        for position, given in enumerate(containers or ([(0, HALF)],))
+    }
+    annotations = codec.encode(Assignment(shares), assume_time_ns=1) | ({mps.MODE: mode} if mode else {})
+    annotations |= {mps.SM_PERCENT: percent_by} if percent_by else {}
+    slot = {"limits": {names.SHARE: "1"}}
+    limits = {"limits": {names.GPU_MEM: "1", names.SHARE: "1"}}
+    sidecar = {"name": shareagent.CONTAINER, "restartPolicy": "Always", "resources": slot}
+    spec = {
+        "nodeName": NODE,
+        "initContainers": [sidecar] if agent else [],
+        "containers": [{"name": f"c{key}", "resources": limits} for key in shares],
+    }
+    metadata = {"name": name, "namespace": "default", "uid": str(uuid.uuid4()), "annotations": annotations}
+    return rig.api.put(PODS, {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+
+
+def start(rig, pod, container="c0"):
+    return rig.run(pod, container)
+
+
+def why_not(rig, pod, container="c0"):
+    """The refusal; the slot stays with the container, as the kubelet keeps it."""
+    slot = rig.kubelet.admit(pod, container)
+    why = refused(lambda: rig.kubelet.pre_start(slot))
+    assert why, "it was started"
+    assert rig.spec(slot) is None, "nothing is delivered to who may not start"
+    return slot, why
+
+
+def pipes(rig, slot):
+    """Host folders that the container gets."""
+    return {mount["hostPath"]: mount["containerPath"] for mount in rig.edits(slot).get("mounts", [])}

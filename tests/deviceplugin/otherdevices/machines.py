@@ -1,0 +1,93 @@
+"""A machine with devices that are not GPUs, from its sysfs on, and pods that were given some."""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+
+from cardwise.core import assignment as codec
+from cardwise.core import names
+from cardwise.core.assignment import Assignment, CardShare, DeviceShare
+from cardwise.devices.offered import OfferedDevices
+from tests.deviceplugin.conftest import NODE, P100, PODS, RESOURCES, Rig, card_uuid, eventually
+from tests.devices.trees import Tree, connectx5
+
+FIRST, SECOND, FPGA = "rdma-0c42-a103-0016-0542", "rdma-0c42-a103-0016-0543", "pci-n1-0000-d8-00.0"
+FILE = """
+devices:
+  - {kind: rdma}
+  - {kind: fpga, pci: {class: "1200"}}
+"""
+
+
+class Machine:
+    """A rig with a ConnectX-5, both ports up, and an FPGA bound to vfio-pci."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.tree = Tree(rig.folder)
+        self.ports = connectx5(self.tree)
+        self.tree.port(self.ports[1], 1, "4: ACTIVE")
+        self.tree.pci("0000:d8:00.0", "10ee", "9038", "120000", driver="vfio-pci", group="42")
+        self.tree.misc("vfio", "10:196")
+        paths = ("uverbs0", "uverbs1", "umad0", "umad2", "rdma_cm")
+        for position, path in enumerate([*(f"infiniband/{name}" for name in paths), "vfio/42", "vfio/vfio"]):
+            self.tree.node(path, os.makedev(4, 30 + position))
+        self.file = rig.folder / "devices.yaml"
+        self.file.write_text(FILE)
+
+    def start(self) -> Rig:
+        self.rig.devices = OfferedDevices(
+            self.file, sysfs=self.tree.sysfs, dev=self.tree.dev, node=NODE, poll_seconds=0.05
+        )
+        self.rig.start()
+        return self.rig
+
+    def resource(self, name: str) -> dict:
+        return self.rig.api.get(RESOURCES, name) or {}
+
+    def status(self, name: str) -> dict:
+        return self.resource(name).get("status") or {}
+
+    def healthy(self, name: str, *, is_healthy: bool = True, timeout: float = 10) -> dict:
+        word = "Healthy" if is_healthy else "Unhealthy"
+        eventually(lambda: self.status(name).get("health") == word, timeout, f"{name}: {self.status(name)}")
+        return self.status(name)
+
+
+def bind(
+    rig: Rig,
+    name: str,
+    devices: Mapping[str, Sequence[tuple[str, str]]],
+    shares: Mapping[str, tuple[int, int]] | None = None,
+    **metadata: str,
+) -> dict:
+    """A bound pod: by container key, its devices as (class, UUID) and its share as (card index, MiB)."""
+    cards = {key: (CardShare(index, card_uuid(index), mib, 0, P100),) for key, (index, mib) in (shares or {}).items()}
+    others = {key: tuple(DeviceShare(*one) for one in given) for key, given in devices.items()}
+    containers = []
+    for key in sorted({*cards, *others}):
+        limits = {names.SHARE: "1"}
+        for device_class, _ in devices.get(key, ()):
+            name_of = names.CLASS_PREFIX + device_class
+            limits[name_of] = str(int(limits.get(name_of, 0)) + 1)
+        containers.append({"name": f"c{key}", "resources": {"limits": limits}})
+    pod = {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": metadata.get("uid", str(uuid.uuid4())),
+            "annotations": codec.encode(Assignment(cards, others), assume_time_ns=1),
+        },
+        "spec": {"nodeName": NODE, "containers": containers},
+        "status": {"phase": "Pending"},
+    }
+    return rig.api.put(PODS, pod)
+
+
+def given(rig: Rig, slot: str) -> list[str]:
+    return [node["path"] for node in rig.edits(slot).get("deviceNodes", ())]
+
+
+def grants_on_disk(rig: Rig) -> list[dict]:
+    return [json.loads(path.read_text()) for path in (rig.folder / "state" / "grants").glob("*/*.json")]

@@ -1,0 +1,108 @@
+"""What containers get of devices that are not GPUs, alone and beside cards."""
+
+import json
+import os
+from pathlib import Path
+
+import yaml
+
+from cardwise.core import names
+from cardwise.core.quantity import MiB
+from cardwise.devices.protocol import DeviceNode, OtherDevice
+from cardwise.gpus.protocol import GpuCard
+from deviceplugin import cdi
+from deviceplugin.access import Delivery
+from deviceplugin.grants import Device, Grant, Share
+from deviceplugin.hardware import Hardware
+from tests.deviceplugin.conftest import PODS
+from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, given, grants_on_disk
+
+
+class TestWhatAContainerGets:
+    def test_a_card_and_devices_in_one_spec(self, machine, rig):
+        pod = bind(rig, "a", {"0": [("rdma", SECOND), ("my.fpga-x", FPGA)]}, {"0": (1, 4000)})
+        slot = rig.run(pod, "c0")
+        assert given(rig, slot) == [
+            "/dev/nvidia1",
+            "/dev/infiniband/umad2",
+            "/dev/infiniband/uverbs1",
+            "/dev/infiniband/rdma_cm",
+            "/dev/vfio/42",
+            "/dev/vfio/vfio",
+        ]
+        nodes = {node["path"]: node for node in rig.edits(slot)["deviceNodes"]}
+        own = nodes["/dev/infiniband/uverbs1"]
+        assert own["hostPath"] == f"{machine.tree.dev}/infiniband/uverbs1"
+        number = Path(own["hostPath"]).stat().st_rdev
+        assert (own["major"], own["minor"], own["type"]) == (os.major(number), os.minor(number), "c")
+        env = rig.env(slot)
+        assert env["CARDWISE_MEM_LIMIT_MIB"] == "4000"
+        assert env["NVIDIA_VISIBLE_DEVICES"] == "void"
+        assert env["PCIDEVICE_CARDWISE_DEV_RDMA"] == "0000:3b:00.1"
+        assert env["PCIDEVICE_CARDWISE_DEV_MY_FPGA_X"] == "0000:d8:00.0"
+        assert env["CARDWISE_RDMA_DEVICES"] == "mlx5_1"
+
+    def test_devices_alone_open_no_card(self, rig):
+        pod = bind(rig, "a", {"0": [("rdma", FIRST), ("rdma", SECOND)]})
+        slot = rig.run(pod, "c0")
+        assert rig.env(slot) == {
+            "NVIDIA_VISIBLE_DEVICES": "void",
+            "PCIDEVICE_CARDWISE_DEV_RDMA": "0000:3b:00.0,0000:3b:00.1",
+            "CARDWISE_RDMA_DEVICES": "mlx5_0,mlx5_1",
+        }
+        assert given(rig, slot).count("/dev/infiniband/rdma_cm") == 1
+        assert len(given(rig, slot)) == 5
+        annotations = rig.api.get(PODS, "a", "default")["metadata"]["annotations"]
+        assert names.ASSIGNED not in annotations, "gpushare's mark is for cards"
+
+    def test_two_containers_get_their_own(self, rig):
+        pod = bind(rig, "a", {"0": [("rdma", FIRST)], "1": [("rdma", SECOND)]}, {"1": (0, 100)})
+        first, second = rig.run(pod, "c0"), rig.run(pod, "c1")
+        assert rig.env(first)["CARDWISE_RDMA_DEVICES"] == "mlx5_0"
+        assert "CARDWISE_MEM_LIMIT_MIB" not in rig.env(first)
+        assert rig.env(second)["CARDWISE_RDMA_DEVICES"] == "mlx5_1"
+        assert "/dev/nvidia0" not in given(rig, first)
+        assert "/dev/nvidia0" in given(rig, second)
+
+    def test_a_device_without_nodes_is_named(self, machine, rig):
+        card = machine.tree.pci("0000:5e:00.0", "8086", "1572", "020000", driver="i40e", net=["eth0"])
+        machine.file.write_text('devices: [{kind: nic, pci: {vendor: "8086"}}]')
+        machine.healthy("pci-n1-0000-5e-00.0")
+        slot = rig.run(bind(rig, "a", {"0": [("nic", f"pci-n1-{card.name.replace(':', '-')}")]}), "c0")
+        assert given(rig, slot) == []
+        assert rig.env(slot)["PCIDEVICE_CARDWISE_DEV_NIC"] == "0000:5e:00.0"
+
+    def test_a_pod_of_cards_only_is_as_ever(self, rig):
+        slot = rig.run(rig.bind("a", [(0, 100)]))
+        assert given(rig, slot) == ["/dev/nvidia0"]
+        assert not [name for name in rig.env(slot) if name.startswith(("PCIDEVICE_", "CARDWISE_RDMA"))]
+        assert [grant["version"] for grant in grants_on_disk(rig)] == [1], "a former version reads it"
+
+
+def test_the_edits_of_a_real_card_and_of_devices_together(tmp_path):
+    nvidia = {
+        "cdiVersion": "0.7.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [{"name": "GPU-0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}],
+        "containerEdits": {"mounts": [{"hostPath": "/lib/libcuda.so", "containerPath": "/lib/libcuda.so"}]},
+    }
+    (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(nvidia))
+    card = GpuCard(index=0, uuid="GPU-0", model="m", memory=MiB(1000), devices=())
+    device = OtherDevice(
+        kind="rdma", index=0, uuid="rdma-1", model="m", nodes=(DeviceNode("/dev/null", "/dev/infiniband/uverbs0"),)
+    )
+    delivery = Delivery(tmp_path / "cdi", cdi.NvidiaSpecs([tmp_path / "nvidia.yaml"]))
+    here = Hardware({"GPU-0": card}, {"rdma-1": device})
+    share, given = Share(0, "GPU-0", 100, 0, 1000), Device("rdma", "rdma-1")
+    whose = {"pod_uid": "u", "namespace": "default", "name": "a", "container": "main", "key": "0"}
+
+    def delivered(shares: tuple[Share, ...]) -> tuple[str, list[str], list]:
+        made = Grant(**whose, slots=("s001",), shares=shares, pod_shares=shares, devices=(given,), pod_devices=(given,))
+        delivery.deliver(made, here)
+        spec = json.loads(cdi.spec_path(tmp_path / "cdi", "s001").read_text())
+        edits = spec["devices"][0]["containerEdits"]
+        return spec["cdiVersion"], [node["path"] for node in edits["deviceNodes"]], edits.get("mounts", [])
+
+    mounts = nvidia["containerEdits"]["mounts"]
+    assert delivered((share,)) == ("0.7.0", ["/dev/nvidia0", "/dev/infiniband/uverbs0"], mounts)
+    assert delivered(()) == ("0.6.0", ["/dev/infiniband/uverbs0"], []), "no card, no driver"

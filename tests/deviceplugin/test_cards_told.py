@@ -1,0 +1,256 @@
+"""What the cluster is told of a node's cards, and what becomes of what others say of them."""
+
+import time
+
+from prometheus_client import REGISTRY
+
+from cardwise.core import names
+from cardwise.core.mps import Mode
+from cardwise.kube import errors
+from deviceplugin import node as own_node
+from tests.deviceplugin.conftest import (
+    NODE,
+    NODES,
+    P100,
+    RESOURCES,
+    card_uuid,
+    eventually,
+    refusal,
+)
+
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-n1"}
+
+
+def test_the_cluster_learns_of_the_cards(rig):
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
+    assert capacity == {
+        "cpu": "8",
+        "aliyun.com/gpu-mem": "32552",
+        "aliyun.com/gpu-count": "2",
+        "aliyun.com/gpu-core.percentage": "200",
+        "cardwise.dev/gpu": "2",
+        "cardwise.dev/nvidia.tesla-p100": "256",
+    }
+    card = rig.card(1)
+    assert card["metadata"]["labels"] == {"cardwise.dev/node": NODE}
+    assert card["metadata"]["ownerReferences"] == [OWNER]
+    assert card["spec"] | {"properties": {}} == {
+        "kind": "nvidia-gpu",
+        "node": NODE,
+        "index": 1,
+        "uuid": card_uuid(1),
+        "model": "Tesla-P100",
+        "memoryMiB": P100,
+        "properties": {},
+    }
+    assert rig.status(1) == {"health": "Healthy", "reason": "", "cardAccess": "cdi", "held": []}
+    eventually(lambda: rig.agent.problems() == [])
+
+
+def test_a_node_that_is_to_have_no_manager_forgets_what_one_has_said(idle_rig):
+    idle_rig.mps = Mode.OFF
+    idle_rig.start()
+    eventually(lambda: idle_rig.status(1).get("health") == "Healthy")
+    card = idle_rig.card(1)
+    card["status"]["mps"] = {"mode": "card", "state": "Down", "reason": "the manager was uninstalled"}
+    idle_rig.api.put(RESOURCES, card)
+    eventually(lambda: "mps" not in idle_rig.status(1))
+    assert idle_rig.status(1)["health"] == "Healthy"
+
+
+def test_a_manager_that_is_only_away_is_not_forgotten(rig):
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    said = {"mode": "card", "state": "Down", "reason": "it stops"}
+    card = rig.card(1)
+    card["status"]["mps"] = said
+    rig.api.put(RESOURCES, card)
+    rig.cards[0] |= {"healthy": False, "reason": "x"}
+    rig.write_cards()
+    eventually(lambda: rig.status(0)["health"] == "Unhealthy")
+    assert rig.status(1)["mps"] == said
+
+
+def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
+    """Also one that is not in the machine any more and is kept for what runs on it."""
+    rig = idle_rig
+    rig.start()
+    rig.run(rig.bind("a", [(1, 100)]))
+    eventually(lambda: rig.card(0) and rig.card(1))
+    rig.stop()
+    for index in range(2):
+        card = rig.card(index)
+        del card["metadata"]["ownerReferences"]
+        rig.api.put(RESOURCES, card)
+    del rig.cards[1]
+    rig.write_cards()
+    rig.start()
+    eventually(lambda: [rig.card(index)["metadata"].get("ownerReferences") for index in range(2)] == [[OWNER]] * 2)
+    eventually(lambda: rig.agent.problems() == [])
+    before = len(rig.api.patches)
+    time.sleep(1.5)
+    assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
+
+
+def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
+    eventually(lambda: rig.card(0) and rig.card(1))
+    node = rig.node()
+    rig.api.delete(NODES, NODE)
+    for index in range(2):
+        rig.api.delete(RESOURCES, card_uuid(index).lower())  # Kubernetes' garbage collector
+    time.sleep(1.5)
+    assert rig.card(0) is rig.card(1) is None, "nobody would remove them"
+    rig.api.put(NODES, node | {"metadata": {"name": NODE, "uid": "uid-later"}})
+    later = [OWNER | {"uid": "uid-later"}]
+    eventually(
+        lambda: all((rig.card(i) or {"metadata": {}})["metadata"].get("ownerReferences") == later for i in (0, 1))
+    )
+    rig.edit_node(metadata={"uid": "uid-last"})  # it came before the collector had looked
+    last = [OWNER | {"uid": "uid-last"}]
+    eventually(lambda: all(rig.card(index)["metadata"]["ownerReferences"] == last for index in range(2)))
+
+
+def test_a_sick_card_is_told_and_recovers(rig):
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    rig.cards[1] |= {"healthy": False, "reason": "Xid 79: fallen off the bus"}
+    rig.write_cards()
+    eventually(lambda: rig.status(1).get("health") == "Unhealthy", timeout=2)
+    assert rig.status(1)["reason"] == "Xid 79: fallen off the bus"
+    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
+    eventually(lambda: names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {}))
+    pod = rig.bind("a", [(1, 100)])
+    assert "is unhealthy: Xid 79" in refusal(lambda: rig.run(pod))[1]
+    rig.cards[1]["healthy"] = True
+    rig.write_cards()
+    eventually(lambda: rig.status(1).get("health") == "Healthy", timeout=2)
+    rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
+
+
+def test_a_card_that_left_is_forgotten_when_nothing_holds_it(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    rig.run(pod)
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    del rig.cards[1]
+    rig.write_cards()
+    eventually(lambda: rig.status(1).get("health") == "Unhealthy")
+    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
+    rig.end(pod)
+    eventually(lambda: rig.card(1) is None)
+    eventually(lambda: rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == str(P100))
+
+
+def test_capacities_are_asserted_again(rig):
+    eventually(lambda: "aliyun.com/gpu-mem" in rig.api.get(NODES, NODE)["status"]["capacity"])
+    node = rig.api.get(NODES, NODE)
+    rig.api.put(NODES, node | {"status": {"capacity": {"aliyun.com/gpu-mem": "0"}}})
+    eventually(lambda: rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552")
+
+
+def test_a_failed_wake_up_is_tried_again(rig):
+    eventually(lambda: rig.agent.problems() == [])
+    patch, failed = rig.client.patch, []
+
+    def once(path, change, *rest, **options):
+        if names.NODE_CHANGED in (change.get("metadata") or {}).get("annotations", {}) and not failed:
+            failed.append(path)
+            raise errors.ServerError(500, "InternalError", "etcd leader changed")
+        return patch(path, change, *rest, **options)
+
+    rig.client.patch = once
+    rig.cards[1]["healthy"] = False
+    rig.write_cards()
+    eventually(lambda: names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {}))
+    assert failed
+
+
+def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):
+    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    wait_change, asked = rig.gpus.wait_change, []
+
+    def fails_once(timeout):
+        asked.append(timeout)
+        if len(asked) == 1:
+            raise TypeError("not what the binding says")
+        return wait_change(timeout)
+
+    def failures():
+        return REGISTRY.get_sample_value("cardwise_thread_failures_total", {"thread": "cards"}) or 0.0
+
+    before = failures()
+    rig.gpus.wait_change = fails_once
+    eventually(lambda: len(asked) > 1, what="it is watched no more")
+    assert failures() == before + 1
+
+
+def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(rig):
+    eventually(lambda: rig.agent.problems() == [])
+    capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
+    assert capacity["aliyun.com/gpu-core.percentage"] == "200"
+    told = b'{"metadata":{"name":"n"},"status":{"capacity":{"aliyun.com/gpu-mem":"40k","aliyun.com/gpu-count":"2"}}}'
+    _, facts = own_node._project(told)
+    assert facts.capacity == {"aliyun.com/gpu-mem": "40000", "aliyun.com/gpu-count": "2"}
+
+
+def test_a_node_whose_plugin_ends_offers_no_slots(rig):
+    eventually(lambda: rig.agent.problems() == [])
+    rig.agent.stop()
+    assert rig.api.get(NODES, NODE)["status"]["allocatable"]["cardwise.dev/share"] == "0"
+
+
+def cordon(rig, index, **cordon):
+    """As `cardwise cordon` leaves the object."""
+    card = rig.card(index)
+    card["spec"] |= {"unschedulable": True, "cordon": cordon}
+    rig.api.put(RESOURCES, card)
+
+
+def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
+    """Also over a restart of the device plugin, which is when a node is made anew."""
+    why = {"reason": "it smokes", "by": "jane", "at": "2026-11-21T10:00:00Z"}
+    eventually(lambda: rig.card(0) and rig.status(1).get("health") == "Healthy")
+    cordon(rig, 1, **why)
+    # A write of ours to its spec keeps it.
+    rig.api.put(RESOURCES, rig.card(1) | {"metadata": rig.card(1)["metadata"] | {"ownerReferences": []}})
+    eventually(lambda: rig.card(1)["metadata"]["ownerReferences"] == [OWNER])
+    assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
+    remembered = rig.folder / "state" / "cordons.json"
+    eventually(lambda: remembered.exists() and card_uuid(1) in remembered.read_text())
+    rig.stop()
+    rig.api.delete(RESOURCES, card_uuid(1).lower())
+    rig.start()
+    eventually(lambda: rig.card(1))
+    assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
+    assert "unschedulable" not in rig.card(0)["spec"]
+    assert rig.capacity(names.GPU_MEM) == str(2 * 16276), "the sum of the node does not change"
+
+
+def test_a_card_that_was_given_back_is_not_cordoned_anew(rig):
+    eventually(lambda: rig.card(1))
+    cordon(rig, 1)
+    remembered = rig.folder / "state" / "cordons.json"
+    eventually(lambda: remembered.exists() and card_uuid(1) in remembered.read_text())
+    card = rig.card(1)
+    del card["spec"]["unschedulable"], card["spec"]["cordon"]
+    rig.api.put(RESOURCES, card)
+    eventually(lambda: card_uuid(1) not in remembered.read_text())
+    rig.api.delete(RESOURCES, card_uuid(1).lower())
+    eventually(lambda: rig.card(1))
+    assert "unschedulable" not in rig.card(1)["spec"]
+
+
+def test_what_the_extender_says_of_a_card_is_left_alone(rig):
+    eventually(lambda: rig.status(0).get("health") == "Healthy")
+    theirs = {"allocated": {"memoryMiB": 100, "pods": 1}, "freeMiB": 16176, "classes": ["p100"]}
+    with rig.api.changed:
+        card = rig.card(0)
+        rig.api.put(RESOURCES, card | {"status": card["status"] | theirs})
+    eventually(lambda: rig.agent.problems() == [])
+    before = len(rig.api.patches)
+    time.sleep(1.5)
+    assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
+    rig.cards[0] |= {"healthy": False, "reason": "hot", "properties": {"clock": 1480}}
+    rig.write_cards()
+    eventually(lambda: rig.status(0).get("reason") == "hot")
+    eventually(lambda: rig.card(0)["spec"]["properties"] == {"clock": "1480"})
+    assert rig.status(0).items() >= theirs.items()
+    assert not any(theirs.keys() & change.get("status", {}).keys() for _, change in rig.api.patches)

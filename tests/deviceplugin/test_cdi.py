@@ -1,0 +1,126 @@
+"""Specs of CDI: when they are used, what NVIDIA's and ours say, and which are stale."""
+
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from cardwise.core.quantity import MiB
+from cardwise.gpus.protocol import DevicePath, GpuCard
+from deviceplugin import cdi, environment
+from deviceplugin.access import Access, Delivery, decide
+from deviceplugin.containers import RuntimeFacts
+from deviceplugin.grants import Share
+from tests.deviceplugin.records import grant
+
+
+@pytest.mark.parametrize(
+    ("facts", "access"),
+    [
+        (RuntimeFacts("containerd", "v2.1.4", None, ()), Access.CDI),
+        (RuntimeFacts("containerd", "2.0.0-rc.1", None, ()), Access.CDI),
+        (RuntimeFacts("containerd", "v2.1.4", False, ()), Access.ENV),
+        (RuntimeFacts("containerd", "1.7.20", None, ()), Access.ENV),
+        (RuntimeFacts("containerd", "1.7.20", True, ()), Access.CDI),
+        (RuntimeFacts("containerd", "1.6.20~ds1", None, ()), Access.ENV),
+        (RuntimeFacts("cri-o", "1.33.0", None, ()), Access.CDI),
+        (RuntimeFacts("docker", "28", None, ()), Access.ENV),
+    ],
+)
+def test_card_access_is_the_runtimes_alone(facts, access):
+    assert decide(facts)[0] is access
+
+
+class TestNvidiaSpecs:
+    SPEC: ClassVar = {
+        "cdiVersion": "0.7.0",
+        "kind": "nvidia.com/gpu",
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "deviceNodes": [{"path": "/dev/nvidiactl"}],
+            "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook"}],
+            "mounts": [{"hostPath": "/lib/libcuda.so", "containerPath": "/lib/libcuda.so"}],
+        },
+        "devices": [
+            {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}},
+            {
+                "name": "GPU-1",
+                "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1"}, {"path": "/dev/nvidiactl"}]},
+            },
+            {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidia1"}]}},
+        ],
+    }
+
+    def card(self, index: int) -> GpuCard:
+        return GpuCard(index=index, uuid=f"GPU-{index}", model="m", memory=MiB(1), devices=())
+
+    def test_a_card_by_uuid_or_index_with_the_common_edits(self, tmp_path):
+        (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
+        (tmp_path / "other.json").write_text('{"kind": "vendor.com/nic", "cdiVersion": "0.6.0", "devices": []}')
+        (tmp_path / "broken.yaml").write_text("{")
+        specs = cdi.NvidiaSpecs([tmp_path / "none", tmp_path])
+        edits, version = specs.edits(self.card(1))
+        assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia1"]
+        assert version == "0.7.0"
+        edits, _ = specs.edits(self.card(0))
+        assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia0"]
+        assert edits["hooks"] == self.SPEC["containerEdits"]["hooks"]
+        assert edits["mounts"] == self.SPEC["containerEdits"]["mounts"]
+        with pytest.raises(cdi.NoDevice, match="nvidia-ctk cdi generate"):
+            specs.edits(self.card(7))
+
+    def test_our_environment_replaces_theirs(self, tmp_path):
+        (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
+        edits, version = cdi.NvidiaSpecs([tmp_path]).edits(self.card(1))
+        made = cdi.spec("s001", grant(), edits | {"env": ["NVIDIA_VISIBLE_DEVICES=all", "KEPT=1"]}, version)
+        env = made["devices"][0]["containerEdits"]["env"]
+        assert "KEPT=1" in env
+        assert [entry for entry in env if entry.startswith("NVIDIA_VISIBLE")] == ["NVIDIA_VISIBLE_DEVICES=void"]
+        assert made["cdiVersion"] == "0.7.0"
+        assert cdi.spec("s001", grant(), {}, "0.3.0")["cdiVersion"] == "0.6.0"
+
+    def test_a_changed_spec_is_read_again(self, tmp_path):
+        path = tmp_path / "nvidia.yaml"
+        specs = cdi.NvidiaSpecs([path])
+        with pytest.raises(cdi.NoDevice):
+            specs.edits(self.card(1))
+        path.write_text(yaml.safe_dump(self.SPEC))
+        assert specs.edits(self.card(1))
+
+    def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
+        delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))
+        both = [self.card(1), self.card(7)]
+        assert list(delivery.undeliverable(both)) == ["GPU-1", "GPU-7"]
+        (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
+        assert list(delivery.undeliverable(both)) == ["GPU-7"]
+        assert "nvidia-ctk cdi generate" in delivery.undeliverable(both)["GPU-7"]
+
+
+def test_a_simulated_card_must_be_a_device_node(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, says in ((tmp_path / "none", "No such file"), (tmp_path / "file", "mknod")):
+        card = GpuCard(
+            index=0, uuid="GPU-0", model="m", memory=MiB(1), devices=(DevicePath(str(path), "/dev/nvidia0"),)
+        )
+        with pytest.raises(cdi.NoDevice, match=says):
+            cdi.plain_edits(card)
+
+
+def test_the_fraction_is_of_the_tightest_card():
+    two = (Share(0, "GPU-0", 4000, 0, 16000), Share(1, "GPU-1", 4000, 0, 80000))
+    env = environment.of(grant("u", *two))
+    assert env["CARDWISE_MEM_FRACTION"] == "0.0500"
+    assert env["CARDWISE_MEM_LIMIT_MIB"] == "4000"
+    assert env["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
+    assert env["ALIYUN_COM_GPU_MEM_CONTAINER"] == "8000"
+
+
+def test_specs_of_no_living_slot_are_found(tmp_path):
+    for slot in ("s001", "s002"):
+        cdi.write(tmp_path, slot, {"a": 1})
+    (tmp_path / ".cardwise.dev-share-s003.json.1.ab").write_text("")
+    (tmp_path / "nvidia.yaml").write_text("")
+    assert {path.name for path in cdi.stale(tmp_path, {"s001"})} == {
+        "cardwise.dev-share-s002.json",
+        ".cardwise.dev-share-s003.json.1.ab",
+    }

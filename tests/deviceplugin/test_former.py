@@ -1,0 +1,71 @@
+"""A node that gpushare's device plugin has served: its cards are not shared while the kubelet still counts on that."""
+
+import json
+from pathlib import Path
+
+from cardwise.core import names
+from deviceplugin.former import Former, parse, why_not
+from tests.deviceplugin.conftest import NODE, PODS, Rig, eventually
+
+
+def checkpoint(devices: list[str] | None, *holders: str, resource: str = names.GPU_MEM) -> bytes:
+    """As the kubelet writes it. `devices`: what the plugin offers, None where the kubelet knows no such plugin."""
+    entries = [
+        {"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": {"-1": ["GPU-x-_-1"]}}
+        for uid in holders
+    ]
+    registered = {names.SHARE: ["0"]} | ({} if devices is None else {resource: devices})
+    return json.dumps({"Data": {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}}).encode()
+
+
+def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
+    stages = [
+        (checkpoint(["GPU-x-_-0", "GPU-x-_-1"], "uid-a"), "another device plugin offers aliyun.com/gpu-mem"),
+        (checkpoint([], "uid-a", "uid-b"), "pods that gpushare's device plugin gave a share run on this node (1)"),
+        (checkpoint(None, "uid-a"), "wait for their end"),
+        (checkpoint([], "uid-b"), "five minutes after the plugin's end"),
+        (checkpoint(None, "uid-b"), ""),
+        (checkpoint(None), ""),
+        (checkpoint(["GPU-x"], "uid-a", resource="nvidia.com/gpu"), ""),
+        (b"no checkpoint", ""),
+    ]
+    for content, told in stages:
+        said = why_not(parse(content), frozenset({"uid-a", "uid-c"}))
+        assert told in said if told else said == "", content
+
+
+def test_a_kubelet_that_was_made_to_forget_must_know_our_plugin_first(tmp_path: Path):
+    path = tmp_path / "device-plugins" / "kubelet_internal_checkpoint"
+    former = Former(tmp_path)
+    assert former.why_not([]) == "", "a node that was never gpushare's"
+    path.parent.mkdir()
+    path.write_bytes(checkpoint([], "uid-a"))
+    assert "wait for their end" in former.why_not(["uid-a"])
+    path.unlink()
+    assert "has restarted" in former.why_not(["uid-a"])
+    path.write_bytes(checkpoint(None).replace(names.SHARE.encode(), b"example.com/other"))
+    assert "has restarted" in former.why_not(["uid-a"])
+    path.write_bytes(checkpoint(None))
+    assert former.why_not(["uid-a"]) == ""
+    path.unlink()
+    assert former.why_not(["uid-a"]) == ""
+
+
+def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):
+    rig = idle_rig
+    limits = {"limits": {names.GPU_MEM: "8000"}}
+    rig.api.put(
+        PODS,
+        {
+            "metadata": {"name": "former", "namespace": "default", "uid": "uid-former"},
+            "spec": {"nodeName": NODE, "containers": [{"name": "main", "resources": limits}]},
+            "status": {"phase": "Running"},
+        },
+    )
+    rig.start()
+    eventually(lambda: rig.status(0).get("health") == "Healthy")
+    (rig.kubelet.plugins / "kubelet_internal_checkpoint").write_bytes(checkpoint(None, "uid-former"))
+    eventually(lambda: rig.status(0)["health"] == "Unhealthy")
+    assert "run on this node (1): wait for their end" in rig.status(0)["reason"]
+    rig.api.delete(PODS, "former", "default")
+    eventually(lambda: rig.status(0)["health"] == "Healthy")

@@ -1,0 +1,89 @@
+"""Whose a slot is, and the grant that its container gets by the annotations of its pod."""
+
+import pytest
+
+from cardwise.core import assignment as codec
+from cardwise.core import names
+from cardwise.core.quantity import MiB
+from cardwise.gpus.protocol import GpuCard
+from deviceplugin.grants import Share
+from deviceplugin.kubelet import Holders, KnownContainer, NamedContainer
+from deviceplugin.pods import view
+from deviceplugin.prestart import Refused, check_cards, grant_of, identify
+from tests import build
+from tests.deviceplugin.records import pod_view
+
+A, B = NamedContainer("default", "a", "main"), NamedContainer("default", "b", "main")
+UA, UB = KnownContainer("uid-a", "main"), KnownContainer("uid-b", "main")
+
+
+class TestIdentify:
+    def test_one_container_in_both(self):
+        holders = Holders({"s1": [A], "s2": [B]}, {"s1": [UA], "s2": [UB]})
+        assert identify(["s2"], holders, lambda _: None) == (B, "uid-b")
+
+    @pytest.mark.parametrize(
+        ("named", "known", "says"),
+        [
+            ({}, {"s1": [UA]}, "does not list a container"),
+            ({"s1": [A]}, {}, "disagree"),
+            ({"s1": [A]}, {"s1": [KnownContainer("uid-a", "other")]}, "disagree"),
+            ({"s1": [A, B]}, {"s1": [UA, UB]}, "default/a (container main) and default/b"),
+            ({"s1": [A]}, {"s1": [UA, UB]}, "disagree"),
+        ],
+        ids=["unlisted", "not in the checkpoint", "other container", "two pods", "two unknown uids"],
+    )
+    def test_refused(self, named, known, says):
+        with pytest.raises(Refused, match=r"share slot s1|kubelet") as caught:
+            identify(["s1"], Holders(named, known), lambda _: None)
+        assert says in str(caught.value)
+
+    def test_a_stale_entry_of_another_pod_does_not_matter(self):
+        holders = Holders({"s1": [A]}, {"s1": [UB, UA]})
+        assert identify(["s1"], holders, {"uid-b": "default/b", "uid-a": "default/a"}.get) == (A, "uid-a")
+
+    def test_slots_of_two_containers_are_refused(self):
+        holders = Holders({"s1": [A], "s2": [B]}, {"s1": [UA], "s2": [UB]})
+        with pytest.raises(Refused):
+            identify(["s1", "s2"], holders, lambda _: None)
+
+
+def test_a_sidecar_has_its_key_and_counts():
+    sidecar = build.container("proxy", gpu_mem=100, share=1) | {"restartPolicy": "Always"}
+    setup = build.container("setup")
+    pod = view(build.pod("a", uid="u", init=[setup, sidecar], containers=[build.container("main", gpu_mem=200)]))
+    assert pod.keys == {"proxy": "init-1", "main": "0"}
+    assert pod.requests[names.GPU_MEM] == 300
+
+
+def test_a_pod_of_gpushare_is_refused_in_its_name():
+    pod = pod_view(annotations={names.IDX: "1", names.POD_MEM: "8138"})
+    with pytest.raises(Refused, match="was not placed by the Cardwise extender"):
+        grant_of(pod, "main", ["s001"])
+
+
+def test_the_grant_is_what_the_annotations_order():
+    shares = build.shares(8138, 1)
+    pod = pod_view(annotations=codec.encode(codec.Assignment({"0": shares}), assume_time_ns=1))
+    made = grant_of(pod, "main", ["s001"])
+    assert made.shares == (Share.of(shares[0]),)
+    assert (made.pod_mem, made.indices, made.slots) == (8138, [1], ("s001",))
+
+
+def test_the_grant_knows_whose_each_share_of_the_pod_is():
+    containers = {"0": build.shares(100, 1), "1": build.shares(50, 1)}
+    pod = pod_view(annotations=codec.encode(codec.Assignment(containers), assume_time_ns=1))
+    made = grant_of(pod, "main", ["s001"])
+    assert [(key, share.mem) for key, share in zip(made.pod_keys, made.pod_shares, strict=True)] == [
+        ("0", 100),
+        ("1", 50),
+    ]
+
+
+def test_a_card_smaller_than_its_shares_is_refused():
+    (card,) = build.cards(1000)
+    two = (Share(0, card.uuid, 500, 0, 1000), Share(0, card.uuid, 501, 0, 2000))
+    here = {card.uuid: GpuCard(index=0, uuid=card.uuid, model="m", memory=MiB(1000), devices=())}
+    assert check_cards(two[:1], here) == [here[card.uuid]]
+    with pytest.raises(Refused, match="has 1000 MiB, not the 1001 MiB"):
+        check_cards(two, here)

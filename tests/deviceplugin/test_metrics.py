@@ -1,0 +1,90 @@
+"""How full cards are by the node's own word, and that a scrape tells it."""
+
+import pytest
+from prometheus_client import REGISTRY
+
+from cardwise.core import assignment
+from cardwise.core.assignment import Assignment
+from cardwise.gpus.protocol import GpuCard, Health
+from deviceplugin.cardlevels import CardLevel, levels
+from deviceplugin.grants import Grant, Share
+from deviceplugin.pods import PodView
+from tests.build import P100, shares
+from tests.deviceplugin.conftest import eventually
+
+CARDS = [GpuCard(index=i, uuid=f"GPU-n1-{i}", model="Tesla P100", memory=P100, devices=()) for i in (0, 1)]
+
+
+def view(uid: str, mem: int, *indices: int, phase: str = "Running", **annotations: str) -> PodView:
+    found = assignment.encode(Assignment({"0": shares(mem, *indices, core=20)}), assume_time_ns=1)
+    return PodView(
+        uid=uid, namespace="default", name=uid, phase=phase, annotations=found | annotations, keys={}, requests={}
+    )
+
+
+def grant(uid: str, mem: int, index: int) -> Grant:
+    share = Share.of(shares(mem, index)[0])
+    return Grant(
+        pod_uid=uid,
+        namespace="default",
+        name=uid,
+        container="main",
+        key="0",
+        slots=("0",),
+        shares=(share,),
+        pod_shares=(share,),
+    )
+
+
+def told(pods: list[PodView], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:
+    return levels(CARDS, health or {}, pods, grants)
+
+
+def test_pods_on_the_node_use_their_cards_before_they_have_started():
+    first, second = told([view("a", 1000, 0), view("b", 500, 0, 1)], [grant("a", 1000, 0)])
+    assert (first.used, first.free, first.shares, first.core, first.granted) == (1500, P100 - 1500, 2, 40, 1000)
+    assert (second.used, second.shares, second.granted) == (500, 1, 0)
+
+
+def test_a_pod_that_ended_counts_until_its_grant_goes():
+    ended = view("a", 1000, 0, phase="Succeeded")
+    assert told([ended], [grant("a", 1000, 0)])[0].used == 1000
+    assert told([], [grant("a", 1000, 0)])[0].used == 1000
+    assert told([ended], [])[0].used == 0
+
+
+def test_sick_cards_and_unreadable_pods():
+    broken = PodView(
+        uid="x", namespace="d", name="x", phase="", annotations={"cardwise.dev/assignment": "{"}, keys={}, requests={}
+    )
+    first, second = told([broken], [], {CARDS[1].uuid: Health(healthy=False, reason="Xid 79")})
+    assert (first.healthy, first.used) == (True, 0)
+    assert not second.healthy
+
+
+def test_a_card_that_is_over_full_has_nothing_free():
+    assert told([view("a", P100, 0), view("b", 1, 0)], [])[0].free == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_scrape_tells_each_card(rig):
+    pod = rig.bind("a", [(1, 4096)])
+    rig.run(pod)
+
+    def sample(name: str, index: int) -> float | None:
+        found = [
+            one.value
+            for family in REGISTRY.collect()
+            for one in family.samples
+            if one.name == name and one.labels.get("index") == str(index)
+        ]
+        return found[0] if found else None
+
+    eventually(lambda: sample("cardwise_card_granted_bytes", 1) == 4096 * 1024**2, 60)
+    assert sample("cardwise_card_used_bytes", 1) == 4096 * 1024**2
+    assert sample("cardwise_card_used_bytes", 0) == 0
+    memory = sample("cardwise_card_memory_bytes", 1)
+    assert memory
+    assert sample("cardwise_card_free_bytes", 1) == memory - 4096 * 1024**2
+    assert sample("cardwise_card_shares", 1) == 1
+    assert sample("cardwise_card_healthy", 1) == 1

@@ -1,0 +1,158 @@
+"""Starts of containers over real sockets: which cards they get, and who is refused with what reason."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from cardwise.core import names
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
+from tests.deviceplugin.conftest import (
+    PODS,
+    eventually,
+    refusal,
+)
+
+
+def test_a_container_gets_the_card_of_its_annotations(rig):
+    slot = rig.run(rig.bind("a", [(1, 8138)]))
+    assert [device.name for device in rig.kubelet.allocation.container_responses[0].cdi_devices] == [
+        f"cardwise.dev/share={slot}"
+    ]
+    assert rig.spec(slot)["kind"] == "cardwise.dev/share"
+    assert rig.spec(slot)["cdiVersion"] == "0.6.0"
+    (node,) = rig.edits(slot)["deviceNodes"]
+    assert node["path"] == "/dev/nvidia1"
+    assert node["hostPath"] == rig.cards[1]["device"]
+    assert rig.env(slot) == {
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_POD": "8138",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "8138",
+        "ALIYUN_COM_GPU_MEM_DEV": "16276",
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CARDWISE_MEM_LIMIT_MIB": "8138",
+        "CARDWISE_MEM_FRACTION": "0.5000",
+        "CUPY_GPU_MEMORY_LIMIT": str(8138 * 1024 * 1024),
+    }
+
+
+def test_the_pod_is_marked_as_assigned_afterwards(rig):
+    rig.run(rig.bind("a", [(1, 8138)]))
+    eventually(lambda: rig.api.get(PODS, "a", "default")["metadata"]["annotations"][names.ASSIGNED] == "true")
+
+
+def test_several_cards_of_one_container_all_come(rig):
+    slot = rig.run(rig.bind("a", [(0, 1000), (1, 1000)]))
+    assert [node["path"] for node in rig.edits(slot)["deviceNodes"]] == ["/dev/nvidia0", "/dev/nvidia1"]
+    assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
+    assert rig.env(slot)["ALIYUN_COM_GPU_MEM_POD"] == "2000"
+    assert rig.env(slot)["CARDWISE_MEM_LIMIT_MIB"] == "1000"
+
+
+def test_containers_of_one_pod_share_its_card(rig):
+    pod = rig.bind("a", [(0, 1000)], containers=("one", "two"))
+    slots = [rig.run(pod, "one"), rig.run(pod, "two")]
+    assert [rig.edits(slot)["deviceNodes"][0]["path"] for slot in slots] == ["/dev/nvidia0"] * 2
+    assert [rig.env(slot)["ALIYUN_COM_GPU_MEM_POD"] for slot in slots] == ["2000"] * 2
+    assert rig.held_on_disk(0) == 2000
+
+
+def test_equal_pods_started_together_are_never_swapped(rig):
+    pods = [rig.bind(f"p{i}", [(i % 2, 500)]) for i in range(24)]
+    with ThreadPoolExecutor(24) as threads:
+        slots = list(threads.map(rig.run, pods))
+    for i, slot in enumerate(slots):
+        assert rig.edits(slot)["deviceNodes"][0]["path"] == f"/dev/nvidia{i % 2}"
+        assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == str(i % 2)
+    assert rig.kubelet.lists < 24 + 2, "simultaneous starts share a look at the kubelet"
+
+
+def test_the_rate_limit_of_pod_resources_is_waited_out(rig):
+    rig.kubelet.refuse_lists = 3
+    assert rig.spec(rig.run(rig.bind("a", [(0, 1)])))
+
+
+def test_a_card_that_others_hold_is_refused_by_name(rig):
+    rig.run(rig.bind("first", [(0, 10000)]))
+    code, why = refusal(lambda: rig.run(rig.bind("second", [(0, 10000)])))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "10000 of 16276 MiB are still held by default/first" in why
+    assert rig.held_on_disk(0) == 10000
+
+
+def test_a_pod_is_refused_whole_not_at_its_second_container(rig):
+    rig.run(rig.bind("first", [(0, 10000)]))
+    pod = rig.bind("second", [(0, 5000)], containers=("one", "two"))
+    assert refusal(lambda: rig.run(pod, "one"))[0] is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda pod: pod["metadata"]["annotations"].clear(), "was not placed by the Cardwise extender"),
+        (
+            lambda pod: pod["metadata"]["annotations"].update({names.ASSIGNMENT: '{"v":1,"containers":'}),
+            "is unreadable",
+        ),
+        (
+            lambda pod: pod["metadata"]["annotations"].update(
+                {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[7,"GPU-none",1,0,1]]}}'}
+            ),
+            "card 7 (GPU-none) is not on this node",
+        ),
+        (
+            lambda pod: pod["metadata"]["annotations"].update(
+                {names.ASSIGNMENT: '{"v":1,"containers":{"5":[[0,"GPU-n1-0",1,0,1]]}}'}
+            ),
+            "no card or device for container 'main'",
+        ),
+    ],
+    ids=["unplaced", "unreadable", "foreign card", "other container"],
+)
+def test_a_bad_assignment_is_refused_with_a_reason(rig, break_it, says):
+    pod = rig.bind("a", [(0, 100)])
+    break_it(pod)
+    pod = rig.api.put(PODS, pod)
+    eventually(lambda: rig.agent.pods.known(pod["metadata"]["uid"]) is not None)
+    eventually(
+        lambda: (
+            dict(rig.agent.pods.known(pod["metadata"]["uid"]).annotations).items()
+            <= pod["metadata"]["annotations"].items()
+        )
+    )
+    code, why = refusal(lambda: rig.run(pod))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert says in why
+    assert not rig.agent.grants.all()
+
+
+def test_one_slot_at_two_pods_is_refused(rig):
+    slot = rig.run(rig.bind("a", [(0, 100)]))
+    code, why = refusal(lambda: rig.run(rig.bind("b", [(1, 100)]), slot=slot))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "default/a (container main) and default/b (container main)" in why
+    assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia0"
+
+
+def test_a_pod_replaced_under_its_name_does_not_get_the_new_ones_card(rig):
+    old = rig.bind("a", [(0, 100)])
+    slot = rig.kubelet.admit(old, "main")
+    rig.force_delete(old)
+    rig.bind("a", [(1, 100)])
+    assert "does not exist any more" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+
+
+@pytest.mark.parametrize("verb", ["Allocate", "PreStartContainer"])
+@pytest.mark.parametrize("body", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x06\x0a\x04none"], ids=["bytes", "cut", "slot"])
+def test_a_malformed_request_gets_a_clean_status(rig, verb, body, caplog):
+    call = rig.kubelet.channel.unary_unary(f"/v1beta1.DevicePlugin/{verb}")
+    code, why = refusal(lambda: call(body, timeout=5))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert why
+    assert "Traceback" not in caplog.text
+
+
+def test_an_empty_prestart_is_refused(rig):
+    call = lambda: rig.kubelet.plugin.PreStartContainer(wire.PreStartContainerRequest(), timeout=5)  # noqa: E731
+    assert refusal(call)[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,91 @@
+"""Devices by polling: what changes is seen, and a bad file changes nothing."""
+
+import threading
+
+import pytest
+from structlog.testing import capture_logs
+
+from cardwise.core.invalid import InvalidRequest
+from cardwise.devices.offered import OfferedDevices
+from cardwise.devices.protocol import NoDevices
+from tests.devices.trees import Tree, connectx5
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "devices.yaml"
+    path.write_text("devices: [{kind: rdma}]")
+    return path
+
+
+@pytest.fixture
+def offered(tree, file):
+    return OfferedDevices(file, sysfs=tree.sysfs, dev=tree.dev, node="n1", poll_seconds=0.01)
+
+
+def names(offered: OfferedDevices) -> list[str]:
+    return [device.name or device.pci_address for device in offered.devices()]
+
+
+def test_a_port_that_goes_down_and_a_device_that_comes_are_changes(tree, offered):
+    first, second = connectx5(tree)
+    assert offered.wait_change(5), "what is there at first is news"
+    assert not offered.wait_change(0)
+    tree.port(first, 1, "1: DOWN")
+    assert offered.wait_change(5)
+    assert all(device.trouble for device in offered.devices())
+    tree.rdma("rxe0", number=5)
+    assert offered.wait_change(5)
+    assert names(offered) == ["mlx5_0", "mlx5_1", "rxe0"]
+    (tree.sysfs / "class" / "infiniband" / second.name).unlink()
+    assert offered.wait_change(5)
+    assert names(offered) == ["mlx5_0", "rxe0"]
+
+
+def test_a_change_that_somebody_else_has_seen_first_is_still_one(tree, offered):
+    offered.wait_change(0)
+    connectx5(tree)
+    assert len(offered.devices()) == 2
+    assert offered.wait_change(5)
+
+
+def test_the_file_is_read_again_and_a_bad_one_changes_nothing(tree, file, offered):
+    connectx5(tree)
+    tree.pci("0000:d8:00.0", "10ee", "9038", "120000")
+    assert names(offered) == ["mlx5_0", "mlx5_1"]
+    file.write_text('devices: [{kind: fpga, pci: {class: "12"}}]')
+    assert names(offered) == ["0000:d8:00.0"]
+    with capture_logs() as logs:
+        file.write_text("devices: [{kind: fpga}]")
+        assert names(offered) == names(offered) == ["0000:d8:00.0"]
+        file.unlink()
+        assert names(offered) == ["0000:d8:00.0"]
+    told = [line["error"] for line in logs if line["log_level"] == "error"]
+    assert len(told) == 2, "each problem once"
+    assert "devices[0].pci: is missing" in told[0]
+    file.write_text("devices: []")
+    assert names(offered) == []
+
+
+def test_a_bad_file_at_the_start_is_an_error(tree, file):
+    file.write_text("devices: 1")
+    with pytest.raises(InvalidRequest, match="devices"):
+        OfferedDevices(file, sysfs=tree.sysfs, dev=tree.dev, node="n1")
+    with pytest.raises(OSError, match="No such file"):
+        OfferedDevices(file.with_name("none"), sysfs=tree.sysfs, dev=tree.dev, node="n1")
+
+
+@pytest.mark.parametrize("kind", ["offered", "none"])
+def test_close_ends_the_wait(offered, kind):
+    devices = offered if kind == "offered" else NoDevices()
+    devices.wait_change(0)
+    waiting = threading.Thread(target=devices.wait_change, args=(60,))
+    waiting.start()
+    devices.close()
+    waiting.join(10)
+    assert not waiting.is_alive()

@@ -1,0 +1,103 @@
+"""A cluster in which pods are nominated ahead: what is told of it, what the nominator decides, what filter says."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cardwise.core.gangs import Load
+from extender import projection, verbs
+from extender.ahead import Outcome, Settings, When
+from extender.decisions import Patience
+from extender.nodeload import Placed
+from extender.requests import Requests
+from extender.state import State
+from extender.verbs import Preferences
+from extender.wire import FilterArgs, FilterResult
+from tests.extender.worlds import Clock, as_card, as_pod, asking, resource
+
+PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+ALWAYS = Settings(when=When.ALWAYS)
+REFUSED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+
+Json = dict[str, Any]
+
+
+class World:
+    """Nodes of one card each; `outcomes`: what became of pods that were decided about ahead."""
+
+    def __init__(
+        self, *nodes: str, settings: Settings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
+    ) -> None:
+        self.clock = Clock()
+        self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings)
+        self.requests = Requests()
+        self.outcomes: list[Outcome] = []
+        self.state.ahead.observe = self.outcomes.append
+        self.pods: dict[str, Json] = {}
+        for node in nodes or ("n1",):
+            self.node(node)
+        for scheduler in served:
+            self.state.ahead.serves(scheduler)
+
+    def node(self, name: str, *, cards: int = 1, cpu: int = 64, labels: Json | None = None, **spec: object) -> None:
+        allocatable = {"cpu": str(cpu), "memory": "512Gi", "pods": "100"}
+        made = {
+            "metadata": {"name": name, "labels": labels or {}},
+            "spec": spec,
+            "status": {"allocatable": allocatable},
+        }
+        found = projection.node(json.dumps(made).encode())
+        assert found is not None
+        self.state.set_node(*found)
+        for i in range(cards):
+            self.state.set_card(*as_card(resource(i, node=name)))
+
+    def full(self, node: str) -> None:
+        """Other pods take all its CPU."""
+        self.state.set_other(f"other/{node}", Placed(node, Load(64_000, 0, 1)))
+
+    def create(
+        self,
+        name: str,
+        mem: int,
+        *,
+        priority: int = 0,
+        created: str = "2026-11-21T10:00:00Z",
+        cpu: str = "",
+        **spec: Any,
+    ) -> Json:
+        """A pod that waits, as the API server tells of it."""
+        made = asking(name, gpu_mem=mem)
+        made["metadata"] |= {"resourceVersion": "7", "creationTimestamp": created}
+        if cpu:
+            made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+        made["spec"] |= {"priority": priority} | spec
+        return self.tell(made)
+
+    def tell(self, made: Json) -> Json:
+        """The JSON goes as it comes from a watch."""
+        self.pods[made["metadata"]["name"]] = made
+        self.state.set_pod(as_pod(made))
+        return made
+
+    def ahead(self) -> dict[str, str]:
+        """All that is decided now, in this order: the node by pod."""
+        found = {}
+        again = True
+        while again:
+            again, nominee = self.state.ahead.decide()
+            if nominee is not None:
+                found[nominee.name] = nominee.node
+            self.clock.now += 0.6  # past every pause
+        return found
+
+    def filter(self, name: str, *nodes: str) -> list[str]:
+        return self.answer(name, *nodes).node_names or []
+
+    def answer(self, name: str, *nodes: str) -> FilterResult:
+        args = FilterArgs(pod=self.pods[name], node_names=list(nodes or ["n1"]))
+        return verbs.filter_nodes(self.state, self.requests, PREFERENCES, args)
+
+    def passes(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.state.tick()

@@ -1,0 +1,363 @@
+"""A cluster in one thread for tests of gangs: an API server, a kube-scheduler with its cache, and our state between.
+
+Nothing happens by itself: the test says whose turn it is. Binds that wait are kept in `binding` until their hold is
+decided, as the threads of the real server would.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+from cardwise.core import assignment, names, request
+from cardwise.core.gangs import Load
+from cardwise.core.gangs import Patience as GangPatience
+from cardwise.core.verdict import Refusal
+from extender import podgroups, projection, verbs
+from extender.decisions import Begun, Decided, Patience, Stage
+from extender.gangwords import Hold, Settings
+from extender.nodeload import NodeRoom, Placed
+from extender.requests import Requests
+from extender.state import State
+from extender.verbs import Preferences
+from extender.wire import FilterArgs
+from tests.build import P100, container
+from tests.extender.worlds import Clock, as_card, resource
+
+GIB = 1 << 30
+PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+
+
+def member(
+    name: str,
+    gang: str = "g",
+    minimum: int | None = 3,
+    *,
+    namespace: str = "default",
+    gated: bool = True,
+    created: int = 0,
+    priority: int = 0,
+    cpu: str = "1",
+    node: str = "",
+    selector: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    **resources: int,
+) -> dict:
+    """A pod as the webhook leaves it; without resources it asks for no card."""
+    made = container(**({"share": 1} | resources if resources else {}))
+    if not resources:
+        made["resources"]["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
+    made["resources"]["requests"] = {"cpu": cpu, "memory": "1Gi"}
+    said = {names.GROUP_NAME: gang} | ({names.GROUP_NUM: str(minimum)} if minimum is not None else {})
+    spec = {"containers": [made], "priority": priority} | ({"nodeSelector": selector} if selector else {})
+    if gated:
+        spec["schedulingGates"] = [{"name": names.GANG}]
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{name}",
+            "creationTimestamp": f"2026-11-21T10:{created // 60:02}:{created % 60:02}Z",
+            "labels": {names.GANG: gang},
+            "annotations": said | (annotations or {}),
+        },
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
+
+
+def single(name: str, *, created: int = 0, priority: int = 0, cpu: str = "1", **resources: int) -> dict:
+    """A pod of no gang."""
+    made = member(name, gated=False, created=created, priority=priority, cpu=cpu, **resources)
+    made["metadata"]["labels"], made["metadata"]["annotations"] = {}, {}
+    return made
+
+
+@dataclass(eq=False)
+class Bind:
+    """A bind call that is under way."""
+
+    pod: dict
+    node: str
+    hold: Hold | None
+    posted: bool = False
+
+
+@dataclass
+class NodeSpec:
+    cards: int
+    cpu: int = 64
+    labels: dict = field(default_factory=dict)
+    mem: int = P100
+
+
+class World:
+    def __init__(
+        self, nodes: dict[str, int | NodeSpec], *, room: int = 100, clock: Clock | None = None, **patience: float
+    ) -> None:
+        self.clock = clock or Clock()
+        self.nodes = {name: NodeSpec(spec) if isinstance(spec, int) else spec for name, spec in nodes.items()}
+        self.patience = GangPatience(**patience)
+        self.room = room
+        self.pods: dict[str, dict] = {}
+        self.groups: dict[str, dict] = {}
+        self.assumed: dict[str, str] = {}  # the scheduler's: node by pod name
+        self.waiting: list[str] = []  # the scheduler's queue of those it has tried in vain
+        self.binding: list[Bind] = []
+        self.errors: list[tuple[str, str]] = []
+        self.evicted: list[str] = []
+        self.partly: list[str] = []
+        self.restart()
+
+    # The extender.
+
+    def restart(self) -> None:
+        """Another process takes over, knowing what the API server says."""
+        for bind in getattr(self, "binding", []):
+            self.unassume(bind.pod)
+        self.binding = []
+        settings = Settings(patience=self.patience, room=self.room)
+        self.state = State(clock=self.clock, patience=Patience(hold=30.0, ghost=0.0, confirm=75.0), of_gangs=settings)
+        self.requests = Requests()
+        for name, spec in self.nodes.items():
+            self.state.set_node(name, NodeRoom(Load(spec.cpu * 1000, 512 * GIB, 500)))
+            for i in range(spec.cards):
+                self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
+        for group in self.groups.values():
+            self._tell_group(group)
+        for pod in self.pods.values():
+            self.tell(pod)
+        self.state.forget_plans()
+        self.state.gangs.recover()
+
+    def add_node(self, name: str, spec: NodeSpec) -> None:
+        self.nodes[name] = spec
+        self.state.set_node(name, NodeRoom(Load(spec.cpu * 1000, 512 * GIB, 500)))
+        for i in range(spec.cards):
+            self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
+
+    def tell(self, pod: dict) -> None:
+        key, record = projection.pod(json.dumps(pod).replace(": ", ":").encode())
+        assert not isinstance(record, Placed), key
+        self.state.set_pod(record)
+
+    def keep(self) -> None:
+        """A round of the keeper: gates, holds, evictions; and PodGroups are brought to what is."""
+        work = self.state.gangs.step()
+        for pod in work.free:
+            found = self.pods.get(pod.name)
+            if found is not None and found["spec"].pop("schedulingGates", None):
+                self.tell(found)
+        for pod, _ in work.evict:
+            self.evicted.append(pod.name)
+            self.delete(pod.name)
+        self.tell_groups()
+
+    def tell_groups(self) -> None:
+        for view in self.state.gangs.views():
+            key = f"{view.namespace}/{view.name}"
+            if key not in self.groups and view.minimum and view.numbered:
+                self.groups[key] = podgroups.automatic(view)
+            if key in self.groups:
+                self.groups[key]["status"] = {"phase": str(view.phase)}
+                self._tell_group(self.groups[key])
+        for key in [
+            key for key, group in self.groups.items() if names.AUTO_LABEL in group["metadata"].get("labels", {})
+        ]:
+            if key not in {f"{view.namespace}/{view.name}" for view in self.state.gangs.views()}:
+                del self.groups[key]
+                self.state.gangs.set_group(key, None)
+
+    def put_group(self, name: str, namespace: str = "default", **spec: int) -> None:
+        key = f"{namespace}/{name}"
+        self.groups[key] = {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
+        self._tell_group(self.groups[key])
+
+    def _tell_group(self, group: dict) -> None:
+        key, record = podgroups.record(json.dumps(group).encode())
+        self.state.gangs.set_group(key, record.group)
+
+    # The API server.
+
+    def create(self, *pods: dict) -> None:
+        for pod in pods:
+            self.pods[pod["metadata"]["name"]] = pod
+            self.tell(pod)
+
+    def delete(self, *pods: str) -> None:
+        for name in pods:
+            pod = self.pods.pop(name)
+            if pod["spec"].get("nodeName"):  # its containers have ended, as its last event says
+                pod["metadata"]["deletionTimestamp"] = "2026-11-21T11:00:00Z"
+                pod["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {}}}]
+            _, record = projection.pod(json.dumps(pod).replace(": ", ":").encode())
+            self.state.remove_pod(record)
+            self.assumed.pop(name, None)
+            if name in self.waiting:
+                self.waiting.remove(name)
+
+    def finish(self, name: str, phase: str = "Succeeded") -> None:
+        self.pods[name]["status"] = {"phase": phase}
+        self.assumed.pop(name, None)
+        self.tell(self.pods[name])
+
+    def terminate(self, name: str) -> None:
+        self.pods[name]["metadata"]["deletionTimestamp"] = "2026-11-21T11:00:00Z"
+        self.tell(self.pods[name])
+
+    def bound(self) -> dict[str, str]:
+        """Node by pod, of those that have one."""
+        return {name: pod["spec"]["nodeName"] for name, pod in self.pods.items() if pod["spec"].get("nodeName")}
+
+    def held(self) -> int:
+        """Shares in the ledger behind which no bound pod stands."""
+        with self.state.view() as ledger:
+            return sum(len(holding.assignment.shares()) for holding in ledger.holdings() if holding.mark)
+
+    def over_full(self) -> list[str]:
+        with self.state.view() as ledger:
+            return ledger.violations()
+
+    # kube-scheduler.
+
+    def schedulable(self) -> list[str]:
+        """Pods in its queues, the oldest first."""
+        under_way = {bind.pod["metadata"]["name"] for bind in self.binding}
+        found = [
+            pod
+            for name, pod in self.pods.items()
+            if not pod["spec"].get("nodeName")
+            and not pod["spec"].get("schedulingGates")
+            and name not in under_way
+            and not pod["metadata"].get("deletionTimestamp")
+            and pod["status"]["phase"] == "Pending"
+        ]
+        found.sort(key=lambda pod: (-pod["spec"].get("priority", 0), pod["metadata"]["creationTimestamp"]))
+        return [pod["metadata"]["name"] for pod in found]
+
+    def offered(self, pod: dict) -> list[str]:
+        """Nodes that its own filters let pass: selector and CPU, with what it has assumed."""
+        selector = pod["spec"].get("nodeSelector") or {}
+        wanted = _cpu(pod)
+        return [
+            name
+            for name, spec in self.nodes.items()
+            if selector.items() <= spec.labels.items() and self._cpu_left(name, spec) >= wanted
+        ]
+
+    def _cpu_left(self, node: str, spec: NodeSpec) -> float:
+        there = {
+            name: pod
+            for name, pod in self.pods.items()
+            if (pod["spec"].get("nodeName") or self.assumed.get(name)) == node
+            and pod["status"]["phase"] not in names.FINISHED_PHASES
+        }
+        return spec.cpu - sum(_cpu(pod) for pod in there.values())
+
+    def filter(self, name: str) -> tuple[list[str], str]:
+        """The nodes that are left, and a text of the refusal."""
+        pod = self.pods[name]
+        nodes = self.offered(pod)
+        if not nodes:
+            return [], "in-tree"
+        found = verbs.filter_nodes(self.state, self.requests, PREFERENCES, FilterArgs(pod=pod, node_names=nodes))
+        texts = {*found.failed_nodes.values(), *found.failed_and_unresolvable_nodes.values(), found.error} - {""}
+        return list(found.node_names or []), "; ".join(sorted(texts))
+
+    def schedule(self, name: str) -> str:
+        """One cycle for the pod: filter, assume, and the bind begins. Why it was refused, or ""."""
+        # The scheduler has given up on an earlier call; its thread goes on where it was let go.
+        self.binding = [
+            bind
+            for bind in self.binding
+            if bind.pod["metadata"]["name"] != name or (bind.hold is not None and bind.hold.go)
+        ]
+        nodes, why = self.filter(name)
+        if not nodes:
+            return why
+        pod = self.pods[name]
+        self.assumed[name] = nodes[0]
+        self.begin_bind(pod, nodes[0])
+        return ""
+
+    def begin_bind(self, pod: dict, node: str) -> None:
+        joined = self.state.gangs.join(pod["metadata"]["uid"], node)
+        if isinstance(joined, str):
+            self._fail(pod, joined)
+            return
+        self.binding.append(Bind(pod, node, joined))
+
+    def unassume(self, pod: dict) -> None:
+        self.assumed.pop(pod["metadata"]["name"], None)
+
+    def _fail(self, pod: dict, why: str) -> None:
+        self.unassume(pod)
+        self.errors.append((pod["metadata"]["name"], why))
+
+    def settle(self, *, land: bool = True, only: str = "") -> None:
+        """Threads whose holds are decided go on: they post, or tell the scheduler."""
+        for bind in list(self.binding):
+            name = bind.pod["metadata"]["name"]
+            if (only and name != only) or (bind.hold is not None and not bind.hold.done.is_set()):
+                continue
+            self.binding.remove(bind)
+            if bind.hold is not None and not bind.hold.go:
+                self._fail(bind.pod, bind.hold.reason)
+            elif not self.post(bind, land=land):
+                self.unassume(bind.pod)
+
+    def post(self, bind: Bind, *, land: bool = True) -> bool:
+        """What the binder does once a member may be bound."""
+        meta = bind.pod["metadata"]
+        uid, name = meta["uid"], meta["name"]
+        asked = request.parse(bind.pod)
+        chosen = None
+        if asked is None:
+            begun: object = self.state.begin_plain(uid, bind.node)
+        else:
+            begun = self.state.begin_bind(uid, (meta["namespace"], name), asked, bind.node, "binpack")
+        if isinstance(begun, Refusal | Decided):
+            self.errors.append((name, str(begun)))
+            return False
+        if isinstance(begun, Begun):
+            chosen = begun.assignment
+        meta = bind.pod["metadata"]
+        gone = self.pods.get(name) is not bind.pod or meta.get("deletionTimestamp") or bind.pod["spec"].get("nodeName")
+        if gone or not land:
+            self.state.finish_bind(uid, None)
+            return False
+        pod = self.pods[name]
+        if chosen is not None:
+            pod["metadata"]["annotations"] |= assignment.encode(chosen, assume_time_ns=1)
+        pod["spec"]["nodeName"] = bind.node
+        pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+        self.state.finish_bind(uid, Stage.BOUND)
+        self.tell(pod)
+        return True
+
+    def run(self, rounds: int = 1, *, seconds: float = 1.0) -> dict[str, str]:
+        """A fair scheduler: every pod in turn, the keeper between. The refusals of the last round."""
+        refusals: dict[str, str] = {}
+        for _ in range(rounds):
+            self.keep()
+            refusals = {}
+            for name in self.schedulable():
+                if name in self.pods and not self.pods[name]["spec"].get("nodeName"):
+                    why = self.schedule(name)
+                    if why:
+                        refusals[name] = why
+                    self.settle()
+            self.clock.now += seconds
+        return refusals
+
+    def phase(self, gang: str = "g", namespace: str = "default") -> str:
+        views = {(view.namespace, view.name): view for view in self.state.gangs.views()}
+        return str(views[namespace, gang].phase) if (namespace, gang) in views else ""
+
+    def reason(self, gang: str = "g") -> str:
+        return next(view.reason for view in self.state.gangs.views() if view.name == gang)
+
+
+def _cpu(pod: dict) -> float:
+    return sum(float(one["resources"]["requests"]["cpu"]) for one in pod["spec"]["containers"])
+
+
+__all__ = ["P100"]

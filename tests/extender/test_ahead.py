@@ -1,0 +1,389 @@
+"""Which pods are nominated ahead of kube-scheduler, in which order, and how what is held for them ends."""
+
+import pytest
+
+from cardwise.core import names
+from extender import ahead
+from extender.ahead import Outcome, Settings, When
+from extender.decisions import Begun
+from extender.gangs import Gangs
+from tests.extender.aheadworlds import REFUSED, World
+from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark
+
+HALF = P100 // 2
+MOST = P100 * 3 // 4
+OLD, NEW = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"
+
+
+def test_pods_are_decided_about_in_the_order_of_the_queue():
+    world = World(*[f"n{i}" for i in range(4)])
+    world.create("new", MOST, created=NEW)
+    world.create("old", MOST, created=OLD)
+    world.create("low", MOST, priority=-1, created=OLD)
+    world.create("high", MOST, priority=5, created=NEW)
+    assert list(world.ahead()) == ["high", "old", "new", "low"]
+
+
+def test_two_pods_are_not_nominated_for_the_same_room():
+    world = World("n1")
+    world.create("first", MOST)
+    world.create("second", MOST, created=NEW)
+    assert world.ahead() == {"first": "n1"}
+    assert free(world.state) == [P100 - MOST]
+    world.node("n2")
+    assert world.ahead() == {}, "the second was decided about once: it goes the ordinary way"
+    assert world.filter("second", "n1", "n2") == ["n2"]
+
+
+def test_the_choice_is_that_of_filter():
+    world = World("n1", "n2")
+    world.tell(bound("there", P100 - HALF, 0, node="n2"))
+    world.create("p", 100)
+    assert world.ahead() == {"p": "n2"}, "binpack: the fullest card"
+
+
+@pytest.mark.parametrize("served", [(), ("other",)])
+def test_nobody_is_nominated_for_a_scheduler_that_never_asks(served):
+    world = World("n1", served=served)
+    world.create("p", HALF)
+    world.create("q", HALF, schedulerName="third")
+    assert world.ahead() == {}
+    world.filter("p")
+    world.create("r", 100)
+    assert world.ahead() == {"r": "n1"}, "it has asked by now"
+
+
+def test_what_waited_for_its_scheduler_comes_then():
+    world = World("n1", served=())
+    world.create("p", HALF)
+    world.create("mine", HALF, schedulerName="mine")
+    world.state.ahead.serves("mine")
+    assert world.ahead() == {"mine": "n1"}
+
+
+AFFINITY = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"schedulingGates": [{"name": "example.com/quota"}]}},
+        {"spec": {"affinity": {"podAntiAffinity": {REQUIRED: [AFFINITY]}}}},
+        {"spec": {"affinity": {"podAffinity": {REQUIRED: [AFFINITY]}}}},
+        {"spec": {"affinity": {"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {}}]}}}},
+        {"spec": {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}},
+        {"spec": {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}},
+        {"spec": {"resourceClaims": [{"name": "nic"}]}},
+        {"spec": {"hostNetwork": True}},
+        {"metadata": {"labels": {names.GANG: "g"}}},
+        {"metadata": {"annotations": {names.ONE_NODE: "false"}}},
+        {"metadata": {"deletionTimestamp": NEW}},
+        {"status": {"nominatedNodeName": "n1"}},
+        {"status": {"conditions": REFUSED}},
+        {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]}},
+        {"status": {"phase": "Failed"}},
+    ],
+    ids=lambda change: str(change)[:60],
+)
+def test_who_goes_the_ordinary_way(change):
+    world = World("n1")
+    pod = world.create("p", HALF)
+    changed = pod | {part: pod.get(part, {}) | more for part, more in change.items()}
+    world.tell(changed)
+    assert world.ahead() == {}
+
+
+def test_a_pod_with_a_host_port_goes_the_ordinary_way():
+    world = World("n1")
+    pod = world.create("p", HALF)
+    pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+    world.tell(pod)
+    assert world.ahead() == {}
+
+
+def test_one_that_asks_for_no_card_is_none_of_our_business():
+    world = World("n1")
+    pod = world.create("p", HALF)
+    pod["spec"]["containers"][0]["resources"] = {"limits": {names.PLACE_MARKER: "0"}}
+    world.tell(pod)
+    assert world.ahead() == {}
+
+
+def test_what_was_gated_comes_when_its_gates_are_gone():
+    world = World("n1")
+    pod = world.create("p", HALF, schedulingGates=[{"name": "example.com/quota"}])
+    waiting = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}
+    world.tell(pod | {"status": waiting})
+    assert world.ahead() == {}
+    del pod["spec"]["schedulingGates"]
+    world.tell(pod | {"status": waiting})
+    assert world.ahead() == {"p": "n1"}
+
+
+@pytest.mark.parametrize(
+    ("default", "wish", "ahead"), [(False, None, False), (False, "true", True), (True, None, True)]
+)
+def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahead):
+    world = World("n1", settings=Settings(when=When.ALWAYS, one_best_node=default))
+    pod = world.create("p", HALF)
+    if wish is not None:
+        pod["metadata"]["annotations"] = {names.ONE_NODE: wish}
+        world.tell(pod)
+    assert bool(world.ahead()) == ahead
+
+
+@pytest.mark.parametrize(("settings", "ahead"), [
+    (Settings(when=When.NEVER), False),
+    (Settings(when=When.AUTO, above=2), False),
+    (Settings(when=When.AUTO, above=1), True),
+    (Settings(when=When.ALWAYS, above=2), True),
+])  # fmt: skip
+def test_when(settings, ahead):
+    world = World("n1", "n2", settings=settings)
+    world.create("p", HALF)
+    assert bool(world.ahead()) == ahead
+
+
+def test_nodes_that_are_full_beside_the_cards_are_passed_over():
+    nodes = [f"n{i}" for i in range(10)]
+    world = World(*nodes)
+    for node in nodes[:9]:
+        world.full(node)
+        world.tell(bound(f"on-{node}", HALF, 0, node=node))  # binpack would take them first
+    world.create("p", 100, cpu="1")
+    assert world.ahead() == {"p": "n9"}
+
+
+def test_what_is_nominated_counts_on_its_node():
+    world = World("n1", "n2")
+    for name in ("a", "b", "c"):
+        world.create(name, 100, cpu="40")
+    found = world.ahead()
+    assert sorted(found.values()) == ["n1", "n2"], "two of them do not go on one node, and the third has no place"
+
+
+def test_a_quota_is_never_exceeded():
+    world = World("n1")
+    world.state.set_quota(*as_quota({"shares": 1}))
+    world.create("a", 100)
+    world.create("b", 100)
+    assert len(world.ahead()) == 1
+
+
+# What kube-scheduler does then.
+
+
+def test_the_scheduler_comes_to_the_node_alone_and_binds():
+    world = World("n1", "n2")
+    world.create("p", HALF)
+    node = world.ahead()["p"]
+    assert world.filter("p", node) == [node]
+    assert mark(world.state, "uid-p") == "plan"
+    assert isinstance(begin(world.state, "p", HALF, node=node), Begun)
+    world.tell(bound("p", HALF, 0, node=node))
+    assert world.outcomes == [Outcome.MET]
+    assert free(world.state, node) == [P100 - HALF]
+
+
+def test_what_it_refuses_there_is_placed_as_ever_and_not_ahead_again():
+    world = World("n1", "n2")
+    pod = world.create("p", HALF)
+    assert world.ahead() == {"p": "n1"}
+    assert world.filter("p", "n2") == ["n2"]
+    assert (free(world.state, "n1"), free(world.state, "n2")) == ([P100], [P100 - HALF])
+    world.tell(pod)
+    assert world.ahead() == {}
+    assert world.outcomes == [Outcome.ELSEWHERE]
+
+
+def test_what_is_planned_is_let_go_when_no_node_will_do():
+    world = World("n1")
+    pod = world.create("p", HALF)
+    assert world.ahead() == {"p": "n1"}
+    world.tell(pod | {"status": {"conditions": REFUSED}})
+    assert free(world.state) == [P100]
+
+
+def test_pods_that_are_refused_again_and_again_are_left_alone_for_a_while():
+    world = World("n1", "n2")
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "zonal"}}]
+    for i in range(4):
+        world.create(f"p{i}", 100, volumes=volumes)
+        expected = {f"p{i}": "n1"} if i < 3 else {}
+        assert world.ahead() == expected
+        world.filter(f"p{i}", "n2")
+        world.tell(bound(f"p{i}", 100, 0, node="n1"))  # so that n1 is binpack's choice again
+    world.create("other", 100)
+    assert len(world.ahead()) == 1, "others have nothing to do with it"
+    world.passes(61)
+    world.create("later", 100, volumes=volumes)
+    assert len(world.ahead()) == 1
+
+
+def test_one_that_was_taken_up_makes_up_for_those_that_were_refused():
+    world = World("n1", "n2")
+    for i in range(6):
+        world.create(f"p{i}", 100)
+        (node,) = world.ahead().values()
+        (other,) = {"n1", "n2"} - {node}
+        world.filter(f"p{i}", node if i == 2 else other)
+
+
+def test_a_bind_that_comes_without_its_filter_is_not_disturbed():
+    """As after a restart of the extender: kube-scheduler was told the node by the process before."""
+    world = World("n1", "n2")
+    world.create("p", HALF)
+    assert isinstance(begin(world.state, "p", HALF, node="n2"), Begun)
+    assert world.ahead() == {}
+    assert mark(world.state, "uid-p") == "binding"
+
+
+def test_at_the_beginning_of_a_term_those_wait_whose_turn_it_is_not():
+    world = World("n1")
+    away = world.create("high", HALF, priority=9)
+    unanswered = [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]
+    world.tell(away | {"status": {"conditions": unanswered}})
+    world.state.preemption.begin()
+    world.create("low", 100)
+    assert world.ahead() == {}
+
+
+def test_nodes_that_are_kept_for_a_gang_are_named_for_nobody_else(monkeypatch):
+    monkeypatch.setattr(Gangs, "reserved", lambda *_: {"n1"})
+    world = World("n1", "n2")
+    world.create("p", HALF)
+    assert world.ahead() == {"p": "n2"}
+
+
+def test_a_hold_ends_by_itself():
+    world = World("n1")
+    pod = world.create("p", HALF, cpu="32")
+    world.create("q", 100, cpu="32")
+    assert len(world.ahead()) == 2
+    world.filter("q", "n1")
+    world.passes(31)
+    assert free(world.state) == [P100]
+    assert world.outcomes == [Outcome.MET, Outcome.EXPIRED]
+    world.tell(pod)
+    assert world.ahead() == {}, "once is enough"
+    world.create("r", HALF, cpu="64")
+    assert world.ahead() == {"r": "n1"}
+
+
+def test_a_hold_ends_with_its_pod():
+    world = World("n1")
+    world.create("p", HALF, cpu="64")
+    assert world.ahead() == {"p": "n1"}
+    world.state.remove_pod(as_pod(world.pods["p"]))
+    assert free(world.state) == [P100]
+    world.create("q", HALF, cpu="64")
+    assert world.ahead() == {"q": "n1"}
+
+
+def test_only_so_many_hold_something_at_a_time(monkeypatch):
+    monkeypatch.setattr(ahead, "WINDOW", 2)
+    world = World("n1", "n2")
+    for i in range(4):
+        world.create(f"p{i}", 100)
+    assert list(world.ahead()) == ["p0", "p1"]
+    world.filter("p0", "n1")
+    assert list(world.ahead()) == ["p2"]
+
+
+@pytest.mark.parametrize(
+    ("asker", "gets"),
+    [
+        ({"priority": 1, "created": NEW}, True),
+        ({"created": OLD}, True),
+        ({"created": NEW}, False),
+        ({"priority": -1, "created": OLD}, False),
+    ],
+)
+def test_what_is_held_ahead_keeps_nobody_waiting_who_comes_before(asker, gets):
+    world = World("n1", "n2")
+    world.create("held", MOST)
+    world.create("also", MOST)
+    assert world.ahead() == {"held": "n1", "also": "n2"}
+    world.create("asker", MOST, **asker)
+    assert world.filter("asker", "n1") == (["n1"] if gets else [])
+    assert free(world.state, "n2") == [P100 - MOST], "what it does not need stays held"
+    assert world.outcomes == ([Outcome.OVERTAKEN] if gets else [])
+
+
+def test_who_fits_nowhere_takes_nothing_from_anybody():
+    world = World("n1")
+    world.create("held", MOST)
+    assert world.ahead() == {"held": "n1"}
+    world.create("asker", P100 + 1, priority=9)
+    assert world.filter("asker", "n1") == []
+    assert mark(world.state, "uid-held") == "plan"
+
+
+def test_a_quota_gives_way_too():
+    world = World("n1", "n2")
+    world.state.set_quota(*as_quota({"shares": 1}))
+    world.create("held", HALF)
+    assert world.ahead() == {"held": "n1"}
+    world.create("asker", HALF, created=OLD)
+    assert world.filter("asker", "n2") == ["n2"]
+    assert free(world.state, "n1") == [P100]
+
+
+def test_one_that_all_nodes_are_offered_to_gets_what_is_held_by_later_ones():
+    world = World("n1")
+    world.create("held", MOST)
+    assert world.ahead() == {"held": "n1"}
+    pod = world.create("asker", MOST, created=OLD)
+    pod["metadata"]["annotations"] = {names.ONE_NODE: "false"}
+    assert world.filter("asker", "n1") == ["n1"]
+
+
+# Preemption's own nominations.
+
+
+def test_what_we_nominate_is_no_preemption():
+    """Nothing is kept for a pod that nobody has gone for; what it holds ahead is a plan, which ends."""
+    world = World("n1")
+    pod = world.create("p", MOST)
+    assert world.ahead() == {"p": "n1"}
+    world.tell(pod | {"status": {"nominatedNodeName": "n1"}})
+    world.passes(31)
+    world.create("q", MOST, created=NEW)
+    assert world.filter("q", "n1") == ["n1"]
+
+
+def test_what_preemption_nominates_is_kept():
+    world = World("n1")
+    pod = world.create("p", MOST)
+    world.tell(pod | {"status": {"nominatedNodeName": "n1", "conditions": REFUSED}})
+    world.create("q", MOST, created=NEW)
+    assert world.ahead() == {}, "what is kept for it is no room for others"
+    assert world.filter("q", "n1") == []
+
+
+# Other leaders.
+
+
+def test_who_leads_no_more_holds_nothing():
+    world = World("n1")
+    world.create("p", HALF, cpu="64")
+    assert world.ahead() == {"p": "n1"}
+    world.state.forget_plans()
+    assert free(world.state) == [P100]
+    world.create("q", HALF, cpu="64")
+    assert world.ahead() == {"q": "n1"}
+
+
+def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
+    monkeypatch.setattr(ahead, "_SLACK", 4)
+    world = World("n1", served=())
+    world.create("stays", HALF)
+    for i in range(20):
+        world.create(f"p{i}", HALF)
+        world.state.remove_pod(as_pod(world.pods[f"p{i}"]))
+    (queue,) = world.state.ahead._queues.values()
+    assert len(queue) <= 8
+    world.state.ahead.serves("default-scheduler")
+    assert world.ahead() == {"stays": "n1"}

@@ -1,0 +1,118 @@
+"""Which nodes are taken to be open to a pod, by the scheduler's own rules of labels and taints."""
+
+import pytest
+
+from extender import aheadnodes
+from extender.aheadnodes import Ground, Grounds, Taint
+from tests.extender.aheadworlds import World
+
+ZONE = {"zone": "a", "size": "8"}
+
+
+def required(*terms: dict) -> dict:
+    hard = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms]}}
+    return {"affinity": {"nodeAffinity": hard}}
+
+
+def says(key: str, operator: str, *values: str) -> dict:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({}, True),
+        ({"nodeSelector": {"zone": "a"}}, True),
+        ({"nodeSelector": {"zone": "b"}}, False),
+        ({"nodeSelector": {"zone": "a", "none": ""}}, False),
+        (required(says("zone", "In", "b", "a")), True),
+        (required(says("zone", "In", "b")), False),
+        (required(says("zone", "In", "b"), says("zone", "Exists")), True),
+        (required(says("zone", "NotIn", "a")), False),
+        (required(says("none", "NotIn", "a")), True),
+        (required(says("none", "Exists")), False),
+        (required(says("none", "DoesNotExist")), True),
+        (required(says("size", "Gt", "7")), True),
+        (required(says("size", "Gt", "8")), False),
+        (required(says("size", "Lt", "9")), True),
+        (required(says("zone", "Gt", "7")), False),
+        (required(says("none", "Lt", "7")), False),
+        (required(says("zone", "Near", "a")), False),
+        (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}), True),
+        (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}), False),
+        (required({}), False),
+        (required(), False),
+        ({"nodeSelector": {"zone": "a"}} | required(says("size", "In", "9")), False),
+    ],
+)
+def test_labels(spec, allowed):
+    wishes = aheadnodes.wishes(aheadnodes.key_of(spec))
+    assert wishes.allow("n1", Ground(ZONE)) == allowed
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        (None, False),
+        ({"operator": "Exists"}, True),
+        ({"key": "gpu", "operator": "Exists"}, True),
+        ({"key": "gpu", "value": "yes"}, True),
+        ({"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}, True),
+        ({"key": "gpu", "value": "no"}, False),
+        ({"key": "gpu", "value": "yes", "effect": "NoExecute"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+        ({"key": "gpu", "operator": "Later", "value": "yes"}, False),
+    ],
+)
+def test_taints(toleration, tolerated):
+    wishes = aheadnodes.wishes(aheadnodes.key_of({"tolerations": [toleration] if toleration else []}))
+    assert wishes.allow("n1", Ground({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
+
+
+def test_what_was_asked_once_is_kept_true():
+    grounds = Grounds()
+    key = aheadnodes.key_of({"nodeSelector": {"zone": "a"}})
+    assert grounds.allowed(key) == set()
+    grounds.put("n1", Ground(ZONE))
+    grounds.put("n2", Ground({"zone": "b"}))
+    assert grounds.allowed(key) == {"n1"}
+    grounds.put("n1", Ground({"zone": "b"}))
+    grounds.put("n2", Ground(ZONE))
+    assert grounds.allowed(key) == {"n2"}
+    grounds.remove("n2")
+    assert (grounds.allowed(key), len(grounds)) == (set(), 1)
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        {"unschedulable": True},
+        {"taints": [{"key": "gpu", "effect": "NoSchedule"}]},
+        {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]},
+    ],
+)
+def test_a_closed_node_is_named_for_nobody(closed):
+    world = World("n2")
+    world.node("n1", **closed)
+    for name in ("a", "b"):
+        world.create(name, 16_000)
+    assert world.ahead() == {"a": "n2"}
+    world.node("n1")
+    world.create("c", 16_000)
+    assert world.ahead() == {"c": "n1"}
+
+
+def test_a_taint_that_keeps_nobody_away_does_not_matter():
+    world = World("n2")
+    world.node("n1", taints=[{"key": "gpu", "effect": "PreferNoSchedule"}])
+    for name in ("a", "b"):
+        world.create(name, 16_000)
+    assert sorted(world.ahead().values()) == ["n1", "n2"]
+
+
+def test_a_pod_is_named_a_node_that_it_may_be_on():
+    world = World("n1")
+    world.node("n2", labels={"zone": "b"})
+    world.create("p", 100, nodeSelector={"zone": "b"})
+    world.create("nowhere", 100, nodeSelector={"zone": "c"})
+    assert world.ahead() == {"p": "n2"}

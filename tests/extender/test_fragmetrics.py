@@ -1,0 +1,117 @@
+"""What is scraped of the cards' memory."""
+
+import subprocess
+import sys
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cardwise.core.scored.engine import Engine
+from extender.fragmetrics import FragMetrics
+from extender.nodeload import NodeRoom
+from tests.extender.test_policies import FGD, ask
+from tests.extender.worlds import ENDED, P100, Clock, as_class, as_pod, asking, bound, resource_class, state, with_cards
+
+
+class Scraped:
+    """The metrics of a state, counted anew at each look."""
+
+    def __init__(self, of):
+        self.clock = Clock()
+        self.metrics = FragMetrics(of, self.clock)
+        self.registry = CollectorRegistry(auto_describe=True)
+        self.registry.register(self.metrics)
+
+    def look(self):
+        list(self.registry.collect())
+        self.clock.now += 100
+        self.metrics.step()
+
+    def of_all(self, amount):
+        return self.registry.get_sample_value("cardwise_cluster_memory_mib", {"amount": amount})
+
+    def of_class(self, name, amount):
+        return self.registry.get_sample_value("cardwise_class_memory_mib", {"class": name, "amount": amount})
+
+    @property
+    def learned(self):
+        return self.registry.get_sample_value("cardwise_workload_learned")
+
+
+def world():
+    """A card of which a pod holds a quarter and one that is half full."""
+    made = with_cards(state(), n1=2)
+    made.set_node("n1", NodeRoom())
+    made.set_pod(as_pod(bound("a", P100 // 4, 0)))
+    made.set_pod(as_pod(bound("b", P100 // 2, 1)))
+    return made
+
+
+def test_the_memory_of_all_cards_and_what_of_it_is_of_no_use():
+    made = world()
+    made.set_pod(as_pod(bound("c", P100 // 2 - 1000, 1)))
+    scraped = Scraped(made)
+    scraped.look()
+    used = P100 // 4 + P100 - 1000
+    assert (scraped.of_all("total"), scraped.of_all("used")) == (2 * P100, used)
+    assert scraped.of_all("free") == 2 * P100 - used
+    assert scraped.learned == 0  # so by the three pods that hold cards, and none of them has room in the 1000
+    assert scraped.of_all("fragmented") == pytest.approx(1000)
+
+
+def test_what_changes_is_seen():
+    made = world()
+    scraped = Scraped(made)
+    scraped.look()
+    made.set_pod(as_pod(bound("d", 100, 0)))
+    made.set_pod(as_pod(bound("b", P100 // 2, 1, phase="Succeeded", containers=ENDED)))
+    scraped.look()
+    assert scraped.of_all("used") == P100 // 4 + 100
+    made.remove_node("n1")
+    scraped.look()
+    assert scraped.of_all("total") == 0
+
+
+def test_by_class_as_classes_come_and_go():
+    made = world()
+    scraped = Scraped(made)
+    scraped.look()
+    assert scraped.of_class("all-cards", "total") is None
+    made.set_class(as_class(resource_class("all-cards", model="P100")))
+    scraped.look()
+    assert scraped.of_class("all-cards", "total") == 2 * P100
+    assert scraped.of_class("all-cards", "free") == scraped.of_all("free")
+    made.remove_class("all-cards")
+    scraped.look()
+    assert scraped.of_class("all-cards", "total") is None
+
+
+def test_what_a_policy_has_learned_is_what_counts():
+    made = world()
+    made.policies.activate(Engine)
+    ask(made, asking("whole", whole_gpu=1), FGD, ["n1"])
+    scraped = Scraped(made)
+    scraped.look()
+    assert scraped.learned == 1
+    assert scraped.of_all("fragmented") == pytest.approx(scraped.of_all("free"))  # no card is whole
+
+
+def test_nothing_is_counted_that_nobody_scrapes():
+    made = world()
+    clock = Clock()
+    metrics = FragMetrics(made, clock)
+    CollectorRegistry(auto_describe=True).register(metrics)
+    metrics.step()
+    assert list(metrics.collect()) == []
+    metrics.step()
+    assert list(metrics.collect())
+    clock.now += 1000
+    made.set_pod(as_pod(bound("d", 100, 0)))
+    metrics.step()
+    (told,) = [one for one in metrics.collect() if one.name == "cardwise_cluster_memory_mib"]
+    assert {one.labels["amount"]: one.value for one in told.samples}["used"] == P100 // 4 + P100 // 2
+
+
+def test_who_is_not_scraped_does_not_load_numpy():
+    code = "import extender.process, sys; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,240 @@
+"""Members that wait in bind, with the real binder and real threads."""
+
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from cardwise.core import names
+from cardwise.kube import errors
+from extender.binder import Binder, Failed
+from extender.gangwords import Settings
+from extender.nodeload import NodeRoom
+from extender.requests import Requests
+from extender.state import State
+from extender.verbs import filter_nodes
+from extender.wire import BindArgs, FilterArgs
+from tests.cluster.processes import wait_for
+from tests.extender.gangworlds import P100, PREFERENCES, member
+from tests.extender.gangworlds import single as single_pod
+from tests.extender.worlds import as_card, as_pod, resource
+
+
+class Api:
+    """At the seam of KubeClient: it binds, unless the test says otherwise."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict] = {}
+        self.posts: list[str] = []
+        self.refuse: set[str] = set()
+
+    def get(self, path: str, *, timeout: float) -> dict:
+        return self.pods[path.rsplit("/", maxsplit=1)[-1]]
+
+    def request(self, method: str, path: str, *, body: dict, timeout: float) -> bytes:
+        name = path.split("/")[-2]
+        self.posts.append(name)
+        if name in self.refuse:
+            raise errors.Forbidden(403, "Forbidden", "denied")
+        self.pods[name]["spec"]["nodeName"] = body["target"]["name"]
+        return b"{}"
+
+
+class Server:
+    """An extender with a pool of threads for bind."""
+
+    def __init__(self, *, seconds: float = 20.0) -> None:
+        self.api = Api()
+        self.state = State(of_gangs=Settings(room=50))
+        self.state.set_node("n1", NodeRoom())
+        for i in range(4):
+            self.state.set_card(*as_card(resource(i)))
+        self.requests = Requests()
+        self.binder = Binder(self.api, self.state, self.requests, policy="binpack", seconds=seconds)
+        self.pool = ThreadPoolExecutor(40)
+        self.lines: dict[str, socket.socket] = {}
+
+    def create(self, *pods: dict) -> None:
+        for pod in pods:
+            self.api.pods[pod["metadata"]["name"]] = pod
+            self.state.set_pod(as_pod(pod))
+
+    def filter(self, name: str) -> list[str]:
+        args = FilterArgs(pod=self.api.pods[name], node_names=["n1"])
+        return filter_nodes(self.state, self.requests, PREFERENCES, args).node_names or []
+
+    def bind(self, name: str, **options: object) -> "Future[str]":
+        """Filter, and the bind call."""
+        assert self.filter(name) == ["n1"]
+        return self.call(name, **options)
+
+    def call(self, name: str, **options: object) -> "Future[str]":
+        """The bind call on a connection of its own."""
+        if name in self.lines:
+            self.lines[name].close()
+        ours, self.lines[name] = socket.socketpair()
+        args = BindArgs(pod_name=name, pod_namespace="default", pod_uid=f"uid-{name}", node="n1")
+
+        def call() -> str:
+            with ours:
+                return self.binder.bind(args, arrived=time.monotonic(), line=ours, **options)
+
+        return self.pool.submit(call)
+
+    def waiting_for(self, gang: str) -> tuple[str, ...]:
+        """The members whose bind calls have not come, as the status says it."""
+        (view,) = (view for view in self.state.gangs.views() if view.name == gang)
+        return view.waiting_for
+
+    def wait(self, *missing: str, gang: str = "g") -> None:
+        """Until threads wait for all but these."""
+        assert wait_for(lambda: self.waiting_for(gang) == missing, 10)
+
+    def close(self) -> None:
+        self.state.gangs.stop("the test is over")
+        self.pool.shutdown()
+        for line in self.lines.values():
+            line.close()
+
+
+@pytest.fixture
+def server():
+    made = Server()
+    made.create(*(member(f"g{i}", gated=False, created=i, gpu_mem=P100) for i in range(3)))
+    yield made
+    made.close()
+
+
+def test_nothing_is_posted_before_the_last_one_has_come(server):
+    first, second = server.bind("g0"), server.bind("g1")
+    server.wait("g2")
+    assert server.api.posts == []
+    assert not first.done()
+    last = server.bind("g2")
+    assert [each.result(10) for each in (first, second, last)] == ["bound"] * 3
+    assert sorted(server.api.posts) == ["g0", "g1", "g2"]
+
+
+def test_a_waiting_gang_does_not_hold_up_filter(server):
+    for name in ("g0", "g1", "g2"):
+        server.state.remove_pod(as_pod(server.api.pods[name]))
+    server.create(*(member(f"g{i}", "g", 9, gated=False, gpu_mem=100) for i in range(9)))
+    for i in range(8):
+        server.bind(f"g{i}")
+    server.wait("g8")
+    assert not server.binder.calm.busy
+    server.create(single_pod("x", created=9, gpu_mem=100))
+    assert server.bind("x").result(10) == "bound"
+
+
+@pytest.mark.parametrize("how", ["connection", "filter", "deleted", "lease", "stop"])
+def test_all_waiting_binds_fail_with_the_reason(server, how):
+    calls = [server.bind("g0"), server.bind("g1")]
+    server.wait("g2")
+    if how == "connection":
+        server.lines["g1"].close()
+    elif how == "filter":
+        server.filter("g0")
+    elif how == "deleted":
+        server.state.remove_pod(as_pod(server.api.pods["g2"]))
+    elif how == "lease":
+        server.state.forget_plans()
+    else:
+        server.state.gangs.stop("the extender stops")
+    said = {
+        "connection": "gave up waiting for g1",
+        "filter": "g0 came to be scheduled again",
+        "deleted": "g2 is gone",
+        "lease": "lease",
+        "stop": "the extender stops",
+    }[how]
+    for call in calls:
+        with pytest.raises(Failed, match=said):
+            call.result(10)
+    assert server.api.posts == []
+    with server.state.view() as ledger:
+        assert ledger.holdings() == []
+
+
+def test_nobody_waits_longer_than_a_call_may_take():
+    server = Server(seconds=0.4)
+    server.create(*(member(f"g{i}", gated=False, created=i, gpu_mem=P100) for i in range(3)))
+    call = server.bind("g0")
+    with pytest.raises(Failed, match="g0 waited for the others"):
+        call.result(10)
+    assert server.api.posts == []
+    server.close()
+
+
+def test_on_the_port_of_the_other_verbs_nobody_waits(server):
+    with pytest.raises(Failed, match="--bind-port-bind"):
+        server.bind("g0", may_wait=False).result(10)
+    assert server.waiting_for("g") == ("g0", "g1", "g2")
+
+
+def test_a_member_that_is_refused_keeps_its_cards(server):
+    server.api.refuse.add("g1")
+    calls = [server.bind(name) for name in ("g0", "g1", "g2")]
+    assert calls[0].result(10) == calls[2].result(10) == "bound"
+    with pytest.raises(Failed, match="denied"):
+        calls[1].result(10)
+    with server.state.view() as ledger:
+        assert ledger.holding("uid-g1").mark == "gang"
+    server.api.refuse.clear()
+    assert server.bind("g1").result(10) == "bound"
+
+
+def test_members_without_cards_wait_and_are_bound_like_the_others(server):
+    for name in ("g0", "g1", "g2"):
+        server.state.remove_pod(as_pod(server.api.pods[name]))
+    server.create(member("ps", "t", 2, gated=False), member("w", "t", 2, gated=False, created=1, gpu_mem=100))
+    ps = server.bind("ps")
+    server.wait("w", gang="t")
+    assert server.api.posts == []
+    assert server.bind("w").result(10) == ps.result(10) == "bound"
+    assert "annotations" in server.api.pods["ps"]["metadata"]
+    assert names.ASSIGNMENT not in server.api.pods["ps"]["metadata"]["annotations"]
+
+
+def test_many_gangs_with_threads_that_give_up_at_random():
+    """Rule 4 under real concurrency: what is posted first is posted with all the others there."""
+    server = Server()
+    server.api.posts = posts = []
+    gangs = [[f"{chr(97 + k)}{i}" for i in range(4)] for k in range(6)]
+    for k, names_of in enumerate(gangs):
+        server.create(
+            *(member(name, f"gang-{k}", 4, gated=False, created=k * 10, gpu_mem=P100 // 8) for name in names_of)
+        )
+
+    def disturb() -> None:
+        for i in range(12):
+            lines = list(server.lines.values())
+            if lines:
+                lines[i % len(lines)].close()
+            time.sleep(0.03)
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+
+    def drive(names_of: list[str]) -> None:
+        """As kube-scheduler does: it comes with one pod while others of its gang wait in bind."""
+        left, calls, until = set(names_of), {}, time.monotonic() + 150
+        while left and time.monotonic() < until:  # a gang that fails again and again backs off, for up to a minute
+            for name in sorted(left - calls.keys()):
+                if server.filter(name) == ["n1"]:
+                    calls[name] = server.call(name)
+            for name in [name for name, call in calls.items() if call.done()]:
+                error = calls.pop(name).exception()
+                if error is None:
+                    left.discard(name)
+                elif not isinstance(error, Failed):
+                    raise error
+            time.sleep(0.02)
+
+    with ThreadPoolExecutor(6) as drivers:
+        list(drivers.map(drive, gangs))
+    disturber.join()
+    server.close()
+    assert sorted(posts) == sorted(name for names_of in gangs for name in names_of), "each once"

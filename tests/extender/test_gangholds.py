@@ -1,0 +1,133 @@
+"""Holds that begin or end by what others do: who else binds a member, who comes before, what is kept from others."""
+
+import pytest
+
+from cardwise.core import names
+from cardwise.core.verdict import Refusal
+from extender import reserve
+from tests.extender.gangworlds import P100, NodeSpec, World, member, single
+
+
+def by_somebody_else(world: World, name: str, node: str) -> None:
+    """Somebody else binds the pod, without a card."""
+    pod = world.pods[name]
+    pod["spec"]["nodeName"] = node
+    pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+    world.tell(pod)
+
+
+@pytest.mark.parametrize("sizes", [{"gpu_mem": P100}, {}])
+def test_after_the_hold_of_a_gang_of_one_others_are_planned(sizes):
+    world = World({"n1": 2})
+    world.create(member("a", "a", 1, **sizes))
+    world.keep()
+    assert world.filter("a")[0] == ["n1"]
+    assert world.phase("a") == "Held"
+    by_somebody_else(world, "a", "n1")
+    assert world.phase("a") == "Running"
+    assert world.held() == 0
+    world.delete("a")
+    world.create(*(member(f"b{i}", "b", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.run(3)
+    assert world.phase("b") == "Running"
+
+
+def test_the_card_that_was_held_for_the_member_is_free_and_the_others_follow():
+    world = World({"n1": 2, "n2": 2})
+    world.create(*(member(f"a{i}", "a", 3, created=i, gpu_mem=P100) for i in range(3)))
+    world.keep()
+    world.schedule("a0")
+    assert world.held() == 3
+    by_somebody_else(world, "a1", "n1")
+    assert world.held() == 0, "the hold of all is over"
+    assert world.phase("a") == "Rolling"
+    world.settle()
+    assert "a1 was bound by somebody else" in str(world.errors)
+    world.run(5)
+    assert world.phase("a") == "Running"
+    assert set(world.bound()) == {"a0", "a1", "a2"}
+    assert world.held() == 0
+
+
+@pytest.mark.parametrize("comes_again", [True, False])
+def test_when_the_one_that_somebody_else_has_bound_goes_the_gang_waits_for_all_again(comes_again):
+    world = World({"n1": 2, "n2": 2})
+    world.create(*(member(f"a{i}", "a", 3, created=i, gpu_mem=P100) for i in range(3)))
+    world.keep()
+    by_somebody_else(world, "a1", "n1")
+    world.schedule("a0")
+    world.delete("a1")
+    assert world.phase("a") == "Pending"
+    assert world.held() == 0
+    if comes_again:
+        world.create(member("a3", "a", 3, created=3, gpu_mem=P100))
+    world.run(5)
+    assert set(world.bound()) == ({"a0", "a2", "a3"} if comes_again else set())
+
+
+def test_a_member_that_goes_forward_and_is_bound_by_somebody_else_holds_nothing():
+    world = World({"n1": 2, "n2": 2})
+    world.create(*(member(f"a{i}", "a", 3, created=i, gpu_mem=P100) for i in range(3)))
+    world.keep()
+    for i in range(3):
+        world.schedule(f"a{i}")
+    world.settle(only="a0")
+    by_somebody_else(world, "a1", "n1")
+    world.settle()
+    world.run(2)
+    assert world.phase("a") == "Running"
+    assert world.held() == 0
+
+
+@pytest.fixture
+def full():
+    """Nothing of a node is free, so that kube-scheduler asks for nobody; a gang waits, and one that is before it."""
+    world = World({"n1": NodeSpec(2, cpu=2)})
+    world.create(*(single(f"s{i}", gpu_mem=P100) for i in range(2)))
+    world.run(2)
+    raised = {names.QUEUE_PRIORITY: "10"}
+    for gang, annotations in (("a", {}), ("b", raised)):
+        world.create(
+            *(member(f"{gang}{i}", gang, 2, created=i, gpu_mem=P100, annotations=annotations) for i in range(2))
+        )
+    world.run(3)
+    assert world.phase("a") == world.phase("b") == "Waiting"
+    return world
+
+
+def test_a_gang_that_nobody_has_asked_for_comes_before_one_that_is_later_in_the_order(full):
+    full.delete("s0", "s1")
+    assert full.schedule("a0") != ""
+    assert full.phase("b") == "Held"
+    full.run(2)
+    assert full.phase("b") == "Running"
+    assert full.phase("a") == "Waiting"
+
+
+def test_it_is_held_once_only_where_kube_scheduler_does_not_bring_its_pods(full):
+    for i in range(2):
+        full.pods[f"b{i}"]["spec"]["nodeSelector"] = {"no": "such"}
+        full.tell(full.pods[f"b{i}"])
+    full.delete("s0", "s1")
+    full.run(3)
+    assert full.phase("b") == "Held"
+    full.clock.now += 31
+    full.run(5)
+    assert full.phase("b") == "Waiting"
+    assert full.phase("a") == "Running"
+
+
+def test_whether_a_gang_could_ever_fit_is_found_out_a_part_at_a_time(monkeypatch):
+    """Filter waits for the lock meanwhile; by then nothing is kept for the gang."""
+    monkeypatch.setattr(reserve, "_AT_ONCE", 0.0)
+    world = World({f"n{i}": 1 for i in range(8)}, reserve=0.0)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    world.create(*(member(f"a{i}", "a", 8, created=i, gpu_mem=P100) for i in range(8)))
+    world.run(2)
+    world.create(single("y", created=20, gpu_mem=P100))
+    assert world.schedule("y") == "", "not known yet"
+    world.settle()
+    world.run(12)
+    world.create(single("z", created=30, gpu_mem=P100))
+    assert world.schedule("z") == Refusal.GANG_RESERVED.text

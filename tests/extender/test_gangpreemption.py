@@ -1,0 +1,246 @@
+"""Who goes for a gang: as many as it lacks cards for and nobody in vain, and what is free is kept for it meanwhile."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender import verbs, wire
+from extender.verbs import Preferences
+from tests.extender.gangworlds import NodeSpec, World, member, single
+from tests.extender.worlds import P100, bound
+
+LOW, HIGH = 0, 1000
+PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+
+
+class Full(World):
+    """Nodes of whole cards, with a kube-scheduler that nominates: it asks for the node of a nominated pod first, and
+    counts the pod there for all others. `cards`: by node the priority of who is on each, None: it is free.
+    """
+
+    def __init__(self, **cards: list[int | None]) -> None:
+        self.only: list[str] = []
+        super().__init__({node: NodeSpec(len(on)) for node, on in cards.items()})
+        for node, on in cards.items():
+            for i, priority in enumerate(on):
+                if priority is not None:
+                    self.runs(f"{node}-{i}", i, node, priority)
+
+    def runs(self, name: str, card: int, node: str, priority: int = LOW) -> None:
+        made = bound(name, P100, card, node=node)
+        made["spec"]["priority"] = priority
+        made["metadata"]["labels"] = {}
+        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+        self.pods[name] = made
+        self.tell(made)
+
+    def filter(self, name: str) -> tuple[list[str], str]:
+        node = self._nominated(name)
+        if node in self.offered(self.pods[name]):
+            self.only = [node]
+            found = super().filter(name)
+            self.only = []
+            if found[0]:
+                return found
+        return super().filter(name)
+
+    def offered(self, pod: dict) -> list[str]:
+        taken: dict[str, int] = {}
+        for name, each in self.pods.items():
+            node = each["spec"].get("nodeName") or self.assumed.get(name) or self._nominated(name)
+            if node and each is not pod and has_card(each):
+                taken[node] = taken.get(node, 0) + 1
+        return self.only or [
+            node for node in super().offered(pod) if not has_card(pod) or taken.get(node, 0) < self.nodes[node].cards
+        ]
+
+    def asks(self, name: str) -> dict[str, list[str]]:
+        """kube-scheduler brings the pod, and would preempt on each node where it may; who goes, by node."""
+        pod = self.pods[name]
+        assert not self.filter(name)[0]
+        chosen = {
+            node: {"Pods": [{"UID": f"uid-{each}"} for each in lower[:1]]}
+            for node in self.nodes
+            if (lower := self._lower(node)) and node not in self.offered(pod)
+        }
+        if not chosen:
+            return {}
+        args = wire.preempt_args(json.dumps({"Pod": pod, "NodeNameToMetaVictims": chosen}).encode())
+        answer = verbs.preempt(self.state, PREFERENCES, args).node_name_to_meta_victims
+        return {node: sorted(one.uid[4:] for one in said.pods) for node, said in answer.items()}
+
+    def preempts(self, name: str) -> list[str]:
+        """As kube-scheduler goes on: the pod is nominated, and the victims end; who they are."""
+        status = self.pods[name]["status"]
+        if any(self.pods[each]["metadata"].get("deletionTimestamp") for each in self._lower(self._nominated(name))):
+            return []  # it preempts nobody while somebody ends there
+        answer = self.asks(name)
+        assert len(answer) <= 1, "kube-scheduler could choose a node that the gang is not planned for"
+        status["nominatedNodeName"] = next(iter(answer), "")
+        status["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+        self.tell(self.pods[name])
+        gone = [victim for victims in answer.values() for victim in victims]
+        for victim in gone:
+            self.terminate(victim)
+        return gone
+
+    def ended(self) -> None:
+        """Whoever was ending is gone."""
+        self.delete(*[name for name, pod in self.pods.items() if pod["metadata"].get("deletionTimestamp")])
+
+    def _nominated(self, name: str) -> str:
+        return str(self.pods[name]["status"].get("nominatedNodeName") or "")
+
+    def _lower(self, node: str) -> list[str]:
+        """Pods of lower priority there."""
+        return [
+            name
+            for name, on in self.bound().items()
+            if on == node and self.pods[name]["spec"].get("priority", 0) < HIGH
+        ]
+
+
+def has_card(pod: dict) -> bool:
+    return any("gpu" in key for key in pod["spec"]["containers"][0]["resources"]["limits"])
+
+
+def gang(world: World, size: int, **more: object) -> list[str]:
+    """A gang of that many whole cards, of high priority; its members' names."""
+    settings_of = {"whole_gpu": 1} | more
+    names = [f"g{i}" for i in range(size)]
+    world.create(
+        *(member(n, "g", size, gated=False, priority=HIGH, created=i, **settings_of) for i, n in enumerate(names))
+    )
+    return names
+
+
+def test_one_goes_where_one_card_is_short():
+    """Each member asks, and for one of them somebody goes."""
+    world = Full(n1=[LOW, LOW], n2=[LOW, None])
+    gone = [victim for name in gang(world, 2) for victim in world.preempts(name)]
+    assert len(gone) == 1
+    assert [world.preempts(name) for name in ("g0", "g1")] == [[], []], "they only have to wait"
+    world.ended()
+    world.run(3)
+    assert world.phase("g") == "Running"
+    assert len(world.bound()) == 2 + 2
+
+
+def test_several_go_on_several_nodes_one_for_each_member():
+    world = Full(n1=[LOW, LOW], n2=[LOW, HIGH], n3=[LOW, LOW])
+    gone = [world.preempts(name) for name in gang(world, 4)]
+    assert all(len(victims) == 1 for victims in gone)
+    assert len({victim for victims in gone for victim in victims}) == 4
+    world.ended()
+    world.run(3)
+    assert world.phase("g") == "Running"
+    assert set(world.bound()) >= {"n2-1", "g0", "g1", "g2", "g3"}
+
+
+def test_nobody_goes_for_a_gang_that_would_not_be_complete():
+    world = Full(n1=[LOW, HIGH], n2=[LOW, HIGH])
+    assert [world.asks(name) for name in gang(world, 3)] == [{}, {}, {}]
+    with world.state.view() as ledger:
+        assert {holding.name for holding in ledger.holdings()} == {"n1-0", "n1-1", "n2-0", "n2-1"}, "no trace"
+
+
+def test_nobody_goes_where_another_kind_of_member_lacks_a_place():
+    """The other shape's nodes are known to kube-scheduler alone."""
+    world = Full(n1=[LOW], n2=[LOW])
+    gang(world, 1)
+    world.delete("g0")
+    world.create(member("big", "g", 2, gated=False, priority=HIGH, whole_gpu=1, cpu="2"))
+    world.create(member("small", "g", 2, gated=False, priority=HIGH, created=1, whole_gpu=1))
+    assert [world.asks(name) for name in ("big", "small")] == [{}, {}]
+
+
+def test_members_without_cards_have_places_beside():
+    world = Full(n1=[LOW, LOW])
+    names = gang(world, 2)
+    world.create(member("ps", "g", 3, gated=False, priority=HIGH, created=5))
+    for name in names:
+        made = world.pods[name]
+        made["metadata"]["annotations"]["scheduling.k8s.io/group-pod-num"] = "3"
+        world.tell(made)
+    assert sorted(victim for name in names for victim in world.preempts(name)) == ["n1-0", "n1-1"]
+    world.ended()
+    world.run(3)
+    assert world.phase("g") == "Running"
+
+
+def test_what_is_free_is_kept_for_the_gang_while_the_victim_ends():
+    """Else it would go in vain."""
+    world = Full(n1=[LOW], n2=[None])
+    names = gang(world, 2)
+    assert world.preempts(names[0]) == ["n1-0"]
+    world.create(single("late", created=9, whole_gpu=1))
+    assert world.filter("late")[0] == []
+    world.ended()
+    assert world.filter("late")[0] == []
+    world.run(3)
+    assert world.phase("g") == "Running"
+
+
+@pytest.mark.parametrize("how", ["the pod goes", "time"])
+def test_it_is_kept_no_longer_than_the_pod_waits(how):
+    world = Full(n1=[LOW], n2=[None])
+    names = gang(world, 2)
+    world.preempts(names[0])
+    world.ended()
+    world.create(single("late", created=9, whole_gpu=1))
+    assert world.filter("late")[0] == []
+    if how == "time":
+        world.clock.now += 61
+        world.state.preemption.step()
+    else:
+        world.delete(names[0])
+    assert world.filter("late")[0] != []
+
+
+def test_what_is_ending_already_is_waited_for():
+    world = Full(n1=[LOW], n2=[LOW])
+    world.terminate("n1-0")
+    world.terminate("n2-0")
+    assert [world.asks(name) for name in gang(world, 2)] == [{}, {}]
+
+
+def test_a_member_of_a_gang_that_runs_preempts_alone():
+    world = Full(n1=[None, None], n2=[LOW])
+    gang(world, 2)
+    world.run(3)
+    assert world.phase("g") == "Running"
+    world.create(member("more", "g", 2, gated=False, priority=HIGH, created=7, whole_gpu=1))
+    assert world.preempts("more") == ["n2-0"]
+
+
+on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(nodes=st.lists(on_cards, min_size=1, max_size=4), size=st.integers(1, 5), data=st.data())
+def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, data):
+    """Whatever the order in which the members ask and the victims end."""
+    world = Full(**{f"n{i}": on for i, on in enumerate(nodes)})
+    everybody = [priority for on in nodes for priority in on]
+    free, low = everybody.count(None), everybody.count(LOW)
+    names = gang(world, size)
+    gone = set()
+    for _ in range(2 * size):
+        world.keep()
+        if world.phase("g") == "Running":
+            break
+        for name in data.draw(st.permutations(names)):
+            if world.phase("g") == "Waiting" and not world.filter(name)[0]:
+                gone |= set(world.preempts(name))
+        if data.draw(st.booleans()):
+            world.ended()
+    world.ended()
+    world.run(4)
+    ran = world.phase("g") == "Running"
+    assert len(gone) == (max(0, size - free) if ran else 0)
+    # Where one card of a node is free, kube-scheduler preempts nobody there.
+    if not any(None in on and LOW in on for on in nodes):
+        assert ran == (size <= free + low)
+    assert world.over_full() == []

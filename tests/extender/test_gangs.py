@@ -1,0 +1,484 @@
+"""Gangs on the state: what filter and bind answer, what is held, and what happens when something goes wrong."""
+
+import pytest
+
+from cardwise.core.gangs import Load
+from cardwise.core.verdict import Refusal
+from extender.nodeload import Placed
+from tests.extender.gangworlds import P100, NodeSpec, World, member, single
+from tests.extender.worlds import as_card, as_quota, resource
+
+INCOMPLETE, WAITS = Refusal.GANG_INCOMPLETE.text, Refusal.GANG_WAITS.text
+BACKS_OFF, FOLLOWS = Refusal.GANG_BACKS_OFF.text, Refusal.GANG_FOLLOWS.text
+RESERVED = Refusal.GANG_RESERVED.text
+
+
+def trio(world, *, gang="g", gated=False, **resources):
+    world.create(
+        *(member(f"{gang}{i}", gang, gated=gated, created=i, **(resources or {"gpu_mem": P100})) for i in range(3))
+    )
+
+
+def test_the_articles_scene():
+    """Three free cards, in the queue A1, x, y, A2, A3: A is never bound in part, and nobody starves."""
+    world = World({"n1": 2, "n2": 1})
+    order = [
+        member("a1", "a", gated=False, gpu_mem=P100),
+        single("x", created=1, gpu_mem=P100),
+        single("y", created=2, gpu_mem=P100),
+        member("a2", "a", gated=False, created=3, gpu_mem=P100),
+        member("a3", "a", gated=False, created=4, gpu_mem=P100),
+    ]
+    for pod in order:
+        world.create(pod)
+        assert world.schedule(pod["metadata"]["name"]) in ("", INCOMPLETE, WAITS)
+        world.settle()
+    assert set(world.bound()) == {"x", "y"}
+    assert world.held() == 0
+    world.run(3)
+    assert set(world.bound()) == {"x", "y"}, "a gang that does not fit is not bound in part"
+    assert world.held() == 0, "and holds nothing"
+    world.delete("x", "y")
+    world.run(4)
+    assert set(world.bound()) == {"a1", "a2", "a3"}
+    assert world.over_full() == []
+
+
+def test_many_on_one_card_too_few():
+    world = World({f"n{i}": 3 for i in range(3)} | {"n3": 2})
+    world.create(*(member(f"m{i}", minimum=12, created=i, gpu_mem=P100) for i in range(12)))
+    refusals = world.run(5)
+    assert set(refusals.values()) == {WAITS}
+    assert (world.bound(), world.held()) == ({}, 0)
+    world.create(single("other", created=50, gpu_mem=P100))
+    world.run(1)
+    assert set(world.bound()) == {"other"}, "a single pod runs meanwhile"
+    world.add_node("n4", NodeSpec(2))
+    world.run(3)
+    assert len(world.bound()) == 13
+    assert world.phase() == "Running"
+
+
+def test_gates_go_when_all_are_there():
+    world = World({"n1": 3})
+    world.create(member("a", gpu_mem=P100), member("b", created=1, gpu_mem=P100))
+    world.run(2)
+    assert world.schedulable() == []
+    assert world.phase() == "Pending"
+    world.create(member("c", created=2, gpu_mem=P100))
+    world.run(3)
+    assert set(world.bound()) == {"a", "b", "c"}
+
+
+def test_a_member_waits_in_bind_until_all_have_come():
+    world = World({"n1": 3})
+    trio(world)
+    world.run(0)
+    assert world.schedule("g0") == ""
+    world.settle()
+    assert world.schedule("g1") == ""
+    world.settle()
+    assert (world.bound(), world.phase(), world.held()) == ({}, "Held", 3)
+    assert world.schedule("g2") == ""
+    assert world.phase() == "Binding"
+    world.settle()
+    assert set(world.bound()) == {"g0", "g1", "g2"}
+    assert world.phase() == "Running"
+
+
+def test_cards_of_a_plan_are_nobody_elses():
+    world = World({"n1": 3})
+    trio(world)
+    world.schedule("g0")
+    world.create(single("x", created=9, priority=100, gpu_mem=P100))
+    assert world.schedule("x") == Refusal.NO_MEMORY.text
+    world.schedule("g1")
+    world.schedule("g2")
+    world.settle()
+    assert set(world.bound()) == {"g0", "g1", "g2"}
+
+
+def test_a_hold_ends_when_a_member_does_not_come():
+    world = World({"n1": 3})
+    trio(world)
+    world.schedule("g0")
+    world.schedule("g1")
+    world.clock.now += 29
+    world.keep()
+    assert world.phase() == "Held"
+    world.clock.now += 2
+    world.keep()
+    world.settle()
+    assert world.errors == [(name, "g2 did not reach bind within 30 s") for name in ("g0", "g1")]
+    assert (world.held(), world.phase(), world.bound()) == (0, "Waiting", {})
+    assert world.schedule("g0") == BACKS_OFF
+    world.clock.now += 1
+    assert world.schedule("g0") == WAITS, "the one that did not come must show itself first"
+    assert world.schedule("g2") == ""
+    assert world.schedule("g0") == world.schedule("g1") == ""
+    world.settle()
+    assert len(world.bound()) == 3
+
+
+def test_every_member_that_comes_gives_the_others_more_time():
+    world = World({"n1": 3})
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        assert world.schedule(name) == ""
+        world.clock.now += 25
+        world.keep()
+    world.settle()
+    assert len(world.bound()) == 3
+
+
+@pytest.mark.parametrize("how", ["filter", "delete", "terminate", "cancel", "fail", "stop", "lease"])
+def test_what_takes_one_away_ends_the_whole_hold(how):
+    world = World({"n1": 3})
+    trio(world)
+    world.schedule("g0")
+    world.schedule("g1")
+    hold = world.binding[0].hold
+    if how == "filter":
+        world.filter("g1")
+    elif how == "delete":
+        world.delete("g1")
+    elif how == "terminate":
+        world.terminate("g2")
+    elif how == "cancel":
+        world.state.gangs.cancel(hold, "the connection closed")
+    elif how == "fail":
+        world.finish("g2", "Failed")
+    elif how == "stop":
+        world.state.gangs.stop("the extender stops")
+    else:
+        world.state.forget_plans()
+    assert hold.done.is_set()
+    assert not hold.go
+    assert hold.reason
+    assert world.held() == 0
+    assert world.phase() != "Held"
+    world.settle()
+    assert world.bound() == {}
+
+
+def test_after_the_last_has_come_nothing_goes_back():
+    world = World({"n1": 3})
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        world.schedule(name)
+    hold = world.binding[0].hold
+    world.settle(only="g0")
+    world.state.gangs.cancel(hold, "the connection closed")
+    world.filter("g1")
+    world.clock.now += 60
+    world.keep()
+    assert world.phase() == "Binding"
+    world.settle()
+    assert len(world.bound()) == 3
+
+
+def test_a_post_that_fails_is_tried_again_at_the_same_place():
+    world = World({"n1": 3})
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        world.schedule(name)
+    world.settle(only="g0")
+    world.settle(land=False)
+    assert set(world.bound()) == {"g0"}
+    assert world.held() == 2, "the others keep their cards"
+    world.create(single("x", created=9, priority=9, gpu_mem=P100))
+    assert world.schedule("x") == Refusal.NO_MEMORY.text
+    assert world.schedule("g1") == world.schedule("g2") == ""
+    world.settle()
+    assert set(world.bound()) == {"g0", "g1", "g2"}
+
+
+def test_a_killed_leaders_half_is_finished_first():
+    world = World({"n1": 3})
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        world.schedule(name)
+    world.settle(only="g1")
+    world.restart()
+    assert world.phase() == "Rolling"
+    assert world.held() == 2, "before anybody asks"
+    world.create(single("x", created=9, priority=9, gpu_mem=P100))
+    assert world.schedule("x") == Refusal.NO_MEMORY.text
+    assert world.schedule("g2") == ""
+    world.settle()
+    assert world.schedule("g0") == ""
+    world.settle()
+    assert set(world.bound()) == {"g0", "g1", "g2"}
+    assert world.phase() == "Running"
+
+
+def test_a_half_that_cannot_be_finished_is_evicted_and_tried_whole():
+    world = World({"n1": 3}, rollback=120.0)
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        world.schedule(name)
+    world.settle(only="g1")
+    # Somebody else has taken the cards meanwhile.
+    world.nodes["n1"].cards = 1
+    world.restart()
+    assert world.phase() == "Rolling"
+    world.run(100)
+    assert world.evicted == []
+    assert world.held() == 0
+    world.run(25)
+    assert world.evicted == ["g1"]
+    world.run(3)
+    assert world.bound() == {}
+    world.create(member("g1-again", created=9, gpu_mem=P100))
+    world.add_node("n2", NodeSpec(2))
+    world.run(70)
+    assert set(world.bound()) == {"g0", "g2", "g1-again"}
+
+
+def test_a_gang_that_lost_a_member_is_not_half_bound():
+    """What runs is told by the PodGroup, so that another leader does not evict it."""
+    world = World({"n1": 3})
+    trio(world)
+    world.run(4)
+    assert world.phase() == "Running"
+    world.delete("g2")
+    world.restart()
+    assert world.phase() == "Running"
+    world.create(member("g3", created=9, gpu_mem=P100))
+    world.run(2)
+    assert set(world.bound()) == {"g0", "g1", "g3"}, "it is placed alone"
+    world.run(200)
+    assert world.evicted == []
+
+
+def test_a_gang_that_runs_no_more_gathers_anew():
+    world = World({"n1": 3})
+    trio(world)
+    world.run(4)
+    for i in range(3):
+        world.finish(f"g{i}", "Failed")
+    world.create(member("h0", "g", created=9, gpu_mem=P100))
+    world.run(3)
+    assert "h0" not in world.bound()
+    assert world.phase() == "Pending"
+    world.create(*(member(f"h{i}", "g", created=9, gpu_mem=P100) for i in (1, 2)))
+    world.run(3)
+    assert {"h0", "h1", "h2"} <= set(world.bound())
+
+
+def test_a_finished_member_counts_and_more_than_the_minimum_follow():
+    world = World({"n1": 5})
+    world.create(*(member(f"m{i}", minimum=2, created=i, gpu_mem=P100) for i in range(4)))
+    world.keep()
+    assert world.schedule("m3") == FOLLOWS
+    assert world.schedule("m0") == world.schedule("m1") == ""
+    world.settle()
+    assert world.schedule("m3") == world.schedule("m2") == ""
+    world.settle()
+    assert len(world.bound()) == 4
+    world.finish("m0")
+    world.finish("m1")
+    world.create(member("m4", minimum=2, created=9, gpu_mem=P100))
+    world.run(2)
+    assert "m4" in world.bound()
+
+
+def test_members_without_cards_and_of_many_sizes():
+    world = World({"n1": NodeSpec(2), "cpu": NodeSpec(0)})
+    world.create(
+        member("ps0", minimum=5),
+        member("ps1", minimum=5, created=1),
+        member("w0", minimum=5, created=2, gpu_mem=8138),
+        member("w1", minimum=5, created=3, gpu_mem=8138),
+        member("w2", minimum=5, created=4, whole_gpu=1),
+    )
+    world.run(4)
+    assert set(world.bound()) == {"ps0", "ps1", "w0", "w1", "w2"}
+    assert world.bound()["ps0"] == "cpu", "nodes with cards are left to those who need one"
+
+
+@pytest.mark.parametrize("short", ["cpu", "selector"])
+def test_what_is_short_may_be_anything(short):
+    """A pod that is none of ours leaves too little CPU on a node, which the extender counts itself."""
+    world = World({"n1": NodeSpec(3, cpu=5), "n2": NodeSpec(3, cpu=5, labels={"zone": "b"})})
+    other = single("other", cpu="4")
+    other["spec"]["nodeName"] = "n2"
+    world.pods["other"] = other
+    world.state.set_other("default/other", Placed("n2", Load(4000, 0, 1)))
+    selector = {"zone": "b"} if short == "selector" else None
+    cpu = "2" if short == "cpu" else "1"
+    world.create(*(member(f"m{i}", created=i, cpu=cpu, selector=selector, gpu_mem=1000) for i in range(3)))
+    world.run(4)
+    assert world.bound().keys() == {"other"}
+    assert world.held() == 0
+    del world.pods["other"]
+    world.state.remove_other("default/other")
+    world.run(70)
+    assert world.bound().keys() == {"m0", "m1", "m2"}
+
+
+def test_two_gangs_that_each_fit_alone():
+    world = World({"n1": 3})
+    trio(world, gang="a", gated=True)
+    world.create(*(member(f"b{i}", "b", created=10 + i, gpu_mem=P100) for i in range(3)))
+    for _ in range(5):
+        world.run(1)
+        bound = set(world.bound())
+        assert bound in (set(), {"a0", "a1", "a2"})
+    assert world.phase("a") == "Running"
+    assert world.phase("b") == "Waiting"
+    world.delete("a0", "a1", "a2")
+    world.run(4)
+    assert world.phase("b") == "Running"
+
+
+@pytest.mark.parametrize("how", ["priority", "annotation", "group"])
+def test_the_order_can_be_raised(how):
+    world = World({"n1": 3})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    trio(world, gang="a", gated=True)
+    raised = {"cardwise.dev/queue-priority": "5"} if how == "annotation" else {}
+    priority = 7 if how == "priority" else 0
+    world.create(
+        *(member(f"b{i}", "b", created=10 + i, priority=priority, annotations=raised, gpu_mem=P100) for i in range(3))
+    )
+    if how == "group":
+        world.put_group("b", minMember=3, priority=3)
+    world.run(3)
+    assert set(world.bound()) == {"x"}
+    world.delete("x")
+    # Whoever asks first, b goes first.
+    world.schedule("a0")
+    world.run(3)
+    assert {"b0", "b1", "b2"} == set(world.bound())
+
+
+def test_a_gang_that_waits_long_is_not_starved_by_small_pods():
+    world = World({"n1": 3}, reserve=60.0, refusals=1000)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    trio(world, gated=True)
+    world.run(3)
+    world.create(single("y", created=30, gpu_mem=P100))
+    world.run(1)
+    assert set(world.bound()) == {"x", "y"}, "at first others may pass"
+    world.run(62)
+    world.create(single("z", created=40, gpu_mem=P100))
+    assert world.run(1)["z"] == RESERVED
+    world.create(single("vip", created=41, priority=10, gpu_mem=P100))
+    world.run(1)
+    assert "vip" in world.bound(), "who comes before it in the order is not kept off"
+    world.delete("x", "y", "vip")
+    world.run(5)
+    assert {"g0", "g1", "g2"} == set(world.bound())
+    world.delete("g0", "g1", "g2")
+    world.run(3)
+    assert set(world.bound()) == {"z"}
+
+
+def test_a_gang_that_could_never_fit_keeps_nothing():
+    world = World({"n1": 2}, reserve=10.0)
+    trio(world, gated=True)
+    world.run(30)
+    world.create(single("z", created=40, gpu_mem=P100))
+    world.run(2)
+    assert set(world.bound()) == {"z"}
+
+
+def test_members_that_do_not_agree_wait_with_that_reason():
+    world = World({"n1": 3})
+    world.create(member("a", minimum=2, gpu_mem=P100), member("b", minimum=3, gpu_mem=P100))
+    world.run(3)
+    assert world.bound() == {}
+    assert "do not agree" in world.reason()
+    world.put_group("g", minMember=2)
+    world.run(3)
+    assert set(world.bound()) == {"a", "b"}
+
+
+def test_a_group_name_alone_needs_a_podgroup():
+    world = World({"n1": 3})
+    world.create(member("a", minimum=None, gpu_mem=P100), member("b", minimum=None, gpu_mem=P100))
+    world.run(3)
+    assert world.bound() == {}
+    assert "PodGroup g" in world.reason()
+    world.put_group("g", minMember=2)
+    world.run(3)
+    assert set(world.bound()) == {"a", "b"}
+
+
+def test_no_more_wait_than_there_are_threads():
+    world = World({"n1": 4}, room=2)
+    trio(world, gang="a")
+    world.create(*(member(f"b{i}", "b", 2, gated=False, created=10, gpu_mem=1) for i in range(2)))
+    assert world.schedule("a0") == ""
+    assert world.schedule("b0") == WAITS, "its other pod would have no thread to wait in"
+    assert world.schedule("a1") == world.schedule("a2") == ""
+    world.settle()
+    assert world.schedule("b0") == ""
+
+
+def test_without_threads_a_gang_says_so():
+    world = World({"n1": 4}, room=0)
+    trio(world)
+    assert world.schedule("g0") == WAITS
+    assert "threads for 0" in world.reason()
+
+
+def test_a_node_that_is_not_offered_is_replaced():
+    world = World({"n1": NodeSpec(1), "n2": NodeSpec(1), "n3": NodeSpec(1), "n4": NodeSpec(1)})
+    trio(world)
+    assert world.schedule("g0") == ""
+    taken = world.assumed["g0"]
+    planned = {view.name: view.held for view in world.state.gangs.views()}["g"]
+    other = next(node for node, _, _ in planned if node != taken)
+    world.nodes[other].cpu = 0  # the scheduler has put something there that we do not see
+    assert world.schedule("g1") == world.schedule("g2") == ""
+    world.settle()
+    assert len(world.bound()) == 3
+    assert world.bound()["g0"] == taken
+    assert other not in world.bound().values()
+
+
+def test_pods_spread_by_the_scheduler_alone_are_bound():
+    """Anti-affinity within the gang is nothing that the planner knows."""
+    world = World({f"n{i}": 8 for i in range(5)})
+    world.create(*(member(f"m{i}", minimum=5, created=i, gated=False, gpu_mem=100) for i in range(5)))
+    free = world.offered
+
+    def spread(pod):
+        return [node for node in free(pod) if node not in world.assumed.values()]
+
+    world.offered = spread
+    for i in range(5):
+        assert world.schedule(f"m{i}") == ""
+    world.settle()
+    assert len(set(world.bound().values())) == 5
+
+
+def test_a_quota_counts_for_the_whole_gang():
+    world = World({"n1": 3})
+    world.state.set_quota(*as_quota({"shares": 2}))
+    trio(world)
+    assert world.schedule("g0") == WAITS
+    assert world.held() == 0
+    world.state.set_quota(*as_quota({"shares": 3}))
+    for name in ("g0", "g1", "g2"):
+        assert world.schedule(name) == ""
+    world.settle()
+    assert len(world.bound()) == 3
+
+
+@pytest.mark.parametrize("now", [{"health": "Unhealthy"}, {"cordoned": True}])
+def test_a_card_that_fell_ill_or_was_cordoned_before_the_last_came_ends_the_hold(now):
+    world = World({"n1": 3})
+    trio(world)
+    world.schedule("g0")
+    world.schedule("g1")
+    world.state.set_card(*as_card(resource(0, **now)))
+    world.schedule("g2")
+    world.settle()
+    assert world.bound() == {}
+    assert world.held() == 0
+    assert "is not there any more" in world.errors[0][1]

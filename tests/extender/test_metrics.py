@@ -1,0 +1,142 @@
+"""What the extender counts, as Prometheus sees it after calls."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from cardwise.core.verdict import Refusal
+from extender import verbs
+from extender.app import Parts, create_app
+from extender.binder import Binder
+from extender.metrics import Levels, Metrics, Sources, most_frequent
+from extender.requests import Requests
+from extender.verbs import Preferences
+from extender.wakeups import Waiting
+from tests.extender.gangworlds import World, member
+from tests.extender.test_binder import FakeApi
+from tests.extender.worlds import P100, Clock, as_pod, asking, bound, state, with_cards
+
+
+class Serving:
+    """The app on a state of one node with one card, and its registry."""
+
+    def __init__(self) -> None:
+        clock = Clock()
+        self.registry = CollectorRegistry()
+        self.state = with_cards(state(clock), n1=1)
+        requests = Requests()
+        binder = Binder(FakeApi(clock), self.state, requests, policy="binpack", seconds=5, clock=clock)
+        parts = Parts(
+            state=self.state,
+            requests=requests,
+            binder=binder,
+            metrics=Metrics(self.registry),
+            preferences=Preferences(policy="binpack", one_best_node=True),
+            missing=list,
+        )
+        self.client = create_app(parts).test_client()
+        sources = Sources(
+            marks=self.state.marks,
+            gangs=self.state.gangs.phases,
+            waiting=self.state.waiters.by_reason,
+            disagreements=dict,
+            staleness=dict,
+            leads=lambda: True,
+        )
+        self.registry.register(Levels(sources))
+
+    def filter(self, name: str, mem: int) -> list[str]:
+        call = {"Pod": asking(name, gpu_mem=mem), "NodeNames": ["n1"]}
+        answer = self.client.post("/gpushare-scheduler/filter", data=json.dumps(call)).get_json()
+        return list(answer["NodeNames"])
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+def test_pods_wait_for_the_reason_that_filter_gave_last_until_they_are_placed():
+    serving = Serving()
+    whole, small = Refusal.NO_MEMORY.text, Refusal.CARD_TOO_SMALL.text
+    assert serving.filter("a", P100) == ["n1"]
+    assert serving.filter("b", 4096) == []
+    assert serving.filter("b", 4096) == []
+    assert serving.filter("c", P100 + 1) == []
+    assert serving.value("cardwise_extender_waiting_pods", reason=whole) == 1
+    assert serving.value("cardwise_extender_waiting_pods", reason=small) == 1
+    assert serving.value("cardwise_extender_refusals_total", reason=whole) == 2
+    serving.state.forget_plans()
+    assert serving.filter("b", 4096) == ["n1"]
+    assert serving.value("cardwise_extender_waiting_pods", reason=whole) is None
+    serving.state.set_pod(as_pod(bound("c", 4096, 0)))
+    assert serving.value("cardwise_extender_waiting_pods", reason=small) is None
+
+
+def test_who_has_not_asked_for_long_waits_no_more():
+    waiting = Waiting()
+    waiting.because("a", "never refused")
+    assert waiting.reasons(0.0) == {}
+    waiting.refused("a", 0.0)
+    waiting.because("a", "full")
+    waiting.refused("a", 100.0)
+    assert waiting.reasons(100.0) == {"full": 1}
+    assert waiting.reasons(701.0) == {}
+
+
+def test_the_reason_of_most_nodes_counts():
+    assert most_frequent({"n1": "x", "n2": "y", "n3": "y"}) == "y"
+
+
+def test_calls_are_timed_by_verb():
+    serving = Serving()
+    serving.filter("a", 1024)
+    assert serving.value("cardwise_extender_request_seconds_count", verb="filter") == 1
+    assert serving.value("cardwise_extender_request_seconds_count", verb="bind") == 0
+
+
+def test_a_gangs_time_in_the_queue_is_told_once_when_all_have_come():
+    world = World({"n1": 2})
+    told: list[str] = []
+    held: list[str] = []
+    world.state.gangs.observe(lambda outcome, _: held.append(outcome), told.append)
+    world.create(member("m0", minimum=2, gated=False, created=5, gpu_mem=P100))
+    world.run(2)
+    assert told == []
+    world.create(member("m1", minimum=2, gated=False, created=9, gpu_mem=P100))
+    world.run(3)
+    assert set(world.bound()) == {"m0", "m1"}
+    assert held == ["bound"]
+    assert told == ["2026-11-21T10:00:05Z"], "of the oldest"
+
+
+@pytest.mark.parametrize(("ago", "bucket"), [(0, "1.0"), (50, "60.0"), (7000, "7200.0"), (-100, "1.0")])
+def test_the_queue_counts_from_the_creation(ago, bucket):
+    registry = CollectorRegistry()
+    created = datetime.now(UTC) - timedelta(seconds=ago)
+    Metrics(registry).queued(created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_bucket", {"le": bucket}) == 1
+    assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_count") == 1
+
+
+def test_a_gang_of_which_no_creation_is_known_is_not_counted():
+    registry = CollectorRegistry()
+    Metrics(registry).queued("")
+    assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_count") == 0
+
+
+def test_lines_of_a_call_say_its_pod_and_those_of_the_next_do_not(monkeypatch):
+    serving = Serving()
+    said = []
+
+    def look(*args: object) -> object:
+        said.append(structlog.contextvars.get_contextvars())
+        raise RuntimeError
+
+    monkeypatch.setattr(verbs, "filter_nodes", look)
+    serving.client.post(
+        "/gpushare-scheduler/filter", data=json.dumps({"Pod": asking("a", gpu_mem=1), "NodeNames": ["n1"]})
+    )
+    assert said == [{"pod": "default/a", "uid": "uid-a"}]
+    assert structlog.contextvars.get_contextvars() == {}

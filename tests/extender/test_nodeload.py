@@ -1,0 +1,68 @@
+"""What pods take of a node, as kube-scheduler counts it, and what is left."""
+
+import json
+
+import msgspec
+import pytest
+
+from cardwise.core.gangs import Load
+from cardwise.kube import loads
+from cardwise.kube.loads import PodSpec
+from extender import projection
+from extender.nodeload import NodeLoads, NodeRoom, Placed
+
+GIB = 1 << 30
+
+
+def asks(cpu=None, memory=None, **more):
+    amounts = {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value}
+    return {"resources": {"requests": amounts}} | more
+
+
+@pytest.mark.parametrize(
+    ("spec", "load"),
+    [
+        ({"containers": [asks("250m", "1Gi"), asks("1", "512Mi")]}, Load(1250, GIB * 3 // 2, 1)),
+        ({"containers": [{}]}, Load(0, 0, 1)),
+        ({"containers": [asks("1")], "initContainers": [asks("3"), asks("2")]}, Load(3000, 0, 1)),
+        ({"containers": [asks("2")], "initContainers": [asks("1", restartPolicy="Always")]}, Load(3000, 0, 1)),
+        (
+            {"containers": [asks("1")], "initContainers": [asks("1", restartPolicy="Always"), asks("3")]},
+            Load(4000, 0, 1),
+        ),
+        ({"containers": [asks("1")], "overhead": {"cpu": "100m", "memory": "64Mi"}}, Load(1100, 64 << 20, 1)),
+        ({"containers": [asks("1")], "resources": {"requests": {"cpu": "4"}}}, Load(4000, 0, 1)),
+        ({"containers": [asks("0.0001", "100m")]}, Load(1, 1, 1)),
+    ],
+)
+def test_what_a_pod_takes(spec, load):
+    assert loads.of_pod(msgspec.convert(spec, PodSpec)) == load
+
+
+def test_a_node_has_what_it_may_allocate():
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "63500m", "memory": "1Gi", "pods": "110"}}}
+    assert projection.node(json.dumps(node).encode()) == ("n", NodeRoom(Load(63_500, GIB, 110)))
+    node["spec"] = {"unschedulable": True}
+    assert not projection.node(json.dumps(node).encode())[1].open
+    del node["status"]
+    assert projection.node(json.dumps(node).encode())[1].allocatable is None
+
+
+def test_what_is_left_follows_pods_and_plans():
+    loads = NodeLoads()
+    loads.set_node("n", NodeRoom(Load(4000, 8 * GIB, 10)))
+    loads.set_pod("a", Placed("n", Load(1000, GIB, 1)))
+    loads.plan("b", Placed("n", Load(2000, GIB, 1)))
+    assert loads.left("n") == Load(1000, 6 * GIB, 8)
+    loads.plan("a", Placed("n", Load(9, 9, 1)))
+    assert loads.left("n") == Load(1000, 6 * GIB, 8), "who is there is not planned"
+    loads.set_pod("b", Placed("n", Load(2000, GIB, 1)))
+    loads.unplan(["a", "b"])
+    assert loads.left("n") == Load(1000, 6 * GIB, 8), "what was planned is there by now"
+    before = loads.freed
+    loads.remove_pod("a")
+    assert loads.freed > before
+    loads.remove_pod("b")
+    assert loads.left("n") == Load(4000, 8 * GIB, 10)
+    loads.remove_node("n")
+    assert loads.left("n") is None

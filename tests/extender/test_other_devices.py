@@ -1,0 +1,213 @@
+"""Devices that are no GPUs in the state: who gets them, until when they are held, and what their statuses say."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from cardwise.core import assignment, names, request
+from cardwise.core.assignment import Assignment
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.verdict import Refusal
+from extender import statuses
+from extender.decisions import Begun, Stage
+from extender.placing import Ask
+from extender.sightings import Sightings
+from tests.build import container, shares
+from tests.core.others import asking, wanting
+from tests.extender.worlds import (
+    ENDED,
+    Clock,
+    as_card,
+    as_class,
+    as_pod,
+    as_quota,
+    resource,
+    resource_class,
+    state,
+    with_cards,
+)
+
+RDMA = as_class(resource_class("rdma", kind="rdma"))
+SHARE = container(gpu_mem=8138)
+
+
+def device(index, *, node="n1", kind="rdma", health="Healthy", held=(), **properties):
+    """The ExtendedResource of a device."""
+    uuid = f"{kind}-{node}-{index}"
+    spec = {"node": node, "kind": kind, "index": index, "uuid": uuid, "model": "MT4119", "properties": properties}
+    made = {"metadata": {"name": uuid, "labels": {names.NODE_LABEL: node}}, "spec": spec}
+    return as_card(made | {"status": {"health": health, "held": list(held)}})
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def world(clock):
+    """n1 and n2 have a P100 each; n1 has two RDMA devices, n2 none."""
+    made = with_cards(state(clock), n1=1, n2=1)
+    made.set_class(RDMA)
+    for i in range(2):
+        made.set_card(*device(i))
+    return made
+
+
+def wants(name, *containers):
+    return asking(*containers, name=name, uid=f"uid-{name}", of_devices=("rdma",))
+
+
+def plan(made, name, *containers, nodes=("n1", "n2")):
+    asked = request.parse_mutated(wants(name, *containers))
+    return made.plan(Ask(f"uid-{name}", ("default", name), asked, list(nodes), "binpack"))
+
+
+def bind(made, name, *containers, node="n1"):
+    asked = request.parse_mutated(wants(name, *containers))
+    return made.begin_bind(f"uid-{name}", ("default", name), asked, node, "binpack")
+
+
+def bound(made, name, *containers, phase="Running", deleting=False):
+    """The pod as the watch shows it once bind has written what it has begun."""
+    pod = wants(name, *containers)
+    pod["metadata"]["annotations"] |= assignment.encode(made, assume_time_ns=1)
+    pod["spec"]["nodeName"] = "n1"
+    pod["status"] = {
+        "phase": phase,
+        "containerStatuses": [{"name": "main", "state": {ENDED if deleting else "running": {}}}],
+    }
+    if deleting:
+        pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    return as_pod(pod)
+
+
+def given(made):
+    return [share.uuid for share in made.assignment.device_shares()]
+
+
+def test_a_pod_goes_where_the_device_is_and_gets_one_that_is_free(world):
+    first, second = plan(world, "a", wanting(rdma=1)), plan(world, "b", wanting(rdma=1))
+    assert (first.node, given(first)) == ("n1", ["rdma-n1-0"])
+    assert (second.node, given(second)) == ("n1", ["rdma-n1-1"])
+
+
+def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(world, clock):
+    plan(world, "a", wanting(rdma=2))
+    refused = plan(world, "b", wanting(rdma=1))
+    assert isinstance(refused, Unplaceable)
+    assert refused.refusals == {"n1": Refusal.NO_DEVICE, "n2": Refusal.NO_SUCH_DEVICE}
+    clock.now += 31  # the plan of the first ends
+    world.tick()
+    assert world.waiters.touch_due() is not None
+    assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)
+
+
+def test_a_card_and_a_device_come_together_or_not_at_all(world):
+    both = wanting(SHARE, rdma=1)
+    placed = plan(world, "a", both)
+    assert (placed.node, given(placed)) == ("n1", ["rdma-n1-0"])
+    assert [(share.index, share.mem) for share in placed.assignment.shares()] == [(0, 8138)]
+    plan(world, "b", both)
+    refused = plan(world, "c", both)  # no MiB are left on n1, and n2 has no device
+    assert set(refused.refusals.values()) == {Refusal.NO_DEVICE, Refusal.NO_SUCH_DEVICE}
+
+
+def test_bind_writes_the_planned_device_and_another_pod_never_gets_it(world):
+    plan(world, "a", wanting(rdma=1))
+    begun = bind(world, "a", wanting(rdma=1))
+    assert given(begun) == ["rdma-n1-0"]
+    world.finish_bind("uid-a", Stage.BOUND)
+    world.set_pod(bound(begun.assignment, "a", wanting(rdma=1)))
+    assert given(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-1"]
+    assert isinstance(plan(world, "c", wanting(rdma=1)), Unplaceable)
+
+
+@pytest.mark.parametrize("change", ["sick", "gone", "of another class"])
+def test_a_planned_device_that_is_not_good_any_more_is_replaced_at_bind(world, change):
+    plan(world, "a", wanting(rdma=1))
+    if change == "sick":
+        world.set_card(*device(0, health="Unhealthy"))
+    elif change == "gone":
+        world.remove_card("rdma-n1-0")
+    else:
+        world.set_class(as_class(resource_class("rdma", index="1", kind="rdma")))
+    begun = bind(world, "a", wanting(rdma=1))
+    assert isinstance(begun, Begun)
+    assert given(begun) == ["rdma-n1-1"]
+
+
+def test_a_device_is_free_when_its_containers_have_ended_and_not_when_deletion_starts(world):
+    begun = bind(world, "a", wanting(rdma=2))
+    world.finish_bind("uid-a", Stage.BOUND)
+    world.set_pod(bound(begun.assignment, "a", wanting(rdma=2)))
+    dying = replace(bound(begun.assignment, "a", wanting(rdma=2), deleting=True), ended=False)
+    world.set_pod(dying)
+    assert isinstance(plan(world, "b", wanting(rdma=1)), Unplaceable)
+    world.remove_pod(bound(begun.assignment, "a", wanting(rdma=2), deleting=True))
+    assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)
+
+
+def test_a_device_that_its_node_still_reports_as_held_is_not_given_away(world, clock):
+    held = {"podUID": "uid-old", "namespace": "default", "name": "old", "memoryMiB": 0, "corePercent": 0}
+    world.set_card(*device(0, held=[held]))
+    assert given(plan(world, "a", wanting(rdma=1))) == ["rdma-n1-1"]
+    assert isinstance(plan(world, "b", wanting(rdma=1)), Unplaceable)
+    world.set_card(*device(0))
+    assert given(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-0"]
+
+
+def test_after_a_restart_devices_are_held_as_the_annotations_say_whatever_comes_first(world, clock):
+    begun = bind(world, "a", wanting(SHARE, rdma=1))
+    pod = bound(begun.assignment, "a", wanting(SHARE, rdma=1))
+    again = with_cards(state(clock))
+    again.set_pod(pod)
+    again.set_class(RDMA)
+    for i in range(2):
+        again.set_card(*device(i))
+    again.set_card(*as_card(resource(0)))
+    again.set_node("n1")
+    assert given(plan(again, "b", wanting(rdma=1), nodes=["n1"])) == ["rdma-n1-1"]
+    with again.view() as ledger:
+        assert ledger.node("n1").free == [16276 - 8138]
+        assert ledger.violations() == []
+
+
+def test_a_quota_on_all_cards_counts_no_devices(world):
+    world.set_quota(*as_quota({"shares": 1}))
+    assert isinstance(plan(world, "a", wanting(rdma=1)), Placement)
+    assert isinstance(plan(world, "b", wanting(SHARE)), Placement)
+    assert isinstance(plan(world, "c", wanting(rdma=1)), Placement)
+
+
+def test_a_class_of_cards_never_has_a_device_though_its_selector_would_match(world):
+    world.set_class(as_class(resource_class("of-n1", node="n1")))
+    with world.view() as ledger:
+        node = ledger.node("n1")
+        assert [set(one.classes) for one in node.cards] == [{"of-n1", "nvidia.p100"}]
+        assert [set(one.classes) for one in node.devices] == [{"rdma"}, {"rdma"}]
+
+
+def test_statuses_of_devices_say_who_is_there_and_what_class_they_are_in(world):
+    plan(world, "a", wanting(rdma=1))
+    with world.view() as ledger:
+        count = statuses.count_node(ledger, "n1")
+    first, second = count.cards["rdma-n1-0"], count.cards["rdma-n1-1"]
+    assert (first.shares, first.pods, first.whole, first.classes) == (1, 1, True, ("rdma",))
+    assert (second.shares, second.pods, second.whole) == (0, 0, False)
+    assert count.sums[frozenset({"rdma"})].cards == 2
+
+
+def test_no_automatic_class_is_made_for_the_model_of_a_device():
+    seen = Sightings()
+    seen.cards.put(*device(0))
+    assert seen.cards.models() == set()
+    seen.cards.put(*as_card(resource(0)))
+    assert seen.cards.models() == {"P100"}
+
+
+def test_a_pod_with_cards_from_before_devices_is_read_as_ever():
+    pod = json.dumps({"v": 1, "containers": {"0": [[0, "GPU-n1-0", 8138, 0, 16276]]}})
+    read = assignment.decode({names.ASSIGNMENT: pod})
+    assert read == Assignment({"0": shares(8138, 0)})

@@ -1,0 +1,202 @@
+"""Scored policies in the extender: filter's answer, and a workload that outlives the process."""
+
+import json
+
+import pytest
+
+from cardwise.core import names, policies
+from cardwise.kube import errors, paths
+from extender import verbs
+from extender.nodeload import NodeRoom
+from extender.requests import Requests
+from extender.verbs import Preferences
+from extender.wire import FilterArgs
+from extender.workloadkeeper import WorkloadKeeper
+from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+
+FGD = Preferences(policy="fgd", one_best_node=True)
+PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
+SPOILT = '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}'
+
+
+class Api:
+    """ConfigMaps, and nothing else."""
+
+    def __init__(self):
+        self.objects = {}
+        self.down = False
+
+    def get(self, path, **_):
+        self.answer()
+        if path not in self.objects:
+            raise errors.NotFound(404, "NotFound", "there is none")
+        return self.objects[path]
+
+    def patch(self, path, patch, **_):
+        self.get(path)["data"].update(patch["data"])
+
+    def create(self, path, obj, **_):
+        self.answer()
+        self.objects[f"{path}/{obj['metadata']['name']}"] = obj
+
+    def answer(self):
+        if self.down:
+            raise errors.Unreachable("it is away")
+
+
+def world(**nodes):
+    """Nodes of P100 cards with this much free on each, and what else they have."""
+    made = with_cards(state(), **{node: len(frees) for node, frees in nodes.items()})
+    for node, frees in nodes.items():
+        made.set_node(node, NodeRoom())
+        for i, free in enumerate(frees):
+            if free < P100:
+                made.set_pod(as_pod(bound(f"{node}-{i}", P100 - free, i, node=node)))
+    return made
+
+
+def ask(made, pod, preferences=FGD, nodes=("n1", "n2")):
+    answer = verbs.filter_nodes(made, Requests(), preferences, FilterArgs(pod=pod, node_names=list(nodes)))
+    assert not answer.error
+    return answer.node_names
+
+
+def keeper(made, api=None, *, leads=True):
+    return WorkloadKeeper(api or Api(), made, "cardwise-system", leads=lambda: leads)
+
+
+def taught(made, keeping, mem, pods=20):
+    """Pods of this share come, and the keeper learns from them."""
+    ask(made, asking("first", gpu_mem=mem), nodes=["nowhere"])
+    keeping.step()
+    for i in range(pods):
+        ask(made, asking(f"pod-{i}", gpu_mem=mem), nodes=["nowhere"])
+    keeping.step()
+
+
+HALF = P100 // 2
+
+
+def test_fgd_leaves_the_half_of_a_card_that_others_can_use():
+    made = world(n1=[HALF], n2=[HALF + 4000])
+    pod = asking("p", gpu_mem=3000)
+    assert ask(made, pod, Preferences(policy="binpack", one_best_node=True)) == ["n1"]
+    taught(made, keeper(made), HALF)
+    assert ask(made, pod) == ["n2"]
+
+
+def test_the_annotation_of_a_pod_decides():
+    made = world(n1=[HALF], n2=[HALF + 4000])
+    taught(made, keeper(made), HALF)
+    annotated = asking("p", gpu_mem=3000, annotations={names.POLICY: "binpack"})
+    assert ask(made, annotated) == ["n1"]
+    priced = asking("q", gpu_mem=3000, annotations={names.POLICY: "priced"})
+    assert ask(made, priced, Preferences(policy="binpack", one_best_node=True)) == ["n2"]
+
+
+def test_all_nodes_are_scored_alike():
+    made = world(n1=[HALF], n2=[HALF + 4000])
+    taught(made, keeper(made), HALF)
+    several = Preferences(policy="fgd", one_best_node=False)
+    pod, requests = asking("p", gpu_mem=3000), Requests()
+    args = FilterArgs(pod=pod, node_names=["n1", "n2"])
+    assert sorted(verbs.filter_nodes(made, requests, several, args).node_names) == ["n1", "n2"]
+    top = [one.host for one in verbs.prioritize(made, requests, several, args) if one.score == verbs.TOP]
+    assert top == ["n2"]
+
+
+def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
+    made = with_cards(state(), n1=1)  # nothing else is known of it; kube-scheduler has said that it will do
+    taught(made, keeper(made), HALF)
+    assert ask(made, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
+    answer = verbs.filter_nodes(made, Requests(), FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
+    assert answer.failed_nodes or answer.failed_and_unresolvable_nodes
+
+
+def test_nobody_who_uses_binpack_gets_an_engine():
+    made = world(n1=[HALF])
+    ask(made, asking("p", gpu_mem=3000), Preferences(policy="binpack", one_best_node=True), nodes=["n1"])
+    keeper(made).step()
+    assert not made.policies.active
+
+
+def test_a_new_leader_goes_on_from_what_was_learned():
+    api = Api()
+    before = world(n1=[HALF], n2=[HALF + 4000])
+    taught(before, keeper(before, api), HALF)
+    saved = json.loads(api.objects[PATH]["data"]["workload.json"])
+    assert sum(entry[-1] for entry in saved["asks"]) >= 16
+
+    after = world(n1=[HALF], n2=[HALF + 4000])
+    after.policies.wanted = True
+    keeper(after, api).step()
+    assert ask(after, asking("p", gpu_mem=3000)) == ["n2"]
+
+
+def test_a_retried_pod_counts_once():
+    api = Api()
+    made = world(n1=[HALF])
+    keeping = keeper(made, api)
+    taught(made, keeping, HALF)
+    before = api.objects[PATH]["data"]["workload.json"]
+    for _ in range(100):
+        ask(made, asking("again", gpu_mem=4000), nodes=["nowhere"])
+    keeping.step()
+    assert api.objects[PATH]["data"]["workload.json"] == before  # not grown by half
+
+
+def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
+    api = Api()
+    made = world(n1=[HALF])
+    keeping = keeper(made, api, leads=False)
+    taught(made, keeping, HALF)
+    assert not api.objects
+
+    leading, other = keeper(made, api), world(n1=[HALF])
+    leading = keeper(other, api)
+    api.down = True
+    taught(other, leading, HALF)
+    assert not api.objects
+    api.down = False
+    leading.step()
+    assert PATH in api.objects
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", '{"version":9,"asks":[]}', SPOILT, "[" * 200_000], ids=len)
+def test_a_spoilt_configmap_is_as_none(text):
+    api = Api()
+    api.objects[PATH] = {"data": {"workload.json": text}}
+    made = world(n1=[HALF], n2=[HALF + 4000])
+    taught(made, keeper(made, api), HALF)
+    assert ask(made, asking("p", gpu_mem=3000)) == ["n2"]
+    assert json.loads(api.objects[PATH]["data"]["workload.json"])["version"] == 1
+
+
+# What people read of the setting.
+
+
+def published(api):
+    return api.objects.get(PATH, {}).get("data", {}).get(names.WORKLOAD_POLICY)
+
+
+def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
+    api, leads = Api(), []
+    keeper = WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: bool(leads), policy="spread")
+    keeper.step()
+    assert api.objects == {}  # only who leads writes
+    leads.append(True)
+    api.down = True
+    keeper.step()
+    api.down = False
+    keeper.step()
+    assert published(api) == "spread"
+
+
+def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_changed():
+    api = Api()
+    WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: True).step()
+    assert published(api) == policies.DEFAULT
+    WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: True, policy="fgd").step()
+    assert published(api) == "fgd"
+    WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: True).step()
+    assert published(api) == policies.DEFAULT

@@ -1,0 +1,429 @@
+"""Who is evicted for whom: the verb preempt, what is kept of the freed cards, and evictions by the extender itself."""
+
+import json
+
+import pytest
+
+from cardwise.core import request
+from cardwise.core.gangs import Load
+from cardwise.core.verdict import Refusal
+from cardwise.kube import budgets, errors
+from extender import projection, verbs, wire
+from extender.app import create_app
+from extender.evictions import Evictions
+from extender.leadership import Denial
+from extender.nodeload import NodeRoom
+from extender.requests import Requests
+from extender.state import State
+from extender.verbs import Preferences
+from extender.wire import FilterArgs
+from tests.extender.test_app import parts
+from tests.extender.worlds import P100, Clock, as_card, as_pod, asking, bound, resource, state
+
+HALF = P100 // 2
+LOW, MIDDLE, HIGH = 0, 100, 1000
+PREFERENCES = Preferences(policy="binpack", one_best_node=True, preempt_fragmented=True)
+
+
+class World:
+    """Nodes with two cards, and what happens to their pods; `said` is what the API server has of them."""
+
+    def __init__(self, *nodes: str, cpu: int = 64_000) -> None:
+        self.clock = Clock()
+        self.state: State = state(self.clock)
+        self.requests = Requests()
+        self.said: dict[str, dict] = {}
+        for node in nodes or ("n1",):
+            self.state.set_node(node, NodeRoom(Load(cpu, 1 << 40, 100)))
+            for i in range(2):
+                self.state.set_card(*as_card(resource(i, node=node)))
+
+    def tell(self, made: dict) -> dict:
+        self.said[made["metadata"]["name"]] = made
+        self.state.set_pod(as_pod(made))
+        return made
+
+    def runs(self, name: str, mem: int, card: int, *, node: str = "n1", priority: int = LOW, app: str = "", **more):
+        made = bound(name, mem, card, node=node, **more)
+        made["spec"]["priority"] = priority
+        made["metadata"]["labels"] = {"app": app or name}
+        return self.tell(made)
+
+    def ends(self, name: str) -> None:
+        """Its deletion begins."""
+        made = self.said[name]
+        made["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+        self.tell(made)
+
+    def gone(self, name: str) -> None:
+        made = self.said.pop(name)
+        made["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {}}}]
+        made["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+        self.tell(made)
+        self.state.remove_pod(as_pod(self.said.pop(name)))
+
+    def budget(self, app: str, allowed: int) -> None:
+        made = {
+            "metadata": {"namespace": "default", "name": f"of-{app}"},
+            "spec": {"selector": {"matchLabels": {"app": app}}},
+            "status": {"disruptionsAllowed": allowed},
+        }
+        self.state.preemption.set_budget(*budgets.record(json.dumps(made).encode()))
+
+    def wants(self, name: str, mem: int = P100, *, priority: int = HIGH, **more) -> dict:
+        made = asking(name, gpu_mem=mem, **more)
+        made["spec"]["priority"] = priority
+        return made
+
+    def preempt(self, pod: dict, **chosen: list[str]) -> dict[str, list[str]]:
+        """Names of the victims by node; `chosen`: those of the scheduler."""
+        victims = {node: {"Pods": [{"UID": f"uid-{name}"} for name in some]} for node, some in chosen.items()}
+        body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
+        answer = verbs.preempt(self.state, PREFERENCES, wire.preempt_args(body))
+        found = json.loads(wire.encode(answer))["NodeNameToMetaVictims"]
+        return {node: sorted(one["UID"][4:] for one in said["Pods"]) for node, said in found.items()}
+
+    def filter(self, pod: dict, *nodes: str) -> list[str]:
+        args = FilterArgs(pod=pod, node_names=list(nodes or ["n1"]))
+        return verbs.filter_nodes(self.state, self.requests, PREFERENCES, args).node_names
+
+    def nominate(self, pod: dict, node: str) -> None:
+        refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+        self.tell(pod | {"status": {"phase": "Pending", "nominatedNodeName": node, "conditions": refused}})
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def full(world):
+    """Two cards with two small pods each."""
+    for name, card in (("a0", 0), ("a1", 1), ("b0", 0), ("b1", 1)):
+        world.runs(name, HALF, card)
+    return world
+
+
+def test_those_who_free_one_card_go_and_not_the_schedulers_own(full):
+    assert full.preempt(full.wants("p"), n1=["a0", "a1"]) in ({"n1": ["a0", "b0"]}, {"n1": ["a1", "b1"]})
+
+
+def test_a_node_where_no_card_can_be_freed_is_left_out():
+    world = World("n1", "n2")
+    for node in ("n1", "n2"):
+        for card in (0, 1):
+            world.runs(f"{node}-low{card}", HALF, card, node=node)
+            world.runs(f"{node}-other{card}", HALF, card, node=node, priority=HIGH if node == "n1" else LOW)
+    answer = world.preempt(world.wants("p"), n1=["n1-low0", "n1-low1"], n2=["n2-low0", "n2-low1"])
+    assert list(answer) == ["n2"]
+    assert len(answer["n2"]) == 2
+
+
+def test_many_of_low_priority_go_before_one_of_a_higher(world):
+    world.runs("big", P100, 0, priority=MIDDLE)
+    world.runs("a", HALF, 1)
+    world.runs("b", HALF, 1)
+    assert world.preempt(world.wants("p"), n1=["a"]) == {"n1": ["a", "b"]}
+
+
+def test_a_disruption_budget_counts_before_priorities(world):
+    world.runs("big", P100, 0, priority=MIDDLE)
+    world.runs("a", HALF, 1, app="web")
+    world.runs("b", HALF, 1, app="web")
+    world.budget("web", 1)
+    assert world.preempt(world.wants("p"), n1=["a"]) == {"n1": ["big"]}
+    world.budget("web", 2)
+    assert world.preempt(world.wants("p"), n1=["a"]) == {"n1": ["a", "b"]}
+
+
+def test_how_many_budgets_are_exceeded_is_said(world):
+    world.runs("a", P100, 0, app="web")
+    world.runs("b", P100, 1, app="web")
+    world.budget("web", 0)
+    body = {"Pod": world.wants("p"), "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-a"}]}}}
+    answer = verbs.preempt(world.state, PREFERENCES, wire.preempt_args(json.dumps(body).encode()))
+    assert answer.node_name_to_meta_victims["n1"].num_pdb_violations == 1
+
+
+def test_a_victim_that_no_sum_explains_stays_one(full):
+    """It has a port, perhaps: only the scheduler knows."""
+    ported = {"metadata": {"name": "ported", "namespace": "default", "uid": "uid-ported"}, "spec": {"nodeName": "n1"}}
+    key, placed = projection.pod(json.dumps(ported).encode())
+    full.state.set_other(key, placed)
+    assert "ported" in full.preempt(full.wants("p"), n1=["a0", "a1", "ported"])["n1"]
+
+
+def test_who_frees_the_cpu_goes_with_who_frees_the_card():
+    world = World(cpu=4000)
+    for name, card in (("a", 0), ("b", 1)):
+        made = world.runs(name, P100, card)
+        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
+        world.tell(made)
+    wanted = world.wants("p")
+    wanted["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "4"}
+    assert world.preempt(wanted, n1=["a", "b"]) == {"n1": ["a", "b"]}
+
+
+# Who waits already.
+
+
+def test_where_a_pod_is_ending_already_nobody_else_goes(full):
+    full.ends("a0")
+    full.ends("b0")
+    assert full.preempt(full.wants("p"), n1=["a1", "b1"]) == {"n1": ["a0", "b0"]}
+
+
+def test_the_second_call_evicts_nobody_more(full):
+    wanted = full.wants("p")
+    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
+    full.nominate(wanted, "n1")
+    for name in victims:
+        full.ends(name)
+    assert full.preempt(wanted, n1=["a0", "b0", "a1", "b1"]) == {}
+
+
+def test_two_pods_get_two_cards(full):
+    first, second = full.preempt(full.wants("p"), n1=["a0", "a1"]), full.preempt(full.wants("q"), n1=["a0", "a1"])
+    assert sorted(first["n1"] + second["n1"]) == ["a0", "a1", "b0", "b1"]
+    assert full.preempt(full.wants("r"), n1=["a0", "a1", "b0", "b1"]) == {}
+
+
+@pytest.fixture
+def freed(full):
+    """p was nominated, and its victims are gone."""
+    wanted = full.wants("p")
+    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
+    full.nominate(wanted, "n1")
+    for name in victims:
+        full.gone(name)
+    return full
+
+
+def test_the_freed_card_is_kept_for_the_pod(freed):
+    assert freed.filter(freed.wants("low", 1000, priority=LOW)) == []
+    assert freed.filter(freed.wants("equal", 1000, priority=HIGH)) == []
+    assert freed.filter(freed.wants("p")) == ["n1"]
+
+
+def test_it_is_kept_from_the_moment_of_the_answer(full):
+    (victims,) = full.preempt(full.wants("p"), n1=["a0", "a1"]).values()
+    for name in victims:
+        full.gone(name)
+    assert full.filter(full.wants("low", 1000, priority=LOW)) == []
+
+
+def test_a_pod_of_higher_priority_may_have_it(freed):
+    assert freed.filter(freed.wants("higher", priority=HIGH + 1)) == ["n1"]
+
+
+def test_it_is_kept_in_bind_as_well(freed):
+    low = freed.wants("low", 1000, priority=LOW)
+    begun = freed.state.begin_bind("uid-low", ("default", "low"), request.parse(low), "n1", "binpack")
+    assert begun is Refusal.NO_MEMORY
+
+
+@pytest.mark.parametrize("how", ["bound", "deleted", "elsewhere", "time"])
+def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, how):
+    wanted = freed.wants("p")
+    if how == "bound":
+        freed.state.set_node("n2")
+        freed.state.set_card(*as_card(resource(0, node="n2")))
+        freed.runs("p", P100, 0, node="n2")
+    elif how == "deleted":
+        freed.state.remove_pod(as_pod(wanted))
+    elif how == "elsewhere":
+        freed.state.set_node("n2")
+        freed.nominate(wanted, "n2")
+    else:
+        freed.clock.now += 61
+        freed.state.preemption.step()
+    assert freed.filter(freed.wants("low", 1000, priority=LOW)) == ["n1"]
+
+
+def test_while_victims_end_slowly_it_stays_kept(full):
+    wanted = full.wants("p")
+    (victims,) = full.preempt(wanted, n1=["a0", "a1"]).values()
+    full.nominate(wanted, "n1")
+    for name in victims:
+        full.ends(name)
+    for _ in range(10):
+        full.clock.now += 50
+        full.state.preemption.step()
+    for name in victims:
+        full.gone(name)
+    full.clock.now += 50
+    full.state.preemption.step()
+    assert full.filter(full.wants("low", 1000, priority=LOW)) == []
+
+
+def test_another_extender_learns_it_from_the_pods_status(full):
+    for name in ("a0", "b0"):
+        full.gone(name)
+    full.nominate(full.wants("p"), "n1")
+    assert full.filter(full.wants("low", 1000, priority=LOW)) == []
+    assert full.filter(full.wants("p")) == ["n1"]
+
+
+def test_a_status_that_names_no_node_any_more_ends_nothing(freed):
+    """The scheduler clears it where it finds nobody to evict, as when the victims are gone and their cards not yet."""
+    freed.nominate(freed.wants("p"), "")
+    assert freed.filter(freed.wants("low", 1000, priority=LOW)) == []
+
+
+# The wire.
+
+
+def test_the_call_of_a_scheduler_that_sends_whole_pods(full):
+    whole = {"n1": {"Pods": [{"metadata": {"name": "a0", "uid": "uid-a0"}}], "NumPDBViolations": 0}}
+    body = json.dumps({"pod": full.wants("p"), "nodenametovictims": whole}).encode()
+    answer = verbs.preempt(full.state, PREFERENCES, wire.preempt_args(body))
+    assert len(answer.node_name_to_meta_victims["n1"].pods) == 2
+
+
+def test_answers_in_gos_spelling_and_without_an_answer_503():
+    body = json.dumps({"Pod": asking("p", gpu_mem=P100), "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}]}}})
+    client = create_app(parts()).test_client()
+    answer = client.post("/gpushare-scheduler/preempt", data=body)
+    # Somebody whom we have not seen yet is the scheduler's own to evict.
+    assert answer.get_json() == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}], "NumPDBViolations": 0}}}
+    assert client.post("/gpushare-scheduler/preempt", data=b"{}").status_code == 503
+
+    class Standby:
+        def denial(self):
+            return Denial("not the leader", elsewhere=False)
+
+    client = create_app(parts(leadership=Standby())).test_client()
+    assert client.post("/gpushare-scheduler/preempt", data=body).status_code == 503
+
+
+def test_a_pod_that_came_by_its_marker_only_keeps_the_schedulers_choice(full):
+    plain = {"metadata": {"name": "p", "uid": "uid-p", "namespace": "default"}, "spec": {"containers": [{"name": "c"}]}}
+    assert full.preempt(plain, n1=["a0"]) == {"n1": ["a0"]}
+
+
+# Fragmented cards.
+
+
+class Api:
+    """At the seam of KubeClient: what was evicted, and what may not be."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.protected: set[str] = set()
+        self.evicted: list[str] = []
+        self.lost = 0  # so many evictions get no answer
+
+    def create(self, path, obj, *, timeout):
+        name = obj["metadata"]["name"]
+        assert path.endswith(f"/pods/{name}/eviction")
+        assert obj["deleteOptions"]["preconditions"] == {"uid": f"uid-{name}"}
+        if self.lost and "dryRun" not in obj["deleteOptions"]:
+            self.lost -= 1
+            raise errors.Unreachable("no answer")
+        if name in self.protected:
+            raise errors.TooManyRequests(429, message="the budget allows no disruption")
+        if "dryRun" not in obj["deleteOptions"]:
+            self.evicted.append(name)
+            self.world.ends(name)
+
+
+class Events:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
+        self.told.append((regarding.name, reason))
+
+
+class Scene:
+    """Both cards have a small pod of low priority; a pod that needs a whole card was refused."""
+
+    def __init__(self, **more) -> None:
+        self.world = World()
+        self.world.runs("a", HALF, 0)
+        self.world.runs("b", HALF, 1)
+        self.wanted = self.world.wants("p", **more)
+        self.api, self.events, self.leads = Api(self.world), Events(), True
+        self.evictions = Evictions(
+            self.api, self.world.state.preemption, self.events, active=lambda: self.leads, clock=self.world.clock
+        )
+
+    def rounds(self, count: int = 1, *, seconds: float = 4.0) -> None:
+        for _ in range(count):
+            assert self.world.filter(self.wanted) == [] or self.api.evicted
+            self.world.clock.now += seconds
+            self.world.state.preemption.step()
+            self.evictions.step()
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def test_one_pod_goes_once_and_both_are_told(scene):
+    scene.rounds(5)
+    assert len(scene.api.evicted) == 1
+    assert sorted(scene.events.told) == [(scene.api.evicted[0], "Preempted"), ("p", "Preempting")]
+
+
+def test_the_freed_card_goes_to_who_it_was_freed_for(scene):
+    scene.rounds(2)
+    scene.world.gone(scene.api.evicted[0])
+    assert scene.world.filter(scene.world.wants("low", HALF + 1, priority=LOW)) == []
+    assert scene.world.filter(scene.wanted) == ["n1"]
+
+
+def test_not_before_the_pod_has_waited_a_while(scene):
+    scene.rounds(1, seconds=1)
+    assert scene.api.evicted == []
+
+
+def test_not_while_somebody_goes_for_it_already(scene):
+    scene.world.preempt(scene.wanted, n1=["a"])
+    scene.world.nominate(scene.wanted, "n1")
+    scene.rounds(3)
+    assert scene.api.evicted == []
+
+
+def test_not_for_a_pod_whose_class_preempts_nobody(scene):
+    scene.wanted["spec"]["preemptionPolicy"] = "Never"
+    scene.rounds(5)
+    assert scene.api.evicted == []
+
+
+def test_not_for_a_pod_of_equal_priority(scene):
+    scene.wanted["spec"]["priority"] = LOW
+    scene.rounds(5)
+    assert scene.api.evicted == []
+
+
+def test_who_does_not_lead_evicts_nobody(scene):
+    scene.leads = False
+    scene.rounds(5)
+    assert scene.api.evicted == []
+
+
+def test_where_the_api_server_says_no_to_one_nobody_goes():
+    scene = Scene()
+    scene.world.runs("a2", P100 - HALF, 0, priority=HIGH)
+    scene.world.runs("b2", P100 - HALF, 1)
+    scene.api.protected = {"b2"}
+    scene.rounds(5)
+    assert scene.api.evicted == []
+    assert scene.world.filter(scene.world.wants("low", 1000, priority=LOW)) == [], "it is full as before"
+
+
+def test_whom_a_budget_protects_stays_where_another_card_can_be_freed(scene):
+    scene.world.budget("a", 0)
+    scene.rounds(3)
+    assert scene.api.evicted == ["b"]
+
+
+def test_an_eviction_without_an_answer_is_tried_again(scene):
+    scene.api.lost = 1
+    scene.rounds(1)
+    assert scene.api.evicted == []
+    scene.rounds(2)
+    assert len(scene.api.evicted) == 1

@@ -1,0 +1,55 @@
+"""Who may tell the cluster something, and when: the leader, once everything that it watches has been listed."""
+
+import pytest
+
+from extender.sightings import Sightings
+from extender.state import State
+from extender.telling import Telling
+from tests.extender.telling import FakeApi, er_object, er_path
+from tests.extender.worlds import Clock
+
+
+class Recorder:
+    def record(self, *_):
+        pass
+
+
+class World:
+    def __init__(self):
+        self.knows = self.leads = True
+        seen = Sightings()
+        self.api = FakeApi(seen)
+        self.state = State(clock=Clock())
+        self.telling = Telling(
+            self.api, self.state, seen, Recorder(), knows=lambda: self.knows, leads=lambda: self.leads
+        )
+        self.api.put(er_path("GPU-1"), er_object("GPU-1", "n1"))
+        self.api.show()
+
+    def told(self):
+        """What a round writes."""
+        for step in self.telling.steps:
+            step()
+        return {what for what, *_ in self.api.calls}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_the_leader_that_knows_all_makes_classes_and_writes_statuses(world):
+    assert world.told() == {"create", "patch"}
+
+
+@pytest.mark.parametrize("lacking", ["knows", "leads"])
+def test_nothing_is_told_by_who_does_not_lead_or_does_not_know_all(world, lacking):
+    setattr(world, lacking, False)
+    assert world.told() == set()
+
+
+def test_before_all_is_known_nothing_is_counted(world):
+    world.state.set_node("n1")
+    world.knows = False
+    world.told()
+    assert world.state.changed_nodes() == {"n1"}

@@ -1,0 +1,107 @@
+"""After a time without an extender: who was turned away meanwhile and comes first gets what was freed for it."""
+
+import pytest
+
+from cardwise.core.verdict import Refusal
+from extender import verbs
+from extender.wire import FilterArgs
+from tests.extender.gangworlds import World as GangWorld
+from tests.extender.gangworlds import member
+from tests.extender.test_preemption import HALF, HIGH, LOW, PREFERENCES, World
+from tests.extender.worlds import as_pod, asking
+
+
+def turned_away(world: World, pod: dict) -> None:
+    """kube-scheduler could not ask for it; a nomination, if it had one, is gone."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}
+    world.tell(pod | {"status": {"phase": "Pending", "conditions": [condition]}})
+
+
+@pytest.fixture
+def world() -> World:
+    """A term has begun; one card is full, the other was freed for `high` while no extender answered."""
+    made = World()
+    for name in ("a0", "b0"):
+        made.runs(name, HALF, 0)
+    turned_away(made, made.wants("high"))
+    made.state.preemption.begin()
+    return made
+
+
+def low(world: World, priority: int = LOW) -> list[str]:
+    return world.filter(world.wants("low", HALF, priority=priority))
+
+
+def test_a_pod_of_lower_priority_waits_until_it_has_come(world):
+    assert low(world) == []
+    assert world.filter(world.wants("high")) == ["n1"]
+    assert low(world) == [], "the card is planned for it now"
+
+
+def test_the_reason_is_said_and_makes_nobody_be_evicted(world):
+    args = FilterArgs(pod=world.wants("low", HALF, priority=LOW), node_names=["n1"])
+    answer = verbs.filter_nodes(world.state, world.requests, PREFERENCES, args)
+    assert answer.failed_and_unresolvable_nodes == {"n1": Refusal.NOT_ITS_TURN.text}
+
+
+@pytest.mark.parametrize("priority", [HIGH, HIGH + 1])
+def test_one_that_does_not_come_after_it_need_not_wait(world, priority):
+    assert low(world, priority) == ["n1"]
+
+
+def test_it_is_over_after_a_while(world):
+    world.clock.now += 12.0
+    assert low(world) == ["n1"]
+
+
+def test_it_is_over_when_the_pod_is_gone_or_waits_for_another_reason(world):
+    pod = world.wants("high")
+    world.tell(pod | {"status": {"phase": "Pending", "conditions": [{"reason": "Unschedulable"}]}})
+    assert low(world) == ["n1"]
+
+
+def test_one_that_was_not_turned_away_keeps_nobody_waiting():
+    world = World()
+    world.tell(world.wants("high"))
+    world.state.preemption.begin()
+    assert low(world) == ["n1"]
+
+
+def test_in_the_middle_of_a_term_nobody_waits(world):
+    world.clock.now += 100.0
+    turned_away(world, world.wants("other"))
+    assert low(world) == ["n1"]
+
+
+@pytest.mark.parametrize("how", ["came", "gone", "in time"])
+def test_who_was_put_off_is_woken(world, how):
+    assert low(world) == []
+    world.state.waiters.touch_due()  # for the cards, which are new
+    world.clock.now += 3.0
+    world.state.preemption.step()
+    assert world.state.waiters.touch_due() is None
+    if how == "came":
+        world.filter(world.wants("high"))
+    elif how == "gone":
+        world.gone("high")
+    else:
+        world.clock.now += 9.0
+    world.state.preemption.step()
+    assert world.state.waiters.touch_due() is not None
+
+
+def test_a_gang_of_lower_priority_waits_as_well():
+    world = GangWorld({"n1": 1})
+    first = asking("first", gpu_mem=100)
+    first["spec"]["priority"] = HIGH
+    first["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "SchedulerError"}]}
+    world.state.set_pod(as_pod(first))
+    world.create(*(member(f"g{i}", minimum=2, created=i, gated=False, gpu_mem=100) for i in range(2)))
+    world.state.preemption.begin()
+    assert world.schedule("g0") == Refusal.GANG_WAITS.text
+    world.clock.now += 12.0
+    world.state.preemption.step()
+    for name in ("g0", "g1"):
+        assert world.schedule(name) == ""
+    world.settle()
+    assert len(world.bound()) == 2

@@ -1,0 +1,72 @@
+"""MPS on a real card: what no double can prove. Run by hand where a GPU is lent: `make test-gpu`, as root.
+
+Needs NVIDIA's driver with its library, `nvidia-cuda-mps-control` in PATH (packages nvidia-compute-utils-<driver> or
+nvidia-cuda-mps; in a container NVIDIA_DRIVER_CAPABILITIES=compute,utility) and the machine's own PIDs. Nobody else may
+use the first card meanwhile: its compute mode is changed, and given back at the end. Nothing else is needed: the API
+server is that of the unit tests, tenants are processes that call the driver by ctypes (tenant.py).
+
+Numbers are printed at the end as a table of Markdown, for docs/measured.md, with driver and card. Without a card, or
+without what else is needed, every test is skipped and says why.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cardwise.gpus.nvml import NvmlGpus
+from cardwise.gpus.protocol import GpusUnavailable
+from mps.processes import CONTROL
+from tests.gpu.machine import Machine
+
+_MEASURED: list[tuple[str, str]] = []
+
+
+@pytest.fixture(scope="session")
+def gpus() -> Iterator[NvmlGpus]:
+    try:
+        made = NvmlGpus()
+    except GpusUnavailable as error:
+        pytest.skip(f"no GPU: {error}")
+    try:
+        if not made.cards():
+            pytest.skip("no GPU: the driver has no card")
+        if os.geteuid() != 0:
+            pytest.skip("needs root: MPS daemons, compute modes")
+        if shutil.which(CONTROL) is None:
+            pytest.skip(f"{CONTROL} is not in PATH")
+        card = made.cards()[0]
+        _MEASURED.append(("card and driver", f"{card.model}, {card.memory} MiB, {card.properties.get('driver')}"))
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def machine(gpus: NvmlGpus) -> Iterator[Machine]:
+    """Not started yet."""
+    folder = Path(tempfile.mkdtemp(prefix="cwgpu-", dir="/tmp"))  # short: paths of pipes end at 87 bytes
+    folder.chmod(0o755)
+    made = Machine(folder, gpus)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def measured():
+    """`measured(what, value)`: a row of the table at the end."""
+    return lambda what, value: _MEASURED.append((what, str(value)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _MEASURED:
+        terminalreporter.section("measured on a real card")
+        terminalreporter.write_line("| what | |\n|---|---|")
+        for what, value in _MEASURED:
+            terminalreporter.write_line(f"| {what} | {value} |")

@@ -1,0 +1,193 @@
+"""A machine with a real card: the manager with NVIDIA's own program, and tenants as processes."""
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cardwise.core import assignment as codec
+from cardwise.core import mps
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.mps import Scope
+from cardwise.core.quantity import MiB, Percent
+from cardwise.gpus import mpsnode
+from cardwise.gpus.chosen import Choice, ChosenGpus
+from cardwise.gpus.nvml import NvmlGpus
+from cardwise.kube.client import KubeClient
+from mps import processes
+from mps.machine import Pace
+from mps.manager import Lock, Manager, Settings
+from tests.deviceplugin.fakeapi import FakeApi
+from tests.mps.worlds import NODE, PODS, RESOURCES, eventually
+
+PROGRAM = Path(__file__).parent / "tenant.py"
+READY_SECONDS = 90.0
+
+
+class Tenant:
+    """A process with the environment of a container that has a share."""
+
+    def __init__(self, environment: dict[str, str], command: list[str | Path], user: int | None = None) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, user=user
+        )
+        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def heard(self, seconds: float = 60.0) -> dict[str, Any]:
+        """The next that it says."""
+        said = self._said.get(timeout=seconds)
+        assert said is not None, f"it ended with rc {self._process.wait(5)} and said nothing"
+        return said
+
+    def tell(self, line: object = "") -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+
+    def finish(self) -> None:
+        """Ends its input."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self.finish()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._said.put(json.loads(line))
+        self._said.put(None)
+
+
+class Machine:
+    """The first card, and at most one manager of it."""
+
+    def __init__(self, folder: Path, gpus: NvmlGpus) -> None:
+        self.root = folder / "mps"
+        self.gpus = gpus
+        self.card = gpus.cards()[0]
+        self.api = FakeApi()
+        metadata = {"name": self.card.uuid.lower(), "labels": {"cardwise.dev/node": NODE}}
+        self.api.put(RESOURCES, {"metadata": metadata, "spec": {"node": NODE, "uuid": self.card.uuid}, "status": {}})
+        self.manager: Manager | None = None
+        self.tenants: list[Tenant] = []
+        self._before = gpus.compute_mode(self.card.uuid)
+
+    def start(self, **changes: Any) -> "Machine":
+        """Until the card takes containers. `changes` are of the manager's settings."""
+        control = shutil.which(processes.CONTROL)
+        assert control is not None
+        settings = Settings(
+            node=NODE,
+            root=self.root,
+            scope=Scope.CARD,
+            control=Path(control),
+            pace=Pace(),
+            exclusive=True,
+            stop_daemons="always",
+            detach_before=3.0,
+        )
+        self._client = KubeClient(self.api.url)
+        self._lock = Lock(self.root)
+        self._lock.take()
+        chosen = _Lasting(self.gpus, Choice((self.card.uuid.lower(),)))
+        self.manager = Manager(replace(settings, **changes), self._client, chosen, self.gpus)
+        self.manager.start()
+        self.wait_ready()
+        return self
+
+    def close(self) -> None:
+        for tenant in self.tenants:
+            tenant.close()
+        if self.manager is not None:
+            self.manager.stop()
+            self._lock.release()
+            self._client.close()
+        for left in [*processes.daemons(self.home / mps.PIPE), *processes.servers(self.home / mps.PIPE)]:
+            left.signal(signal.SIGKILL)
+        self.gpus.set_compute_mode(self.card.uuid, self._before)
+        self.api.close()
+
+    @property
+    def home(self) -> Path:
+        return Path(mps.folder(str(self.root), self.card.uuid))
+
+    def problem(self, need: int = 0) -> str:
+        return mpsnode.problem(self.root, self.card.uuid, need=MiB(need))
+
+    def wait_ready(self, need: int = 0) -> float:
+        """Seconds that it took."""
+        began = time.monotonic()
+        eventually(lambda: not self.problem(need), self.problem(need), READY_SECONDS)
+        return time.monotonic() - began
+
+    def wait_not_ready(self) -> None:
+        eventually(self.problem, "the card stays ready", 30.0)
+
+    def bind(self, name: str, mib: int) -> None:
+        given = (CardShare(self.card.index, self.card.uuid, MiB(mib), Percent(0), self.card.memory),)
+        annotations = codec.encode(Assignment({"0": given}), assume_time_ns=1)
+        metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations}
+        pod = {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}
+        self.api.put(PODS, pod)
+
+    def tenant(
+        self,
+        what: str,
+        *numbers: object,
+        mib: int = 0,
+        percent: int = 0,
+        through: bool = True,
+        env: dict | None = None,
+        user: int | None = None,
+    ) -> Tenant:
+        """`mib` and `percent`: its own limits, 0 for none; not `through` MPS: straight to the card. `user`: another
+        one's, in the system's own Python, since ours may lie where nobody else may go.
+        """
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+        environment = kept | {"CUDA_VISIBLE_DEVICES": self.card.uuid}
+        # Nobody listens there, so CUDA goes without MPS; the default folder may have a daemon of somebody else's.
+        environment[mps.PIPE_ENV] = str(self.home / mps.PIPE if through else self.root / "nowhere")
+        if mib:
+            environment[mps.LIMIT_ENV] = mps.limits_value([MiB(mib)])
+        if percent:
+            environment[mps.PERCENT_ENV] = str(percent)
+        python: list[str | Path] = [sys.executable, PROGRAM]
+        if user is not None:
+            copy = Path(shutil.copy(PROGRAM, self.root))
+            copy.chmod(0o644)
+            python = ["/usr/bin/python3", copy]
+        made = Tenant(environment | (env or {}), [*python, what, *map(str, numbers)], user)
+        self.tenants.append(made)
+        return made
+
+
+class _Lasting(ChosenGpus):
+    """Of a driver that outlives the manager: the next test needs it."""
+
+    def close(self) -> None:
+        pass

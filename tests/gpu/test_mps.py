@@ -1,0 +1,274 @@
+"""Tenants of one real card: their limits, what they do to each other, and how long the card takes to heal."""
+
+import contextlib
+import queue
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cardwise.core import mps
+from cardwise.gpus.protocol import ComputeMode
+from mps import cgroups, processes
+from mps.cgroups import Membership
+from tests.mps.worlds import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+OUT_OF_MEMORY = 2
+TERMINATED = 810  # CUDA_ERROR_MPS_CLIENT_TERMINATED
+GRANULARITY = 2  # multiprocessors come in pairs
+HEALED_SECONDS = 30.0
+NOBODY = 65534
+FEW_BLOCKS = 8  # of a small inference: one tenant leaves most of the card idle
+WORK_SECONDS = 10.0
+
+
+@pytest.mark.parametrize("mib", [2048, 4000, 8138])
+def test_a_tenant_cannot_allocate_over_its_limit(machine, measured, mib):
+    if mib * 2 > machine.card.memory:
+        pytest.skip(f"the card has {machine.card.memory} MiB only")
+    machine.bind("neighbour", mib * 2)  # the card's ceiling is above
+    machine.start()
+    machine.wait_ready(mib * 2)
+    said = machine.tenant("fill", mib=mib).heard(120.0)
+    assert said["error"] == OUT_OF_MEMORY
+    assert said["allocated"] <= mib, "never over the limit"
+    assert abs(said["allocated"] - said["free"]) <= mib / 100, "refused within one percent of what CUDA said was free"
+    measured(f"limit {mib} MiB", f"{said['allocated']} MiB allocated, {said['free']} free of {said['total']} told")
+
+
+def test_who_drops_his_limit_meets_the_largest_share_of_the_card(machine, measured):
+    machine.bind("largest", 4000)
+    machine.start()
+    machine.wait_ready(4000)
+    said = machine.tenant("fill").heard(120.0)
+    assert said["error"] == OUT_OF_MEMORY
+    assert said["allocated"] <= mps.ceiling([4000])
+    measured("no limit of its own, ceiling 4096 MiB", f"{said['allocated']} MiB allocated")
+
+
+def test_who_goes_round_mps_finds_the_card_closed(machine, measured):
+    machine.start()
+    assert machine.gpus.compute_mode(machine.card.uuid) is ComputeMode.EXCLUSIVE_PROCESS
+    machine.tenant("busy", 1).heard()
+    said = machine.tenant("see", through=False).heard()
+    assert said.get("error"), "it got a context"
+    measured("a process without MPS", f"CUDA error {said['error']}")
+
+
+def test_a_key_of_a_card_that_is_not_there(machine, measured):
+    """What mps.md 1.3 has from elsewhere: only measured, since we never write one."""
+    machine.bind("largest", 4000)
+    machine.start()
+    machine.wait_ready(4000)
+    tenant = machine.tenant("fill", mib=1024)
+    limited = tenant.heard(120.0)["allocated"]
+    tenant.close()
+    lifted = machine.tenant("fill", env={mps.LIMIT_ENV: "0=1024M,1=1024M"}).heard(120.0)["allocated"]
+    measured("limits 0=1024M,1=1024M with one card", f"{lifted} MiB allocated; with 0=1024M {limited} MiB")
+
+
+def test_a_running_servers_ceiling_is_raised_for_its_next_clients(machine):
+    machine.bind("small", 2048)
+    machine.start()
+    machine.wait_ready(2048)
+    early = machine.tenant("grow")
+    early.heard()
+    (server,) = processes.servers(machine.home / mps.PIPE)
+    machine.bind("large", 6000)
+    machine.wait_ready(6000)
+    assert processes.servers(machine.home / mps.PIPE) == [server], "the same server"
+    late = machine.tenant("hold", 5000, mib=6000)
+    assert late.heard(60.0) == {"held": 5000, "error": 0}
+    early.tell(1024)
+    assert early.heard() == {"error": 0}, "who was there goes on"
+    early.tell(3000)
+    assert early.heard() == {"error": OUT_OF_MEMORY}, "and keeps the ceiling that it came under"
+
+
+@pytest.mark.parametrize("percent", [100, 75, 50, 25, 10])
+def test_percentages_give_the_expected_multiprocessors(machine, measured, percent):
+    machine.start()
+    whole = machine.tenant("see", percent=100).heard()["sms"]
+    sms = machine.tenant("see", percent=percent).heard()["sms"]
+    exact = whole * percent / 100
+    assert exact - GRANULARITY < sms <= max(exact, GRANULARITY)
+    measured(f"{percent} % of {whole} multiprocessors", sms)
+
+
+def throughput(machine, tenants: int, *, through: bool) -> int:
+    """Rounds of all tenants together, who begin at once."""
+    percent = 100 // tenants if through else 0
+    many = [machine.tenant("work", FEW_BLOCKS, WORK_SECONDS, percent=percent, through=through) for _ in range(tenants)]
+    for one in many:
+        assert one.heard(60.0) == {"ready": True}
+    for one in many:
+        one.tell()
+    said = [one.heard(WORK_SECONDS + 60.0) for one in many]
+    assert all(one["error"] == 0 for one in said)
+    for one in many:
+        one.close()
+    return sum(one["rounds"] for one in said)
+
+
+def test_four_tenants_by_mps_against_time_slicing(machine, measured):
+    alone = throughput(machine, 1, through=False)
+    sliced = throughput(machine, 4, through=False)
+    machine.start()
+    shared = throughput(machine, 4, through=True)
+    measured("small kernels/s: one alone", round(alone / WORK_SECONDS))
+    measured("small kernels/s: four by time-slicing, in sum", round(sliced / WORK_SECONDS))
+    measured("small kernels/s: four through MPS at 25 %, in sum", round(shared / WORK_SECONDS))
+    assert shared > sliced
+
+
+def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machine, measured, monkeypatch):
+    machine.bind("ending", 2048)
+    machine.start()
+    machine.wait_ready(2048)
+    ending, staying = machine.tenant("busy", 1, mib=1024), machine.tenant("busy", 1, mib=1024)
+    for one in (ending, staying):
+        assert one.heard() == {"ready": True}
+    monkeypatch.setattr(cgroups, "of", lambda pid: (Membership("uid-ending", "c"),) if pid == ending.pid else ())
+    began = time.monotonic()
+    assert machine.manager.detach("uid-ending") == 1
+    assert ending.heard(30.0)["error"] == TERMINATED
+    measured("terminate_client of a busy client, until it knows (s)", f"{time.monotonic() - began:.2f}")
+    ending.kill()
+    staying.finish()
+    said = staying.heard(30.0)
+    assert said["error"] == 0
+    assert said["rounds"] > 0
+    assert not machine.problem()
+
+
+def test_a_tenant_that_crashes_its_neighbours_and_the_way_back(machine, measured):
+    machine.bind("pod", 2048)
+    machine.start()
+    machine.wait_ready(2048)
+    neighbour = machine.tenant("busy", 1, mib=1024)
+    assert neighbour.heard() == {"ready": True}
+    assert machine.tenant("crash", mib=1024).heard()["error"] != 0
+    began = time.monotonic()
+    error = 0
+    with contextlib.suppress(queue.Empty):  # then it goes on, which is a result too
+        error = neighbour.heard(5.0)["error"]
+    neighbour.finish()
+    measured("a neighbour of a tenant that crashes", fate(error))
+    machine.wait_ready(2048)
+    # Ready was perhaps never lost: what counts is that the next tenant computes within its limit.
+    eventually(lambda: computes(machine), "no new tenant computes", 60.0)
+    measured("after a crash, until a new tenant computes (s)", f"{time.monotonic() - began:.1f}")
+
+
+def fate(error: int) -> str:
+    return f"CUDA error {error}" if error else "goes on"
+
+
+def computes(machine) -> bool:
+    tenant = machine.tenant("work", 1, 0.2, mib=1024)
+    if tenant.heard(60.0) != {"ready": True}:
+        return False
+    tenant.tell()
+    return tenant.heard(60.0)["error"] == 0
+
+
+def test_a_busy_tenant_that_is_killed_outright(machine, measured):
+    """What a kubelet does after the grace period, if nobody detaches the client first."""
+    machine.start()
+    victim, neighbour = machine.tenant("busy", 1), machine.tenant("busy", 1)
+    for one in (victim, neighbour):
+        assert one.heard() == {"ready": True}
+    victim.kill()
+    time.sleep(5.0)  # for harm to show; nobody says that there is none
+    neighbour.finish()
+    said = neighbour.heard(30.0)
+    measured(
+        "a neighbour of a busy tenant that is killed", f"CUDA error {said['error']}" if said["error"] else "goes on"
+    )
+    machine.wait_ready()
+    eventually(lambda: computes(machine), "no new tenant computes", 60.0)
+
+
+@pytest.mark.parametrize("wound", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("clients", [0, 1])
+def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
+    machine.bind("pod", 2048)
+    machine.start()
+    machine.wait_ready(2048)
+    running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
+    for one in running:
+        assert one.heard() == {"ready": True}
+    (daemon,) = processes.daemons(machine.home / mps.PIPE)
+    began = time.monotonic()
+    daemon.signal(wound)
+    machine.wait_not_ready()
+    machine.wait_ready(2048)
+    seconds = time.monotonic() - began
+    measured(f"daemon gets {wound.name} with {clients} busy clients: ready again after (s)", f"{seconds:.1f}")
+    assert seconds < HEALED_SECONDS
+    assert computes(machine)
+
+
+@pytest.mark.parametrize("clients", [0, 1])
+def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients):
+    """Also what its clients and its daemon make of it, which no double knows."""
+    machine.bind("pod", 2048)
+    machine.start()
+    machine.wait_ready(2048)
+    running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
+    for one in running:
+        assert one.heard() == {"ready": True}
+    (server,) = processes.servers(machine.home / mps.PIPE)
+    began = time.monotonic()
+    server.signal(signal.SIGSTOP)
+    machine.wait_not_ready()
+    measured(f"server gets SIGSTOP with {clients} busy clients: the manager says", machine.problem())
+    machine.wait_ready(2048)
+    seconds = time.monotonic() - began
+    measured(f"server gets SIGSTOP with {clients} busy clients: ready again after (s)", f"{seconds:.1f}")
+    assert seconds < HEALED_SECONDS
+    for one in running:
+        one.finish()
+        measured("a busy client of a frozen server that is replaced", fate(one.heard(60.0)["error"]))
+    assert computes(machine)
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs the system's Python, to be another user")
+def test_a_tenant_of_another_user(machine, measured):
+    """Before driver 580 it waits for all clients of the other user; since then one server serves both."""
+    machine.start()
+    assert machine.manager is not None
+    first = machine.tenant("busy", 1)
+    assert first.heard() == {"ready": True}
+    second = machine.tenant("see", user=NOBODY)
+    try:
+        said = second.heard(20.0)
+    except queue.Empty:
+        assert not machine.manager.statuses()[machine.card.uuid].multi_user, "one server serves all"
+        first.finish()
+        first.heard(30.0)
+        began = time.monotonic()
+        said = second.heard(60.0)
+        measured("another user's client, after the last client of the first has ended (s)", time.monotonic() - began)
+    assert not said.get("error")
+
+
+def test_clients_are_on_the_card_with_their_memory_and_the_server_is_known(machine, measured):
+    """What the audit lives on: which processes NVML lists under MPS, and how much it says they have."""
+    machine.bind("pod", 4000)
+    machine.start()
+    machine.wait_ready(4000)
+    tenant = machine.tenant("hold", 2048, mib=4000)
+    assert tenant.heard() == {"held": 2048, "error": 0}
+    listed = {process.pid: process.memory for process in machine.gpus.processes(machine.card.uuid)}
+    (server,) = processes.servers(machine.home / mps.PIPE)
+    assert listed[tenant.pid] is not None
+    assert 2048 <= listed[tenant.pid] <= 4000
+    strangers = [pid for pid in listed if pid != tenant.pid and not processes.is_server(pid)]
+    assert not strangers
+    measured(
+        "NVML on a client that holds 2048 MiB", f"{listed[tenant.pid]} MiB; its server {listed.get(server.pid)} MiB"
+    )

@@ -1,0 +1,96 @@
+"""What of the Dockerfile can be held without an engine: it copies what there is, and the small image lacks nothing."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.helm.rendering import Render
+from tests.helm.test_workloads import ALL, workloads
+
+ROOT = Path(__file__).parents[2]
+SITE = "/opt/cardwise/lib/python3.11/site-packages/"
+
+
+def stages() -> dict[str, list[str]]:
+    """Instructions by the name of their stage."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("FROM "):
+            name = line.split(" AS ")[1]
+        elif line and not line.startswith("#"):
+            found.setdefault(name, []).append(line)
+    return found
+
+
+def copies(stage: str) -> list[tuple[list[str], str]]:
+    """Sources and target of each COPY."""
+    lines = [line.split()[1:] for line in stages()[stage] if line.startswith("COPY ")]
+    words = [[word for word in line if not word.startswith("--")] for line in lines]
+    return [(line[:-1], line[-1]) for line in words]
+
+
+def test_what_it_copies_is_there_and_gets_to_the_engine() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [source for sources, _ in copies("build") for source in sources]
+    assert all((ROOT / source).exists() for source in copied)
+    assert sorted(copied) == sorted(allowed)
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(packages["packages"]) <= set(copied)
+
+
+def test_nobody_is_root_by_default_and_everything_is_pinned() -> None:
+    for stage in ("agent", "cardwise"):
+        assert "USER 65532:65532" in stages()[stage]
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON=3\.11\.\d+$", text, re.MULTILINE)
+    bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert set(bases) == {"python:${PYTHON}-slim-bookworm"}, "and no registry is named"
+    assert "--require-hashes" in text
+
+
+def test_the_image_is_the_locked_packages_and_our_wheel_whole() -> None:
+    installs = [
+        line for line in stages()["build"] if line.startswith("RUN ") and "/opt/cardwise/bin/pip install" in line
+    ]
+    assert ["--require-hashes --requirement requirements/run.lock" in line for line in installs] == [True, False]
+    assert "--no-deps /tmp/wheel/*.whl" in installs[1], "the wheel brings every command, and nothing that is not locked"
+    assert (["/opt/cardwise"], "/opt/cardwise") in copies("cardwise")
+    assert any(line.startswith("ENV PATH=/opt/cardwise/bin:") for line in stages()["cardwise"])
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    """What the small image has of ours."""
+    for sources, target in copies("agent"):
+        for source in sources:
+            here, there = ROOT / source.removeprefix(SITE), tmp_path / target.lstrip("/")
+            assert source.startswith(SITE)
+            if here.is_dir():
+                shutil.copytree(here, there)
+            else:
+                there.mkdir(parents=True, exist_ok=True)
+                shutil.copy(here, there)
+    return tmp_path / "opt" / "agent"
+
+
+def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
+    lines = ["import sys", f"sys.path.append({str(agent)!r})", "sys.modules['_hashlib'] = None"]
+    lines += ["from mps.agent import probe, running", "from cardwise.share import laying", "print(len(laying.files()))"]
+    done = subprocess.run([sys.executable, "-ESs", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 5, "the frameworks' hook comes from here"
+
+
+def test_the_chart_runs_commands_that_the_image_has(render: Render) -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, spec in workloads(render(*ALL)).items():
+        (container,) = spec["containers"]
+        if container["image"].startswith("cardwise:"):
+            assert container["command"][0] in {*scripts, "python3"}, name

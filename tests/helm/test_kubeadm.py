@@ -1,0 +1,276 @@
+"""scheduler.mode=kubeadm: what becomes of the manifest of kube-scheduler, and the way back."""
+
+import argparse
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cardwise.kube import errors
+from tests.helm.rendering import Render
+from tests.helm.scripts import load
+
+kubeadm = load("kubeadm")
+
+Json = dict[str, Any]
+
+# As kubeadm 1.34 writes it, but for what nobody here looks at.
+MANIFEST = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  labels: {component: kube-scheduler, tier: control-plane}
+  name: kube-scheduler
+  namespace: kube-system
+spec:
+  containers:
+  - command:
+    - kube-scheduler
+    - --authentication-kubeconfig=/etc/kubernetes/scheduler.conf
+    - --authorization-kubeconfig=/etc/kubernetes/scheduler.conf
+    - --bind-address=127.0.0.1
+    - --kubeconfig=/etc/kubernetes/scheduler.conf
+    - --leader-elect=true
+    image: kube-scheduler:v1.34.4
+    name: kube-scheduler
+    volumeMounts:
+    - {mountPath: /etc/kubernetes/scheduler.conf, name: kubeconfig, readOnly: true}
+  hostNetwork: true
+  volumes:
+  - hostPath: {path: /etc/kubernetes/scheduler.conf, type: FileOrCreate}
+    name: kubeconfig
+"""
+
+
+class Node:
+    """A control plane node, and the API server as the script asks it: the kubelet runs what lies in the folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.manifests = root / "manifests"
+        self.ours = root / "cardwise"
+        self.path = self.manifests / "kube-scheduler.yaml"
+        self.manifests.mkdir()
+        self.path.write_text(MANIFEST)
+        self.runs: Callable[[Json], bool] = lambda pod: True
+        self.address = "10.0.0.7"
+        self.secret = {name: name for name in kubeadm.TLS_FILES}
+        self.silent = False
+
+    def get(self, path: str) -> Json:
+        if path.endswith("/services/cardwise-extender"):
+            return {"spec": {"clusterIP": self.address}}
+        if path.endswith("/secrets/tls"):
+            return {"data": {name: base64.b64encode(text.encode()).decode() for name, text in self.secret.items()}}
+        assert path.endswith("/pods/kube-scheduler-cp1")
+        if not self.path.exists():
+            raise errors.NotFound("no pod")
+        if self.silent:
+            raise errors.Unreachable("the connection was cut")
+        pod: Json = yaml.safe_load(self.path.read_text())
+        ready = "True" if self.runs(pod) else "False"
+        return pod | {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
+
+    def run(self, action: str) -> None:
+        arguments = argparse.Namespace(node="cp1", manifests=str(self.manifests), namespace="cardwise", secret="tls")
+        getattr(kubeadm, action)(self, arguments)
+
+    def command(self) -> list[str]:
+        words: list[str] = yaml.safe_load(self.path.read_text())["spec"]["containers"][0]["command"]
+        return words
+
+    def configuration(self) -> Json:
+        (said,) = [word for word in self.command() if word.startswith("--config=")]
+        found: Json = yaml.safe_load(Path(said.partition("=")[2]).read_text())
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(kubeadm, "waited", lambda ready, seconds: ready())
+    return Node(tmp_path)
+
+
+def test_the_scheduler_asks_the_extender_and_keeps_its_flags(node: Node) -> None:
+    node.run("wire")
+    assert node.command()[:-1] == yaml.safe_load(MANIFEST)["spec"]["containers"][0]["command"]
+    said = node.configuration()
+    assert said["clientConnection"] == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
+    assert said["leaderElection"] == {"leaderElect": True}
+    assert [each["urlPrefix"] for each in said["extenders"]] == [
+        "https://10.0.0.7:12345/gpushare-scheduler",
+        "https://10.0.0.7:12346/gpushare-scheduler",
+    ]
+    for stanza in said["extenders"]:
+        assert Path(stanza["tlsConfig"]["keyFile"]).read_text() == "client.key"
+        assert Path(stanza["tlsConfig"]["keyFile"]).stat().st_mode & 0o077 == 0
+    spec = yaml.safe_load(node.path.read_text())["spec"]
+    assert {"name": "cardwise", "hostPath": {"path": str(node.ours), "type": "Directory"}} in spec["volumes"]
+    assert {"name": "cardwise", "mountPath": str(node.ours), "readOnly": True} in spec["containers"][0]["volumeMounts"]
+    assert [each.name for each in node.manifests.iterdir()] == ["kube-scheduler.yaml"], (
+        "the kubelet runs what lies here"
+    )
+    assert (node.ours / "kube-scheduler.yaml.before").read_text() == MANIFEST
+
+
+def test_done_again_it_changes_nothing(node: Node) -> None:
+    node.run("wire")
+    before = node.path.read_text()
+    node.run("wire")
+    assert node.path.read_text() == before
+
+
+def test_undone_the_manifest_says_what_it_said(node: Node) -> None:
+    node.run("wire")
+    node.run("unwire")
+    assert yaml.safe_load(node.path.read_text()) == yaml.safe_load(MANIFEST)
+    assert not list(node.ours.rglob("client.key"))
+    node.run("unwire")
+    assert yaml.safe_load(node.path.read_text()) == yaml.safe_load(MANIFEST)
+
+
+def test_a_configuration_of_the_admin_s_stays_what_it_is(node: Node) -> None:
+    own = node.ours / "own" / "scheduler.yaml"
+    own.parent.mkdir(parents=True)
+    theirs = {"urlPrefix": "http://other", "filterVerb": "filter", "managedResources": [{"name": "other.dev/disk"}]}
+    gpushare = {"urlPrefix": "http://127.0.0.1:32766", "managedResources": [{"name": "aliyun.com/gpu-mem"}]}
+    config = {
+        "kind": "KubeSchedulerConfiguration",
+        "profiles": [{"schedulerName": "x"}],
+        "percentageOfNodesToScore": 50,
+    }
+    own.write_text(yaml.safe_dump(config | {"extenders": [theirs, gpushare]}))
+    node.path.write_text(MANIFEST.replace("- --leader-elect=true", f"- --leader-elect=true\n    - --config={own}"))
+    before = yaml.safe_load(node.path.read_text())
+    node.run("wire")
+    said = node.configuration()
+    assert said["profiles"] == [{"schedulerName": "x"}]
+    assert said["percentageOfNodesToScore"] == 50
+    assert said["extenders"][0] == theirs
+    assert len(said["extenders"]) == 3, "gpushare's stanza manages what is ours now"
+    node.run("wire")
+    assert node.configuration() == said
+    node.run("unwire")
+    assert yaml.safe_load(node.path.read_text()) == before
+    assert own.exists()
+
+
+def test_what_does_not_come_up_is_taken_back_and_told(node: Node) -> None:
+    node.runs = lambda pod: "cardwise" not in str(pod)
+    with pytest.raises(kubeadm.Refused, match=r"did not come up with the changed manifest .* it is as before"):
+        node.run("wire")
+    assert node.path.read_text() == MANIFEST
+    node.runs = lambda pod: True
+    node.run("wire")
+    assert "--config=" in str(node.command())
+
+
+@pytest.mark.parametrize("new", ["address", "certificate"])
+def test_what_is_new_restarts_the_scheduler(node: Node, new: str) -> None:
+    node.run("wire")
+    before, places = node.path.read_text(), [each for each in node.ours.iterdir() if each.is_dir()]
+    if new == "address":
+        node.address = "10.0.0.9"
+    else:
+        node.secret["client.crt"] = "renewed"
+    node.run("wire")
+    stanza = node.configuration()["extenders"][0]
+    assert stanza["urlPrefix"].startswith(f"https://{node.address}:12345/")
+    assert Path(stanza["tlsConfig"]["certFile"]).read_text() == node.secret["client.crt"]
+    assert node.path.read_text() != before, "only a new manifest makes the kubelet start it anew"
+    assert not any(each.exists() for each in places), "what nobody names any more is removed"
+    assert (node.ours / "kube-scheduler.yaml.before").read_text() == MANIFEST
+    node.run("unwire")
+    assert yaml.safe_load(node.path.read_text()) == yaml.safe_load(MANIFEST)
+
+
+def test_a_changed_configuration_that_does_not_come_up_is_taken_back_too(node: Node) -> None:
+    node.run("wire")
+    before, said = node.path.read_text(), node.configuration()
+    node.address, node.secret["client.crt"] = "10.0.0.9", "renewed"
+    node.runs = lambda pod: node.configuration() == said
+    for _ in range(2):  # trying again is no way to success
+        with pytest.raises(kubeadm.Refused, match=r"its pod is not ready.*it is as before"):
+            node.run("wire")
+        assert (node.path.read_text(), node.configuration()) == (before, said)
+        assert Path(said["extenders"][0]["tlsConfig"]["certFile"]).read_text() == "client.crt"
+    node.runs = lambda pod: True
+    node.run("wire")
+    assert "https://10.0.0.9:12345" in str(node.configuration())
+
+
+def test_a_scheduler_that_is_not_up_is_no_success(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.run("wire")
+    capsys.readouterr()
+    node.runs = lambda pod: False
+    with pytest.raises(kubeadm.Refused, match="is not up with it: its pod is not ready"):
+        node.run("wire")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.run("wire")
+    before, said = node.path.read_text(), node.configuration()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    node.address = "10.0.0.9"
+    with monkeypatch.context() as patched:
+        patched.setattr(kubeadm, "exchange", killed)
+        with pytest.raises(KeyboardInterrupt):
+            node.run("wire")
+    assert node.configuration() == said, "the manifest that is there has what it was written for"
+    node.run("wire")
+    assert node.path.read_text() != before
+    assert "https://10.0.0.9:12345" in str(node.configuration())
+
+
+def test_it_is_taken_back_while_the_api_server_is_silent(node: Node) -> None:
+    node.silent = True
+    with pytest.raises(kubeadm.Refused, match="did not come up, nor with its former manifest"):
+        node.run("wire")
+    assert node.path.read_text() == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "is not there: no kubeadm control plane"),
+        (MANIFEST.replace("- kube-scheduler\n", "- sh\n"), "has no container that runs kube-scheduler"),
+        (
+            MANIFEST.replace("    - --kubeconfig=/etc/kubernetes/scheduler.conf\n", ""),
+            "neither --config nor --kubeconfig",
+        ),
+        (MANIFEST.replace("- --leader-elect=true", "- --config=/nowhere/else.yaml"), "cannot be read from here"),
+    ],
+)
+def test_what_it_does_not_understand_it_leaves_alone(node: Node, text: str | None, message: str) -> None:
+    if text is None:
+        node.path.unlink()
+    else:
+        node.path.write_text(text)
+    with pytest.raises(kubeadm.Refused, match=message):
+        node.run("wire")
+    assert text is None or node.path.read_text() == text
+
+
+def test_the_jobs_run_when_the_release_changes_and_in_no_other_mode(render: Render) -> None:
+    def jobs(mode: str) -> dict[str, str]:
+        objects = render(f"scheduler.mode={mode}", "scheduler.image=kube-scheduler:1")
+        found = [each["metadata"] for each in objects if each["kind"] == "Job"]
+        return {each["name"]: each["annotations"]["helm.sh/hook"] for each in found if "kubeadm" in each["name"]}
+
+    wanted = {
+        "cardwise-kubeadm-wire": "post-install,post-upgrade,post-rollback",
+        "cardwise-kubeadm-unwire": "pre-delete",
+    }
+    assert jobs("kubeadm") == wanted
+    assert jobs("manual") == jobs("own") == {}
+
+
+def test_the_chart_knows_a_wired_scheduler_by_the_annotation_that_wiring_writes() -> None:
+    template = Path(__file__).parents[2] / "helm" / "cardwise" / "templates" / "scheduler" / "kubeadm.yaml"
+    assert f'"{kubeadm.FORMER}"' in template.read_text()

@@ -1,0 +1,89 @@
+"""What the chart has for Prometheus and Grafana: off by default, and the files that everybody else reads."""
+
+import json
+import subprocess
+
+import yaml
+
+from tests.helm.rendering import CHART, Object, Objects, Render, one, template
+
+API = ("-a", "monitoring.coreos.com/v1")
+FILES = CHART / "files"
+
+
+def with_operator(helm: str, *sets: str) -> Objects:
+    """As of a cluster that has the Prometheus Operator's kinds."""
+    flags = [flag for each in sets for flag in ("--set", each)]
+    command = [helm, "template", "cardwise", str(CHART), "-n", "cardwise-system", "--kube-version", "1.34.0"]
+    done = subprocess.run([*command, *API, *flags], capture_output=True, text=True, check=True)
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def kinds(objects: Objects) -> set[str]:
+    return {each["kind"] for each in objects}
+
+
+def test_nothing_of_it_is_there_by_default(render: Render) -> None:
+    objects = render()
+    assert not kinds(objects) & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+    assert not [each for each in objects if each["metadata"]["name"] == "cardwise-dashboard"]
+
+
+def test_kinds_that_the_cluster_lacks_are_refused_with_the_value(helm: str) -> None:
+    for value in ("monitoring.podMonitor.enabled", "monitoring.alerts.enabled"):
+        done = template(helm, f"{value}=true")
+        assert done.returncode != 0
+        assert f"{value}: the cluster has no monitoring.coreos.com/v1" in done.stderr
+
+
+def test_the_monitor_finds_the_metrics_port_of_every_part(helm: str) -> None:
+    objects = with_operator(helm, "monitoring.podMonitor.enabled=true", "mps.enabled=true")
+    spec = one(objects, "PodMonitor", "cardwise")["spec"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("metrics", "/metrics", "30s")
+    workloads = [each for each in objects if each["kind"] in ("Deployment", "DaemonSet")]
+    scraped = [each["spec"]["template"] for each in workloads if _selects(spec["selector"], each)]
+    assert len(scraped) == 4
+    for pod in scraped:
+        ports = [port["name"] for container in pod["spec"]["containers"] for port in container["ports"]]
+        assert ports.count("metrics") == 1
+
+
+def _selects(selector: Object, workload: Object) -> bool:
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    (several,) = selector["matchExpressions"]
+    return labels.items() >= selector["matchLabels"].items() and labels[several["key"]] in several["values"]
+
+
+def test_the_rules_are_those_of_the_file(helm: str) -> None:
+    objects = with_operator(helm, "monitoring.alerts.enabled=true", "monitoring.alerts.labels.release=stack")
+    rule = one(objects, "PrometheusRule", "cardwise")
+    assert rule["metadata"]["labels"]["release"] == "stack"
+    assert rule["metadata"]["labels"]["app.kubernetes.io/name"] == "cardwise"
+    assert rule["spec"] == yaml.safe_load((FILES / "alerts" / "cardwise.yaml").read_text())
+
+
+def test_runbooks_may_be_elsewhere(helm: str) -> None:
+    where = "monitoring.alerts.runbooks=https://example.com/books"
+    objects = with_operator(helm, "monitoring.alerts.enabled=true", where)
+    rules = [rule for group in one(objects, "PrometheusRule", "cardwise")["spec"]["groups"] for rule in group["rules"]]
+    for rule in rules:
+        assert rule["annotations"]["runbook_url"] == f"https://example.com/books#{rule['alert'].lower()}"
+
+
+def test_the_dashboard_is_the_file_with_grafanas_label(render: Render) -> None:
+    made = one(render("monitoring.dashboard.enabled=true"), "ConfigMap", "cardwise-dashboard")
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(made["data"]["cardwise.json"]) == json.loads((FILES / "dashboards" / "cardwise.json").read_text())
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    panels = json.loads((FILES / "dashboards" / "cardwise.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells

@@ -1,0 +1,76 @@
+"""What `helm install` says at its end, which `helm template` leaves out."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import names, schedulerconfig
+from tests.helm.rendering import CHART
+
+Notes = Callable[..., str]
+
+_SHOWN = """\
+kind: ConfigMap
+data:
+  notes: |-
+    {{- include (print .Template.BasePath "/NOTES.txt") . | nindent 4 }}
+"""
+
+
+@pytest.fixture
+def notes(helm: str, tmp_path: Path) -> Notes:
+    """The chart with a manifest that has the notes in it."""
+    chart = tmp_path / "cardwise"
+    shutil.copytree(CHART, chart)
+    (chart / "templates" / "shown.yaml").write_text(_SHOWN)
+
+    def told(*sets: str) -> str:
+        flags = [flag for each in sets for flag in ("--set", each)]
+        command = [helm, "template", "gpu", str(chart), "--show-only=templates/shown.yaml", *flags]
+        command += [f"--namespace={names.NAMESPACE}", "--kube-version=1.34.0"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return str(yaml.safe_load(done.stdout)["data"]["notes"])
+
+    return told
+
+
+def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
+    said = notes("extender.service.clusterIP=10.96.0.50", "extender.tlsSecret=certs")
+    block = re.search(r"^percentageOfNodesToScore.*?(?=^\S*3\. )", said, re.DOTALL | re.MULTILINE)
+    assert block
+    folder = "/etc/kubernetes/cardwise"
+    assert yaml.safe_load(block[0])["extenders"] == schedulerconfig.extender_stanzas(
+        filter_url="https://10.96.0.50:12345",
+        bind_url="https://10.96.0.50:12346",
+        ca_file=f"{folder}/ca.crt",
+        cert_file=f"{folder}/client.crt",
+        key_file=f"{folder}/client.key",
+    )
+    assert f"kubectl get secret certs --namespace {names.NAMESPACE}" in said
+    assert '{{index .data \\"$name\\" | base64decode}}' in said
+    assert "https://ADDRESS:12345" in notes()
+
+
+def test_they_say_how_to_check_and_where_the_cards_must_be(notes: Notes) -> None:
+    said = notes()
+    assert f"helm test gpu --namespace {names.NAMESPACE} --logs" in said
+    assert "kubectl label node NODE nvidia.com/gpu.present=true" in said
+    assert "nvidia.com/gpu.present" not in notes("nodes.selector.gpushare=yes")
+
+
+def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
+    own = notes("scheduler.mode=own", "scheduler.image=a:1", "scheduler.name=cards")
+    assert "go to our own kube-scheduler, cards" in own
+    assert "run `helm upgrade` after it" in notes("scheduler.mode=kubeadm")
+    for said in (own, notes("scheduler.mode=kubeadm")):
+        assert "One thing is left to do" not in said
+
+
+def test_they_say_that_shares_without_mps_are_advice(notes: Notes) -> None:
+    assert "shares are advice" in notes()
+    assert "shares are advice" not in notes("mps.enabled=true")

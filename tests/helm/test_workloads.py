@@ -1,0 +1,310 @@
+"""What the chart runs: with options that the parts have, no more rights than they need, and never half-configured."""
+
+import re
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+import deviceplugin.__main__ as deviceplugin_part
+import extender.__main__ as extender_part
+import mps.__main__ as mps_part
+import webhook.__main__ as webhook_part
+from cardwise.core import mps, names, policies, schedulerconfig
+from tests.helm.rendering import CHART, Object, Objects, Render, one, template, text
+
+ALL = (
+    "mps.enabled=true",
+    "networkPolicies.enabled=true",
+    "scheduler.mode=own",
+    "scheduler.image=kube-scheduler:v1.34.4",
+)
+COMMANDS: dict[str, click.Command] = {
+    "cardwise-webhook": webhook_part.main,
+    "cardwise-extender": extender_part.main,
+    "cardwise-deviceplugin": deviceplugin_part.main,
+    "cardwise-mps": mps_part.main,
+}
+LONGEST_ROOT = mps.LONGEST_PIPE - len(str(mps.folder("/", "GPU-9f3b5c2a-1111-2222-3333-444455556666") / mps.PIPE))
+KIND_OF = {"webhook": "Deployment", "extender": "Deployment", "deviceplugin": "DaemonSet", "mps": "DaemonSet"}
+
+
+def workloads(objects: Objects) -> dict[str, Object]:
+    """Pod specs by name."""
+    found = {}
+    for each in objects:
+        if each["kind"] == "Pod":
+            found[each["metadata"]["name"]] = each["spec"]
+        elif each["kind"] in ("Deployment", "DaemonSet", "Job"):
+            found[each["metadata"]["name"]] = each["spec"]["template"]["spec"]
+    return found
+
+
+def container(render: Render, part: str, *sets: str) -> Object:
+    spec = one(render(*sets), KIND_OF[part], f"cardwise-{part}")["spec"]["template"]["spec"]
+    (found,) = spec["containers"]
+    return dict(found)
+
+
+def given(render: Render, part: str, *sets: str) -> dict[str, Any]:
+    """What the part makes of the arguments that the chart gives it."""
+    command, found = COMMANDS[f"cardwise-{part}"], container(render, part, *sets)
+    assert found["command"] == [f"cardwise-{part}"]
+    context = command.make_context(part, ["--node-name=n1"] * (part in ("deviceplugin", "mps")) + found["args"])
+    return context.params
+
+
+@pytest.mark.parametrize("part", COMMANDS)
+def test_every_argument_is_an_option_of_the_part(render: Render, part: str) -> None:
+    part = part.removeprefix("cardwise-")
+    everything = [*ALL, "nodes.cards=GPU-1", "deviceplugin.devices[0].kind=rdma", "webhook.runtimeClass=nvidia"]
+    everything += ["nodes.simulatedCards=/srv/cards/a.yaml", "extender.preemptFragmented=true", "extender.maxClients=9"]
+    known = {name for option in COMMANDS[f"cardwise-{part}"].params for name in (*option.opts, *option.secondary_opts)}
+    used = {argument.partition("=")[0] for argument in container(render, part, *everything)["args"]}
+    assert used <= known
+
+
+def test_values_reach_the_parts(render: Render) -> None:
+    said = given(render, "webhook", "namespace.name=gpu", "webhook.mps=required", "webhook.gangSchedulers={a,b}", *ALL)
+    assert said["tls_secret"] == ("gpu", "cardwise-webhook-tls")
+    assert said["exempt_namespaces"] == ("kube-system", "cardwise-system", "gpu")
+    assert said["gang_schedulers"] == ("a", "b", "cardwise-scheduler")
+    assert said["scheduler"] == "cardwise-scheduler"
+    assert said["mps_mode"] == "required"
+    assert said["share_agent_image"] == "cardwise:0.1.0"
+    assert "cardwise-webhook.gpu.svc" in said["tls_hosts"]
+    assert given(render, "webhook")["scheduler"] == ""
+    said = given(
+        render, "extender", "namespace.name=gpu", "extender.service.clusterIP=10.0.0.7", "extender.policy=spread"
+    )
+    assert (said["lease_namespace"], said["tls_secret"]) == ("gpu", "gpu/cardwise-extender-tls")
+    assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(said["tls_hosts"])
+    assert (said["policy"], said["headroom"], said["one_best_node"]) == ("spread", 0, True)
+    assert (said["nominate_ahead"], said["nominate_above_nodes"]) == ("auto", 1000)
+    said = given(render, "extender", "extender.nominateAhead=always", "extender.nominateAboveNodes=5")
+    assert (said["nominate_ahead"], said["nominate_above_nodes"]) == ("always", 5)
+    said = container(render, "mps", "mps.enabled=true", "mps.audit.evict=true", "mps.audit.evictPerHour=2")["args"]
+    assert {"--audit-evict", "--audit-evict-per-hour=2"} <= set(said)
+    said = given(render, "deviceplugin", "nodes.cards=GPU-1\\,GPU-2")
+    assert (str(said["kubelet_dir"]), str(said["cdi_dir"])) == ("/var/lib/kubelet", "/var/run/cdi")
+
+
+def test_what_the_webhook_is_told_is_what_its_configurations_say(render: Render) -> None:
+    objects = render("namespace.name=gpu", "webhook.exemptNamespaces={quiet}", *ALL)
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        said = text(one(objects, kind, "cardwise")).replace("''", "'")
+        assert "!(request.namespace in ['quiet', 'gpu'])" in said
+    assert "'cardwise-scheduler'" in text(one(objects, "MutatingWebhookConfiguration", "cardwise"))
+    binding = text(one(objects, "ValidatingWebhookConfiguration", "cardwise"))
+    assert "system:serviceaccount:gpu:cardwise-scheduler" in binding
+
+
+def test_each_part_is_ready_before_it_is_asked_and_asks_for_what_it_needs(render: Render) -> None:
+    for name, spec in workloads(render(*ALL)).items():
+        if name in ("cardwise-test", "cardwise-cleanup"):
+            continue
+        (found,) = spec["containers"]
+        assert {"livenessProbe", "readinessProbe", "startupProbe"} <= found.keys(), name
+        assert found["resources"]["requests"].keys() == {"cpu", "memory"}, name
+        assert spec["priorityClassName"].startswith("system-"), name
+        assert ":latest" not in found["image"]
+        assert ":" in found["image"]
+
+
+def test_only_the_mps_manager_is_privileged(render: Render) -> None:
+    for name, spec in workloads(render(*ALL)).items():
+        (found,) = spec["containers"]
+        security = found["securityContext"]
+        if name == "cardwise-mps":
+            assert security["privileged"]
+            assert spec["hostPID"]
+            continue
+        assert not spec.keys() & {"hostPID", "hostIPC", "hostNetwork"}, name
+        assert security["allowPrivilegeEscalation"] is False, name
+        assert security["capabilities"] == {"drop": ["ALL"]}, name
+        assert security["readOnlyRootFilesystem"], name
+        if name == "cardwise-deviceplugin":
+            continue
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert not [volume for volume in spec.get("volumes", ()) if "hostPath" in volume], name
+
+
+def test_a_device_plugin_is_privileged_where_it_must_be(render: Render) -> None:
+    for value in ("deviceplugin.privileged=true", "deviceplugin.devices[0].kind=rdma"):
+        security = container(render, "deviceplugin", value)["securityContext"]
+        assert security["privileged"]
+        assert "allowPrivilegeEscalation" not in security, "Kubernetes refuses both together"
+
+
+def test_nobody_but_the_extender_gets_the_authority_s_key(render: Render) -> None:
+    for name, spec in workloads(render(*ALL)).items():
+        for volume in spec.get("volumes", ()):
+            if "secret" in volume:
+                given = {item["key"] for item in volume["secret"]["items"]}
+                assert given == {"ca.crt", "client.crt", "client.key"}, name
+
+
+def test_a_drain_takes_one_replica_at_a_time(render: Render) -> None:
+    objects = render(*ALL)
+    for part in ("webhook", "extender", "scheduler"):
+        budget = one(objects, "PodDisruptionBudget", f"cardwise-{part}")["spec"]
+        deployment = one(objects, "Deployment", f"cardwise-{part}")["spec"]
+        assert budget["maxUnavailable"] == 1
+        assert budget["selector"] == deployment["selector"]
+        assert deployment["replicas"] == 2
+        assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+        apart = deployment["template"]["spec"]["affinity"]["podAntiAffinity"]
+        (term,) = apart["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert term["podAffinityTerm"]["labelSelector"] == deployment["selector"]
+
+
+def test_our_own_scheduler_asks_as_the_code_says(render: Render) -> None:
+    config = yaml.safe_load(one(render(*ALL), "ConfigMap", "cardwise-scheduler")["data"]["config.yaml"])
+    folder, host = "/etc/cardwise/extender-tls", f"https://cardwise-extender.{names.NAMESPACE}.svc"
+    assert config["extenders"] == schedulerconfig.extender_stanzas(
+        filter_url=f"{host}:12345",
+        bind_url=f"{host}:12346",
+        ca_file=f"{folder}/ca.crt",
+        cert_file=f"{folder}/client.crt",
+        key_file=f"{folder}/client.key",
+    )
+    assert config["profiles"] == [{"schedulerName": "cardwise-scheduler"}]
+
+
+def test_services_and_network_policies_know_the_pods_and_their_ports(render: Render) -> None:
+    objects = render(*ALL)
+    for part, kind in KIND_OF.items():
+        workload = one(objects, kind, f"cardwise-{part}")["spec"]
+        labels = workload["template"]["metadata"]["labels"].items()
+        assert workload["selector"]["matchLabels"].items() <= labels
+        open_ports = {each["containerPort"] for each in workload["template"]["spec"]["containers"][0]["ports"]}
+        policy = one(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]
+        assert policy["podSelector"] == workload["selector"]
+        assert {each["port"] for each in policy["ingress"][0]["ports"]} == open_ports
+    for part in ("webhook", "extender"):
+        service = one(objects, "Service", f"cardwise-{part}")["spec"]
+        workload = one(objects, "Deployment", f"cardwise-{part}")["spec"]
+        assert workload["selector"]["matchLabels"].items() <= service["selector"].items()
+        ports = {each["name"] for each in workload["template"]["spec"]["containers"][0]["ports"]}
+        assert {each["targetPort"] for each in service["ports"]} <= ports
+
+
+def test_kinds_are_upgraded_and_kept(render: Render) -> None:
+    def kinds(*sets: str) -> list[Object]:
+        return [each for each in render(*sets) if each["kind"] == "CustomResourceDefinition"]
+
+    assert len(kinds()) == 4
+    assert all(each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for each in kinds())
+    assert not any(each["metadata"].get("annotations") for each in kinds("crds.keep=false"))
+    assert kinds("crds.enabled=false") == []
+    assert not (CHART / "crds").exists(), "Helm would install these once and never upgrade them"
+
+
+def test_placement_policies_of_the_schema_are_those_of_the_code(helm: str) -> None:
+    said = template(helm, "extender.policy=worst").stderr
+    assert re.findall(r"'(\w+)'", said.partition("must be one of")[2]) == sorted(policies.POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("webhook.replicas=0", "/webhook/replicas"),
+        ("webhook.replica=3", "'replica' not allowed"),
+        ("extender.replicas=two", "/extender/replicas"),
+        ("extender.headroomMiB=1Gi", "/extender/headroomMiB"),
+        ("extender.maxClients=1000", "/extender/maxClients"),
+        ("extender.service.clusterIP=extender", "/extender/service/clusterIP"),
+        ("extender.leaseSeconds=1", "/extender/leaseSeconds"),
+        ("extender.nominateAhead=on", "/extender/nominateAhead"),
+        ("extender.policy=best-fit", "/extender/policy"),
+        ("image.repository=cardwise:1.0", "/image/repository"),
+        ("image.tag=1.0 beta", "/image/tag"),
+        ("image.pullPolicy=always", "/image/pullPolicy"),
+        ("image.pullSecrets={registry}", "/image/pullSecrets/0"),
+        ("logLevel=verbose", "/logLevel"),
+        ("nodes.selector=gpu", "/nodes/selector"),
+        ("nodes.kubeletDir=var/lib/kubelet", "/nodes/kubeletDir"),
+        ("nodes.kubeletDir=/var/lib/kubelet/", "/nodes/kubeletDir"),
+        ("nodes.criSocket=unix:///run/containerd/containerd.sock", "/nodes/criSocket"),
+        ("nodes.cards=all", "/nodes/cards"),
+        ("nodes.cards=0", "/nodes/cards': got number, want string"),
+        ("nodes.simulatedCards=cards.yaml", "/nodes/simulatedCards"),
+        ("deviceplugin.cardAccess=CDI", "/deviceplugin/cardAccess"),
+        ("deviceplugin.devices[0]=rdma", "/deviceplugin/devices/0"),
+        ("deviceplugin.devices[0].pci.vendor=15b3", "missing property 'kind'"),
+        ("mps.enabled=yes", "/mps/enabled"),
+        ("mps.scope=gpu", "/mps/scope"),
+        ("mps.stopDaemons=true", "/mps/stopDaemons"),
+        ("mps.audit=false", "/mps/audit"),
+        ("mps.audit.evict=5m", "/mps/audit/evict"),
+        ("mps.audit.evictPerHour=0", "/mps/audit/evictPerHour"),
+        ("scheduler.mode=auto", "/scheduler/mode"),
+        ("scheduler.name=My Scheduler", "/scheduler/name"),
+        ("webhook.extraArgs={log-level=debug}", "/webhook/extraArgs/0"),
+        ("webhook.oversize=allow", "/webhook/oversize"),
+        ("crds.keep=never", "/crds/keep"),
+        ("tests.namespace=Default", "/tests/namespace"),
+        ("Webhook.replicas=3", "'Webhook' not allowed"),
+        ("webhook.resources.request.cpu=1", "/webhook/resources"),
+        ("extender.resources.limits.memory=2GB", "/extender/resources/limits/memory"),
+        ("extender.resources.limits=2Gi", "/extender/resources/limits"),
+        ("deviceplugin.resources.requests.cpu=-1", "/deviceplugin/resources/requests/cpu"),
+        ("mps.resources.memory=1Gi", "/mps/resources"),
+        ("scheduler.resources.requests.cpu=100 m", "/scheduler/resources/requests/cpu"),
+        ("webhook.affinity.nodeAfinity.x=y", "/webhook/affinity"),
+        ("extender.affinity.podAffinity=zone", "/extender/affinity/podAffinity"),
+        ("scheduler.affinity.antiAffinity.x=y", "/scheduler/affinity"),
+        ("extender.service.clusterIP=10.96.0.300", "/extender/service/clusterIP"),
+        ("extender.service.clusterIP=10.96.7", "/extender/service/clusterIP"),
+        ("extender.service.clusterIP=fd00:12345", "/extender/service/clusterIP"),
+        (f"nodes.mpsRoot=/{'x' * LONGEST_ROOT}", "/nodes/mpsRoot"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(helm: str, value: str, where: str) -> None:
+    done = template(helm, value)
+    assert done.returncode != 0
+    assert where in done.stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "extender.service.clusterIP=10.96.0.30",
+        "extender.service.clusterIP=fd00::30",
+        "extender.resources.limits.memory=1.5Gi",
+        "extender.resources.limits.cpu=2",
+        "extender.resources.requests.ephemeral-storage=1e9",
+        "webhook.affinity.podAntiAffinity.x=y",
+        f"nodes.mpsRoot=/{'x' * (LONGEST_ROOT - 1)}",
+    ],
+)
+def test_a_right_value_is_taken(helm: str, value: str) -> None:
+    done = template(helm, value)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["webhook.enabled=false"], "webhook.enabled: without the webhook no pod that asks for a card can be created"),
+        (["webhook.url=https://127.0.0.1:8443"], "webhook.url: https://127.0.0.1:8443 is asked, and never the webhook"),
+        (["scheduler.mode=own"], "scheduler.image: scheduler.mode=own needs kube-scheduler's image"),
+        (
+            ["scheduler.mode=own", "scheduler.image=a:1", "scheduler.name=default-scheduler"],
+            "scheduler.name: default-scheduler is the name of Kubernetes' own",
+        ),
+        (["scheduler.mode=kubeadm", "extender.enabled=false"], "scheduler.mode: kubeadm needs the extender"),
+        (["mps.enabled=true", "deviceplugin.mps=off"], "deviceplugin.mps: off says that the nodes have no MPS manager"),
+        (["tests.namespace=kube-system"], "tests.namespace: the webhook never sees pods of kube-system"),
+        (
+            ["mps.serviceAccount.name=cardwise-extender"],
+            "mps.serviceAccount.name: cardwise-extender is that of extender",
+        ),
+        (["extender.tlsSecret=cardwise-webhook-tls"], "extender.tlsSecret: cardwise-webhook-tls is the webhook's"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(helm: str, values: list[str], message: str) -> None:
+    done = template(helm, *values)
+    assert done.returncode != 0
+    assert message in done.stderr

@@ -1,0 +1,255 @@
+"""Ways to a card past Cardwise, and to another card: the first of docs/security.md, in its order.
+
+`steady` is a pod of the tenant's that runs with a share, `idle` one that asks for nothing, `gated` one that waits in a
+gang that is not whole, `ungated` one that no node suits. What has `late` is a pod that may run or wait: test_tenant.py
+looks what came of it.
+"""
+
+from cardwise.core import names
+from tests.integration.tenancy import (
+    Attack,
+    By,
+    annotated,
+    created,
+    creates,
+    debugged,
+    one_container,
+    ours,
+    patches,
+    plain,
+    with_env,
+    with_host_path,
+    with_spec,
+)
+
+DEVICES = names.ENV_VISIBLE_DEVICES
+PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+FORGED = {names.IDX: "1", names.POD_MEM: "16276", names.ASSIGNED: "true"}
+DRA = "/apis/resource.k8s.io/v1"
+PRIVILEGED = {"securityContext": {"privileged": True}}
+
+PAST_CARDWISE = (
+    Attack(
+        "T01",
+        "`NVIDIA_VISIBLE_DEVICES=all` in a container, an init container or a sidecar",
+        [
+            creates(with_env(plain(), **{DEVICES: "all"}), By.ENVIRONMENT, "spec.containers[main].env", DEVICES),
+            creates(
+                with_env(plain(), where="initContainers", **{DEVICES: "0"}),
+                By.ENVIRONMENT,
+                "spec.initContainers[early].env",
+            ),
+        ],
+    ),
+    Attack(
+        "T02",
+        "`NVIDIA_VISIBLE_DEVICES` by a reference: to a label, to a ConfigMap, to Cardwise's annotation without a share",
+        [
+            creates(with_env(plain(), **{DEVICES: reference}), By.ENVIRONMENT, DEVICES)
+            for reference in (
+                {"fieldRef": {"fieldPath": "metadata.labels['mine']"}},
+                {"configMapKeyRef": {"name": "stolen", "key": DEVICES}},
+                {"fieldRef": {"fieldPath": f"metadata.annotations['{names.DEVICES_OF}0']"}},
+            )
+        ],
+    ),
+    Attack(
+        "T03",
+        "`CUDA_MPS_*`: another daemon's pipe, no limits",
+        [
+            creates(with_env(plain(), **{PIPE: "/run/cardwise/mps"}), By.ENVIRONMENT, "spec.containers[main].env"),
+            creates(with_env(plain(), CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=99999M"), By.ENVIRONMENT, "CUDA_MPS_*"),
+        ],
+    ),
+    Attack(
+        "T04", "the same by `envFrom`, beside a share, with `CARDWISE_*` and `ALIYUN_COM_GPU_MEM_*`", late=[By.NODE]
+    ),
+    Attack("T05", "the same by `envFrom`, in a pod without a share", late=[By.NODE]),
+    Attack(
+        "T06",
+        "an ephemeral container (`kubectl debug`) with such environment, or with `envFrom`",
+        [
+            patches("steady", debugged(), By.RBAC, "pods/ephemeralcontainers", sub="ephemeralcontainers"),
+            patches(
+                "steady",
+                debugged(env=[{"name": DEVICES, "value": "all"}]),
+                By.ENVIRONMENT,
+                "spec.ephemeralContainers[debug].env",
+                sub="ephemeralcontainers",
+                more=True,
+            ),
+            patches(
+                "steady",
+                debugged(envFrom=[{"configMapRef": {"name": "stolen"}}]),
+                By.ENVIRONMENT,
+                "spec.ephemeralContainers[debug].envFrom",
+                sub="ephemeralcontainers",
+                more=True,
+            ),
+        ],
+    ),
+    Attack(
+        "T07",
+        "an ephemeral container beside the container that has the card, with device nodes of its own",
+        late=[By.NODE],
+    ),
+    Attack("T08", "`mknod` of another card's device in a container that has a share", late=[By.NODE]),
+    Attack(
+        "T09",
+        "hostPath of a card's device, also in disguise, of CDI's folders, of Cardwise's state and MPS pipes",
+        [
+            creates(with_host_path(plain(), path), By.HOST_PATHS, "spec.volumes[host].hostPath.path", path)
+            for path in (
+                "/dev/nvidia0",
+                "//dev/./nvidiactl",
+                "/var/run/cdi",
+                "/var/lib/cardwise",
+                "/run/cardwise/mps",
+            )
+        ],
+    ),
+    Attack(
+        "T10",
+        "hostPath of a folder that holds them, in a pod with a share",
+        [
+            creates(with_host_path(ours(), path), By.HOST_PATHS, "spec.volumes[host].hostPath.path", path)
+            for path in ("/", "/dev", "/run", "/var/lib", "/etc")
+        ],
+    ),
+    Attack("T11", "hostPath of the folder with the device nodes, in a pod without a share", late=[By.NODE]),
+    Attack(
+        "T12",
+        "hostPath of `/dev` or `/var/lib/kubelet`, `privileged`, `hostPID`, `hostIPC`, under Pod Security",
+        [
+            *(
+                creates(with_host_path(plain(), path), By.POD_SECURITY, "hostPath", guarded=True)
+                for path in ("/dev", "/var/lib/kubelet")
+            ),
+            creates(one_container(**PRIVILEGED), By.POD_SECURITY, "privileged", guarded=True),
+            creates(with_spec(plain(), hostPID=True), By.POD_SECURITY, "hostPID", guarded=True),
+            creates(with_spec(plain(), hostIPC=True), By.POD_SECURITY, "hostIPC", guarded=True),
+        ],
+    ),
+    Attack(
+        "T13",
+        "CDI devices by annotation (`cdi.k8s.io/…`), when the pod is created and later",
+        [
+            creates(
+                plain(annotations={"cdi.k8s.io/mine": device}),
+                By.ANNOTATIONS,
+                "metadata.annotations[cdi.k8s.io/mine]",
+                names.GPU_MEM,
+            )
+            for device in (f"{names.CDI_KIND}=0", "nvidia.com/gpu=all", "vendor.com/nic=0,runtime.nvidia.com/gpu=0")
+        ]
+        + [
+            patches(
+                "idle",
+                annotated(**{"cdi.k8s.io/mine": "nvidia.com/gpu=all"}),
+                By.ANNOTATIONS,
+                "metadata.annotations[cdi.k8s.io/mine]",
+            )
+        ],
+    ),
+    Attack(
+        "T14",
+        "a runtime of his own: a RuntimeClass, or the name of one that is not there",
+        [
+            created("/apis/node.k8s.io/v1/runtimeclasses", By.RBAC, "runtimeclasses", handler="nvidia"),
+            creates(with_spec(plain(), runtimeClassName="nvidia"), By.KUBERNETES, 'RuntimeClass "nvidia" not found'),
+        ],
+    ),
+    Attack(
+        "T15",
+        "a card as a raw block volume (`volumeDevices`)",
+        [
+            created(
+                "/api/v1/persistentvolumes",
+                By.RBAC,
+                "persistentvolumes",
+                spec={
+                    "capacity": {"storage": "1Gi"},
+                    "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": "Block",
+                    "local": {"path": "/dev/nvidia0"},
+                },
+            )
+        ],
+    ),
+    Attack(
+        "T16",
+        "a card by dynamic resource allocation: a DeviceClass, a ResourceSlice, a claim",
+        [
+            created(f"{DRA}/deviceclasses", By.RBAC, "deviceclasses", spec={}),
+            created(f"{DRA}/resourceslices", By.RBAC, "resourceslices", spec={}),
+        ],
+        late=[By.KUBERNETES],
+    ),
+)
+
+ANOTHER_CARD = (
+    Attack(
+        "T17",
+        "placement annotations in a pod that asks for nothing",
+        [
+            creates(plain(annotations={key: value}), By.ANNOTATIONS, f"metadata.annotations[{key}]", "leave it out")
+            for key, value in (
+                (names.IDX, "0"),
+                (names.ASSIGNMENT, "{}"),
+                (f"{names.DEVICES_OF}0", "GPU-x"),
+                (names.GPUSHARE_ALLOCATION, "{}"),
+            )
+        ],
+    ),
+    Attack(
+        "T18",
+        "placement annotations in a pod that asks for a share, a share slot and markers by hand",
+        late=[By.WEBHOOK],
+    ),
+    Attack(
+        "T19",
+        "placement annotations of a running pod, changed or taken away, also by `pods/status`",
+        [
+            patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, "leave it as it is"),
+            patches(
+                "steady", {"metadata": {"annotations": {names.ASSIGNMENT: None}}}, By.ANNOTATIONS, names.ASSIGNMENT
+            ),
+            patches("steady", annotated(**{names.IDX: "1"}), By.RBAC, "pods/status", sub="status"),
+            patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, sub="status", more=True),
+        ],
+    ),
+    Attack(
+        "T20",
+        "the same by `pods/resize` and `pods/ephemeralcontainers`, which take no annotations",
+        late=[By.KUBERNETES],
+    ),
+    Attack(
+        "T21",
+        "a share of a card in another container of his, by name or reference",
+        late=[By.WEBHOOK],
+    ),
+    Attack(
+        "T22",
+        "another mode of MPS for a pod that runs",
+        [patches("steady", annotated(**{names.MPS: "off"}), By.ANNOTATIONS, f"metadata.annotations[{names.MPS}]")],
+    ),
+    Attack(
+        "T23",
+        "the mark of a static pod's mirror",
+        [
+            creates(
+                with_spec(
+                    plain(annotations={names.MIRROR: "x", "kubernetes.io/config.source": "file", **FORGED}),
+                    nodeName="n1",
+                ),
+                By.ANNOTATIONS,
+                "only Cardwise writes this annotation",
+            ),
+            creates(
+                with_spec(ours(annotations={names.MIRROR: "x"}), nodeName="n1"),
+                By.NODE_NAME,
+                "spec.nodeName",
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,339 @@
+"""Ways to a bigger share, past the scheduler, past quotas and to rights: the rest of docs/security.md, in its order.
+
+`steady` is a pod of the tenant's that runs with a share, `idle` one that asks for nothing, `gated` one that waits in a
+gang that is not whole, `ungated` one that no node suits. What has `late` is a pod that may run or wait: test_tenant.py
+looks what came of it.
+"""
+
+from cardwise.core import names
+from cardwise.kube import paths
+from tests.build import P100, container
+from tests.integration.attacks_on_cards import FORGED
+from tests.integration.tenancy import (
+    RBAC_PATH,
+    Attack,
+    By,
+    Try,
+    amount,
+    bound,
+    changed,
+    created,
+    creates,
+    one_container,
+    ours,
+    patches,
+    plain,
+    with_spec,
+)
+
+MEM = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+SCHEDULING = "/apis/scheduling.k8s.io/v1"
+EXTENDER = f"system:serviceaccount:{names.NAMESPACE}:cardwise-extender"
+SYSTEM = paths.namespaces(names.NAMESPACE)
+
+BIGGER_SHARE = (
+    Attack(
+        "T24",
+        "other limits for a pod that runs",
+        [
+            patches(
+                "steady",
+                {"spec": {"containers": [{"name": "main", "resources": {"limits": {names.GPU_MEM: "9000"}}}]}},
+                By.KUBERNETES,
+                "pod updates may not change fields other than",
+            )
+        ],
+    ),
+    Attack(
+        "T25",
+        "other limits by the subresource `resize`",
+        [
+            patches(
+                "steady",
+                {"spec": {"containers": [{"name": "main", "resources": {"limits": {names.GPU_MEM: "9000"}}}]}},
+                By.RBAC,
+                "pods/resize",
+                sub="resize",
+            ),
+            patches(
+                "steady",
+                {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "main",
+                                "resources": {"limits": {names.GPU_MEM: "9000"}, "requests": {names.GPU_MEM: "9000"}},
+                            }
+                        ]
+                    }
+                },
+                By.KUBERNETES,
+                "only cpu and memory resources are mutable",
+                sub="resize",
+                more=True,
+            ),
+        ],
+    ),
+    Attack(
+        "T26",
+        "amounts that overflow, are negative or too small to see",
+        [
+            creates(amount("1e30"), By.WEBHOOK, MEM),
+            creates(amount("9223372036854775807"), By.WEBHOOK, MEM),
+            creates(amount("16Ei"), By.WEBHOOK, MEM),
+            creates(amount("-8138"), By.WEBHOOK, MEM),
+            creates(amount("1m"), By.WEBHOOK, MEM),
+            creates(amount("0"), By.WEBHOOK, MEM),
+            creates(amount("0x10"), By.KUBERNETES, "quantities must match"),
+            creates(amount(str(P100 + 1)), By.WEBHOOK, MEM, "more than the largest card has"),
+            creates(ours(gpu_core=101), By.WEBHOOK, f"limits[{names.GPU_CORE}]"),
+            creates(ours(gpu_core=-1), By.WEBHOOK, f"limits[{names.GPU_CORE}]"),
+        ],
+    ),
+    Attack(
+        "T27",
+        "the resource by another name: upper case, a prefix, the pod's own resources",
+        [
+            creates(one_container(resources={"limits": {name: "1"}}), By.KUBERNETES, name)
+            for name in (
+                "Aliyun.com/gpu-mem",
+                "requests.aliyun.com/gpu-mem",
+                "aliyun.com/gpu-mem/x",
+            )
+        ]
+        + [creates(with_spec(plain(), resources={"limits": {names.GPU_MEM: "9000"}}), By.KUBERNETES, names.GPU_MEM)],
+    ),
+    Attack(
+        "T28",
+        "two amounts: a small request and a large limit, a request alone, a share in an ordinary init container",
+        [
+            creates(
+                one_container(resources={"limits": {names.GPU_MEM: "9000"}, "requests": {names.GPU_MEM: "1"}}),
+                By.WEBHOOK,
+                f"requests[{names.GPU_MEM}]",
+            ),
+            creates(one_container(resources={"requests": {names.GPU_MEM: "9000"}}), By.WEBHOOK, MEM, "is missing"),
+            creates(
+                with_spec(ours(), initContainers=[container("early", gpu_mem=9000)]),
+                By.WEBHOOK,
+                f"spec.initContainers[0].resources.limits[{names.GPU_MEM}]",
+            ),
+        ],
+    ),
+    Attack(
+        "T29",
+        "a forged split over cards (`cardwise.dev/gpu-count.<container>`)",
+        [
+            creates(ours(gpu_mem=30, annotations={f"{names.GPU_COUNT_OF}0": count}), By.WEBHOOK, names.GPU_COUNT_OF)
+            for count in ("x", "-1")
+        ]
+        + [
+            creates(
+                ours(gpu_mem=30, annotations={f"{names.GPU_COUNT_OF}0": "1e30"}), By.WEBHOOK, MEM, "does not divide"
+            )
+        ],
+    ),
+    Attack("T30", "his share given back early: deleted by force, made again under the same name", late=[By.NODE]),
+)
+
+PAST_THE_SCHEDULER = (
+    Attack(
+        "T31",
+        "`spec.nodeName`",
+        [creates(with_spec(ours(), nodeName="n1"), By.NODE_NAME, "spec.nodeName", "nodeAffinity")],
+    ),
+    Attack(
+        "T32",
+        "a Binding by hand, also one that names a card",
+        [
+            Try(lambda tenant: bound(tenant, "gated", more=False), By.RBAC, ("pods/binding",)),
+            Try(
+                lambda tenant: bound(tenant, "ungated", more=True),
+                By.WEBHOOK,
+                ("only the Cardwise extender binds pods",),
+            ),
+            Try(
+                lambda tenant: bound(tenant, "ungated", more=True, annotations=FORGED),
+                By.BINDINGS,
+                (f"metadata.annotations[{names.GPUSHARE_PREFIX}", "leave it out of the Binding"),
+            ),
+        ],
+    ),
+    Attack(
+        "T33",
+        "a node claimed by `status.nominatedNodeName`",
+        [patches("gated", {"status": {"nominatedNodeName": "n1"}}, By.RBAC, "pods/status", sub="status")],
+    ),
+    Attack(
+        "T34",
+        "a gang's gate taken away, a gang joined or left later",
+        [
+            patches(
+                "gated",
+                {"spec": {"schedulingGates": [{"$patch": "delete", "name": names.GANG}]}},
+                By.GANGS,
+                f"spec.schedulingGates[{names.GANG}]",
+            ),
+            patches("gated", {"metadata": {"labels": {names.GANG: None}}}, By.GANGS, f"metadata.labels[{names.GANG}]"),
+            patches("steady", {"metadata": {"labels": {names.GANG: "x"}}}, By.GANGS, f"metadata.labels[{names.GANG}]"),
+        ],
+    ),
+    Attack("T35", "cards held by a gang that is never whole", late=[By.EXTENDER]),
+    Attack(
+        "T36",
+        "the status of a PodGroup",
+        [
+            changed(
+                lambda tenant: paths.podgroups(tenant.space.name, "held", "status"),
+                By.RBAC,
+                "podgroups/status",
+                status={"phase": "Running"},
+            ),
+            Try(
+                lambda tenant: tenant.more.patch(
+                    paths.podgroups(tenant.space.name, "held", "status"), {"status": {"phase": "Running"}}
+                ),
+                By.PODGROUPS,
+                ("status: only the Cardwise extender",),
+            ),
+        ],
+    ),
+    Attack("T37", "the extender called by hand", late=[By.EXTENDER]),
+    Attack(
+        "T38",
+        "a higher priority: a PriorityClass of his own, one of the system's",
+        [
+            created(f"{SCHEDULING}/priorityclasses", By.RBAC, "priorityclasses", value=1000000),
+            creates(with_spec(ours(), priority=2000001000), By.KUBERNETES, "the integer value of priority"),
+            creates(with_spec(ours(), priorityClassName="system-node-critical"), By.QUOTA, "critical", guarded=True),
+        ],
+    ),
+    Attack("T39", "all of it in the template of a Deployment", late=[By.ENVIRONMENT]),
+)
+
+QUOTAS_AND_RIGHTS = (
+    Attack(
+        "T40",
+        "a ResourceQuota in other words: units, several containers, sidecars, split over cards",
+        [
+            creates(made, By.QUOTA, f"requests.{names.GPU_MEM}=", guarded=True)
+            for made in (
+                amount("9Gi"),
+                with_spec(
+                    ours(gpu_mem="8Gi"), initContainers=[container("s", gpu_mem=1) | {"restartPolicy": "Always"}]
+                ),
+                with_spec(plain(), containers=[container(f"c{i}", gpu_mem="3Gi") for i in range(3)]),
+                ours(gpu_mem="10Gi", gpu_count=2),
+            )
+        ],
+    ),
+    Attack(
+        "T41",
+        "a GPUQuota: with a share or a whole card beyond it; made, changed or deleted",
+        [
+            creates(ours(gpu_mem="13Gi"), By.WEBHOOK, "GPUQuota cards", "memoryMiB", guarded=True),
+            created(lambda tenant: paths.gpuquotas(tenant.space.name), By.RBAC, "gpuquotas", spec={"quotas": []}),
+            changed(
+                lambda tenant: paths.gpuquotas(tenant.guarded.name, "cards"), By.RBAC, "gpuquotas", spec={"quotas": []}
+            ),
+            Try(
+                lambda tenant: tenant.edit.delete(paths.gpuquotas(tenant.guarded.name, "cards")),
+                By.RBAC,
+                ("gpuquotas",),
+            ),
+        ],
+        late=[By.EXTENDER],
+    ),
+    Attack(
+        "T42",
+        "a ResourceQuota or LimitRange changed or deleted",
+        [
+            Try(
+                lambda tenant: tenant.edit.delete(f"{paths.namespaces(tenant.guarded.name)}/resourcequotas/cards"),
+                By.RBAC,
+                ("resourcequotas",),
+            ),
+            created(
+                lambda tenant: tenant.of("limitranges"),
+                By.RBAC,
+                "limitranges",
+                spec={"limits": [{"type": "Container"}]},
+            ),
+        ],
+    ),
+    Attack(
+        "T43",
+        "a type of his own: ResourceClass, ExtendedResource",
+        [
+            created(paths.resourceclasses(), By.RBAC, "resourceclasses", spec={}),
+            changed(paths.resourceclasses("nvidia.tesla-p100"), By.RBAC, "resourceclasses", spec={"priority": 1}),
+            created(paths.extendedresources(), By.RBAC, "extendedresources", spec={}),
+            changed(paths.extendedresources("x", "status"), By.RBAC, "extendedresources", status={"health": "Healthy"}),
+        ],
+    ),
+    Attack(
+        "T44",
+        "defaults: labels and annotations of his namespace, Pod Security's among them",
+        [
+            changed(
+                lambda tenant: paths.namespaces(tenant.guarded.name),
+                By.RBAC,
+                "namespaces",
+                metadata={
+                    "labels": {names.DEFAULTS_LABEL: "enabled", "pod-security.kubernetes.io/enforce": "privileged"}
+                },
+            )
+        ],
+    ),
+    Attack(
+        "T45",
+        "what is exempt: a pod in a namespace of the infrastructure, or with its ServiceAccount",
+        [
+            created("/api/v1/namespaces/kube-system/pods", By.RBAC, "pods", spec=plain()["spec"]),
+            created(f"{SYSTEM}/pods", By.RBAC, "pods", spec=plain()["spec"]),
+            creates(with_spec(plain(), serviceAccountName="cardwise-extender"), By.KUBERNETES, "serviceaccount"),
+        ],
+    ),
+    Attack(
+        "T46",
+        "being Cardwise: its tokens, its Secrets, impersonation",
+        [
+            created(f"{SYSTEM}/serviceaccounts/cardwise-extender/token", By.RBAC, "serviceaccounts/token", spec={}),
+            Try(lambda tenant: tenant.edit.get(f"{SYSTEM}/secrets"), By.RBAC, ("secrets",)),
+            Try(lambda tenant: tenant.posing(EXTENDER), By.RBAC, ("impersonate",)),
+        ],
+    ),
+    Attack(
+        "T47",
+        "the rules themselves: policies, webhooks, roles",
+        [
+            Try(
+                lambda tenant: tenant.edit.delete(
+                    f"{ADMISSION}/validatingadmissionpolicybindings/annotations.cardwise.dev"
+                ),
+                By.RBAC,
+                ("validatingadmissionpolicybindings",),
+            ),
+            Try(
+                lambda tenant: tenant.edit.delete(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION)),
+                By.RBAC,
+                ("mutatingwebhookconfigurations",),
+            ),
+            created(
+                lambda tenant: tenant.of("rolebindings", base=RBAC_PATH),
+                By.RBAC,
+                "rolebindings",
+                roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cardwise-extender"},
+            ),
+        ],
+    ),
+    Attack(
+        "T48",
+        "Nodes: an annotation, a capacity",
+        [
+            changed(paths.nodes("n1"), By.RBAC, "nodes", metadata={"annotations": {names.NODE_CHANGED: "1"}}),
+            changed(paths.nodes("n1", "status"), By.RBAC, "nodes/status", status={"capacity": {names.GPU_MEM: "1"}}),
+        ],
+    ),
+)

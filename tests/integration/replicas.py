@@ -1,0 +1,184 @@
+"""Several extenders and webhooks of one cluster, each kind behind a balancer, and everybody told so."""
+
+import ssl
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cardwise.core import names, schedulerconfig
+from cardwise.core.policies import BY_CARDS
+from cardwise.kube import paths
+from tests.cluster import Cluster, ports
+from tests.cluster.parts import says_ready
+from tests.cluster.processes import Process
+from tests.integration.balancer import Balancer
+
+_START = 60.0  # seconds for a replica to be ready on a busy machine
+
+
+def extender_replica(cluster: Cluster, name: str = "extender-b") -> tuple[Process, int, int]:
+    """Beside the first, with the same identity and certificates; and its two ports."""
+    fast, slow, metrics = ports.free(3)
+    process = cluster.process(name)
+    process.start(
+        [
+            str(Path(sys.executable).parent / "cardwise-extender"),
+            f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-extender'}",
+            f"--bind=127.0.0.1:{fast}",
+            f"--bind-port-bind=127.0.0.1:{slow}",
+            f"--tls-dir={cluster.parts.tls_dir}",
+            f"--metrics-bind=127.0.0.1:{metrics}",
+            "--lease-duration=5",
+            f"--policy={BY_CARDS}",  # as the first of `conftest.SpecOf`
+        ]
+    )
+    ready(process)
+    return process, fast, slow
+
+
+def webhook_replica(cluster: Cluster, name: str, *more: str) -> tuple[Process, int]:
+    """With the same identity and Secret as the first; and its port. `more`: settings besides."""
+    port, metrics = ports.free(2)
+    process = cluster.process(name)
+    process.start(
+        [
+            str(Path(sys.executable).parent / "cardwise-webhook"),
+            f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-webhook'}",
+            f"--bind=127.0.0.1:{port}",
+            "--tls-hosts=127.0.0.1",
+            f"--metrics-bind=127.0.0.1:{metrics}",
+            *more,
+        ]
+    )
+    ready(process)
+    return process, port
+
+
+def ready(process: Process) -> None:
+    """Until it says that it is."""
+    noted = process.noted
+    assert noted is not None
+    (bind,) = [word for word in noted.command if word.startswith("--metrics-bind=")]
+    process.wait_until(lambda: says_ready(int(bind.rpartition(":")[2])), "/readyz", _START)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two extenders: processes, and the ports at which they are asked who leads."""
+
+    cluster: Cluster
+    ports: Mapping[str, int]  # by name of the process
+
+    @property
+    def second(self) -> Process:
+        return self.cluster.process("extender-b")
+
+    def leader(self, timeout: float = 60) -> Process:
+        """The one that answers; waits until there is one."""
+        found: list[str] = []
+
+        def anybody() -> bool:
+            found[:] = [name for name in self.ports if self.leads(name)]
+            return bool(found)
+
+        self.cluster.wait(anybody, "an extender leads", timeout)
+        return self.cluster.process(found[0])
+
+    def other(self, process: Process) -> Process:
+        (name,) = set(self.ports) - {process.name}
+        return self.cluster.process(name)
+
+    def leads(self, name: str) -> bool:
+        """False also for one that is gone or hangs."""
+        return "this extender holds" in self._says(name)
+
+    def stands_by(self, name: str) -> bool:
+        """It answers that another leads."""
+        return "not the leader" in self._says(name)
+
+    def _says(self, name: str) -> str:
+        url = f"https://127.0.0.1:{self.ports[name]}/readyz?verbose"
+        try:
+            with urllib.request.urlopen(url, context=self._context(), timeout=2) as answer:
+                return str(answer.read())
+        except OSError:
+            return ""
+
+    def _context(self) -> ssl.SSLContext:
+        tls = self.cluster.parts.tls_dir
+        context = ssl.create_default_context(cafile=str(tls / "ca.crt"))
+        context.load_cert_chain(tls / "client.crt", tls / "client.key")
+        return context
+
+
+@contextmanager
+def two_extenders(cluster: Cluster) -> Iterator[Pair]:
+    """Both are behind balancers, and kube-scheduler asks these."""
+    process, fast, slow = extender_replica(cluster)
+    first = cluster.parts.ports
+    fronts = [Balancer([first["extender"], fast]), Balancer([first["extender-bind"], slow])]
+    tls = cluster.parts.tls_dir
+    stanzas = schedulerconfig.extender_stanzas(
+        filter_url=f"https://127.0.0.1:{fronts[0].port}",
+        bind_url=f"https://127.0.0.1:{fronts[1].port}",
+        ca_file=str(tls / "ca.crt"),
+        cert_file=str(tls / "client.crt"),
+        key_file=str(tls / "client.key"),
+    )
+    try:
+        _restart_scheduler(cluster, stanzas)
+        yield Pair(cluster, {"extender": first["extender"], process.name: fast})
+    finally:
+        _restart_scheduler(cluster, cluster.parts.stanzas())
+        process.stop()
+        for balancer in fronts:
+            balancer.close()
+
+
+@contextmanager
+def webhooks(cluster: Cluster, count: int, *more: str, alone: bool = False) -> Iterator[list[Process]]:
+    """So many besides the first, all behind one balancer, which the API server asks. `alone`: without the first."""
+    made: list[Process] = []
+    replicas = [] if alone else [cluster.parts.ports["webhook"]]
+    first = cluster.process("webhook")
+    try:
+        for letter in "bcdefgh"[:count]:
+            process, port = webhook_replica(cluster, f"webhook-{letter}", *more)
+            made.append(process)
+            replicas.append(port)
+        front = Balancer(replicas)
+        point_webhooks_to(cluster, f"https://127.0.0.1:{front.port}")
+        if alone:
+            first.stop()
+        yield made
+    finally:
+        if alone:
+            for process in made:
+                process.stop()  # before the first takes over what they have in the Secret
+            first.restart()
+            cluster.parts.wait_ready("webhook", _START)
+        point_webhooks_to(cluster, cluster.parts.url("webhook"))
+        for process in made:
+            process.stop()
+        front.close()
+
+
+def point_webhooks_to(cluster: Cluster, url: str) -> None:
+    for path in (
+        paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
+        paths.validatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION),
+    ):
+        hooks = cluster.api.get(path)["webhooks"]
+        patch = []
+        for i, hook in enumerate(hooks):
+            tail = "/" + hook["clientConfig"]["url"].split("/", 3)[3]
+            patch.append({"op": "replace", "path": f"/webhooks/{i}/clientConfig/url", "value": url + tail})
+        cluster.api.patch(path, patch, "json")
+
+
+def _restart_scheduler(cluster: Cluster, stanzas: list[dict]) -> None:
+    cluster.process("kube-scheduler").stop()
+    cluster.control_plane.start_scheduler(stanzas)

@@ -1,0 +1,253 @@
+"""What tests of tenants say over and over: who a tenant is, what he tries, and who is to refuse it with which words."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from tests.build import container, pod
+from tests.cluster import Cluster, pki
+from tests.integration.sharing import Space, inspect
+
+Json = dict[str, Any]
+
+RBAC_PATH = "/apis/rbac.authorization.k8s.io/v1"
+# What some clusters give to those who debug, beyond `edit`. Cardwise must hold against them too.
+MORE = ("pods/ephemeralcontainers", "pods/resize", "pods/status", "pods/binding", "podgroups/status")
+
+
+class By(StrEnum):
+    """Who refuses, as the page says it."""
+
+    RBAC = "RBAC"
+    KUBERNETES = "Kubernetes"
+    POD_SECURITY = "Pod Security"
+    QUOTA = "ResourceQuota"
+    WEBHOOK = "webhook"
+    EXTENDER = "extender"
+    NODE = "node"
+    ANNOTATIONS = "annotations.cardwise.dev"
+    BINDINGS = "bindings.cardwise.dev"
+    ENVIRONMENT = "environment.cardwise.dev"
+    GANGS = "gangs.cardwise.dev"
+    HOST_PATHS = "hostpaths.cardwise.dev"
+    NODE_NAME = "nodename.cardwise.dev"
+    PODGROUPS = "podgroups.cardwise.dev"
+
+
+def told_by(by: By) -> str:
+    """What a refusal says when it comes from there."""
+    if by.endswith(".cardwise.dev"):
+        return f"ValidatingAdmissionPolicy '{by}'"
+    return {
+        By.RBAC: " cannot ",
+        By.POD_SECURITY: "violates PodSecurity",
+        By.QUOTA: "exceeded quota",
+        By.WEBHOOK: "admission webhook",
+    }.get(by, "")
+
+
+class Tenant:
+    """A ServiceAccount with the ClusterRole `edit` in two namespaces, and one that has `MORE` as well.
+
+    `guarded` is a namespace with what docs/security.md asks of the cluster's administrator: Pod Security and quotas.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, folder: Path) -> None:
+        self.cluster = cluster
+        self._folder = folder
+        self.space = Space(cluster, name)
+        self.guarded = Space(cluster, f"{name}-guarded")
+        rules = [
+            {"apiGroups": ["", "cardwise.dev"], "resources": list(MORE), "verbs": ["create", "update", "patch", "get"]}
+        ]
+        roles = f"{RBAC_PATH}/namespaces/{name}/roles"
+        cluster.api.create(roles, {"metadata": {"name": "more"}, "rules": rules})
+        with ExitStack() as stack:
+            self.edit = self._client("tenant", ("ClusterRole", "edit"))
+            stack.callback(self.edit.close)
+            self.more = self._client("debugger", ("ClusterRole", "edit"), ("Role", "more"))
+            stack.callback(self.more.close)
+            self._clients = stack.pop_all()
+
+    def close(self) -> None:
+        self._clients.close()
+
+    def of(self, kind: str, name: str = "", sub: str = "", base: str = "/api/v1") -> str:
+        """The path of what lies in his namespace."""
+        return paths.namespaced(base, kind, self.space.name, name, sub)
+
+    def held(self) -> dict[str, int]:
+        """MiB that the extender says his pods hold, by card."""
+        mine = (f"{self.space.name}/", f"{self.guarded.name}/")
+        return {
+            f"{node}/{index}": sum(mib for pod_name, mib in pods.items() if pod_name.startswith(mine))
+            for (node, index), (_, _, pods) in inspect(self.cluster).items()
+        }
+
+    def posing(self, user: str) -> object:
+        """Reads his own pods by another's name."""
+        client = KubeClient.load(self._folder / "tenant")
+        try:
+            client.get(self.of("pods"))  # with a token it renews its headers at the first call
+            client._headers[""]["Impersonate-User"] = user
+            return client.get(self.of("pods"))
+        finally:
+            client.close()
+
+    def _client(self, account: str, *roles: tuple[str, str]) -> KubeClient:
+        own = f"/api/v1/namespaces/{self.space.name}/serviceaccounts"
+        self.cluster.api.create(own, {"metadata": {"name": account}})
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": self.space.name}
+        for space in (self.space, self.guarded):
+            for kind, role in roles:
+                if kind == "Role" and space is self.guarded:
+                    continue
+                binding = {
+                    "metadata": {"name": f"{account}-{role}"},
+                    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+                    "subjects": [subject],
+                }
+                self.cluster.api.create(f"{RBAC_PATH}/namespaces/{space.name}/rolebindings", binding)
+        answer = self.cluster.api.create(f"{own}/{account}/token", {"spec": {"expirationSeconds": 3600}})
+        kubeconfig = pki.kubeconfig(
+            self._folder / account,
+            server=self.cluster.control_plane.url,
+            ca=self.cluster.state_dir / "pki" / "ca.crt",
+            token=answer["status"]["token"],
+        )
+        return KubeClient.load(kubeconfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One call of the API that must be refused: by whom, and what the refusal names."""
+
+    act: Callable[[Tenant], object]
+    by: By
+    says: tuple[str, ...] = ()
+
+    def refused(self, tenant: Tenant) -> None:
+        before = tenant.held()
+        try:
+            made = self.act(tenant)
+        except errors.KubeError as error:
+            said = str(error)
+        else:
+            raise AssertionError(f"was not refused: {made}")
+        for text in (told_by(self.by), *self.says):
+            assert text in said, f"{text!r} is not in: {said}"
+        assert tenant.held() == before
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """As docs/security.md lists it. `tries` are refused at once; what `came` of a pod that ran is judged later, by
+    those in `late`.
+    """
+
+    id: str
+    title: str
+    tries: Sequence[Try] = ()
+    late: Sequence[By] = ()
+
+    @property
+    def refused_by(self) -> str:
+        return ", ".join(dict.fromkeys([*(one.by for one in self.tries), *self.late]))
+
+
+def ours(**settings: Any) -> Json:
+    """A pod that asks for a share."""
+    return pod("attack", gpu_mem=settings.pop("gpu_mem", 64), **settings)
+
+
+def plain(**settings: Any) -> Json:
+    """A pod that asks for nothing."""
+    return pod("attack", containers=[container()], **settings)
+
+
+def with_spec(made: Json, **spec: Any) -> Json:
+    made["spec"] |= spec
+    return made
+
+
+def with_env(made: Json, *, where: str = "containers", **env: Any) -> Json:
+    """`env`: values, or where one is a mapping, its `valueFrom`."""
+    entries = [
+        {"name": name} | ({"valueFrom": value} if isinstance(value, dict) else {"value": value})
+        for name, value in env.items()
+    ]
+    made["spec"].setdefault(where, [container("early")])[0]["env"] = entries
+    return made
+
+
+def with_host_path(made: Json, path: str) -> Json:
+    return with_spec(made, volumes=[{"name": "host", "hostPath": {"path": path}}])
+
+
+def creates(made: Json, by: By, *says: str, guarded: bool = False) -> Try:
+    """The pod that must not be created."""
+
+    def act(tenant: Tenant) -> object:
+        namespace = (tenant.guarded if guarded else tenant.space).name
+        return tenant.edit.create(
+            paths.pods(namespace), made | {"metadata": made["metadata"] | {"namespace": namespace}}
+        )
+
+    return Try(act, by, says)
+
+
+def patches(name: str, change: Json, by: By, *says: str, sub: str = "", more: bool = False) -> Try:
+    """The change of a pod of his that must not be made."""
+
+    def act(tenant: Tenant) -> object:
+        client = tenant.more if more else tenant.edit
+        return client.patch(tenant.of("pods", name, sub), change, "strategic")
+
+    return Try(act, by, says)
+
+
+def created(path: str | Callable[[Tenant], str], by: By, *says: str, **obj: Any) -> Try:
+    """What is no pod and must not be created."""
+    made = {"metadata": {"name": "attack"}} | obj
+    return Try(lambda tenant: tenant.edit.create(_at(path, tenant), made), by, says)
+
+
+def changed(path: str | Callable[[Tenant], str], by: By, *says: str, **change: Any) -> Try:
+    """What is no pod and must not be changed."""
+    return Try(lambda tenant: tenant.edit.patch(_at(path, tenant), change), by, says)
+
+
+def _at(path: str | Callable[[Tenant], str], tenant: Tenant) -> str:
+    return path if isinstance(path, str) else path(tenant)
+
+
+def annotated(**annotations: str) -> Json:
+    return {"metadata": {"annotations": dict(annotations)}}
+
+
+def debugged(**more: Any) -> Json:
+    """What `kubectl debug` sends."""
+    return {"spec": {"ephemeralContainers": [container("debug") | {"resources": {}} | more]}}
+
+
+def one_container(**more: Any) -> Json:
+    return with_spec(plain(), containers=[container() | more])
+
+
+def amount(text: str) -> Json:
+    return ours(gpu_mem=text)
+
+
+def bound(tenant: Tenant, name: str, *, more: bool, annotations: Json | None = None) -> object:
+    """A Binding by hand."""
+    client = tenant.more if more else tenant.edit
+    binding = {
+        "metadata": {"name": name, "annotations": annotations or {}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
+    }
+    return client.create(tenant.of("pods", name, "binding"), binding)

@@ -1,0 +1,196 @@
+"""The share agent from admission to the end of the pod: webhook, extender, device plugin and MPS manager together, on
+a real kubelet, with Cardwise's own image in the pods.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cardwise.core import mps, names, shareagent
+from cardwise.core.mps import State, Status
+from cardwise.gpus import mpsnode
+from cardwise.kube import paths
+from tests.cluster import Cluster, partsimage
+from tests.cluster import mps as manager
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Json, Space, assigned, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(480)]
+
+NODE, MANAGER = "n1", "mps-n1"
+IMAGE = f"{partsimage.NAME}:{partsimage.TAG}"
+START = 180  # seconds until a pod of Python containers is ready on a machine under load
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+# What the app sees of its share, as one line of JSON.
+TELL = """
+import json, os, pathlib, sys, sitecustomize
+share = json.loads(pathlib.Path("/run/cardwise/share/share.json").read_text())
+print(json.dumps({"share": share, "env": dict(os.environ), "hook": sitecustomize.__file__}))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One real node of two cards with an MPS manager and our image on it, which the webhook takes for the agent."""
+    for made in started(SpecOf(nodes=1, mps=True, agent=True)):
+        ready(made)
+        yield made
+
+
+@pytest.fixture
+def space(cluster: Cluster) -> Iterator[Space]:
+    """A namespace that enforces Pod Security's strictest profile."""
+    made = Space(cluster, "agents")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.api.patch(paths.namespaces("agents"), {"metadata": {"labels": labels}}, "merge")
+    yield made
+    for index in (0, 1):
+        heal(cluster, index)
+    made.kubectl("delete", "jobs", "--all", "--wait=false")
+    made.clear()
+    ready(cluster)
+
+
+def resource(cluster: Cluster, index: int) -> Json:
+    found = cluster.api.get(paths.extendedresources())["items"]
+    return next(one for one in found if one["spec"]["index"] == index)
+
+
+def state(cluster: Cluster, index: int) -> str:
+    """As the cluster is told."""
+    return str((resource(cluster, index).get("status", {}).get("mps") or {}).get("state", ""))
+
+
+def ready(cluster: Cluster) -> None:
+    cluster.wait(
+        lambda: all(state(cluster, index) == State.READY for index in (0, 1)), "MPS of both cards is ready", 60
+    )
+
+
+def home(cluster: Cluster, index: int) -> Path:
+    uuid = resource(cluster, index)["spec"]["uuid"]
+    return Path(mps.folder(str(manager.root(cluster.node(NODE).folder)), uuid))
+
+
+def daemon(cluster: Cluster, index: int) -> Status:
+    found = mpsnode.read(home(cluster, index))
+    assert found is not None
+    return found
+
+
+def break_down(cluster: Cluster, index: int) -> None:
+    """kill -9 of the daemon; and the next one's server gets no further than starting."""
+    (home(cluster, index) / mps.LOG / "server-starting").touch()
+    os.kill(daemon(cluster, index).daemon_pid, signal.SIGKILL)
+    cluster.wait(lambda: state(cluster, index) != State.READY, f"MPS of card {index} is told to be down", 60)
+
+
+def heal(cluster: Cluster, index: int) -> None:
+    (home(cluster, index) / mps.LOG / "server-starting").unlink(missing_ok=True)
+
+
+def app(script: str, mem: int = 4000) -> Json:
+    """A container of our image, which has Python."""
+    return {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", script],
+        "resources": {"limits": {names.GPU_MEM: str(mem)}},
+        "securityContext": RESTRICTED,
+    }
+
+
+STAY = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(3600)"
+
+
+def stays(name: str, mem: int = 4000, **annotations: str) -> Json:
+    return workload(name, [app(STAY, mem)], annotations=annotations)
+
+
+def containers(pod: Json) -> list[Json]:
+    status = pod["status"]
+    return [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+
+
+def test_a_job_in_a_restricted_namespace_gets_its_share_and_completes(space: Space) -> None:
+    annotations = {names.FRAMEWORKS: "on", names.MPS: "required", names.SM_PERCENT: "memory"}
+    template = workload("job", [app(TELL, mem=8138)], annotations=annotations)
+    spec = template["spec"] | {"restartPolicy": "Never"}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "job", "namespace": space.name},
+        "spec": {"backoffLimit": 0, "template": {"metadata": template["metadata"], "spec": spec}},
+    }
+    space.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+    space.wait(lambda: bool(space.pods()), "the pod was admitted", 60)
+    space.wait(lambda: space.pods()[0]["status"]["phase"] in ("Succeeded", "Failed"), "the pod ends by itself", START)
+    (pod,) = space.pods()
+    name = pod["metadata"]["name"]
+    (line,) = space.kubectl("logs", name, "-c", "main").splitlines()
+    told = json.loads(line)
+    assert pod["status"]["phase"] == "Succeeded"
+    assert {key: told["share"][key] for key in ("limitMiB", "fraction", "enforced")} == {
+        "limitMiB": 8138,
+        "fraction": 0.5,
+        "enforced": "mps",
+    }
+    assert told["env"][mps.LIMIT_ENV] == "0=8138M"
+    assert told["env"][mps.PERCENT_ENV] == "50", "of the memory, as the pod's annotation says"
+    assert told["env"][mps.PIPE_ENV] == mps.CONTAINER_PIPE
+    assert told["hook"].startswith("/run/cardwise/python/")
+    agent = next(one for one in containers(pod) if one["name"] == shareagent.CONTAINER)
+    assert (agent["restartCount"], agent["state"]["terminated"]["exitCode"]) == (0, 0)
+    path = f"/apis/batch/v1/namespaces/{space.name}/jobs/job"
+    space.wait(lambda: space.cluster.api.get(path)["status"].get("succeeded") == 1, "the Job is complete", 60)
+
+
+def test_a_rolling_restart_of_the_manager_leaves_running_pods_alone(space: Space) -> None:
+    cluster = space.cluster
+    for name in ("one", "two"):
+        space.create(stays(name))
+    space.running("one", "two", timeout=START)
+    before = {name: containers(space.get(name)) for name in ("one", "two")}
+    daemons = [daemon(cluster, index).daemon_pid for index in (0, 1)]
+    process = cluster.process(MANAGER)
+    process.stop(timeout=60)
+    held = {share.index for name in ("one", "two") for share in assigned(space.get(name)).shares()}
+    assert held == {0}, "binpack"
+    cluster.wait(lambda: state(cluster, 0) == State.DOWN, "it said good-bye", 60)
+    process.restart()
+    cluster.wait(
+        lambda: all(state(cluster, index) == State.READY for index in (0, 1)), "the next one has taken over", 60
+    )
+    assert daemon(cluster, 0).daemon_pid == daemons[0], "the same daemon serves those that run"
+    space.create(stays("after"))
+    space.running("after", timeout=START)
+    for name, old in before.items():
+        now = containers(space.get(name))
+        assert [(one["containerID"], one["restartCount"]) for one in now] == [(one["containerID"], 0) for one in old]
+        assert all("running" in one["state"] for one in now)
+
+
+def test_new_pods_go_past_a_card_whose_daemon_is_down_and_come_back_to_it(space: Space) -> None:
+    cluster = space.cluster
+    space.create(stays("before"))
+    space.running("before", timeout=START)
+    assert assigned(space.get("before")).indices() == [0]
+    break_down(cluster, 0)
+    assert space.put(stays("during")) == (NODE, "1"), "card 0 is fuller, and closed"
+    space.running("during", timeout=START)
+    heal(cluster, 0)
+    cluster.wait(lambda: state(cluster, 0) == State.READY, "healed", 60)
+    assert space.put(stays("big", mem=12276)) == (NODE, "0")
+    space.running("big", timeout=START)

@@ -1,0 +1,314 @@
+"""The share agent, MPS and the frameworks' hook at admission on the real kube-apiserver, with its own judges: Pod
+Security, LimitRanges, quotas and QoS classes.
+"""
+
+import functools
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from cardwise.core import mps, names, shareagent
+from cardwise.kube import paths
+from tests import build
+from tests.cluster.processes import wait_for
+from tests.integration.conftest import SpecOf, started
+from tests.integration.test_admission import EXTENDER, Api
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+Json = dict[str, Any]
+
+IMAGE = "cardwise.local/cardwise:1"
+DRY = "--dry-run=server"
+MPS_FIELD = f"metadata.annotations[{names.MPS}]"
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Api]:
+    """Without nodes; two cards of one are known, and it has no MPS manager."""
+    for cluster in started(SpecOf(part_args={"webhook": [f"--share-agent-image={IMAGE}"]})):
+        for index in range(2):
+            cluster.api.create(paths.extendedresources(), _card(index))
+        api = Api(cluster)
+        too_many = functools.partial(api.run, "create", DRY, "-f", "-", stdin=pod("default", gpu_count=3))
+        cluster.wait(lambda run=too_many: "more than any node has (2)" in run().stderr, "the webhook knows the cards")
+        yield api
+
+
+def _card(index: int) -> Json:
+    spec = {"node": "n1", "index": index, "uuid": f"GPU-n1-{index}", "model": "Tesla P100", "memoryMiB": build.P100}
+    metadata = {"name": f"gpu-n1-{index}"}
+    return {"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": metadata, "spec": spec}
+
+
+@pytest.fixture
+def space(api: Api, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of its own, with the labels and annotations of the test's parameter."""
+    name = "agent-" + "".join(c for c in request.node.originalname.lower() if c.isalnum())[-40:]
+    metadata = {"name": name} | getattr(request, "param", {})
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", name).returncode == 0, 60)
+    yield name
+    api.ok("delete", "namespace", name, "--wait=false")
+
+
+def pod(space: str, name: str = "p", *, amounts: Json | None = None, said: Json | None = None, **asked: Any) -> Json:
+    """`amounts` are cpu and memory of its container, `said` its annotations."""
+    made = build.pod(name, namespace=space, annotations=said, **(asked or {"gpu_mem": 8138}))
+    resources = made["spec"]["containers"][0]["resources"]
+    for kind, listed in (amounts or {}).items():
+        resources[kind] = resources.get(kind, {}) | listed
+    return made
+
+
+def agent(made: Json) -> Json | None:
+    init = made["spec"].get("initContainers") or []
+    return next((container for container in init if container["name"] == shareagent.CONTAINER), None)
+
+
+def own(container: Json, kind: str) -> Json:
+    """Its cpu and memory."""
+    amounts = container["resources"].get(kind) or {}
+    return {name: amount for name, amount in amounts.items() if name in ("cpu", "memory")}
+
+
+def env(made: Json) -> dict[str, str | None]:
+    return {entry["name"]: entry.get("value") for entry in made["spec"]["containers"][0]["env"]}
+
+
+def warnings(api: Api, obj: Json) -> str:
+    done = api.run("create", DRY, "-f", "-", stdin=obj)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+ONE = {"cpu": "1", "memory": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("amounts", "quality", "of_agent"),
+    [
+        ({}, "BestEffort", {}),
+        ({"limits": ONE}, "Guaranteed", {"cpu": "50m", "memory": "64Mi"}),
+        ({"requests": ONE}, "Burstable", {}),
+        ({"limits": {"memory": "1Gi"}}, "Burstable", {"memory": "64Mi"}),
+    ],
+    ids=["BestEffort", "Guaranteed", "requests", "one limit"],
+)
+def test_the_agent_comes_and_the_qos_class_stays(api: Api, amounts: Json, quality: str, of_agent: Json) -> None:
+    made = api.create(pod("default", amounts=amounts), DRY)
+    found = agent(made)
+    assert found is not None
+    assert made["status"]["qosClass"] == quality
+    assert own(found, "limits") == of_agent
+    without = api.create(pod("default", amounts=amounts, said={names.SHARE_AGENT: "never"}), DRY)
+    assert agent(without) is None
+    assert without["status"]["qosClass"] == quality
+
+
+@pytest.mark.parametrize(
+    "space", [{"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}], indirect=True, ids=["restricted"]
+)
+def test_a_restricted_namespace_admits_it(api: Api, space: str) -> None:
+    good = pod(space, said={names.FRAMEWORKS: "on"})
+    good["spec"]["containers"][0]["securityContext"] = RESTRICTED
+    assert agent(api.create(good)) is not None
+    assert "violates PodSecurity" in api.refused("create", DRY, "-f", "-", stdin=pod(space))
+
+
+def limit_range(api: Api, space: str, *items: Json) -> None:
+    made = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l", "namespace": space}}
+    api.create(made | {"spec": {"limits": list(items)}})
+
+
+def settled(api: Api, obj: Json, **amounts: str) -> Json:
+    """The pod, dry, once the agent's limits are these: the webhook hears of LimitRanges by a watch."""
+    found: Json = {}
+
+    def seen() -> bool:
+        done = api.run("create", "-o", "json", DRY, "-f", "-", stdin=obj)
+        found.clear()
+        found.update(json.loads(done.stdout) if done.returncode == 0 else {})
+        of_agent = agent(found) if found else None
+        return of_agent is not None and own(of_agent, "limits") == amounts
+
+    assert wait_for(seen, 60), api.run("create", DRY, "-f", "-", stdin=obj).stderr or found
+    return found
+
+
+def test_the_minimum_of_a_limit_range_is_kept_to(api: Api, space: str) -> None:
+    limit_range(api, space, {"type": "Container", "min": {"cpu": "100m", "memory": "100Mi"}})
+    made = settled(api, pod(space, amounts={"limits": ONE}), cpu="100m", memory="100Mi")
+    assert made["status"]["qosClass"] == "Guaranteed"
+    api.create(pod(space, amounts={"limits": ONE}))
+
+
+def test_what_a_limit_range_gives_all_containers_the_agent_has_its_own_of(api: Api, space: str) -> None:
+    limit_range(api, space, {"type": "Container", "default": ONE, "defaultRequest": ONE, "min": {"cpu": "60m"}})
+    made = settled(api, pod(space), cpu="60m", memory="64Mi")
+    assert own(made["spec"]["containers"][0], "limits") == ONE
+    assert made["status"]["qosClass"] == "Guaranteed"
+    # Where the pod as a whole names them, Kubernetes gives the agent what it gives everybody, and that stays.
+    whole = pod(space)
+    whole["spec"]["resources"] = {"limits": {"cpu": "4", "memory": "4Gi"}}
+    assert agent(api.create(whole, DRY)) is not None
+
+
+def test_a_pod_that_a_limit_range_has_no_more_room_for_runs_without_it(api: Api, space: str) -> None:
+    limit_range(api, space, {"type": "Pod", "max": {"cpu": "1", "memory": "2Gi"}})
+    full = pod(space, amounts={"limits": ONE}, said={names.FRAMEWORKS: "on"})
+    left_out = "the share agent is left out, since a LimitRange allows a pod 1 of cpu at most"
+    told = functools.partial(api.run, "create", DRY, "-f", "-", stdin=full)
+    assert wait_for(lambda: left_out in told().stderr, 60), told().stderr
+    made = api.create(full)
+    assert agent(made) is None
+    assert mounts(made) == []
+    small = pod(space, "small", amounts={"limits": ONE | {"cpu": "950m"}})
+    assert agent(api.create(small, DRY)) is not None
+
+
+def mounts(made: Json) -> list[Json]:
+    found = made["spec"]["containers"][0].get("volumeMounts") or []
+    return [mount for mount in found if mount["name"] == shareagent.VOLUME]
+
+
+def test_a_quota_counts_the_agent_and_refuses_no_pod_for_it(api: Api, space: str) -> None:
+    hard = {"requests.cpu": "2", "limits.cpu": "2", "requests.memory": "4Gi", "limits.memory": "4Gi"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": space}}
+    api.create(quota | {"spec": {"hard": hard}})
+    assert wait_for(lambda: "used" in (api.get("resourcequota", "q", "-n", space).get("status") or {}), 60)
+    assert "must specify" in api.refused("create", DRY, "-f", "-", stdin=pod(space))
+    api.create(pod(space, amounts={"limits": ONE}))
+    used = api.get("resourcequota", "q", "-n", space)["status"]["used"]
+    assert used == {
+        "requests.cpu": "1050m", "limits.cpu": "1050m", "requests.memory": "1088Mi", "limits.memory": "1088Mi",
+    }  # fmt: skip
+
+
+def test_the_pods_of_a_job_have_it_and_its_template_has_not(api: Api, space: str) -> None:
+    template = pod(space)["spec"] | {"restartPolicy": "Never"}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": space}}
+    made = api.create(job | {"spec": {"template": {"spec": template}}})
+    assert "initContainers" not in made["spec"]["template"]["spec"]
+    found: list[Json] = []
+
+    def has_pod() -> bool:
+        found[:] = api.get("pods", "-n", space, "-l", "job-name=j")["items"]
+        return bool(found)
+
+    assert wait_for(has_pod, 60)
+    assert agent(found[0]) is not None
+    assert mounts(found[0]) == [
+        {"name": "cardwise-share", "mountPath": "/run/cardwise/share", "subPath": "0", "readOnly": True}
+    ]
+
+
+def test_a_copy_of_a_pod_is_as_the_pod_and_nobody_is_warned(api: Api, space: str) -> None:
+    side = build.container("side", gpu_mem=64, gpu_count=2) | {"restartPolicy": "Always"}
+    original = build.pod(
+        "first", namespace=space, init=[build.container("i"), side], gpu_mem=1000, gpu_core=25,
+        annotations={names.FRAMEWORKS: "torch"},
+    )  # fmt: skip
+    made = api.create(original)
+    assert [c["name"] for c in made["spec"]["initContainers"]] == ["i", shareagent.CONTAINER, "side"]
+    assert made["metadata"]["annotations"][f"{names.GPU_COUNT_OF}init-2"] == "2"
+    copy = deepcopy(made)
+    copy["metadata"] = {"name": "second", "namespace": space, "annotations": made["metadata"]["annotations"]}
+    again = api.create(copy, DRY)
+    assert again["spec"] == made["spec"]
+    assert again["metadata"]["annotations"] == made["metadata"]["annotations"]
+    assert warnings(api, copy) == ""
+
+
+def test_a_manifest_that_is_applied_again_changes_nothing(api: Api, space: str) -> None:
+    manifest = pod(space, amounts={"limits": ONE}, said={names.FRAMEWORKS: "on"})
+    api.ok("apply", "-f", "-", stdin=manifest)
+    before = api.get("pod", "p", "-n", space)
+    assert "unchanged" in api.ok("apply", "-f", "-", stdin=manifest)
+    assert api.get("pod", "p", "-n", space)["spec"] == before["spec"]
+    api.ok("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifest)
+    assert api.get("pod", "p", "-n", space)["spec"] == before["spec"]
+
+
+def test_the_limits_of_mps_pass_the_policies_and_no_others(api: Api) -> None:
+    shared = pod("default", gpu_mem=8138, gpu_core=25)
+    made = env(api.create(shared, DRY))
+    assert made[mps.LIMIT_ENV] == "0=8138M"
+    assert made[mps.PERCENT_ENV] == "25"
+    shared["spec"]["containers"][0]["env"] = [{"name": mps.LIMIT_ENV, "value": "0=100G"}]
+    assert env(api.create(shared, DRY))[mps.LIMIT_ENV] == "0=8138M"
+    assert f"{mps.LIMIT_ENV} replaced" in warnings(api, shared)
+    plain = build.pod("plain")
+    for value in ("0=8138M", "0=100G"):
+        plain["spec"]["containers"][0]["env"] = [{"name": mps.LIMIT_ENV, "value": value}]
+        assert "CUDA_MPS_*" in api.refused("create", DRY, "-f", "-", stdin=plain)
+
+
+def test_what_a_pod_says_of_mps_is_settled_when_it_is_created(api: Api, space: str) -> None:
+    api.create(pod(space))
+    at = ("pod", "p", "-n", space)
+    settled_text = f"{MPS_FIELD}: is settled when the pod is created"
+    assert settled_text in api.refused("annotate", *at, "--overwrite", f"{names.MPS}=off")
+    assert settled_text in api.refused("annotate", *at, f"{names.MPS}-")
+    assert settled_text in api.refused(
+        "annotate", *at, "--overwrite", f"{names.MPS}=off", f"--as={EXTENDER}", "--as-group=system:masters"
+    )
+    api.ok("annotate", *at, "mine=1")
+    assert "'on' is no mode of MPS" in api.refused("create", "-f", "-", stdin=pod(space, "b", said={names.MPS: "on"}))
+
+
+def test_required_waits_for_a_manager_with_a_warning(api: Api) -> None:
+    required = pod("default", said={names.MPS: "required"})
+    split = pod("default", said={names.MPS: "required"}, gpu_mem=64, gpu_count=2)
+    assert f"{MPS_FIELD}: no node has an MPS manager now" in warnings(api, required)
+    # Of a node that is not there: the device plugins of n1 and n2 run without MPS, and take such a status away.
+    spec = {"node": "elsewhere", "index": 0, "uuid": "GPU-elsewhere-0", "model": "Tesla P100", "memoryMiB": 16276}
+    name = names.extended_resource_name(spec["uuid"])
+    card = {"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": {"name": name}, "spec": spec}
+    status = {"health": "Healthy", "mps": {"mode": "card", "state": "Ready", "multiUser": True, "maxClients": 48}}
+    api.cluster.api.create(paths.extendedresources(), card)
+    api.cluster.api.patch(paths.extendedresources(name, "status"), {"status": status})
+    try:
+        assert wait_for(lambda: warnings(api, required) == "", 60), warnings(api, required)
+        assert f"{MPS_FIELD}: container main has several cards" in api.refused("create", DRY, "-f", "-", stdin=split)
+        assert "goes on nodes without a manager only" in warnings(
+            api, pod("default", said={names.MPS: "preferred"}, gpu_count=2)
+        )
+        made = api.create(pod("default", gpu_count=2), DRY)
+        assert made["metadata"]["annotations"][names.MPS] == "off"
+    finally:
+        api.cluster.api.delete(paths.extendedresources(name))
+
+
+DEFAULTS = {
+    "labels": {names.DEFAULTS_LABEL: "enabled"},
+    "annotations": {names.MPS: "off", names.FRAMEWORKS: "torch,jax", names.DEFAULT_GPU_MEM: "512"},
+}
+
+
+@pytest.mark.parametrize("space", [DEFAULTS], indirect=True, ids=["defaults"])
+def test_the_defaults_of_a_namespace(api: Api, space: str) -> None:
+    found: Json = {}
+
+    def known() -> bool:
+        found.update(api.create(pod(space), DRY))
+        return bool(found["metadata"]["annotations"].get(names.MPS) == "off")
+
+    assert wait_for(known, 60), found["metadata"]["annotations"]
+    assert env(found)["CARDWISE_FRAMEWORKS"] == "torch,jax"
+    assert env(found)["PYTHONPATH"] == "/run/cardwise/python"
+    assert agent(found) is not None, "the hook brings it along"
+    plain = api.create(build.pod("plain", namespace=space), DRY)
+    assert env(plain)["CARDWISE_FRAMEWORKS"] == "torch,jax"
+    for key, bad in ((names.MPS, "on"), (names.FRAMEWORKS, "pytorch")):
+        error = api.refused("annotate", "namespace", space, "--overwrite", f"{key}={bad}")
+        assert f"namespace {space}: metadata.annotations[{key}]: '{bad}' is no" in error

@@ -1,0 +1,108 @@
+"""Nominating ahead of the real kube-scheduler. It is away while pods come: so it is certain who is nominated where."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cardwise.kube import paths
+from tests.build import P100
+from tests.cluster import Cluster
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Json, Space, inspect, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+HALF = P100 // 2
+NODES = ("sim-1", "sim-2")
+CARDS = 2
+WAIT = 120  # seconds
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    for made in started(SpecOf(sim_nodes=len(NODES), part_args={"extender": ["--nominate-ahead=always"]})):
+        priority = {"metadata": {"name": "high"}, "value": 1000}
+        made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+        yield made
+
+
+@pytest.fixture
+def space(cluster: Cluster) -> Iterator[Space]:
+    made = Space(cluster, f"ahead-{time.monotonic_ns() % 10**9}")
+    # Nobody is nominated before a scheduler has asked.
+    made.create(workload("first", gpu_mem=100))
+    made.placed("first", WAIT)
+    made.clear()
+    made.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more", WAIT)
+    yield made
+    made.clear()
+
+
+@contextmanager
+def without_scheduler(cluster: Cluster) -> Iterator[None]:
+    scheduler = cluster.process("kube-scheduler")
+    scheduler.stop()
+    try:
+        yield
+    finally:
+        scheduler.restart()
+
+
+def nominated(space: Space, name: str) -> str:
+    return str(space.get(name)["status"].get("nominatedNodeName", ""))
+
+
+def nominate(space: Space, *pods: Json) -> dict[str, str]:
+    """The pods are there and waiting; the node by pod, once all are nominated."""
+    names = [pod["metadata"]["name"] for pod in pods]
+    for pod in pods:
+        space.create(pod)
+    space.wait(lambda: all(nominated(space, name) for name in names), f"{names} are nominated", WAIT)
+    return {name: nominated(space, name) for name in names}
+
+
+def refused(space: Space, name: str) -> bool:
+    conditions = space.get(name)["status"].get("conditions") or []
+    return any(one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions)
+
+
+def test_pods_land_where_they_were_nominated_and_no_room_is_given_twice(cluster, space):
+    with without_scheduler(cluster):
+        where = nominate(space, *[workload(f"p{i}", gpu_mem=HALF) for i in range(2 * CARDS * len(NODES))])
+        assert sorted(where.values()) == [node for node in NODES for _ in range(2 * CARDS)]
+        space.create(workload("late", gpu_mem=HALF))
+    for name, node in where.items():
+        assert space.placed(name, WAIT)[0] == node
+    assert {used for _, used, _ in inspect(cluster).values()} == {P100}
+    space.wait(lambda: refused(space, "late"), "the one without room waits", WAIT)
+    assert nominated(space, "late") == ""
+
+
+def test_what_the_scheduler_refuses_there_goes_the_ordinary_way(cluster, space):
+    with without_scheduler(cluster):
+        node = nominate(space, workload("p", gpu_mem=HALF))["p"]
+        cluster.api.patch(paths.nodes(node), {"spec": {"unschedulable": True}})
+    try:
+        (other,) = set(NODES) - {node}
+        assert space.placed("p", WAIT)[0] == other
+    finally:
+        cluster.api.patch(paths.nodes(node), {"spec": {"unschedulable": None}})
+
+
+def test_a_pod_of_higher_priority_gets_what_others_hold_ahead_and_nobody_is_evicted(cluster, space):
+    with without_scheduler(cluster):
+        low = nominate(space, *[workload(f"low{i}", gpu_mem=P100) for i in range(CARDS * len(NODES))])
+        space.create(workload("high", gpu_mem=P100, spec={"priorityClassName": "high"}))
+    space.placed("high", WAIT)
+
+    def settled() -> bool:
+        pods = [space.get(name) for name in low]
+        return sum(bool(pod["spec"].get("nodeName")) for pod in pods) == len(low) - 1 and any(
+            refused(space, name) for name in low
+        )
+
+    space.wait(settled, "one of the others waits", WAIT)
+    assert all(not pod["metadata"].get("deletionTimestamp") for pod in space.pods())
+    assert len(space.pods()) == len(low) + 1

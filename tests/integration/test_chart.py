@@ -1,0 +1,254 @@
+"""The chart by the real Helm, all parts in pods on a real node: upgraded under load, checked, wired, uninstalled.
+
+The tests follow each other as an admin would: the first one comes from the former commit, the last one takes everything
+away.
+"""
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from tests.cluster import Cluster, former, node, partsimage, pki
+from tests.cluster.controlplane import SCHEDULER
+from tests.cluster.images import IDLE
+from tests.integration.conftest import SOAK, SpecOf, started
+from tests.integration.sharing import Space, assigned, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+
+Json = dict[str, Any]
+
+SYSTEM = names.NAMESPACE
+VALUES: Json = {
+    "webhook": {"shareAgent": "never"},
+    "mps": {"enabled": True, "extraArgs": ["--driver=550.163.01", "--probe-interval=500ms", "--probe-timeout=20s"]},
+    "scheduler": {"replicas": 1, "image": partsimage.SCHEDULER},
+}
+ANOTHER: Json = {"node": "elsewhere", "index": 0, "model": "Tesla P100", "memoryMiB": 16276}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """With the chart and the code of the commit before this one."""
+    with tempfile.TemporaryDirectory(prefix="cw-former-") as folder:
+        print(f"upgraded from {former.write(Path(folder))}")
+        values = VALUES | {"image": {"tag": partsimage.FORMER}}
+        yield from started(SpecOf(nodes=1, chart=True, values=values, former=Path(folder)))
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Cluster) -> Space:
+    return Space(cluster, "team")
+
+
+def part_pods(cluster: Cluster, part: str) -> list[Json]:
+    query = {"labelSelector": f"app.kubernetes.io/component={part}"}
+    found: list[Json] = cluster.api.get(paths.pods(SYSTEM), query)["items"]
+    return found
+
+
+# Pods of the churn that are there together, and what each does; `make soak` has the greater number.
+_AT_A_TIME, _WORK = (50, "sleep 10") if SOAK else (8, "exit 0")
+
+
+class Churn(threading.Thread):
+    """Pods with a share that come and go, a few at a time; what goes wrong is noted."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(daemon=True)
+        self.made: list[str] = []
+        self.problems: list[str] = []
+        self._space = space
+        self._enough = threading.Event()
+
+    def run(self) -> None:
+        while not self._enough.wait(2 / _AT_A_TIME):
+            if sum(pod["status"].get("phase") != "Succeeded" for pod in self._space.pods()) >= _AT_A_TIME:
+                continue
+            name = f"churn-{len(self.made)}"
+            try:
+                self._space.create(workload(name, gpu_mem=100, command=_WORK, spec={"restartPolicy": "Never"}))
+                self.made.append(name)
+            except errors.KubeError as error:
+                self.problems.append(f"{name}: {error}")
+
+    def stop(self) -> None:
+        self._enough.set()
+        self.join(30)
+
+
+def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(cluster: Cluster, space: Space) -> None:
+    space.create(workload("half", gpu_mem=8138, command=IDLE))
+    space.running("half")
+    before = space.get("half")
+    folder = cluster.state_dir / "images"
+    partsimage.write_scheduler(folder / "kube-scheduler.tar", cluster.bin_dir)
+    cluster.node("n1").load_image(folder / "kube-scheduler.tar")
+    churn = Churn(space)
+    churn.start()
+    try:
+        values = {"scheduler": {"mode": "own"}, "extender": {"headroomMiB": 10}, "image": {"tag": partsimage.TAG}}
+        notes = cluster.chart.upgrade(values)
+    finally:
+        churn.stop()
+    assert "REVISION: 2" in notes
+    assert churn.problems == []
+    assert churn.made
+    print(f"{len(churn.made)} pods have come meanwhile")
+    space.wait(lambda: all(space.phase(name) == "Succeeded" for name in churn.made), "all that came have run", 180)
+    after = space.get("half")
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+    assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+    space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
+    space.create(workload("later", gpu_mem=8000, command=IDLE))
+    space.running("later")
+    assert space.get("later")["spec"]["schedulerName"] == "cardwise-scheduler"
+    plain = workload("plain", command=IDLE)
+    space.create(plain)
+    assert space.get("plain")["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_a_rollback_takes_our_scheduler_away_and_no_pod(cluster: Cluster, space: Space) -> None:
+    before = space.get("half")
+    cluster.chart.helm("rollback", "cardwise", "1", "--wait", "--timeout=480s")
+    after = space.get("half")
+    assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+    deployments = cluster.kubectl("get", "deployments", "-n", SYSTEM, "-o", "name").split()
+    assert deployments == ["deployment.apps/cardwise-extender", "deployment.apps/cardwise-webhook"]
+    space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
+    space.create(workload("back", gpu_mem=100, command=IDLE))
+    space.running("back")
+    assert space.get("back")["spec"]["schedulerName"] == "default-scheduler"
+
+
+def static_scheduler(cluster: Cluster) -> Json:
+    """The manifest of a kube-scheduler as kubeadm runs it, in the place of the process."""
+    kubeconfig, state = str(cluster.control_plane.kubeconfig(SCHEDULER)), str(cluster.state_dir)
+    port = cluster.control_plane.ports[SCHEDULER]
+    probe = {"httpGet": {"host": "127.0.0.1", "path": "/readyz", "port": port, "scheme": "HTTPS"}, "periodSeconds": 1}
+    container = {
+        "name": SCHEDULER,
+        "image": partsimage.SCHEDULER,
+        "command": [
+            SCHEDULER,
+            f"--kubeconfig={kubeconfig}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+        ],
+        "readinessProbe": probe,
+        "volumeMounts": [{"name": "state", "mountPath": state, "readOnly": True}],
+    }
+    volumes = [{"name": "state", "hostPath": {"path": state, "type": "Directory"}}]
+    spec = {"containers": [container], "hostNetwork": True, "volumes": volumes, "terminationGracePeriodSeconds": 5}
+    metadata = {"name": SCHEDULER, "namespace": "kube-system"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def test_a_kubeadm_control_plane_is_wired(cluster: Cluster, space: Space) -> None:
+    cluster.process(SCHEDULER).stop()
+    manifest = cluster.node("n1").manifests / "kube-scheduler.yaml"
+    manifest.write_text(yaml.safe_dump(static_scheduler(cluster)))
+    cluster.kubectl("label", "node", "n1", "node-role.kubernetes.io/control-plane=")
+    folder = f"{node.OWN_FOLDER}/kubernetes/manifests"
+    cluster.chart.upgrade({"scheduler": {"mode": "kubeadm", "manifestsDir": folder}})
+    spec = yaml.safe_load(manifest.read_text())["spec"]["containers"][0]
+    assert spec["command"][-1].startswith(f"--config={node.OWN_FOLDER}/kubernetes/cardwise/")
+    space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
+    space.create(workload("wired", gpu_mem=100, command=IDLE))
+    space.running("wired")
+    assert space.get("wired")["spec"]["schedulerName"] == "default-scheduler"
+    assert assigned(space.get("wired"))
+
+
+def test_a_pod_gets_its_share_of_a_card_from_parts_in_pods(space: Space) -> None:
+    space.create(workload("share", gpu_mem=8138, command=IDLE))
+    space.running("share")
+    ((share,),) = assigned(space.get("share")).containers.values()
+    assert space.inside("share", "echo $CARDWISE_MEM_FRACTION $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").split() == [
+        "0.5000",
+        "0=8138M",
+    ]
+    assert space.inside("share", "ls /dev | grep nvidia").split() == [f"nvidia{share.index}"]
+    assert "control" in space.inside("share", "ls $CUDA_MPS_PIPE_DIRECTORY").split()
+
+
+def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster) -> None:
+    said = cluster.chart.helm("test", "cardwise", "--logs")
+    assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in said
+    assert "ok    extender: it knows the cards of 1 node" in said
+    assert "ok    cards: " in said
+    assert "FAIL" not in said
+
+
+@pytest.mark.parametrize("part", ["deviceplugin", "mps"])
+def test_a_part_on_a_node_writes_about_no_other(cluster: Cluster, part: str) -> None:
+    pod = part_pods(cluster, part)[0]
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    account = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/cardwise-{part}/token"
+    token = cluster.api.create(account, {"spec": {"boundObjectRef": bound}})["status"]["token"]
+    kubeconfig = cluster.state_dir / "kubeconfig" / f"pod-of-{part}"
+    authority = cluster.state_dir / "pki" / "ca.crt"
+    pki.kubeconfig(kubeconfig, server=cluster.control_plane.url, ca=authority, token=token)
+    client = KubeClient.load(kubeconfig)
+    spec = ANOTHER | {"uuid": f"GPU-of-{part}"}
+    card = {"metadata": {"name": f"gpu-of-{part}"}, "spec": spec, "apiVersion": names.API_VERSION}
+    cluster.api.create(paths.extendedresources(), card | {"kind": "ExtendedResource"})
+    found = cluster.api.get(paths.extendedresources())["items"]
+    own = next(each["metadata"]["name"] for each in found if each["spec"]["node"] == "n1")
+
+    def patch(name: str) -> None:
+        client.patch(paths.extendedresources(name, "status"), {"status": {"reason": "tried"}}, query={"dryRun": "All"})
+
+    title = {"deviceplugin": "device plugin", "mps": "MPS manager"}[part]
+    refusal = f"the {title} of node n1 may not write what is about node elsewhere"
+    with contextlib.closing(client):
+        patch(own)
+        with pytest.raises(errors.Forbidden, match=refusal):
+            patch(f"gpu-of-{part}")
+
+
+def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluster, space: Space) -> None:
+    manifest = cluster.node("n1").manifests / "kube-scheduler.yaml"
+    wired = yaml.safe_load(manifest.read_text())
+    cluster.chart.upgrade({"scheduler": {"mode": "manual"}})
+    assert yaml.safe_load(manifest.read_text()) == static_scheduler(cluster)
+    space.create(workload("plain-again", command=IDLE))
+    space.running("plain-again", timeout=120)
+    cluster.chart.helm("rollback", "cardwise", "--wait", "--timeout=480s")
+    assert yaml.safe_load(manifest.read_text()) == wired
+
+
+def test_uninstalling_leaves_running_pods_and_nothing_else(cluster: Cluster, space: Space) -> None:
+    before = {name: space.get(name)["status"]["containerStatuses"] for name in ("half", "later", "wired")}
+    cluster.chart.helm("uninstall", "cardwise", "--wait")
+    manifest = yaml.safe_load((cluster.node("n1").manifests / "kube-scheduler.yaml").read_text())
+    assert manifest == static_scheduler(cluster)
+    for name, statuses in before.items():
+        assert space.get(name)["status"]["containerStatuses"] == statuses
+    after = cluster.api.get(paths.nodes("n1"))
+    # The kubelet brings its device plugin's resource back, at 0, until it is restarted.
+    assert after["status"]["allocatable"].pop(names.SHARE, "0") == "0"
+    ours = {key for key in after["status"]["allocatable"] if key.startswith(("aliyun.com/", f"{names.GROUP}/"))}
+    assert ours == set()
+    metadata = after["metadata"]
+    assert names.ACCELERATOR not in metadata["labels"]
+    assert not [key for key in metadata.get("annotations", {}) if key.startswith(f"{names.GROUP}/")]
+    kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations,validatingadmissionpolicies,clusterroles"
+    listed = cluster.kubectl("get", f"{kinds},clusterrolebindings,validatingadmissionpolicybindings", "-o", "name")
+    assert [line for line in listed.splitlines() if "cardwise" in line] == []
+    left = cluster.kubectl("get", "all,secrets,configmaps,leases,rolebindings", "-n", SYSTEM, "-o", "name").split()
+    assert left == ["configmap/kube-root-ca.crt"]
+    assert cluster.api.get(paths.extendedresources())["items"] == []
+    # A pod that asks for a card is an ordinary one again, which no node has anything for.
+    space.create(workload("orphan", gpu_mem=100, command=IDLE))
+    assert space.get("orphan")["spec"]["containers"][0]["resources"]["limits"] == {names.GPU_MEM: "100"}

@@ -1,0 +1,90 @@
+"""`cardwise nodes` and `cardwise defrag` on a real cluster: what is said happens."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cardwise.core import names
+from tests.build import P100
+from tests.cluster import Cluster
+from tests.integration.sharing import Space, deployment, workload
+from tests.integration.test_cli import cardwise
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+
+HERE = "sim-1"  # whose two cards are not taken by whole pods
+
+
+@pytest.fixture
+def space(sim_cluster: Cluster) -> Iterator[Space]:
+    made = Space(sim_cluster, "defrag")
+    yield made
+    made.clear()
+    made.wait(lambda: told(sim_cluster)["cluster"]["usedMiB"] == 0, "the cards are free again", 120)
+
+
+def told(cluster: Cluster) -> dict:
+    shown = cardwise(cluster, "nodes", "-o", "json")
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def place(space: Space, name: str, mem: int) -> None:
+    """A Deployment of one pod of this size, which runs."""
+    space.cluster.api.create(f"/apis/apps/v1/namespaces/{space.name}/deployments", deployment(name, 1, gpu_mem=mem))
+    space.wait(lambda: len(of(space, name)) == 1, f"{name} runs", 120)
+
+
+def of(space: Space, name: str) -> list[dict]:
+    """The pods of the Deployment that run and hold a card."""
+    pods = [pod for pod in space.pods() if pod["metadata"].get("labels", {}).get("app") == name]
+    return [
+        pod for pod in pods if pod["status"].get("phase") == "Running" and names.IDX in pod["metadata"]["annotations"]
+    ]
+
+
+def card_of(space: Space, name: str) -> str:
+    (pod,) = of(space, name)
+    assert pod["spec"]["nodeName"] == HERE
+    return pod["metadata"]["annotations"][names.IDX]
+
+
+def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
+    cluster = space.cluster
+    for node in ("sim-2", "sim-3", "sim-4"):
+        space.create(workload(f"whole-{node}", node=node, gpu_count=2))
+    space.running("whole-sim-2", "whole-sim-3", "whole-sim-4", timeout=120)
+    place(space, "big", 9000)
+    space.create(workload("filler", gpu_mem=6000))
+    space.running("filler", timeout=120)
+    place(space, "small", 3000)
+    big, small = card_of(space, "big"), card_of(space, "small")
+    assert big != small
+    space.kubectl("delete", "pod", "filler", "--grace-period=0", "--force")
+
+    def fragmented() -> bool:
+        node = next(one for one in told(cluster)["nodes"] if one["name"] == HERE)
+        return (node["usedMiB"], node["freeCards"], node["largestFreeMiB"]) == (12_000, 0, P100 - 3000)
+
+    space.wait(fragmented, "the filler's memory is free", 120)
+    table = cardwise(cluster, "nodes", HERE).stdout.splitlines()
+    assert table[1].split()[:5] == [HERE, "2/2", f"12000/{2 * P100}", "0", str(P100 - 3000)]
+    assert table[-1].split()[:4] == ["CLUSTER", "8/8", f"{6 * P100 + 12_000}/{8 * P100}", "0"]
+
+    args = ("--free-cards", "1", "-n", space.name)
+    # The filler vanished without a word of its node: for half a minute its share is kept, and no plan counts on it.
+    space.wait(lambda: cardwise(cluster, "defrag", *args).returncode == 0, "there is a plan", 120)
+    rehearsed = cardwise(cluster, "defrag", *args, "-o", "json")
+    assert rehearsed.returncode == 0, rehearsed.stdout + rehearsed.stderr
+    (move,) = json.loads(rehearsed.stdout)["moves"]
+    assert (move["from"]["cards"][0]["index"], move["to"]["cards"][0]["index"]) == (int(small), int(big))
+    assert card_of(space, "small") == small  # nothing has happened yet
+
+    done = cardwise(cluster, "defrag", *args, "--evict", "--timeout", "120s", timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "done: there is 1 free whole card" in done.stderr
+    space.wait(lambda: len(of(space, "small")) == 1, "the old pod is gone", 60)
+    assert (card_of(space, "small"), card_of(space, "big")) == (big, big)
+    space.create(workload("next", gpu_count=1))
+    space.running("next", timeout=120)

@@ -1,0 +1,120 @@
+"""The commands of the documents, typed on a real cluster in the order of their page. What cannot be typed here says
+where it is tried instead.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cardwise.core import names
+from cardwise.kube import paths
+from tests.cluster import Cluster
+from tests.integration.sharing import Space, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]
+
+# What begins so is tried elsewhere.
+ELSEWHERE = {
+    "make ": "make demo is test_demo.py, make test is what runs this",
+    "docker ": "needs an engine: tests/helm holds the Dockerfile",
+    "helm ": "test_chart.py",
+    "cardwise simulate openb": "the trace is not shipped: tests/cli/test_simulating.py",
+    "cardwise defrag --fit": "more CPUs than the nodes have here: tests/cli/test_defragging.py",
+    "curl --unix-socket": "in a container: test_agent.py",
+    "python -m cardwise.share": "in a container: tests/share",
+    "kubectl -n cardwise-system port-forward": "a Service of the chart: test_chart.py, test_metrics.py",
+}
+OTHER_PAGES = {"migration.md": "test_migration.py types them"}
+
+# What a page names that everybody has under names of one's own, and what it is here.
+HERE = {
+    "GPU-8dc8a2a1": "{card}",
+    "gpu-8dc8a2a1-…": "{resource}",
+    "help.tar.gz": "{folder}/help.tar.gz",
+}
+
+# Objects that a page takes for granted.
+CLASSES = {"nvidia.tesla.k80", "nvidia.tesla.v100"}  # of the cards that there are
+BINDINGS = ["cardwise-view", "operators-drain", "defrag"]  # that pages make
+SLURP = {
+    f"slurp-{i}": {"scheduling.k8s.io/group-name": "slurp", "scheduling.k8s.io/group-pod-num": "2"} for i in range(2)
+}
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of its console blocks; of a block that shows answers too, those after the prompt."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+        lines = [line.strip() for line in block.splitlines() if line.strip()]
+        typed = [line[2:] for line in lines if line.startswith("$ ")]
+        found += typed or lines
+    return [line for line in found if not line.startswith(tuple(ELSEWHERE))]
+
+
+TYPED = {page.name: commands(page) for page in PAGES if page.name not in OTHER_PAGES and commands(page)}
+
+
+@pytest.fixture(scope="module")
+def shell(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Shell"]:
+    """A shell whose kubeconfig is of the namespace `docs`, with what the pages take for granted there."""
+    space = Space(node_cluster, "docs")
+    others = [Space(node_cluster, name) for name in ("my-namespace", "team-a")]
+    folder = tmp_path_factory.mktemp("docs")
+    kubeconfig = folder / "kubeconfig"
+    shutil.copy(node_cluster.kubeconfig, kubeconfig)
+    environment = os.environ | node_cluster.environment() | {"KUBECONFIG": str(kubeconfig)}
+    card = node_cluster.api.get(paths.extendedresources())["items"][0]
+    made = Shell(environment, {"folder": folder, "card": card["spec"]["uuid"], "resource": card["metadata"]["name"]})
+    made.type("kubectl config set-context --current --namespace=docs")
+    for name in CLASSES:
+        every = {"selector": {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["1Mi"]}]}}
+        resource_class = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": name}}
+        node_cluster.kubectl("apply", "-f", "-", stdin=json.dumps(resource_class | {"spec": every}))
+    others[0].create(workload("my-pod", gpu_mem=100))
+    for name, annotations in SLURP.items():
+        space.create(workload(name, gpu_mem=100, annotations=annotations))
+    space.running(*SLURP, timeout=120)
+    yield made
+    for one in (space, *others):
+        node_cluster.kubectl("delete", "namespace", one.name, "--wait=false")
+    node_cluster.kubectl("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
+    node_cluster.kubectl("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
+    for one in (space, *others):
+        one.wait(lambda one=one: not one.pods(), "its pods are gone", 120)
+
+
+class Shell:
+    """Types the lines of a page. `own`: what stands in the values of HERE."""
+
+    def __init__(self, environment: dict[str, str], own: dict[str, object]) -> None:
+        self._environment = environment
+        self._here = {there: here.format(**own) for there, here in HERE.items()}
+
+    def type(self, line: str) -> subprocess.CompletedProcess[str]:
+        for there, here in self._here.items():
+            line = line.replace(there, here)
+        return subprocess.run(
+            ["bash", "-c", line],
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+
+@pytest.mark.parametrize("page", sorted(TYPED))
+def test_every_command_of_the_page_works(page, shell):
+    for line in TYPED[page]:
+        said = shell.type(line)
+        assert said.returncode == 0, f"{page}: {line}\n{said.stdout}{said.stderr}"

@@ -1,0 +1,300 @@
+"""Replicas that are killed, stand still, are stopped and get new certificates, while pods come and go.
+
+All the while a watcher follows every event of every pod: no card above its size, no quota exceeded, no pod that changes
+its place. How long it takes is in docs/measured.md (`python -m bench failover`).
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from tests.build import container
+from tests.cluster import Cluster
+from tests.cluster.processes import Process
+from tests.cluster.simnodes import RUN_SECONDS
+from tests.integration.ganging import bound, create_at_once, member
+from tests.integration.replicas import Pair, ready, two_extenders, webhooks
+from tests.integration.ruleone import RuleOne
+from tests.integration.sharing import Json, Space, inspect, kill9, where, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+LIMIT = 60  # shares of the namespace
+SIZES = (1024, 2048, 4069, 8138)  # MiB
+PATIENCE = 120.0  # seconds, on a busy machine
+
+
+@pytest.fixture
+def space(sim_cluster: Cluster) -> Iterator[Space]:
+    made = Space(sim_cluster, f"failover-{time.monotonic_ns() % 10**9}")
+    yield made
+    made.clear()
+    made.wait(lambda: all(not used for _, used, _ in inspect(sim_cluster).values()), "nothing is held", PATIENCE)
+
+
+@pytest.fixture
+def pair(sim_cluster: Cluster) -> Iterator[Pair]:
+    with two_extenders(sim_cluster) as made:
+        yield made
+
+
+class Rules(RuleOne):
+    """Besides rule 1: a pod keeps its node and its cards, and the namespace never holds more than its quota."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space.cluster)
+        self.granted: dict[str, float] = {}  # when a pod was first seen to hold a share, by name
+        self.began: dict[str, float] = {}  # when the first share was, by the leader's term
+        self._namespace = space.name
+        self._places: dict[str, tuple[str, ...]] = {}
+
+    def take(self, kind: str, obj: Json) -> None:
+        super().take(kind, obj)
+        metadata = obj["metadata"]
+        if metadata["namespace"] != self._namespace or not obj["spec"].get("nodeName"):
+            return
+        place = (*where(obj), metadata.get("annotations", {}).get(names.ASSIGNMENT, ""))
+        before = self._places.setdefault(metadata["uid"], place)
+        if before != place:
+            self.violations.append(f"{metadata['name']} was at {before} and is at {place}")
+        if metadata["uid"] in self.held:
+            self.granted.setdefault(metadata["name"], time.monotonic())
+            self.began.setdefault(metadata["annotations"].get(names.TERM, ""), time.monotonic())
+        if len(self.held) > LIMIT:
+            self.violations.append(f"{len(self.held)} shares are held of {LIMIT}")
+
+    def grants_since(self, moment: float) -> int:
+        return sum(at > moment for at in list(self.granted.values()))
+
+
+class Load:
+    """Pods that run for a second, at `rate` a second where the machine can; every fifth asks for no card."""
+
+    def __init__(
+        self,
+        space: Space,
+        rate: float,
+        *,
+        sizes: Sequence[int] = SIZES,
+        dry: bool = False,
+        enough: Callable[[int], bool] = lambda made: False,
+    ) -> None:
+        """`enough`: of so many pods, for now. `dry`: they are admitted and not stored."""
+        self.made: dict[str, float] = {}  # when the answer came, by name
+        self.failed: list[str] = []
+        self._space = space
+        self._sizes = sizes
+        self._query = {"dryRun": "All"} if dry else None
+        self._is_enough = enough
+        self._over = threading.Event()
+        self._pause = 8 / rate
+        self._threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(8)]
+
+    def __enter__(self) -> Self:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join(60)
+
+    def _run(self, thread: int) -> None:
+        draw, number, due = random.Random(thread), 0, time.monotonic()
+        while not self._over.wait(max(0.0, due - time.monotonic())):
+            due = max(due + self._pause, time.monotonic() - 1.0)
+            if self._is_enough(len(self.made)):
+                continue
+            number += 1
+            plain = number % 5 == 0
+            name = f"{'plain' if plain else 'share'}-{thread}-{number}"
+            asked = [container()] if plain else [container(gpu_mem=draw.choice(self._sizes))]
+            pod = workload(name, asked, annotations={RUN_SECONDS: "1"})
+            try:
+                self._space.cluster.api.create(paths.pods(self._space.name), pod, query=self._query, timeout=30)
+            except errors.KubeError as error:
+                self.failed.append(f"{name}: {error}")
+            else:
+                self.made[name] = time.monotonic()
+
+
+def put_quota(space: Space) -> None:
+    quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "team"}}
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": [{"shares": LIMIT}]}}))
+
+
+def all_is_well(space: Space, rules: Rules, load: Load) -> None:
+    """What has come is placed in the end, and no rule was broken."""
+    space.wait(lambda: set(load.made) <= set(bound(space)), "all pods are placed", PATIENCE + len(load.made) / 5)
+    assert not rules.failed
+    assert rules.violations == []
+    assert load.failed == []
+
+
+def ends(space: Space, pair: Pair, ways: Sequence[Callable[[Process], None]]) -> None:
+    """One leader after the other is ended while 100 pods a second are asked for, where the machine can."""
+    put_quota(space)
+    seconds: list[float] = []
+    with (
+        Rules(space) as rules,
+        Load(space, 100, enough=lambda made: made > 2 * len(rules.granted) + 200) as load,
+    ):
+        space.wait(lambda: len(rules.granted) > 10, "shares are given before", PATIENCE)
+        for number, end in enumerate(ways):
+            leader = pair.leader()
+            end(leader)
+            ended = time.monotonic()
+            gang = f"gang{number}"
+            create_at_once(space, [member(f"{gang}-{i}", gang, 4, gpu_mem=3000) for i in range(4)])
+            with pytest.raises(errors.KubeError, match=names.GPU_MEM):
+                space.create(workload(f"bad{number}", gpu_mem="-1"))
+
+            def resumed(ended: float = ended) -> list[float]:
+                """When the first share of a leader that came later was given."""
+                return [at for at in list(rules.began.values()) if at > ended]
+
+            space.wait(lambda: bool(resumed()), "shares are given again, by the next leader", PATIENCE)
+            seconds.append(min(resumed()) - ended)
+            leader.restart()
+        load.stop()
+        print(f"{len(load.made)} pods; shares are given again after {[round(each, 1) for each in seconds]} s")
+        gangs = [f"gang{number}-" for number in range(len(ways))]
+        space.wait(lambda: all(len(bound(space, gang)) == 4 for gang in gangs), "gangs are placed whole", PATIENCE)
+        all_is_well(space, rules, load)
+
+
+def told_to_end(leader: Process) -> None:
+    """As an update does it."""
+    os.kill(leader.pid, signal.SIGTERM)
+
+
+def freezes(space: Space, pair: Pair, count: int) -> None:
+    """The leader stands still so often until the other gives cards away, and then goes on where it was."""
+    with (
+        Rules(space) as rules,
+        Load(space, 25, sizes=(8138, 12_000), enough=lambda made: made > 2 * len(rules.granted) + 40) as load,
+    ):
+        for number in range(count):
+            leader = pair.leader()
+            other = pair.other(leader)
+            before = time.monotonic()
+            space.wait(lambda since=before: rules.grants_since(since) > 2, "the leader gives cards away", PATIENCE)
+            leader.pause()
+            try:
+                space.wait(lambda name=other.name: pair.leads(name), "the other leads", PATIENCE)
+                since = time.monotonic()
+                space.wait(lambda since=since: rules.grants_since(since) > 2, "the other gives cards away", PATIENCE)
+            finally:
+                leader.resume()
+            space.wait(lambda name=leader.name: pair.stands_by(name), "who stood still knows that it is over", PATIENCE)
+            assert rules.violations == [], f"at try {number}"
+        load.stop()
+        print(f"{count} times a leader stood still, {len(rules.granted)} grants, {len(rules.violations)} double")
+        # All at once: kubectl asks for one after the other, and there may be thousands.
+        space.cluster.api.delete(paths.pods(space.name), {"gracePeriodSeconds": 1}, timeout=PATIENCE)
+    assert not rules.failed
+    assert rules.violations == []
+
+
+def rotates(space: Space, replicas: list[Process], seconds: float) -> None:
+    """Certificates are renewed every 10 s, and the replicas restarted in turn, while pods are admitted."""
+    api, secret = space.cluster.api, paths.secrets(names.NAMESPACE, "cardwise-webhook-tls")
+    leafs, authorities = set(), set()
+    began, restarts = time.monotonic(), 0
+    with Load(space, 20, dry=True) as load:
+
+        def seen() -> bool:
+            data = api.get(secret)["data"]
+            leafs.add(data["tls.crt"])
+            authorities.add(data["authority.crt"])
+            return len(leafs) > restarts + 1
+
+        while time.monotonic() < began + seconds or len(authorities) < 2 or restarts < len(replicas):
+            space.wait(seen, "a new certificate", PATIENCE)
+            process = replicas[restarts % len(replicas)]
+            process.restart()
+            ready(process)
+            restarts += 1
+    print(
+        f"{len(load.made)} admissions, {len(load.failed)} failed, {len(leafs)} certificates of {len(authorities)} CAs, "
+        f"{restarts} restarts in {time.monotonic() - began:.0f} s"
+    )
+    assert load.failed == []
+    assert len(load.made) > 20
+
+
+@pytest.mark.soak  # its limits are seconds of a machine that has nothing else to do
+@pytest.mark.timeout(600)
+def test_leaders_that_are_told_to_end_and_killed_under_load_break_no_rule(space: Space, pair: Pair):
+    ends(space, pair, [told_to_end, kill9])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_twenty_leaders_that_end_under_load(space: Space, pair: Pair):
+    ends(space, pair, [told_to_end, kill9] * 10)
+
+
+@pytest.mark.timeout(900)
+def test_a_leader_that_stood_still_past_its_lease_gives_no_card_twice(space: Space, pair: Pair):
+    freezes(space, pair, 5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2 * 3600)
+def test_two_hundred_leaders_that_stood_still(space: Space, pair: Pair):
+    freezes(space, pair, 200)
+
+
+def test_certificates_change_and_webhooks_restart_and_no_admission_fails(space: Space, sim_cluster: Cluster):
+    with webhooks(sim_cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
+        rotates(space, replicas, 25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_five_minutes_of_new_certificates(space: Space, sim_cluster: Cluster):
+    with webhooks(sim_cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
+        rotates(space, replicas, 300)
+
+
+def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, sim_cluster: Cluster):
+    """What a leader sent before it stood still, by the word of its term; see extender/leadership.py."""
+    lease = paths.leases(names.NAMESPACE, names.LEASE)
+    sim_cluster.wait(lambda: bool(sim_cluster.api.get(lease)["spec"]["holderIdentity"]), "an extender leads", PATIENCE)
+    held = sim_cluster.api.get(lease)
+    uid, transitions = held["metadata"]["uid"], held["spec"]["leaseTransitions"]
+    extender = KubeClient.load(sim_cluster.state_dir / "kubeconfig" / "cardwise-extender")
+    try:
+        pod = space.create(workload("late", gpu_mem=1000, spec={"schedulerName": "nobody"}))
+        with pytest.raises(errors.Invalid, match=rf"{names.TERM}.*of somebody is over"):
+            bind(extender, space, pod, f"{uid}/{transitions - 1}/somebody")
+        assert not space.get("late")["spec"].get("nodeName")
+        bind(extender, space, pod, f"{uid}/{transitions}/somebody")
+        assert space.get("late")["spec"]["nodeName"] == "sim-1"
+        # A cache may be that of a Lease which is no more; nobody is kept from binding by it.
+        other = space.create(workload("other", gpu_mem=1000, spec={"schedulerName": "nobody"}))
+        bind(extender, space, other, f"another-lease/{transitions - 1}/somebody", name="other")
+    finally:
+        extender.close()
+
+
+def bind(client: KubeClient, space: Space, uid: str, term: str, *, name: str = "late") -> None:
+    said = {names.TERM: f"{names.NAMESPACE}/{names.LEASE}/{term}"}
+    metadata = {"name": name, "uid": uid, "annotations": said}
+    body = {"kind": "Binding", "apiVersion": "v1", "metadata": metadata}
+    client.create(paths.pods(space.name, name, "binding"), body | {"target": {"kind": "Node", "name": "sim-1"}})

@@ -1,0 +1,300 @@
+"""Gangs at admission on the real kube-apiserver: gates, labels and markers, refusals, and what nobody may change."""
+
+import functools
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cardwise.core import names
+from cardwise.kube import paths
+from cardwise.kube.client import KubeClient
+from tests import build
+from tests.cluster import Cluster, binaries, processes
+from tests.cluster.parts import CHART
+from tests.cluster.processes import wait_for
+from tests.integration.test_admission import EXTENDER, Api
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+Json = dict[str, Any]
+
+SPACE = "gang-admission"
+GATE = {"name": names.GANG}
+MARKERS = {names.PLACE_MARKER: "0", names.BIND_MARKER: "0"}
+DRY = "--dry-run=server"
+
+
+def pod(name: str, gang: str = "slurp", number: str = "3", **resources: Any) -> Json:
+    """A member; without resources one that asks for nothing."""
+    group = {names.GROUP_NAME: gang, names.GROUP_NUM: number}
+    return build.pod(name, namespace=SPACE, annotations=group, **resources)
+
+
+def workload(kind: str, version: str, **spec: Any) -> Json:
+    labels = {"app": "w"}
+    template = {"metadata": pod("x")["metadata"] | {"labels": labels}, "spec": pod("x")["spec"]}
+    del template["metadata"]["name"], template["metadata"]["namespace"]
+    whole = {"selector": {"matchLabels": labels}, "template": template} | spec
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": "w", "namespace": SPACE}, "spec": whole}
+
+
+@pytest.fixture(scope="module")
+def api(sim_cluster: Cluster) -> Iterator[Api]:
+    api = Api(sim_cluster)
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
+    assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", SPACE).returncode == 0, 60)
+    yield api
+    api.ok("delete", "namespace", SPACE, "--wait=false")
+
+
+@pytest.fixture
+def member(api: Api) -> Iterator[Json]:
+    """One that waits for two others; the policies act."""
+    made = api.create(pod("slurp-0", gpu_mem=8138))
+    label = ("label", "pod", "slurp-0", "-n", SPACE, "--overwrite", f"{names.GANG}=other", DRY)
+    assert wait_for(lambda: api.run(*label).returncode != 0, 60)
+    yield made
+    api.ok("delete", "pod", "slurp-0", "-n", SPACE, "--force", "--grace-period=0", "--ignore-not-found")
+
+
+def said(api: Api, obj: Json) -> str:
+    """What kubectl warns of when the object is created."""
+    done = api.run("create", DRY, "-f", "-", stdin=obj)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_members_are_gated_labelled_and_brought_to_the_extender(api: Api) -> None:
+    worker = api.create(pod("worker", gpu_mem="8Gi"), DRY)
+    server = api.create(pod("server"), DRY)
+    for made in (worker, server):
+        assert made["spec"]["schedulingGates"] == [GATE]
+        assert made["metadata"]["labels"] == {names.GANG: "slurp"}
+    assert worker["spec"]["containers"][0]["resources"]["limits"] == {names.GPU_MEM: "8192", names.SHARE: "1"}
+    resources = server["spec"]["containers"][0]["resources"]
+    assert resources == {"limits": MARKERS, "requests": MARKERS}
+    plain = build.pod("plain", namespace=SPACE)
+    assert "schedulingGates" not in api.create(plain, DRY)["spec"]
+    plain["metadata"]["labels"] = {names.GANG: "slurp"}
+    plain["spec"]["schedulingGates"] = [GATE]
+    made = api.create(plain, DRY)
+    assert "schedulingGates" not in made["spec"]
+    assert names.GANG not in made["metadata"].get("labels", {})
+    assert "removed, since the pod is in no gang" in said(api, plain)
+
+
+def test_a_parameter_server_may_mount_what_pods_without_a_card_may(api: Api) -> None:
+    server = pod("server")
+    server["spec"]["volumes"] = [{"name": "v", "hostPath": {"path": "/var/lib"}}]
+    api.create(server, DRY)
+    worker = pod("worker", gpu_mem=1)
+    worker["spec"]["volumes"] = server["spec"]["volumes"]
+    assert "hostPath" in api.refused("create", DRY, "-f", "-", stdin=worker)
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (pod("a", number="0"), "0 is out of range; write a whole number from 1 to 500"),
+        (pod("a", number="501", gpu_mem=1), "501 is out of range"),
+        (pod("a", number="1.5"), "1.5 is out of range"),
+        (pod("a", number="three"), "'three' is not a quantity"),
+        (pod("a", gang="My_Gang"), "'My_Gang' is no name of a gang"),
+        (
+            workload("StatefulSet", "apps/v1", replicas=3, serviceName="w"),
+            "gang slurp starts only with 3 pods; write podManagementPolicy: Parallel",
+        ),
+    ],
+    ids=["zero", "too many", "fraction", "no number", "name", "ordered"],
+)
+def test_groups_that_can_never_be_whole_are_refused(api: Api, bad: Json, says: str) -> None:
+    assert says in api.refused("create", "-f", "-", stdin=bad)
+
+
+def test_a_member_that_names_its_node_is_refused_in_our_words(api: Api) -> None:
+    bad = pod("a")
+    bad["spec"]["nodeName"] = "sim-1"
+    assert "a pod of a gang must be placed by the scheduler" in api.refused("create", "-f", "-", stdin=bad)
+
+
+@pytest.mark.parametrize(
+    ("obj", "warning"),
+    [
+        (workload("StatefulSet", "apps/v1", replicas=3, serviceName="w", podManagementPolicy="Parallel"), ""),
+        (workload("Deployment", "apps/v1", replicas=3), ""),
+        (workload("Deployment", "apps/v1", replicas=2), "gang slurp needs 3 pods to start and this makes 2"),
+        (workload("ReplicaSet", "apps/v1", replicas=1), "gang slurp needs 3 pods to start and this makes 1"),
+    ],
+    ids=["parallel", "enough", "few", "replica set"],
+)
+def test_workloads_are_told_when_they_make_too_few(api: Api, obj: Json, warning: str) -> None:
+    told = said(api, obj)
+    assert (warning in told) if warning else (told == "")
+
+
+def test_jobs_and_cron_jobs_are_told_too(api: Api) -> None:
+    job = workload("Job", "batch/v1", parallelism=2)
+    del job["spec"]["selector"], job["spec"]["template"]["metadata"]["labels"]
+    job["spec"]["template"]["spec"]["restartPolicy"] = "Never"
+    assert "spec.parallelism: gang slurp needs 3 pods to start and this makes 2" in said(api, job)
+    cron = job | {"kind": "CronJob", "spec": {"schedule": "@daily", "jobTemplate": {"spec": job["spec"]}}}
+    assert "spec.jobTemplate.spec.parallelism: gang slurp needs 3 pods" in said(api, cron)
+
+
+def test_a_number_that_differs_from_that_of_living_members_is_refused(api: Api, member: Json) -> None:
+    other = pod("slurp-1", number="4", gpu_mem=1)
+    says = "4 differs from what pod slurp-0 of the same gang says, 3; write 3"
+    refused = functools.partial(api.run, "create", DRY, "-f", "-", stdin=other)
+    assert wait_for(lambda: says in refused().stderr, 60), refused().stderr
+    api.create(pod("slurp-1", gpu_mem=1), DRY)
+    elsewhere = pod("other", gang="other", number="4")
+    api.create(elsewhere, DRY)
+
+
+def test_a_copy_of_a_gated_member_is_one_more_of_it(api: Api, member: Json) -> None:
+    copy = deepcopy(member)
+    copy["metadata"]["name"] = "slurp-9"
+    del copy["metadata"]["resourceVersion"], copy["metadata"]["uid"]
+    made = api.create(copy, DRY)
+    assert made["spec"]["schedulingGates"] == [GATE]
+    assert said(api, copy) == ""
+
+
+def test_a_copy_of_a_placed_member_is_gated_and_placed_anew(api: Api) -> None:
+    api.create(pod("placed", gang="copied"))
+    ungate = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "placed"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "sim-1"},
+    }
+    try:
+        api.ok("patch", "pod", "placed", "-n", SPACE, "--type=json", "-p", ungate, f"--as={EXTENDER}")
+        path = f"/api/v1/namespaces/{SPACE}/pods/placed/binding"
+        api.ok("create", "--raw", path, "-f", "-", f"--as={EXTENDER}", stdin=binding)
+        copy = api.get("pod", "placed", "-n", SPACE)
+        assert copy["spec"]["nodeName"] == "sim-1"
+    finally:
+        api.ok("delete", "pod", "placed", "-n", SPACE, "--force", "--grace-period=0")
+    made = api.create(copy, DRY)
+    assert "nodeName" not in made["spec"]
+    assert made["spec"]["schedulingGates"] == [GATE]
+    assert made["spec"]["containers"][0]["resources"]["limits"] == MARKERS
+
+
+def test_which_gang_a_pod_is_in_is_settled_when_it_is_created(api: Api, member: Json) -> None:
+    at = ("slurp-0", "-n", SPACE)
+    settled = "is settled when it is created; delete the pod and create it again"
+    for key in (names.GANG, names.COSCHEDULING, names.GROUP_NAME, names.GROUP_NUM):
+        error = api.refused("label", "pod", *at, "--overwrite", f"{key}=other")
+        assert f"metadata.labels[{key}]" in error
+        assert settled in error
+    assert settled in api.refused("label", "pod", *at, f"{names.GANG}-")
+    for key in (names.GROUP_NAME, names.GROUP_NUM):
+        assert settled in api.refused("annotate", "pod", *at, "--overwrite", f"{key}=4")
+        assert settled in api.refused(
+            "annotate", "pod", *at, f"{key}-", f"--as={EXTENDER}", "--as-group=system:masters"
+        )
+    patch = json.dumps({"metadata": {"labels": {names.GANG: "other"}}})
+    assert settled in api.refused("patch", "pod", *at, "--subresource=status", "--type=merge", "-p", patch)
+    api.ok("label", "pod", *at, "mine=1")
+    api.ok("annotate", "pod", *at, "mine=1")
+    api.create(build.pod("plain", namespace=SPACE))
+    assert settled in api.refused("label", "pod", "plain", "-n", SPACE, f"{names.GANG}=slurp")
+    api.ok("label", "pod", "plain", "-n", SPACE, f"{names.COSCHEDULING}=theirs")
+    api.ok("delete", "pod", "plain", "-n", SPACE, "--force", "--grace-period=0")
+
+
+def test_only_the_extender_opens_the_gate(api: Api, member: Json) -> None:
+    ungate = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
+    at = ("patch", "pod", "slurp-0", "-n", SPACE, "--type=json", "-p", ungate)
+    error = api.refused(*at)
+    assert f"spec.schedulingGates[{names.GANG}]: only the Cardwise extender takes this gate away" in error
+    api.ok(*at, DRY, f"--as={EXTENDER}")
+
+
+def test_the_place_in_the_queue_may_be_changed_to_a_whole_number(api: Api, member: Json) -> None:
+    at = ("annotate", "pod", "slurp-0", "-n", SPACE, "--overwrite")
+    for good in ("10", "-3", "+7"):
+        api.ok(*at, f"{names.QUEUE_PRIORITY}={good}")
+    for bad in ("high", "1.5", "", "12345678901"):
+        error = api.refused(*at, f"{names.QUEUE_PRIORITY}={bad}")
+        assert f"metadata.annotations[{names.QUEUE_PRIORITY}]: is no whole number" in error
+    high = pod("slurp-1", gpu_mem=1)
+    high["metadata"]["annotations"][names.QUEUE_PRIORITY] = "high"
+    assert "'high' is no whole number" in api.refused("create", "-f", "-", stdin=high)
+
+
+def test_only_the_extender_says_how_far_a_gang_is(api: Api) -> None:
+    group = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": {"name": "g", "namespace": SPACE}}
+    api.create(group | {"spec": {"minMember": 2}})
+    try:
+        running = {"status": {"phase": "Running"}}
+        at = ("patch", "podgroup", "g", "-n", SPACE, "--subresource=status", "--type=merge", "-p", json.dumps(running))
+        error = api.refused(*at)
+        assert "status: only the Cardwise extender writes the status of a PodGroup" in error
+        extender = KubeClient.load(api.cluster.kubeconfig)
+        extender._headers[""]["Impersonate-User"] = EXTENDER
+        extender.patch(paths.podgroups(SPACE, "g", "status"), running, query={"dryRun": "All"})
+        extender.close()
+        api.ok("patch", "podgroup", "g", "-n", SPACE, "--type=merge", "-p", json.dumps({"spec": {"minMember": 3}}))
+    finally:
+        api.ok("delete", "podgroup", "g", "-n", SPACE)
+    assert "minMember" in api.refused("create", "-f", "-", stdin=group | {"spec": {"minMember": 0}})
+
+
+def test_device_nodes_are_refused_where_the_admin_says_so(api: Api) -> None:
+    helm = str(binaries.helm(print) / "helm")
+    chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", binaries.KUBERNETES]
+    policy = [helm, *chart, "-s", "templates/policies/hostpaths.yaml"]
+    rdma = build.pod("rdma", namespace=SPACE)
+    rdma["spec"]["volumes"] = [{"name": "v", "hostPath": {"path": "/dev/infiniband/uverbs0"}}]
+    create = functools.partial(api.run, "create", DRY, "-f", "-", stdin=rdma)
+    assert create().returncode == 0
+    api.cluster.apply(processes.run([*policy, "--set", "policies.deviceHostPaths={/dev/infiniband,/dev/vfio}"]))
+    try:
+        says = "gives access to devices past Cardwise; leave the volume out and ask for the device by its class"
+        assert wait_for(lambda: says in create().stderr, 60), create().stderr
+    finally:
+        api.cluster.apply(processes.run(policy))
+    assert wait_for(lambda: create().returncode == 0, 60)
+
+
+def test_pods_in_no_gang_never_wait_for_the_webhook(api: Api, member: Json) -> None:
+    deployment = workload("Deployment", "apps/v1", replicas=0)
+    api.create(deployment)
+    api.webhook.stop()
+    try:
+        api.create(build.pod("plain", namespace=SPACE), DRY)
+        volcano = pod("theirs")
+        volcano["spec"]["schedulerName"] = "volcano"
+        api.create(volcano, DRY)
+        for ours in (pod("worker", gpu_mem=1), pod("server")):
+            assert "failed calling webhook" in api.refused("create", DRY, "-f", "-", stdin=ours)
+        # What it made earlier can be changed and deleted, and the policies hold.
+        api.ok("annotate", "pod", "slurp-0", "-n", SPACE, "mine=2", "--overwrite")
+        api.ok("scale", "deployment", "w", "-n", SPACE, "--replicas=1", DRY)
+        change = json.dumps({"spec": {"minReadySeconds": 1}})
+        api.ok("patch", "deployment", "w", "-n", SPACE, "--type=merge", "-p", change)
+        assert "is settled" in api.refused("label", "pod", "slurp-0", "-n", SPACE, f"{names.GANG}-")
+    finally:
+        api.webhook.restart()
+        api.cluster.parts.wait_ready("webhook", 60)
+        again = functools.partial(api.run, "create", DRY, "-f", "-", stdin=pod("worker", gpu_mem=1))
+        assert wait_for(lambda: again().returncode == 0, 60)
+        api.ok("delete", "deployment", "w", "-n", SPACE)
+
+
+@pytest.mark.parametrize(
+    "example", sorted((CHART.parents[1] / "examples" / "gangs").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_the_examples_are_admitted(api: Api, example: Path) -> None:
+    done = api.run("apply", DRY, "-n", SPACE, "-f", str(example))
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if line]
+    assert all("the others must come from elsewhere" in line for line in warnings)

@@ -1,0 +1,325 @@
+"""Gangs on the real scheduler: never bound in part, nothing held in vain, never stuck, whatever is short or dies."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import paths
+from tests.build import P100, container
+from tests.cluster import Cluster
+from tests.cluster.cards import card_uuid
+from tests.integration.conftest import SpecOf, started
+from tests.integration.ganging import bound, create_at_once, groups, many_gangs, member, phase, waits
+from tests.integration.ruleone import Follower
+from tests.integration.sharing import Json, Space, kill9, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+NODES = 6  # of two cards each
+CARDS = 2 * NODES
+MANY_NODES = 50  # likewise
+MANY_CARDS = 2 * MANY_NODES
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    yield from started(SpecOf(sim_nodes=NODES))
+
+
+@pytest.fixture(scope="module")
+def big() -> Iterator[Cluster]:
+    yield from started(SpecOf(sim_nodes=MANY_NODES))
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    yield from spaces(cluster, request)
+
+
+@pytest.fixture
+def big_space(big: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    yield from spaces(big, request)
+
+
+def spaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    made = Space(cluster, request.node.name.replace("_", "-")[5:60].strip("-").partition("[")[0])
+    yield made
+    empty(made)
+
+
+def empty(space: Space) -> None:
+    space.clear()
+    space.wait(lambda: not groups(space), "automatic PodGroups go with their pods")
+
+
+class Witness(Follower):
+    """Does something as soon as the API server tells that a pod of the gang is bound."""
+
+    def __init__(self, space: Space, gang: str, first: Callable[[], object]) -> None:
+        super().__init__(space.cluster, paths.pods(space.name))
+        self.died = threading.Event()
+        self._gang = gang
+        self._act = first
+
+    def take(self, kind: str, obj: Json) -> None:
+        """The pod is so now."""
+        ours = (obj["metadata"].get("labels") or {}).get(names.GANG) == self._gang
+        if ours and obj["spec"].get("nodeName") and not self.died.is_set():
+            self._act()
+            self.died.set()
+
+
+def test_the_articles_scene(space):
+    """Three free cards, and in the queue A1, x, y, A2, A3."""
+    create_at_once(space, [workload(f"fill-{i}", gpu_mem=P100) for i in range(CARDS - 3)])
+    space.wait(lambda: len(bound(space)) == CARDS - 3, "three cards are free")
+    space.create(member("a-1", "a", 3, gpu_mem=P100))
+    space.create(workload("x", gpu_mem=P100))
+    space.create(workload("y", gpu_mem=P100))
+    space.create(member("a-2", "a", 3, gpu_mem=P100))
+    space.placed("x")
+    space.placed("y")
+    space.wait(lambda: "waiting for 1 of 3 members" in space.reasons("a-1"), "who waits is told for how many")
+    space.create(member("a-3", "a", 3, gpu_mem=P100))
+    waits(space, "a")
+    space.wait(lambda: "does not fit as a whole" in space.reasons("a-1"), "the scheduler says why")
+    space.kubectl("delete", "pod", "x", "y", "--wait=false")
+    space.wait(lambda: len(bound(space, "a-")) == 3, "a is bound")
+    space.wait(lambda: phase(space, "a") == "Running", "its PodGroup says so")
+    space.wait(lambda: "GangBound" in space.reasons("a-1"), "and so does an event")
+
+
+def test_as_many_as_there_are_cards_and_one_card_too_few(space):
+    one_card_too_few(space, NODES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_hundred_of_a_whole_card_on_ninety_nine(big_space):
+    one_card_too_few(big_space, MANY_NODES)
+
+
+def one_card_too_few(space: Space, nodes: int) -> None:
+    cards, api = 2 * nodes, space.cluster.api
+    ill = names.extended_resource_name(card_uuid(f"sim-{nodes}", 1))
+    status = paths.extendedresources(ill, "status")
+    api.patch(status, {"status": {"health": "Unhealthy"}})
+    create_at_once(space, [member(f"g-{i}", "g", cards, gpu_mem=P100) for i in range(cards)])
+    waits(space, "g")
+    space.put(workload("single", gpu_mem=P100))
+    space.kubectl("delete", "pod", "single", "--wait=false")
+    waits(space, "g", 2)
+    api.patch(status, {"status": {"health": "Healthy"}})
+    space.wait(lambda: len(bound(space, "g-")) == cards, "all are bound", 120)
+    space.running(*(f"g-{i}" for i in range(cards)))
+
+
+def test_a_job_of_parameter_servers_and_workers_as_plain_yaml(space):
+    job = {"scheduling.k8s.io/group-name": "tf", "scheduling.k8s.io/group-pod-num": "6"}
+    manifests = []
+    for role, count, limits in (("ps", 2, {"cpu": "1"}), ("worker", 4, {"aliyun.com/gpu-mem": "8138"})):
+        template = {
+            "metadata": {"labels": {"app": role}, "annotations": job},
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "tf", "image": "cardwise.local/busybox:1", "resources": {"limits": limits}}],
+            },
+        }
+        spec = {"replicas": count, "selector": {"matchLabels": {"app": role}}, "template": template}
+        manifests.append({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": role}, "spec": spec})
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests))
+    space.wait(lambda: len(bound(space)) == 6, "all are bound")
+    space.wait(lambda: groups(space).get("tf", {}).get("bound") == 6, "the PodGroup counts them")
+    # A member that is made anew while the gang runs is placed alone.
+    name = next(iter(bound(space, "worker")))
+    space.kubectl("delete", "pod", name, "--wait=false")
+    space.wait(lambda: name not in bound(space) and len(bound(space)) == 6, "another one has its place")
+
+
+def test_two_gangs_of_which_one_fits(space):
+    size = CARDS * 2 // 3
+    create_at_once(space, [member(f"{gang}-{i}", gang, size, gpu_mem=P100) for i in range(size) for gang in "ab"])
+    space.wait(lambda: len(bound(space)) == size, "one is bound")
+    (first,) = {name[0] for name in bound(space)}
+    second = "b" if first == "a" else "a"
+    waits(space, second)
+    space.kubectl("delete", "pod", *bound(space, first), "--wait=false")
+    space.wait(lambda: len(bound(space, second)) == size, "then the other")
+
+
+def test_a_podgroup_says_how_many_and_more_follow(space):
+    spec = {"minMember": 3, "timeoutSeconds": 10, "priority": 5}
+    group = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": {"name": "g"}, "spec": spec}
+    space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(group))
+    for i in range(2):
+        space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
+    space.wait(lambda: groups(space)["g"].get("members") == 2, "two are there")
+    assert phase(space, "g") == "Pending"
+    assert bound(space) == {}
+    for i in range(2, 5):
+        space.create(member(f"g-{i}", "g", None, gpu_mem=1000))
+    space.wait(lambda: len(bound(space)) == 5, "all five are bound")
+    table = space.kubectl("get", "gang").splitlines()
+    assert table[0].split()[:5] == ["NAME", "PHASE", "MIN-MEMBER", "MEMBERS", "BOUND"]
+    space.wait(
+        lambda: space.kubectl("get", "gang").splitlines()[1].split()[:5] == ["g", "Running", "3", "5", "5"], "so"
+    )
+    space.kubectl("delete", "gang", "g")
+
+
+def test_a_member_that_cannot_be_scheduled_lets_nothing_be_held_for_long(cluster, space):
+    """And a scheduler that goes away while others wait in bind ends the hold at once."""
+    space.create(member("g-0", "g", 3, gpu_mem=P100))
+    space.create(member("g-1", "g", 3, gpu_mem=P100))
+    space.create(member("g-2", "g", 3, gpu_mem=P100, node="nowhere"))
+    space.wait(lambda: phase(space, "g") == "Held", "it is held, since nobody knows where g-2 may go")
+    space.wait(lambda: groups(space)["g"]["waitingFor"] == ["g-2"], "two wait in bind")
+    space.wait(lambda: "gang g fits, waiting for g-2" in space.reasons("g-0"), "and are told")
+    scheduler = cluster.process("kube-scheduler")
+    scheduler.kill()
+    try:
+        space.wait(lambda: phase(space, "g") == "Waiting" and not groups(space)["g"]["held"], "nothing is held", 20)
+        assert bound(space) == {}
+    finally:
+        scheduler.restart()
+    waits(space, "g")
+    space.kubectl("delete", "pod", "g-2", "--wait=false")
+    space.create(member("g-3", "g", 3, gpu_mem=P100))
+    space.wait(lambda: len(bound(space)) == 3, "with another member it is bound", 90)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "freeze"])
+def test_an_extender_that_dies_between_the_first_and_the_last_bind(cluster, space, how):
+    """A part of the gang is bound then. The rest follows, and before that nobody else gets its cards."""
+    size = 100
+    for attempt in "abcd":
+        at_death = _die_while_it_binds(cluster, space, how, attempt, size)
+        space.kubectl("delete", "pod", *(f"{attempt}-{i}" for i in range(size)), "--wait=false")
+        if 0 < at_death < size or how == "stop":  # who stops finishes what has begun
+            return
+    pytest.fail("the gang was always bound as a whole before the extender was dead")
+
+
+def _die_while_it_binds(cluster: Cluster, space: Space, how: str, gang: str, size: int) -> int:
+    """How many were bound when it died."""
+    extender = cluster.process("extender")
+    die = {"kill": lambda: kill9(extender), "stop": extender.stop, "freeze": extender.pause}[how]
+    with Witness(space, gang, die) as witness:
+        create_at_once(space, [member(f"{gang}-{i}", gang, size, gpu_mem=500) for i in range(size)])
+        assert witness.died.wait(60), witness.failed
+    at_death = len(bound(space, gang))
+    if how == "freeze":
+        time.sleep(6)  # longer than its lease
+        extender.resume()
+    else:
+        extender.restart()
+    cluster.parts.wait_ready("extender", 60)
+    space.wait(lambda: len(bound(space, gang)) == size, f"the rest is bound; {at_death} were when it died")
+    space.wait(lambda: phase(space, gang) == "Running", "the PodGroup says so")
+    return at_death
+
+
+def test_cpu_may_be_what_is_short(space):
+    """The plan counts the CPU of all pods, also of those that are none of ours."""
+    plain = workload("plain", [{"name": "c", "image": "cardwise.local/busybox:1"}], node="sim-2")
+    plain["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "40"}}
+    space.create(plain)
+    space.placed("plain")
+    create_at_once(space, [member(f"g-{i}", "g", NODES, gpu_mem=1000, cpu="40") for i in range(NODES)])
+    waits(space, "g")
+    space.kubectl("delete", "pod", "plain", "--wait=false")
+    space.wait(
+        lambda: sorted(bound(space, "g-").values()) == [f"sim-{i + 1}" for i in range(NODES)], "one on each node"
+    )
+
+
+def test_members_without_cards_are_tried_again_when_a_node_gets_more_cpu(cluster, space):
+    """kube-scheduler asks us about nobody meanwhile: it must see by itself that the pods may fit."""
+    status = paths.nodes("sim-1", "status")
+    plain = [{"name": "c", "image": "cardwise.local/busybox:1", "resources": {"requests": {"cpu": "40"}}}]
+    create_at_once(space, [workload(f"plain-{i}", plain, node=f"sim-{i + 1}") for i in range(NODES)])
+    space.wait(lambda: len(bound(space, "plain")) == NODES, "no node has the CPU")
+    create_at_once(space, [member(f"g-{i}", "g", 2, cpu="30") for i in range(2)])
+    space.wait(lambda: "Insufficient cpu" in space.reasons("g-0") + space.reasons("g-1"), "they are tried")
+    waits(space, "g", 2)
+    before = cluster.api.get(paths.nodes("sim-1"))["status"]["allocatable"]["cpu"]
+    try:
+        cluster.api.patch(status, {"status": {"allocatable": {"cpu": "128"}}})
+        space.wait(lambda: len(bound(space, "g-")) == 2, "both are bound", 60)
+    finally:
+        cluster.api.patch(status, {"status": {"allocatable": {"cpu": before}}})
+
+
+def test_anti_affinity_may_be_what_is_short(space):
+    """The planner knows nothing of it: the scheduler's offers teach it."""
+    alone = {
+        "labelSelector": {"matchLabels": {"apart": "yes"}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [alone]}}
+
+    def apart(name: str, gang: str, minimum: int) -> Json:
+        made = member(name, gang, minimum, gpu_mem=1000, spec={"affinity": affinity})
+        made["metadata"]["labels"] = {"apart": "yes"}
+        return made
+
+    create_at_once(space, [apart(f"b-{i}", "b", NODES + 1) for i in range(NODES + 1)])
+    space.wait(lambda: phase(space, "b") in ("Held", "Waiting"), "b is tried")
+    time.sleep(5)
+    assert bound(space) == {}
+    space.kubectl("delete", "pod", *(f"b-{i}" for i in range(NODES + 1)), "--wait=false")
+    create_at_once(space, [apart(f"a-{i}", "a", NODES) for i in range(NODES)])
+    space.wait(lambda: len(set(bound(space, "a-").values())) == NODES, "one on each node")
+
+
+def test_taints_may_be_what_is_short(cluster, space):
+    node = paths.nodes("sim-5")
+    cluster.api.patch(node, {"spec": {"taints": [{"key": "test", "value": "x", "effect": "NoSchedule"}]}})
+    try:
+        create_at_once(space, [member(f"g-{i}", "g", CARDS - 1, gpu_mem=P100) for i in range(CARDS - 1)])
+        time.sleep(5)
+        assert bound(space) == {}
+    finally:
+        cluster.api.patch(node, {"spec": {"taints": None}})
+    space.wait(lambda: len(bound(space)) == CARDS - 1, "without the taint it is bound", 90)
+
+
+def test_a_big_gang_does_not_keep_others_waiting(space):
+    """While two hundred wait in bind for the last one, a single pod is bound."""
+    size = 200
+    create_at_once(space, [member(f"g-{i}", "g", size, gpu_mem=500) for i in range(size - 1)])
+    space.create(member("g-last", "g", size, gpu_mem=500, node="nowhere"))
+    space.wait(lambda: groups(space)["g"].get("waitingFor") == ["g-last"], "all but one wait in bind")
+    space.put(workload("single", gpu_mem=500))
+    assert bound(space, "g-") == {}
+    space.kubectl("delete", "pod", "g-last", "--wait=false")
+    space.create(member("g-other", "g", size, gpu_mem=500))
+    space.wait(lambda: len(bound(space, "g-")) == size, "then all are", 90)
+
+
+def test_sizes_and_several_cards_differ_between_members(space):
+    pods = [
+        member("g-whole", "g", 4, gpu_count=2),
+        member("g-split", "g", 4, gpu_mem=8000, gpu_count=2),
+        member("g-small", "g", 4, gpu_mem=100),
+        member("g-two", "g", 4, containers=[container("a", gpu_mem=500), container("b", gpu_mem=700)]),
+    ]
+    create_at_once(space, pods)
+    space.wait(lambda: len(bound(space)) == 4, "all are bound")
+
+
+@pytest.mark.timeout(420)
+def test_some_gangs_while_the_extender_dies_again_and_again(space):
+    many_gangs(space, cards=CARDS, gangs=10, largest=8, arrive=5, limit=250, half=60)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_thirty_gangs_while_the_extender_dies_again_and_again(big_space):
+    for every in (10, 10, 25):
+        many_gangs(big_space, cards=MANY_CARDS, gangs=30, largest=20, arrive=30, limit=500, half=15, every=every)
+        empty(big_space)

@@ -1,0 +1,264 @@
+"""A real Prometheus scrapes the parts of a running cluster: what the dashboard and the alerts ask for is there."""
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cardwise.core.verdict import Refusal
+from cardwise.kube import errors
+from tests.build import P100
+from tests.cluster import Cluster, binaries, mps, ports
+from tests.cluster.parts import CHART
+from tests.cluster.processes import Process, wait_for
+from tests.cluster.prometheus import Prometheus, programs
+from tests.integration.ganging import member
+from tests.integration.sharing import Space, workload
+from tests.observability.metricdocs import documented
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(600)]
+
+_MIB = 1024 * 1024
+ALERTS = CHART / "files" / "alerts" / "cardwise.yaml"
+DASHBOARD = CHART / "files" / "dashboards" / "cardwise.json"
+PROGRAM = Path(sys.executable).parent / "cardwise-mps"
+MPS_NODE = "metrics-mps"  # a manager of cards that the cluster does not know: nobody else feels it
+
+# Of these expressions a healthy cluster has nothing to tell; they must be right all the same.
+QUIET = (
+    "cardwise_extender_ahead_total",  # for clusters of more than a thousand nodes
+    "cardwise_thread_failures_total",
+    "cardwise_mps_thread_failures_total",
+    "cardwise_mps_daemon_failures_total",
+    "cardwise_mps_server_faults_total",
+    "cardwise_mps_heals_total",
+    "cardwise_mps_settings_lost_total",
+    "cardwise_mps_clients_detached_total",
+    "cardwise_mps_used_bytes",  # nothing computes on a simulated card
+    "cardwise_mps_audit_found_total",
+    "cardwise_mps_audit_evictions_total",
+    "cardwise_mps_audit_blind_total",
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    try:
+        return programs(print)
+    except binaries.NoBinaries as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def space(node_cluster: Cluster) -> Iterator[Space]:
+    """With a pod that runs, a gang that is bound, one that waits, and one that was refused."""
+    made = Space(node_cluster, "metrics")
+    made.put(workload("half", gpu_mem=P100 // 2, gpu_core=50))
+    made.create(member("pair-0", "pair", 2, gpu_mem=1024))
+    made.create(member("pair-1", "pair", 2, gpu_mem=1024))
+    made.placed("pair-0", 60)
+    made.placed("pair-1", 60)
+    made.create(workload("waits", gpu_count=2, node="n1" if made.placed("half")[0] == "n1" else "n2"))
+    made.wait(lambda: "Insufficient" in made.reasons("waits"), "waits is told why it waits")
+    with pytest.raises(errors.KubeError):
+        made.create(workload("huge", gpu_mem=100 * P100))
+    yield made
+    made.clear()
+
+
+@pytest.fixture(scope="module")
+def manager(node_cluster: Cluster) -> Iterator[str]:
+    """The address of an MPS manager with one card of its own."""
+    home = node_cluster.state_dir / MPS_NODE
+    home.mkdir(mode=0o711)
+    mps.open_up(home, node_cluster.state_dir.parent)
+    known = yaml.safe_load((node_cluster.node("n1").folder / "cards.yaml").read_text())["cards"][0]
+    (home / "cards.yaml").write_text(yaml.safe_dump({"cards": [known | {"uuid": "GPU-metrics-0"}]}))
+    (port,) = ports.free(1)
+    address = f"127.0.0.1:{port}"
+    kubeconfig = node_cluster.state_dir / "kubeconfig" / "cardwise-deviceplugin"
+    flags = [each for each in mps.flags(home, MPS_NODE) if not each.startswith("--metrics-bind")]
+    process = Process(node_cluster.state_dir, MPS_NODE)
+    process.start(
+        [str(PROGRAM), f"--kubeconfig={kubeconfig}", f"--metrics-bind={address}", *flags, "--stop-daemons=always"],
+        mps.environment(),
+    )
+    yield address
+    process.stop(30)
+
+
+@pytest.fixture(scope="module")
+def addresses(node_cluster: Cluster, manager: str) -> dict[str, dict[str, dict[str, str]]]:
+    """What there is to scrape: labels by address by job."""
+    parts = node_cluster.parts
+    nodes = {f"127.0.0.1:{parts.metrics_port(f'deviceplugin-{node}')}": {"node": node} for node in ("n1", "n2")}
+    return {
+        "cardwise-webhook": {f"127.0.0.1:{parts.ports['webhook-metrics']}": {}},
+        "cardwise-extender": {f"127.0.0.1:{parts.ports['extender-metrics']}": {}},
+        "cardwise-deviceplugin": nodes,
+        "cardwise-mps": {manager: {"node": MPS_NODE}},
+    }
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    node_cluster: Cluster, folder: Path, addresses: dict[str, dict[str, dict[str, str]]], space: Space
+) -> Iterator[Prometheus]:
+    del space  # its pods are to be told
+    made = Prometheus(folder, node_cluster.state_dir / "prometheus", addresses)
+    made.start(ALERTS)
+    count = sum(map(len, addresses.values()))
+    try:
+        assert wait_for(lambda: _up(made) == count, 60), made.query("up")
+        yield made
+    finally:
+        made.stop()
+
+
+def _up(prometheus: Prometheus) -> int:
+    return sum(sample["value"][1] == "1" for sample in prometheus.query("up"))
+
+
+def _panels() -> dict[str, str]:
+    """The expressions of the dashboard by panel, with its variables filled in."""
+    found = {}
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$__rate_interval", "1m").replace("$node", ".*")
+            assert "$" not in expression, f"{panel['title']}: a variable that nobody fills in"
+            found[f"{panel['title']} {target['refId']}"] = expression
+    return found
+
+
+def test_every_panel_shows_something(prometheus: Prometheus) -> None:
+    panels = _panels()
+    assert len(panels) > 50
+    empty = dict(panels)
+
+    def told() -> bool:
+        for name, expression in list(empty.items()):
+            if prometheus.query(expression):
+                del empty[name]
+        return not [each for each in empty.values() if not _quiet(each)]
+
+    wait_for(told, 90)
+    assert {name: each for name, each in empty.items() if not _quiet(each)} == {}
+
+
+def _quiet(expression: str) -> bool:
+    return any(name in expression for name in QUIET)
+
+
+def test_the_numbers_are_those_of_the_cluster(prometheus: Prometheus, space: Space) -> None:
+    node, index = space.placed("half")
+    card = f'node="{node}",index="{index}"'
+    ours = {(P100 // 2 + each) * _MIB for each in (0, 1024, 2048)}  # the gang may be on the same card
+    _eventually(prometheus, f"cardwise_card_used_bytes{{{card}}}", lambda found: found <= ours)
+    _eventually(prometheus, f"cardwise_card_granted_bytes{{{card}}}", lambda found: min(found) >= P100 // 2 * _MIB)
+    _eventually(prometheus, f"cardwise_card_cores_used_ratio{{{card}}}", lambda found: found == {0.5})
+    _eventually(prometheus, "sum(cardwise_card_memory_bytes)", lambda found: found == {4 * P100 * _MIB})
+    left = "sum(cardwise_card_free_bytes + cardwise_card_used_bytes - cardwise_card_memory_bytes)"
+    _eventually(prometheus, left, lambda found: found == {0})
+    _eventually(prometheus, "sum(cardwise_extender_leader)", lambda found: found == {1})
+    _eventually(prometheus, 'cardwise_extender_gangs{phase="Running"}', lambda found: min(found) >= 1)
+    why = f'cardwise_extender_waiting_pods{{reason="{Refusal.NO_WHOLE_CARD.text}"}}'
+    _eventually(prometheus, why, lambda found: min(found) >= 1)
+    refused = 'sum(cardwise_webhook_refusals_total{reason="memory"})'
+    _eventually(prometheus, refused, lambda found: min(found) >= 1)
+    _eventually(prometheus, 'cardwise_mps_state{state="Ready"}', lambda found: found == {1})
+    _eventually(prometheus, "cardwise_extender_ledger_disagreements", lambda found: found == {0})
+    _eventually(prometheus, "cardwise_certificate_expiry_timestamp_seconds > bool time()", lambda found: found == {1})
+
+
+def _eventually(prometheus: Prometheus, expression: str, good: Callable[[set[float]], bool]) -> None:
+    seen: set[float] = set()
+
+    def look() -> bool:
+        nonlocal seen
+        seen = {float(sample["value"][1]) for sample in prometheus.query(expression)}
+        return bool(seen) and good(seen)
+
+    assert wait_for(look, 120), f"{expression}: {seen}"
+
+
+def test_every_alert_can_be_evaluated(prometheus: Prometheus) -> None:
+    written = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+    def rules() -> dict[str, dict[str, Any]]:
+        groups = prometheus.ask("rules", type="alert")["groups"]
+        return {rule["name"]: rule for group in groups for rule in group["rules"]}
+
+    wait_for(lambda: all(rule["health"] == "ok" for rule in rules().values()), 60)
+    found = rules()
+    assert sorted(found) == sorted(written)
+    assert {name: rule.get("lastError", "") for name, rule in found.items() if rule["health"] != "ok"} == {}
+    assert found["CardwiseNoLeader"]["state"] == "inactive"
+
+
+def _expression(alert: str) -> str:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return next(str(rule["expr"]) for group in groups for rule in group["rules"] if rule["alert"] == alert)
+
+
+def test_an_alert_speaks_when_there_is_reason(prometheus: Prometheus) -> None:
+    """What nobody scrapes is no leader either."""
+    expression = _expression("CardwiseNoLeader")
+    assert prometheus.query(expression) == []
+    assert prometheus.query(expression.replace("cardwise_extender_leader", "cardwise_extender_nobody"))
+
+
+def test_every_part_that_is_scraped_is_one_that_may_be_down(
+    prometheus: Prometheus, addresses: dict[str, dict[str, dict[str, str]]]
+) -> None:
+    expression = _expression("CardwisePartDown")
+    assert wait_for(lambda: prometheus.query(expression) == [], 60), prometheus.query(expression)
+    watched = {sample["metric"]["instance"] for sample in prometheus.query(expression.replace("< 0.5", ">= 0.5"))}
+    assert watched == {address for targets in addresses.values() for address in targets}
+
+
+def test_types_are_as_documented(prometheus: Prometheus) -> None:
+    told = {name: metadata[0]["type"] for name, metadata in prometheus.ask("metadata").items()}
+    # OpenMetrics, which Prometheus asks for, names a counter's family without the suffix.
+    ours = {
+        f"{name}_total" if kind == "counter" else name: kind
+        for name, kind in told.items()
+        if name.startswith("cardwise_")
+    }
+    known = {name: row.kind for rows in documented().values() for name, row in rows.items()}
+    assert {name: kind for name, kind in ours.items() if known.get(name) != kind} == {}
+    assert len(ours) > 40
+
+
+def test_what_the_parts_serve_is_what_promtool_takes(
+    folder: Path, addresses: dict[str, dict[str, dict[str, str]]], prometheus: Prometheus
+) -> None:
+    del prometheus  # somebody has scraped before: some are counted only then
+    rules = subprocess.run(
+        [folder / "promtool", "check", "rules", ALERTS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert rules.returncode == 0, rules.stdout + rules.stderr
+    for job, targets in addresses.items():
+        for address in targets:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+                text = answer.read()
+            done = subprocess.run(
+                [folder / "promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=60
+            )
+            said = [line for line in done.stderr.decode().splitlines() if re.match(r"(cardwise_|error)", line)]
+            assert said == [], f"{job}: {said}"
+
+
+def test_settings_are_told_with_their_source(addresses: dict[str, dict[str, dict[str, str]]]) -> None:
+    for job, targets in addresses.items():
+        for address in targets:
+            with urllib.request.urlopen(f"http://{address}/configz", timeout=30) as answer:
+                settings = json.loads(answer.read())
+            assert settings["--metrics-bind"] == {"value": address, "source": "flag"}, job
+            assert settings["--log-level"] == {"value": "info", "source": "default"}, job

@@ -1,0 +1,299 @@
+"""From gpushare to Cardwise and back, by the commands of docs/migration.md, while pods of gpushare run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from tests.build import P100, container
+from tests.cluster import Cluster, binaries
+from tests.cluster.parts import CHART
+from tests.cluster.processes import run
+from tests.integration.conftest import SpecOf, started
+from tests.integration.gpushareplugin import GpusharePlugin
+from tests.integration.sharing import Json, Space, assigned, inspect, where, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+
+PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+MOVED, STAYING = "n1", "n2"
+LABEL = "gpushare"
+SYSTEM = "kube-system"
+
+
+class Migration:
+    """A cluster of gpushare, and the hands that follow the guide.
+
+    What the test cluster runs as processes of its own, the parts and gpushare's plugin, comes and goes as their
+    workloads would: by the labels of the nodes.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.space = Space(cluster, "jobs")
+        self.plugins: dict[str, GpusharePlugin] = {}
+        self.rendered = ""
+        text = PAGE.read_text()
+        sections = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
+        self.sections = dict(zip(sections[1::2], sections[2::2], strict=True))
+        self.done: list[str] = []
+
+    def follow(self, section: str) -> str:
+        """All commands of a section of the guide, one after the other; what they print."""
+        printed = []
+        for line in commands(self.sections[section]):
+            program, *words = shlex.split(line.replace("$NODE", MOVED).replace("$REGISTRY", "cardwise.local"))
+            printed.append(getattr(self, f"_{program}")(words))
+            self.done.append(line)
+            self.settle()
+        return "\n".join(printed)
+
+    def settle(self) -> None:
+        """Plugins run where their workloads select the node."""
+        for node in (MOVED, STAYING):
+            labels = self.cluster.api.get(paths.nodes(node))["metadata"]["labels"]
+            if LABEL in labels and node not in self.plugins:
+                self.plugins[node] = GpusharePlugin(self.cluster.node(node).kubelet_dir, 2 * P100)
+                self.plugins[node].start()
+            elif LABEL not in labels and node in self.plugins:
+                self.cluster.wait(lambda node=node: not self._runs(node), "gpushare's DaemonSet has left the node", 60)
+                self.plugins.pop(node).stop()
+            ours = self.cluster.process(f"deviceplugin-{node}")
+            wanted = bool(self.rendered) and labels.items() >= self._selector().items()
+            if wanted and not ours.noted:
+                self._start_plugin(node)
+                self.cluster.wait(lambda node=node: len(self.health(node)) == 2, f"{node} tells of its cards", 60)
+            elif not wanted and ours.noted:
+                ours.stop()
+
+    def health(self, node: str) -> list[tuple[str, str]]:
+        cards = self.cluster.api.get(paths.extendedresources())["items"]
+        told = [card.get("status") or {} for card in cards if card["spec"]["node"] == node]
+        # The extender may write its part first.
+        return [(status["health"], status.get("reason", "")) for status in told if "health" in status]
+
+    def counted(self, node: str) -> dict[int, int]:
+        """MiB by card, as gpushare's extender adds it up from the pods' annotations (`pkg/cache/nodeinfo.go`)."""
+        used: Counter[int] = Counter()
+        for pod in self.space.pods():
+            annotations = pod["metadata"].get("annotations") or {}
+            if pod["spec"].get("nodeName") == node and names.IDX in annotations:
+                used[int(annotations[names.IDX])] += int(annotations[names.POD_MEM])
+        return dict(used)
+
+    def wait_for_gpushare(self, node: str) -> None:
+        """Until the kubelet offers what its plugin does."""
+
+        def offered() -> bool:
+            status = self.cluster.api.get(paths.nodes(node))["status"]
+            return bool(status.get("allocatable", {}).get(names.GPU_MEM) == str(2 * P100))
+
+        self.cluster.wait(offered, f"gpushare's capacity of {node}", 60)
+
+    def _kubectl(self, words: list[str]) -> str:
+        return self.cluster.kubectl(*words)
+
+    def _cardwise(self, words: list[str]) -> str:
+        program = str(Path(sys.executable).parent / "cardwise")
+        environment = os.environ | self.cluster.environment()
+        done = subprocess.run([program, *words], capture_output=True, text=True, check=False, env=environment)
+        assert "Traceback" not in done.stderr
+        assert words[0] == "doctor" or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _helm(self, words: list[str]) -> str:
+        """What the chart makes of the guide's settings; without pods, which are processes here."""
+        verb, *rest = words
+        if verb == "uninstall":
+            for part in ("extender", "webhook"):
+                self.cluster.process(part).stop()
+            return self.cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=self.rendered)
+        settings = [word for word in rest if word not in ("--create-namespace", "--wait")]
+        settings[settings.index("helm/cardwise")] = str(CHART)
+        helm = str(binaries.helm(print) / "helm")
+        self.rendered = run([helm, "template", *settings, "--kube-version", binaries.KUBERNETES, "--no-hooks"])
+        parts = self.cluster.parts
+        parts.apply_chart(
+            [str(self.cluster.bin_dir / "kubectl"), f"--kubeconfig={self.cluster.kubeconfig}"], self.cluster.api, print
+        )
+        parts.start([])
+        # "Then give kube-scheduler Cardwise's stanzas".
+        self.cluster.process("kube-scheduler").stop()
+        self.cluster.control_plane.start_scheduler(parts.stanzas())
+        return ""
+
+    def _systemctl(self, words: list[str]) -> str:
+        kubelet = self.cluster.process(f"kubelet-{MOVED}")
+        assert words[1] == "kubelet"
+        kubelet.stop() if words[0] == "stop" else kubelet.restart()
+        return ""
+
+    def _rm(self, words: list[str]) -> str:
+        (path,) = words
+        (self.cluster.node(MOVED).kubelet_dir / Path(path).relative_to("/var/lib/kubelet")).unlink()
+        return ""
+
+    def _runs(self, node: str) -> bool:
+        query = {"labelSelector": "component=gpushare-device-plugin", "fieldSelector": f"spec.nodeName={node}"}
+        return bool(self.cluster.api.get(paths.pods(SYSTEM), query)["items"])
+
+    def _selector(self) -> dict[str, str]:
+        (made,) = [
+            one
+            for one in yaml.safe_load_all(self.rendered)
+            if one and one["kind"] == "DaemonSet" and one["metadata"]["name"] == "cardwise-deviceplugin"
+        ]
+        return dict(made["spec"]["template"]["spec"]["nodeSelector"])
+
+    def _start_plugin(self, name: str) -> None:
+        node = self.cluster.node(name)
+        self.cluster.process(f"deviceplugin-{name}").start(
+            [
+                str(Path(sys.executable).parent / "cardwise-deviceplugin"),
+                f"--kubeconfig={self.cluster.state_dir / 'kubeconfig' / 'cardwise-deviceplugin'}",
+                f"--node-name={name}",
+                f"--simulated-cards={node.folder / 'cards.yaml'}",
+                f"--kubelet-dir={node.kubelet_dir}",
+                f"--cdi-dir={node.cdi_dir}",
+                f"--state-dir={node.folder / 'cardwise'}",
+                f"--cri-socket={node.cri_socket}",
+                "--metrics-bind=127.0.0.1:0",
+            ]
+        )
+
+
+def commands(text: str) -> list[str]:
+    """Of the fenced blocks, in their order."""
+    blocks = re.findall(r"```(?:console|sh)\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+def daemonset() -> Json:
+    labels = {"component": "gpushare-device-plugin"}
+    spec = {"nodeSelector": {LABEL: "true"}, "terminationGracePeriodSeconds": 1, "containers": [container("gpushare")]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "gpushare-device-plugin-ds", "namespace": SYSTEM},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def placed_by_gpushare(migration: Migration, name: str, node: str, index: int, mib: int) -> None:
+    """As its extender's bind and its device plugin leave a pod (peers.md B5)."""
+    annotations = {
+        names.IDX: str(index),
+        names.POD_MEM: str(mib),
+        names.DEV_MEM: str(P100),
+        names.ASSIGNED: "true",
+        names.ASSUME_TIME: "1500000000000000000",
+    }
+    pod = workload(name, gpu_mem=mib, annotations=annotations, spec={"schedulerName": "gpushare"})
+    binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
+    pods = paths.pods(migration.space.name)
+    for path, obj in ((pods, pod), (f"{pods}/{name}/binding", binding)):
+        # The API server may heed rules for a moment that were taken away.
+        migration.cluster.wait(lambda path=path, obj=obj: taken(migration.cluster, path, obj), f"{name} is taken", 60)
+
+
+def taken(cluster: Cluster, path: str, obj: Json) -> bool:
+    try:
+        cluster.api.create(path, obj)
+    except errors.KubeError:
+        return False
+    return True
+
+
+@pytest.fixture
+def migration() -> Iterator[Migration]:
+    """Two real nodes of gpushare's, each with a pod. It ends without Cardwise, so it is nobody else's."""
+    for cluster in started(SpecOf(nodes=2, parts=False)):
+        made = Migration(cluster)
+        cluster.apply([daemonset()])
+        try:
+            for node in (MOVED, STAYING):
+                cluster.kubectl("label", "node", node, f"{LABEL}=true")
+            made.settle()
+            for node in (MOVED, STAYING):
+                made.wait_for_gpushare(node)
+            placed_by_gpushare(made, "former", MOVED, 1, 12000)
+            placed_by_gpushare(made, "staying", STAYING, 0, 8000)
+            made.space.running("former", "staying", timeout=120)
+            yield made
+        finally:
+            for plugin in made.plugins.values():
+                plugin.stop()
+
+
+def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
+    space, cluster = migration.space, migration.cluster
+    containers = {name: ids(space, name) for name in ("former", "staying")}
+
+    seen = migration.follow("1. Look")
+    assert re.search(rf"jobs +former +{MOVED} +1 +12000", seen)
+
+    told = migration.follow("2. Install Cardwise, on no node yet")
+    for left in ("gpushare-device-plugin-ds", f"label gpushare of node {MOVED}", f"label gpushare of node {STAYING}"):
+        assert left in told
+    space.create(workload("new", gpu_mem=9000))
+    space.wait(lambda: f"Insufficient {names.SHARE}" in space.reasons("new"), "new pods wait for a node that has moved")
+
+    # In a hurry: a pod of gpushare's runs there. It is counted, and nothing fails while the kubelet would fail it.
+    seen = migration.follow("3. Move a node")
+    assert re.search(r"jobs +former +1 +12000", seen)
+    cluster.wait(lambda: inspect(cluster)[MOVED, 1][1] == 12000, "the pod of gpushare is counted", 120)
+    reason = ("Unhealthy", "pods that gpushare's device plugin gave a share run on this node (1): wait for their end")
+    cluster.wait(lambda: migration.health(MOVED) == [reason] * 2, "the cards say why none is shared", 120)
+    assert space.phase("new") == "Pending"
+    assert {name: ids(space, name) for name in containers} == containers, "pods of gpushare were disturbed"
+    space.kubectl("delete", "pod", "former", "--wait=false")
+    cluster.wait(lambda: all("run on" not in why for _, why in migration.health(MOVED)), "its end is seen", 120)
+
+    migration.follow("Without waiting five minutes")
+    space.running("new", timeout=150)
+    assert where(space.get("new")) == (MOVED, "0")
+    assert space.put(workload("beside", gpu_mem=9000)) == (MOVED, "1")
+    space.running("beside", timeout=120)
+    space.create(workload("late", gpu_mem=7300))
+    space.wait(lambda: "Insufficient GPU Memory in one device" in space.reasons("late"), "no card is over-committed")
+    space.kubectl("delete", "pod", "beside", "--wait=false")
+    space.running("late", timeout=120)
+    assert where(space.get("late")) == (MOVED, "1")
+    for name in ("new", "late"):
+        granted = lambda name=name: space.get(name)["metadata"]["annotations"][names.ASSIGNED] == "true"  # noqa: E731
+        space.wait(granted, f"{name} was granted its card")
+
+    told = migration.follow("4. Take gpushare away")
+    assert "gpushare-device-plugin-ds" not in told.partition("deleted")[2]
+    cluster.apply([daemonset()])  # the way back begins with it
+
+    migration.follow("The way back")
+    with pytest.raises(errors.NotFound):
+        cluster.api.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
+    migration.wait_for_gpushare(MOVED)
+    assert migration.counted(MOVED) == {0: 9000, 1: 7300}
+    for name in ("new", "late"):
+        pod = space.get(name)
+        assert (pod["status"]["phase"], pod["metadata"]["annotations"][names.ASSIGNED]) == ("Running", "true")
+        assert assigned(pod).indices() == [int(pod["metadata"]["annotations"][names.IDX])]
+    placed_by_gpushare(migration, "again", MOVED, 0, 7000)
+    space.running("again", "staying", timeout=120)
+    assert "NVIDIA_VISIBLE_DEVICES=1" in space.inside("again", "env").splitlines()
+    assert migration.done == commands(PAGE.read_text()), "every command of the guide was executed"
+
+
+def ids(space: Space, name: str) -> list[tuple[str, int]]:
+    statuses = space.get(name)["status"]["containerStatuses"]
+    return [(status["containerID"], status["restartCount"]) for status in statuses]

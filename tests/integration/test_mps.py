@@ -1,0 +1,381 @@
+"""MPS on a real kubelet and containerd: manager (with the control double), device plugin and share agent together.
+
+Bindings are made by hand and pods are written as the webhook would, so that no other part decides anything here.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cardwise.core import assignment as codec
+from cardwise.core import mps, names, shareagent
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.mps import State, Status
+from cardwise.core.quantity import MiB, Percent
+from cardwise.gpus import mpsnode
+from cardwise.kube import errors, paths
+from mps import processes
+from tests.cluster import Cluster
+from tests.cluster import mps as manager
+from tests.cluster.images import BUSYBOX
+from tests.integration.conftest import SpecOf, started
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(240)]
+
+NODE, MANAGER, PLUGIN = "n1", "mps-n1", "deviceplugin-n1"
+P100 = 16276
+BIN = Path(sys.executable).parent
+REPOSITORY = Path(__file__).parents[2]
+
+# Tells what it was given into a folder that the host can read also while the API server is away.
+TELL = """
+env | grep CUDA_MPS
+ls /run/cardwise/mps
+stat -c 'socket %i' $CUDA_MPS_PIPE_DIRECTORY/control
+cat /run/cardwise/share/share.json && echo
+touch /run/cardwise/share/mine 2>&1
+echo started
+"""
+STAY = "trap 'exit 0' TERM; while [ ! -e /told/go ]; do sleep 0.2; done; rm /told/go; exit $(cat /told/code)"
+
+
+class World:
+    """A real node with a manager and two cards; makes pods and binds them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.node = cluster.node(NODE)
+        self.root = manager.root(self.node.folder)
+        inventory = yaml.safe_load((self.node.folder / "cards.yaml").read_text())
+        self.uuids = [card["uuid"] for card in inventory["cards"]]
+
+    def start(self) -> None:
+        manager.open_up(self.node.folder, Path("/tmp"))
+        kubeconfig = f"--kubeconfig={self.cluster.kubeconfig}"
+        self.cluster.process(MANAGER).start(
+            [str(BIN / "cardwise-mps"), kubeconfig, *manager.flags(self.node.folder, NODE), "--audit-interval=500ms"],
+            manager.environment(),
+        )
+        self.cluster.process(PLUGIN).start(
+            [
+                str(BIN / "cardwise-deviceplugin"),
+                kubeconfig,
+                f"--node-name={NODE}",
+                f"--simulated-cards={self.node.folder / 'cards.yaml'}",
+                f"--kubelet-dir={self.node.kubelet_dir}",
+                f"--cdi-dir={self.node.cdi_dir}",
+                f"--state-dir={self.node.folder / 'cardwise'}",
+                f"--cri-socket={self.node.cri_socket}",
+                f"--mps-root={self.root}",
+                "--metrics-bind=127.0.0.1:0",
+            ]
+        )
+        self.wait(lambda: self.slots() == "512", "share slots in the node's status")
+        for index in range(2):
+            self.wait_ready(index)
+
+    def slots(self) -> str:
+        return str(self.cluster.api.get(paths.nodes(NODE))["status"]["allocatable"].get(names.SHARE, ""))
+
+    # The cards.
+
+    def home(self, index: int) -> Path:
+        return Path(mps.folder(str(self.root), self.uuids[index]))
+
+    def status(self, index: int) -> Status:
+        found = mpsnode.read(self.home(index))
+        assert found is not None
+        return found
+
+    def wait_ready(self, index: int) -> None:
+        self.wait(lambda: not mpsnode.problem(self.root, self.uuids[index]), f"MPS of card {index} is ready", 60)
+
+    def break_down(self, index: int) -> None:
+        """kill -9 of the daemon; and the next one's server gets no further than starting."""
+        (self.home(index) / mps.LOG / "server-starting").touch()
+        os.kill(self.status(index).daemon_pid, signal.SIGKILL)
+        self.wait(lambda: self.status(index).state is not State.READY, f"MPS of card {index} is down")
+
+    def heal(self, index: int) -> None:
+        (self.home(index) / mps.LOG / "server-starting").unlink(missing_ok=True)
+
+    def use(self, index: int, used: Mapping[str, int]) -> None:
+        """What the driver says of the card from now on: so many MiB for a process of each of these pods, by UID."""
+        path = self.node.folder / "cards.yaml"
+        inventory = yaml.safe_load(path.read_text())
+        inventory["cards"][index]["processes"] = [
+            {"pid": process_of(uid), "memoryMiB": mib} for uid, mib in used.items()
+        ]
+        scratch = path.with_suffix(".new")
+        scratch.write_text(yaml.safe_dump(inventory))
+        scratch.replace(path)
+
+    # Pods.
+
+    def pod(self, name: str, index: int, mib: int, *, agent: bool = False, restart: str = "Always") -> str:
+        """Creates and binds; returns the UID."""
+        share = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+        main: dict[str, Any] = {
+            "name": "main",
+            "image": BUSYBOX,
+            "imagePullPolicy": "Never",
+            "command": ["/bin/sh", "-c", f"echo 1 > /told/code; ({TELL}) >> /told/log 2>&1; {STAY}"],
+            "resources": {"limits": {names.GPU_MEM: str(mib), names.SHARE: "1"}},
+            "volumeMounts": [{"name": "told", "mountPath": "/told"}],
+        }
+        if agent:
+            mount = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER, "subPath": "0", "readOnly": True}
+            main["volumeMounts"].append(mount)
+        spec = {
+            "schedulerName": "by-hand",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 1,
+            "restartPolicy": restart,
+            "volumes": [{"name": "told", "emptyDir": {}}, share, *(PYTHON if agent else ())],
+            "initContainers": [sidecar()] if agent else [],
+            "containers": [main],
+        }
+        made = self.cluster.api.create(
+            paths.pods("default"), {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+        )
+        given = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
+        metadata = {
+            "name": name,
+            "uid": made["metadata"]["uid"],
+            "annotations": codec.encode(Assignment({"0": (given,)}), assume_time_ns=time.time_ns()),
+        }
+        self.cluster.api.create(
+            paths.pods("default", name, "binding"), {"metadata": metadata, "target": {"kind": "Node", "name": NODE}}
+        )
+        return str(made["metadata"]["uid"])
+
+    def _volume(self, uid: str) -> Path:
+        return self.node.kubelet_dir / "pods" / uid / "volumes" / "kubernetes.io~empty-dir" / "told"
+
+    def told(self, uid: str) -> list[str]:
+        path = self._volume(uid) / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def starts(self, uid: str) -> int:
+        return self.told(uid).count("started")
+
+    def exit(self, uid: str, code: int = 1) -> None:
+        (self._volume(uid) / "code").write_text(str(code))
+        (self._volume(uid) / "go").touch()
+
+    def get(self, name: str) -> dict[str, Any]:
+        return self.cluster.api.get(paths.pods("default", name))
+
+    def events(self, name: str) -> str:
+        found = self.cluster.api.get(paths.events("default"), {"fieldSelector": f"involvedObject.name={name}"})
+        return "\n".join(f"{event['reason']}: {event['message']}" for event in found["items"])
+
+    def started(self, uid: str, count: int = 1) -> list[str]:
+        """What the container has told in all, once it has started so often."""
+        self.wait(lambda: self.starts(uid) >= count, f"start {count} of {uid}", 90)
+        assert self.starts(uid) == count
+        return self.told(uid)
+
+    def wait(self, ready: Callable[[], object], what: str, timeout: float = 60) -> None:
+        def so() -> bool:
+            try:
+                return bool(ready())
+            except errors.KubeError:
+                return False
+
+        self.cluster.wait(so, what, timeout)
+
+
+def process_of(uid: str) -> int:
+    """The main process of the pod's container, by its mounts: the manager goes by cgroups."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            mounts = (entry / "mountinfo").read_text() if entry.name.isdigit() else ""
+            if f"/{uid}/volumes/kubernetes.io~empty-dir/told /told " in mounts:
+                command = (entry / "cmdline").read_text()
+                if command.startswith("/bin/sh"):
+                    return int(entry.name)
+    raise AssertionError(f"pod {uid} has no process")
+
+
+# The machine's own Python and this repository, in place of an image of ours.
+PYTHON = [
+    {"name": name, "hostPath": {"path": path}}
+    for name, path in (("python", sys.base_prefix), ("lib", "/lib"), ("lib64", "/lib64"), ("source", str(REPOSITORY)))
+]
+AGENT = ["/python/bin/python3", "-m", "mps.agent"]
+
+
+def sidecar() -> dict[str, Any]:
+    """As docs/design/0007-share-agent.md has it."""
+    env = {"PYTHONHOME": "/python", "PYTHONPATH": "/source", "LD_LIBRARY_PATH": "/python/lib"}
+    mounts = [{"name": one["name"], "mountPath": f"/{one['name']}", "readOnly": True} for one in PYTHON]
+    return {
+        "name": shareagent.CONTAINER,
+        "image": BUSYBOX,
+        "imagePullPolicy": "Never",
+        "restartPolicy": "Always",
+        "command": AGENT,
+        "resources": {"limits": {names.SHARE: "1"}},
+        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "volumeMounts": [*mounts, {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}],
+        "startupProbe": {
+            "exec": {"command": [*AGENT, "--probe"]},
+            "periodSeconds": 2,
+            "timeoutSeconds": 30,
+            "failureThreshold": 43200,
+        },
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    for cluster in started(SpecOf(nodes=1, parts=False)):
+        made = World(cluster)
+        made.start()
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def clean(world: World) -> Iterator[None]:
+    yield
+    for index in range(2):
+        world.heal(index)
+        world.wait_ready(index)
+    world.cluster.kubectl("delete", "pod", "--all", "--wait")
+
+
+def inode(world: World, index: int) -> int:
+    return (world.home(index) / mps.PIPE / mps.CONTROL).stat().st_ino
+
+
+def test_a_container_goes_through_the_daemon_of_its_card_and_sees_no_other(world):
+    for index in range(2):
+        told = world.started(world.pod(f"on{index}", index, 8138))
+        assert f"CUDA_MPS_PIPE_DIRECTORY={mps.CONTAINER_PIPE}" in told
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in told
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in told
+        assert f"socket {inode(world, index)}" in told
+        assert told.count("pipe") == 1, "only its card's pipe is there"
+        assert world.status(index).ceilings[world.uuids[index]] >= 8138, "raised before it started"
+
+
+def test_who_uses_more_than_his_share_or_another_card_is_told_so_at_his_pod(world):
+    greedy, modest = world.pod("greedy", 0, 1000), world.pod("modest", 0, 1000)
+    for uid in (greedy, modest):
+        world.started(uid)
+    world.use(0, {greedy: 5000, modest: 1500})
+    world.use(1, {greedy: 70})
+    try:
+        card, other = world.uuids
+        overrun = f"MemoryOverrun: container main uses 5000 MiB of card {card} and was given 1000 MiB"
+        wrong = f"WrongCard: container main uses 70 MiB of card {other}, which it was not given (it has {card})"
+        for said in (overrun, wrong):
+            world.wait(lambda said=said: said in world.events("greedy"), said)
+        assert "MemoryOverrun" not in world.events("modest"), "a context of its own is tolerated"
+    finally:
+        for index in range(2):
+            world.use(index, {})
+
+
+def test_nothing_starts_on_a_card_whose_daemon_was_killed_until_it_is_healed(world):
+    before = world.pod("before", 0, 4000)
+    world.started(before)
+    world.break_down(0)
+    world.exit(before)
+    after = world.pod("after", 0, 4000)
+    other = world.pod("other", 1, 4000)
+    world.started(other)
+    for name in ("before", "after"):
+        world.wait(lambda name=name: f"card {world.uuids[0]}" in world.events(name), f"{name} is told why", 60)
+    assert (world.starts(before), world.starts(after)) == (1, 0)
+    world.heal(0)
+    told = world.started(before, 2)
+    assert told.count("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4000M") == 2, "never without its limit"
+    assert f"socket {inode(world, 0)}" in told, "the new daemon's"
+    world.started(after)
+
+
+def test_a_frozen_server_holds_starts_back_until_it_is_replaced(world):
+    runs = world.pod("runs", 0, 4000)
+    world.started(runs)
+    daemon, (server,) = world.status(0).daemon_pid, processes.servers(world.home(0) / mps.PIPE)
+    server.signal(signal.SIGSTOP)
+    world.wait(lambda: mpsnode.problem(world.root, world.uuids[0]), "its card is not ready")
+    after = world.pod("after", 0, 4000)
+    told = world.started(after)
+    assert f"socket {inode(world, 0)}" in told
+    assert world.status(0).daemon_pid != daemon, "its daemon is a new one"
+    assert not server.alive()
+    assert world.starts(runs) == 1, "who runs is left alone"
+
+
+def test_a_killed_manager_holds_starts_back_and_leaves_what_runs_alone(world):
+    runs, restarts = world.pod("runs", 0, 1000), world.pod("restarts", 1, 1000)
+    world.started(runs)
+    world.started(restarts)
+    daemon = world.status(0).daemon_pid
+    world.cluster.process(MANAGER).kill()
+    world.exit(restarts)
+    world.wait(lambda: "no MPS manager runs on this node" in world.events("restarts"), "it is told why", 60)
+    assert world.starts(restarts) == 1
+    world.cluster.process(MANAGER).restart()
+    world.started(restarts, 2)
+    assert world.status(0).daemon_pid == daemon, "the daemon was taken over"
+    assert world.starts(runs) == 1
+
+
+def agent(world: World, name: str) -> dict[str, Any]:
+    found = world.get(name)["status"].get("initContainerStatuses") or [{}]
+    return dict(found[0])
+
+
+def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world):
+    world.break_down(1)
+    uid = world.pod("job", 1, 8138, agent=True, restart="Never")
+    world.wait(lambda: "running" in agent(world, "job").get("state", {}), "the agent runs", 60)
+    world.wait(lambda: "Startup probe failed: MPS on card" in world.events("job"), "the pod's events say why", 60)
+    assert agent(world, "job")["started"] is False
+    assert world.starts(uid) == 0
+    world.heal(1)
+    told = world.started(uid)
+    share = next(json.loads(line) for line in told if line.startswith("{"))
+    assert share == {
+        "card": 1,
+        "uuid": world.uuids[1],
+        "limitMiB": 8138,
+        "totalMiB": P100,
+        "fraction": 0.5,
+        "enforced": "mps",
+    }
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in told
+    assert any("Read-only file system" in line for line in told), "nobody but the agent writes there"
+    seen = world.cluster.kubectl(
+        "exec", "job", "-c", shareagent.CONTAINER, "--", "sh", "-c",
+        f"id -u; ls {shareagent.MPS_ROOT}; ls {shareagent.MPS_ROOT}/*/log; ls -d /run/cardwise/node/mps/*/pipe; "
+        f"touch {shareagent.MPS_ROOT}/*/ready; env | grep CUDA; ls /dev | grep nvidia; true",
+    ).splitlines()  # fmt: skip
+    home = world.home(1).name
+    assert seen == ["65532", home, f"{shareagent.MPS_ROOT}/{home}/pipe"], "its card's state, and nobody's log"
+    world.exit(uid, 0)
+    world.wait(lambda: world.get("job")["status"]["phase"] == "Succeeded", "the Job's pod completes", 60)
+    terminated = agent(world, "job")["state"]["terminated"]
+    assert terminated["exitCode"] == 0
+    assert agent(world, "job")["restartCount"] == 0

@@ -1,0 +1,97 @@
+"""MPS and the real scheduler: what a node says of its cards decides where pods go, and who waits, with a reason."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cardwise.core import names
+from cardwise.core.verdict import Refusal
+from cardwise.kube import paths
+from tests.cluster import Cluster
+from tests.integration.sharing import Json, Space, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+NODE = "sim-3"
+
+
+@pytest.fixture
+def space(sim_cluster: Cluster) -> Iterator[Space]:
+    made = Space(sim_cluster, "mps-places")
+    yield made
+    made.clear()
+    for name in cards(sim_cluster):
+        say(sim_cluster, name, None)
+
+
+def cards(cluster: Cluster) -> list[str]:
+    """The ExtendedResources of the node, in the order of the cards' indices."""
+    found = cluster.api.get(paths.extendedresources(), {"labelSelector": f"{names.NODE_LABEL}={NODE}"})["items"]
+    return [one["metadata"]["name"] for one in sorted(found, key=lambda one: one["spec"]["index"])]
+
+
+def say(cluster: Cluster, name: str, state: str | None, *, multi_user: bool = True) -> None:
+    """As the node's manager would; None: there is none any more."""
+    told: Json | None = None
+    if state is not None:
+        told = {"mode": "card", "state": state, "multiUser": multi_user, "maxClients": 48, "ceilingMiB": 1024}
+    cluster.api.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")
+
+
+def pod(name: str, mode: str = "preferred", user: int | None = None, mem: int = 4000) -> Json:
+    spec: Json = {} if user is None else {"securityContext": {"runAsUser": user}}
+    return workload(name, node=NODE, gpu_mem=mem, annotations={names.MPS: mode}, spec={**spec})
+
+
+def waits(space: Space, name: str, why: Refusal) -> None:
+    """kube-scheduler says why, and the pod has no node."""
+
+    def said() -> bool:
+        conditions = space.get(name)["status"].get("conditions") or ()
+        return any(why.text in condition.get("message", "") for condition in conditions)
+
+    space.wait(said, f"{name} waits: {why.text}", 60)
+    assert not space.get(name)["spec"].get("nodeName")
+
+
+def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(space: Space) -> None:
+    cluster = space.cluster
+    first, second = cards(cluster)
+    say(cluster, first, "Down")
+    say(cluster, second, "Starting")
+    space.create(pod("waits"))
+    space.create(pod("off", "off"))
+    waits(space, "waits", Refusal.MPS_DOWN)
+    waits(space, "off", Refusal.MPS_DOWN)
+    say(cluster, second, "Ready")
+    space.wait(
+        lambda: any(space.get(name)["spec"].get("nodeName") for name in ("waits", "off")), "one of them goes", 60
+    )
+    lucky, other = ("waits", "off") if space.get("waits")["spec"].get("nodeName") else ("off", "waits")
+    assert space.placed(lucky) == (NODE, "1")
+    waits(space, other, Refusal.MPS_MIXED)
+    say(cluster, first, "Ready")
+    assert space.placed(other) == (NODE, "0")
+    space.running("waits", "off")
+
+
+def test_users_and_pods_without_mps_find_cards_of_their_own(space: Space) -> None:
+    cluster = space.cluster
+    for name in cards(cluster):
+        say(cluster, name, "Ready", multi_user=False)
+    assert space.put(pod("one", user=1000)) == (NODE, "0")
+    assert space.put(pod("same", user=1000)) == (NODE, "0")
+    assert space.put(pod("another", user=1001)) == (NODE, "1")
+    space.create(pod("third", user=1002))
+    space.create(pod("without", "off"))
+    waits(space, "third", Refusal.MPS_USER)
+    waits(space, "without", Refusal.MPS_MIXED)
+    space.kubectl("delete", "pod", "another", "--wait")
+    space.wait(lambda: any(space.get(name)["spec"].get("nodeName") for name in ("third", "without")), "a card is free")
+
+
+def test_who_requires_mps_waits_for_a_node_that_has_it(space: Space) -> None:
+    space.create(pod("requires", "required"))
+    waits(space, "requires", Refusal.MPS_MISSING)
+    say(space.cluster, cards(space.cluster)[0], "Ready")
+    assert space.placed("requires") == (NODE, "0")

@@ -1,0 +1,229 @@
+"""Devices that are not GPUs on the real API server, scheduler and kubelet: from a limit to the node that opens.
+
+One real node with two cards and two RDMA devices of its own (tests/cluster/devices.py).
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import paths
+from tests.cluster import Cluster
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import IDLE, Json, Space, assigned, device_numbers, probe, where, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(240)]
+
+RDMA = names.CLASS_PREFIX + "rdma"
+OWN = {0: ("uverbs0", "umad0"), 1: ("uverbs1", "umad2")}  # nodes of each device; rdma_cm is common
+# What its device plugin says to a container, after what it sees and can open (sharing.PROBE).
+TELL = """
+tell has $(ls /dev/infiniband 2>/dev/null)
+tell names $CARDWISE_RDMA_DEVICES at $PCIDEVICE_CARDWISE_DEV_RDMA
+tell cards $NVIDIA_VISIBLE_DEVICES $CARDWISE_MEM_LIMIT_MIB
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    yield from started(SpecOf(nodes=1, rdma_devices=2))
+
+
+@pytest.fixture
+def space(cluster: Cluster) -> Iterator[Space]:
+    spec = {"selector": {"matchLabels": {"kind": "rdma"}}}
+    cluster.apply(
+        [{"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": "rdma"}, "spec": spec}]
+    )
+    cluster.wait(lambda: offered(cluster) == "2", "n1 offers two RDMA devices")
+    made = Space(cluster, "devices")
+    yield made
+    made.clear()
+
+
+def offered(cluster: Cluster) -> str | None:
+    status = cluster.api.get(paths.nodes("n1"))["status"]
+    amounts = {status[kind].get(RDMA) for kind in ("capacity", "allocatable")}
+    return amounts.pop() if len(amounts) == 1 else None
+
+
+def resources(cluster: Cluster) -> list[Json]:
+    """The ExtendedResources of the RDMA devices, by index."""
+    found = cluster.api.get(paths.extendedresources())["items"]
+    return sorted((one for one in found if one["spec"]["kind"] == "rdma"), key=lambda one: one["spec"]["index"])
+
+
+def numbers(cluster: Cluster) -> dict[str, str]:
+    """ "major:minor" of every card, by index, and of every RDMA node, by name."""
+    found = device_numbers(cluster, "n1")
+    for path in sorted((cluster.node("n1").folder / "dev" / "infiniband").iterdir()):
+        number = Path(path).stat().st_rdev
+        found[path.name] = f"{os.major(number)}:{os.minor(number)}"
+    return found
+
+
+def asking(name: str, limits: Json, **settings: object) -> Json:
+    made = workload(name, **settings)  # type: ignore[arg-type]
+    made["spec"]["containers"][0]["resources"] = {"limits": limits}
+    return made
+
+
+def seen(space: Space, name: str, limits: Json) -> tuple[set[str], dict[str, str]]:
+    """What a container with these limits can open, by its own word, and what it was told."""
+    command = probe(numbers(space.cluster)) + TELL
+    space.create(asking(name, limits, command=command, spec={"restartPolicy": "Never"}))
+    space.wait(lambda: space.phase(name) == "Succeeded", f"{name} has run")
+    lines = [line.partition(" ") for line in space.told(name)]
+    opens = {rest for word, _, rest in lines if word == "opens"}
+    refused = {rest.partition(" ")[0] for word, _, rest in lines if word == "refused"}
+    assert opens | refused == numbers(space.cluster).keys()
+    return opens, {word: rest for word, _, rest in lines if word in ("has", "names", "cards")}
+
+
+def devices_of(pod: Json) -> list[str]:
+    return [share.uuid for share in assigned(pod).device_shares()]
+
+
+def test_the_node_tells_of_its_devices(space):
+    first, second = resources(space.cluster)
+    assert [one["spec"]["properties"]["name"] for one in (first, second)] == ["mlx5_0", "mlx5_1"]
+    assert {one["status"]["health"] for one in (first, second)} == {"Healthy"}
+    assert "memoryMiB" not in first["spec"]
+    table = space.cluster.kubectl("get", "extendedresources")
+    assert "KIND" in table.splitlines()[0].split()
+    assert {"rdma", "nvidia-gpu"} <= set(table.split())
+
+
+def test_a_card_and_a_device_open_and_nothing_else(space):
+    opens, told = seen(space, "both", {"rdma": 1, names.GPU_MEM: 1000})
+    pod = space.get("both")
+    (uuid,) = devices_of(pod)
+    index = next(one["spec"]["index"] for one in resources(space.cluster) if one["spec"]["uuid"] == uuid)
+    card = where(pod)[1]
+    assert opens == {card, *OWN[index], "rdma_cm"}
+    assert told == {
+        "has": " ".join(sorted(("rdma_cm", *OWN[index]))),
+        "names": f"mlx5_{index} at 0000:3b:00.{index}",
+        "cards": "void 1000",
+    }
+
+
+def test_a_device_alone_opens_no_card(space):
+    opens, told = seen(space, "alone", {RDMA: 2})
+    assert opens == {*OWN[0], *OWN[1], "rdma_cm"}
+    assert told["names"] == "mlx5_0,mlx5_1 at 0000:3b:00.0,0000:3b:00.1"
+    assert told["cards"] == "void"
+
+
+def test_a_card_alone_opens_no_device(space):
+    opens, told = seen(space, "card", {names.GPU_MEM: 1000})
+    assert opens == {where(space.get("card"))[1]}
+    assert told["has"] == ""
+
+
+def test_two_containers_have_two_devices(space):
+    limits = {"limits": {RDMA: "1"}}
+    one = {"image": "cardwise.local/busybox:1", "resources": limits, "command": ["sh", "-c", IDLE]}
+    space.create(workload("two", [one | {"name": "left"}, one | {"name": "right"}]))
+    space.running("two")
+    told = {
+        space.inside("two", "echo $CARDWISE_RDMA_DEVICES; ls /dev/infiniband", main=name) for name in ("left", "right")
+    }
+    assert told == {f"mlx5_{index}\n" + "\n".join(sorted(("rdma_cm", *OWN[index]))) + "\n" for index in OWN}
+
+
+def test_who_comes_when_all_are_taken_waits_until_one_is_free(space):
+    for name in ("a", "b", "c"):
+        space.create(asking(name, {"rdma": 1}, command=IDLE))
+        if name != "c":
+            space.running(name)
+    space.wait(lambda: "FailedScheduling" in space.reasons("c"), "c is told that it waits")
+    assert not space.get("c")["spec"].get("nodeName")
+    (freed,) = devices_of(space.get("a"))
+    space.kubectl("delete", "pod", "a", "--wait=false")
+    space.running("c")
+    assert devices_of(space.get("c")) == [freed]
+    assert space.phase("b") == "Running"
+
+
+def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
+    """Its container ignores SIGTERM, so that it outlives its pod by some seconds."""
+    stubborn = "trap '' TERM; while true; do sleep 1; done"
+    space.create(asking("old", {RDMA: 2}, command=stubborn, grace=30))
+    space.running("old")
+    space.kubectl("delete", "pod", "old", "--force", "--grace-period=0")
+    space.wait(lambda: all(one["status"].get("held") for one in resources(space.cluster)), "both are told as held")
+    space.create(asking("new", {RDMA: 1}, command=IDLE))
+    space.running("new")
+    space.wait(lambda: not any(one["status"].get("held") for one in resources(space.cluster)), "nothing is held")
+
+
+def test_a_device_whose_port_is_down_is_given_to_nobody_until_it_is_up(space):
+    state = space.cluster.node("n1").folder / "sys/class/infiniband/mlx5_0/ports/1/state"
+
+    def health() -> str:
+        return str(resources(space.cluster)[0]["status"]["health"])
+
+    state.write_text("1: DOWN\n")
+    space.wait(lambda: health() == "Unhealthy", "mlx5_0 is unhealthy")
+    space.create(asking("other", {RDMA: 1}, command=IDLE))
+    space.running("other")
+    assert devices_of(space.get("other")) == [resources(space.cluster)[1]["spec"]["uuid"]]
+    space.create(asking("waits", {RDMA: 1}, command=IDLE))
+    space.wait(lambda: "FailedScheduling" in space.reasons("waits"), "the next one waits")
+    state.write_text("4: ACTIVE\n")
+    space.running("waits")
+
+
+def test_the_first_device_of_a_class_wakes_who_waits_for_it(space):
+    spec = {"selector": {"matchLabels": {"kind": "rdma", "tier": "gold"}}}
+    made = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": "gold"}, "spec": spec}
+    space.cluster.apply([made])
+    space.create(asking("waits", {names.CLASS_PREFIX + "gold": 1}, command=IDLE))
+    space.wait(lambda: "FailedScheduling" in space.reasons("waits"), "it is told that it waits")
+    device = resources(space.cluster)[1]["metadata"]["name"]
+    space.kubectl("label", "extendedresource", device, "tier=gold")
+    space.running("waits")
+    assert devices_of(space.get("waits")) == [device]
+    space.kubectl("label", "extendedresource", device, "tier-")
+    space.kubectl("delete", "resourceclass", "gold")
+
+
+def test_a_killed_plugin_knows_who_has_what(space):
+    space.create(asking("keeps", {RDMA: 1}, command=IDLE))
+    space.running("keeps")
+    plugin = space.cluster.process("deviceplugin-n1")
+    spec = next(space.cluster.node("n1").cdi_dir.glob("cardwise.dev-share-*.json"))
+    before = json.loads(spec.read_text())
+
+    def registrations() -> int:
+        return plugin.log.read_text().count('"event":"registered"')
+
+    registered = registrations()
+    plugin.kill()
+    spec.unlink()
+    plugin.restart()
+    space.wait(spec.exists, "the spec is made again")
+    # A pod that is bound before is failed by the kubelet, for good.
+    space.wait(lambda: registrations() > registered, "registered again")
+    assert json.loads(spec.read_text()) == before
+    space.create(asking("next", {RDMA: 1}, command=IDLE))
+    space.running("next")
+    assert set(devices_of(space.get("next"))).isdisjoint(devices_of(space.get("keeps")))
+
+
+def test_a_card_without_memory_and_a_device_with_it_are_refused(cluster):
+    def refused(spec: Json) -> str:
+        made = {"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": {"name": "x"}, "spec": spec}
+        return cluster.kubectl("create", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(made), check=False)
+
+    spec = {"node": "n1", "index": 0, "uuid": "x"}
+    assert "created" not in refused(spec)
+    assert "created" not in refused(spec | {"kind": "rdma", "memoryMiB": 1})
+    assert "created" in refused(spec | {"kind": "rdma"})
+    assert "created" in refused(spec | {"memoryMiB": 1})

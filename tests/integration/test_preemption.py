@@ -1,0 +1,317 @@
+"""Preemption on the real kube-scheduler: who goes for a pod of high priority, and who gets what becomes free."""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from tests.build import P100
+from tests.cluster import Cluster
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Json, Space, inspect, kill9, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+HALF = P100 // 2
+NODES, CARDS = 2, 2
+SLOW = "simulated.test/ends-slowly"  # a finalizer: the pod is there, ending, until the test takes it away
+PRIORITIES = {"low": 10, "middle": 100, "high": 1000}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    for made in started(SpecOf(sim_nodes=NODES)):
+        set_up(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def evicting() -> Iterator[Cluster]:
+    """Its extender evicts where only cards are short."""
+    for made in started(SpecOf(sim_nodes=1, part_args={"extender": ["--preempt-fragmented"]})):
+        set_up(made)
+        yield made
+
+
+def set_up(made: Cluster) -> None:
+    for name, value in PRIORITIES.items():
+        made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": value})
+    never = {"metadata": {"name": "never"}, "value": 1000, "preemptionPolicy": "Never"}
+    made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", never)
+
+
+@pytest.fixture
+def space(cluster: Cluster) -> Iterator[Space]:
+    yield from spaces(cluster)
+
+
+@pytest.fixture
+def fragmented(request: pytest.FixtureRequest) -> Iterator[Space]:
+    yield from spaces(request.getfixturevalue(request.param))
+
+
+def spaces(cluster: Cluster) -> Iterator[Space]:
+    made = Space(cluster, f"preempt-{time.monotonic_ns() % 10**9}")
+    yield made
+    let_go(made, *(pod["metadata"]["name"] for pod in made.pods()))
+    with contextlib.suppress(errors.NotFound):
+        cluster.api.delete(paths.poddisruptionbudgets(made.name, "spare"))
+    made.clear()
+    made.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more", 90)
+
+
+def one(name: str, mem: int, priority: str, *, policy: str = "binpack") -> Json:
+    return workload(name, gpu_mem=mem, spec={"priorityClassName": priority}, annotations={names.POLICY: policy})
+
+
+def member(name: str, gang: str, minimum: int, *, card: bool = True) -> Json:
+    """Of a gang of high priority."""
+    made = one(name, P100, "high")
+    if not card:
+        made["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+    made["metadata"]["annotations"] = {names.GROUP_NAME: gang, names.GROUP_NUM: str(minimum)}
+    return made
+
+
+def slow(pod: Json) -> Json:
+    """Its end takes as long as the test wants."""
+    pod["metadata"]["finalizers"] = [SLOW]
+    return pod
+
+
+def let_go(space: Space, *ending: str) -> None:
+    """What ends slowly has ended."""
+    for name in ending:
+        with contextlib.suppress(errors.NotFound):
+            space.cluster.api.patch(paths.pods(space.name, name), {"metadata": {"finalizers": None}})
+
+
+def there(space: Space) -> set[str]:
+    """Pods with a node that are not being deleted."""
+    return {
+        pod["metadata"]["name"]
+        for pod in space.pods()
+        if pod["spec"].get("nodeName") and not pod["metadata"].get("deletionTimestamp")
+    }
+
+
+def fill(space: Space, made: Callable[[Json], Json] = lambda pod: pod) -> dict[tuple[str, str], list[str]]:
+    """Two pods of low priority on each card. Returns who is where, by node and card.
+
+    The scheduler takes the youngest of a node: these are on two cards.
+    """
+    held: dict[tuple[str, str], list[str]] = {}
+    for i in range(2 * NODES * CARDS):
+        where = space.put(made(one(f"low{i}", HALF, "low", policy="spread")))
+        held.setdefault(where, []).append(f"low{i}")
+    assert sorted(held.values()) == [[f"low{i}", f"low{i + NODES * CARDS}"] for i in range(NODES * CARDS)]
+    return held
+
+
+def test_exactly_those_who_free_one_card_go(space: Space) -> None:
+    held = fill(space)
+    everybody = there(space)
+    for i in range(3):  # they wait for anything that becomes free
+        space.create(one(f"next{i}", HALF, "low"))
+    where = space.put(one("first", P100, "high"))
+    assert there(space) == everybody - set(held[where]) | {"first"}
+    space.running("first")
+    # What is left of nobody: those who wait have got nothing of the freed card.
+    assert there(space) == everybody - set(held[where]) | {"first"}
+
+
+def test_several_of_high_priority_get_a_card_each(space: Space) -> None:
+    held = fill(space)
+    for i in range(3):
+        space.create(one(f"high{i}", P100, "high"))
+    cards = {space.placed(f"high{i}", 60) for i in range(3)}
+    assert len(cards) == 3
+    (left,) = held.keys() - cards
+    assert there(space) == set(held[left]) | {f"high{i}" for i in range(3)}
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_as_many_go_as_a_gang_lacks_cards(space: Space, free: int) -> None:
+    """Three workers of a card each and a server without; nobody goes for a gang that would not be complete."""
+    held = fill(space)
+    for card in sorted(held)[:free]:
+        space.kubectl("delete", "pod", *held[card], "--wait=true")
+    everybody = there(space)
+    too_many = [member(f"many{i}", "many", NODES * CARDS + 1) for i in range(NODES * CARDS + 1)]
+    for pod in too_many:
+        space.create(pod)
+    space.wait(lambda: "fit as a whole" in space.reasons("many0"), "it waits")
+    assert there(space) == everybody
+    space.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in too_many), "--wait=true")
+    gang = [member(f"g{i}", "g", 4) for i in range(3)] + [member("server", "g", 4, card=False)]
+    for pod in gang:
+        space.create(pod)
+    cards = {space.placed(f"g{i}", 60) for i in range(3)}
+    space.placed("server")
+    assert len(cards) == 3
+    spared = {name for card in held.keys() - cards for name in held[card]}
+    assert there(space) == (spared & everybody) | {"g0", "g1", "g2", "server"}
+
+
+def test_a_disruption_budget_is_respected(space: Space) -> None:
+    """Three pods of a node may go: both of one card, and the younger one of the other."""
+    held = fill(space)
+    card = min(held)
+    (other,) = (each for each in held if each[0] == card[0] and each != card)
+    free = {*held[card], held[other][1]}
+    spared = there(space) - free
+    for name in spared:
+        space.cluster.api.patch(paths.pods(space.name, name), {"metadata": {"labels": {"app": "spared"}}})
+    spec = {"minAvailable": len(spared), "selector": {"matchLabels": {"app": "spared"}}}
+    space.cluster.api.create(paths.poddisruptionbudgets(space.name), {"metadata": {"name": "spare"}, "spec": spec})
+    path = paths.poddisruptionbudgets(space.name, "spare")
+    space.wait(
+        lambda: space.cluster.api.get(path).get("status", {}).get("currentHealthy") == len(spared), "it is counted", 60
+    )
+    assert space.put(one("first", P100, "high")) == card
+    assert there(space) == spared | {held[other][1], "first"}
+
+
+def test_a_card_that_cannot_be_freed_costs_nobody(space: Space) -> None:
+    """On each card one pod is of the same priority: whoever else went would go in vain."""
+    for i in range(NODES * CARDS):
+        space.put(one(f"same{i}", HALF, "high"))
+        space.put(one(f"low{i}", HALF, "low"))
+    everybody = there(space)
+    space.create(one("first", P100, "high"))
+    space.wait(lambda: "FailedScheduling" in space.reasons("first"), "the pod was tried", 60)
+    # Only once more pods have come and gone has the scheduler surely been through all of it.
+    for i in range(3):
+        space.create(one(f"after{i}", P100, "low"))
+        space.wait(lambda i=i: "FailedScheduling" in space.reasons(f"after{i}"), "the next was tried", 60)
+    assert there(space) == everybody
+
+
+def cut_up(space: Space) -> None:
+    """Both cards of a node have a pod of more than a half: what is left would do in sum, and on no card."""
+    nodes = {card[0] for card in inspect(space.cluster)}
+    for i in range(len(nodes) * CARDS):
+        space.put(one(f"low{i}", HALF + 1, "low"))
+
+
+@pytest.mark.parametrize("fragmented", ["evicting"], indirect=True)
+def test_with_the_setting_one_pod_goes_where_only_cards_are_short(fragmented: Space) -> None:
+    cut_up(fragmented)
+    everybody = there(fragmented)
+    fragmented.create(one("next", HALF - 1 + 2, "low"))
+    where = fragmented.put(one("first", HALF + 1, "high"))
+    gone = everybody - there(fragmented)
+    assert len(gone) == 1, gone
+    assert where[0] == "sim-1"
+    (victim,) = gone
+    fragmented.wait(lambda: "Preempted: " in fragmented.reasons(victim), "the victim is told why", 60)
+    assert "Preempting: " in fragmented.reasons("first")
+    assert "next" not in there(fragmented)
+
+
+@pytest.mark.parametrize(
+    ("fragmented", "priority"), [("cluster", "high"), ("evicting", "never")], indirect=["fragmented"]
+)
+def test_without_the_setting_or_the_right_to_preempt_nobody_goes(fragmented: Space, priority: str) -> None:
+    cut_up(fragmented)
+    everybody = there(fragmented)
+    fragmented.create(one("first", HALF + 1, priority))
+    fragmented.wait(
+        lambda: "Insufficient GPU Memory in one device" in fragmented.reasons("first"), "only cards are short", 60
+    )
+    # Longer than the extender waits before it evicts: a pod that comes and goes makes the scheduler try again.
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        fragmented.put(one("passing", 100, "low"))
+        fragmented.kubectl("delete", "pod", "passing", "--grace-period=0", "--force", "--wait=true")
+    assert there(fragmented) == everybody
+
+
+@pytest.mark.parametrize(("how", "ends"), [("kill", "meanwhile"), ("freeze", "afterwards")])
+def test_an_extender_that_dies_while_the_victims_end(cluster: Cluster, space: Space, how: str, ends: str) -> None:
+    """The freed card goes to whom it was freed for, and nobody else goes."""
+    held = fill(space, slow)
+    everybody = there(space)
+    for i in range(3):  # they wait for anything that becomes free
+        space.create(one(f"next{i}", HALF, "low"))
+    space.create(one("first", P100, "high"))
+    space.wait(lambda: len(there(space)) == len(everybody) - 2, "two pods are ending", 60)
+    victims = everybody - there(space)
+    (where,) = (card for card, pods in held.items() if set(pods) == victims)
+    space.wait(lambda: space.get("first")["status"].get("nominatedNodeName") == where[0], "first is nominated", 60)
+    extender = cluster.process("extender")
+    if how == "kill":
+        kill9(extender)
+    else:
+        extender.pause()
+    if ends == "meanwhile":
+        let_go(space, *victims)
+        space.wait(lambda: len(space.pods()) == len(everybody) + 4 - 2, "the victims are gone")
+    if how == "kill":
+        extender.restart()
+    else:
+        time.sleep(6)  # longer than its lease
+        extender.resume()
+    cluster.parts.wait_ready("extender", 60)
+    let_go(space, *victims)
+    assert space.placed("first", 90) == where
+    assert there(space) == everybody - victims | {"first"}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_thirty_preemptions_beside_an_extender_that_dies_at_any_moment(cluster: Cluster, space: Space) -> None:
+    """Two cards are freed each time, whatever dies when: four pods go, and who is not meant gets nothing."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}", flush=True)
+    draw = random.Random(seed)
+    extender = cluster.process("extender")
+    waited = []
+    for number in range(15):
+        held = fill(space, slow)
+        everybody = there(space)
+        for i in range(3):
+            space.create(one(f"next{i}", HALF, "low"))
+        over = threading.Event()
+        ending = threading.Thread(target=end_by_and_by, args=(space, random.Random(draw.random()), over))
+        ending.start()
+        try:
+            for i in range(2):
+                space.create(one(f"high{i}", P100, "high"))
+            time.sleep(draw.uniform(0, 2))
+            how = draw.choice(["kill", "freeze"])
+            if how == "kill":
+                kill9(extender)
+                time.sleep(draw.choice([0, 0, 5, 15]))
+                extender.restart()
+            else:
+                extender.pause()
+                time.sleep(draw.choice([1, 6, 15]))
+                extender.resume()
+            cluster.parts.wait_ready("extender", 60)
+            began = time.monotonic()
+            cards = {space.placed(f"high{i}", 120) for i in range(2)}
+            waited.append(time.monotonic() - began)
+            print(f"{number}: {how}, placed {waited[-1]:.1f} s after the extender was back", flush=True)
+            assert len(cards) == 2
+            spared = {name for card in held.keys() - cards for name in held[card]}
+            assert there(space) == spared | {"high0", "high1"}, everybody - there(space)
+        finally:
+            over.set()
+            ending.join(30)
+        let_go(space, *everybody)
+        space.clear()
+        space.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more", 90)
+
+
+def end_by_and_by(space: Space, draw: random.Random, over: threading.Event) -> None:
+    """Who is to go has gone a while later, one after the other."""
+    while not over.wait(0.2):
+        ending = [pod["metadata"]["name"] for pod in space.pods() if pod["metadata"].get("deletionTimestamp")]
+        if ending and draw.random() < 0.2:
+            let_go(space, draw.choice(ending))

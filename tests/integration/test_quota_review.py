@@ -1,0 +1,186 @@
+"""GPUQuotas by class while the class comes, goes or is missing, on a real control plane."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from tests.cluster import Cluster, simnodes
+from tests.cluster.cards import TestCard
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Json, Space, where, workload
+from tests.integration.test_types import K80, K80_CLASS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+T4_CLASS = "nvidia.tesla.t4"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"default": [{"model": "Tesla K80", "memoryMiB": K80}]}, file)
+        file.flush()
+        yield from started(SpecOf(sim_nodes=2, cards=Path(file.name)))
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    made = Space(cluster, request.node.name.replace("_", "-")[5:60].strip("-"))
+    yield made
+    made.clear()
+
+
+def put_quota(space: Space, *hard: Json) -> None:
+    quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "team"}}
+    space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota | {"spec": {"hard": list(hard)}}))
+
+
+def placed(space: Space) -> list[str]:
+    return [pod["metadata"]["name"] for pod in space.pods() if where(pod)[0]]
+
+
+def resource_class(space: Space, name: str) -> Json:
+    """The class; nothing where there is none."""
+    try:
+        return space.cluster.api.get(paths.resourceclasses(name))
+    except errors.NotFound:
+        return {}
+
+
+def refused(space: Space, name: str) -> None:
+    """The pod is created, and the scheduler has asked for it."""
+    space.create(workload(name, gpu_mem=1000))
+    space.wait(lambda: "GPUQuota" in space.reasons(name), f"{name} waits for the quota")
+
+
+def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(space):
+    """A node pool comes up from nothing: the class of its model comes a second after its cards."""
+    put_quota(space, {"class": T4_CLASS, "shares": 0}, {"class": K80_CLASS, "shares": 0})
+    halt = threading.Event()
+
+    def create() -> None:
+        number = 0
+        while not halt.wait(0.1):
+            space.create(workload(f"p{number}", gpu_mem=1000))
+            number += 1
+
+    client = threading.Thread(target=create)
+    client.start()
+    try:
+        for node, model in (("sim-old", "Tesla T4"), ("sim-new", "NVIDIA Tesla T4")):
+            simnodes.create(space.cluster.api, [(node, [TestCard(model=model, memory_mib=15109)])])
+        space.wait(
+            lambda: resource_class(space, T4_CLASS).get("status", {}).get("cards") == 2, "the class has both cards"
+        )
+        # Cards of a new spelling count at once; the keeper writes it into the selector a moment later.
+        space.wait(lambda: "matchExpressions" in resource_class(space, T4_CLASS)["spec"]["selector"], "both spellings")
+    finally:
+        halt.set()
+        client.join()
+    refused(space, "last")
+    got_in = placed(space)
+    space.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")  # nobody plays the new nodes' kubelet
+    assert got_in == []
+    (expression,) = resource_class(space, T4_CLASS)["spec"]["selector"]["matchExpressions"]
+    assert expression["values"] == ["NVIDIA Tesla T4", "Tesla T4"]
+
+
+def test_a_quota_holds_while_an_automatic_class_that_was_deleted_comes_again(space):
+    put_quota(space, {"class": K80_CLASS, "shares": 1}, {"class": T4_CLASS, "shares": 0})
+    space.put(workload("first", gpu_mem=1000))
+    refused(space, "before")
+    space.wait(lambda: resource_class(space, K80_CLASS), "there is a class")
+    uid = resource_class(space, K80_CLASS)["metadata"]["uid"]
+    space.kubectl("delete", "resourceclass", K80_CLASS)
+    for i in range(3):
+        refused(space, f"meanwhile{i}")
+    space.wait(lambda: resource_class(space, K80_CLASS).get("metadata", {}).get("uid", uid) != uid, "it comes again")
+    refused(space, "after")
+    assert placed(space) == ["first"]
+
+
+def test_an_entry_without_its_class_does_not_look_like_a_limit(space):
+    put_quota(space, {"class": "p100", "shares": 1})
+    space.wait(
+        lambda: "p100: no such class" in space.kubectl("get", "gpuquota", "team", "-o", "wide"), "the summary says it"
+    )
+
+    def events() -> list[Json]:
+        found = json.loads(space.kubectl("get", "events", "-o", "json"))["items"]
+        return [one for one in found if one["reason"] == "NoSuchClass"]
+
+    space.wait(events, "an event says it")
+    (event,) = events()
+    assert event["involvedObject"]["kind"] == "GPUQuota"
+    assert "there is no ResourceClass p100" in event["message"]
+    assert "NoSuchClass" in space.kubectl("describe", "gpuquota", "team").partition("Events:")[2]
+
+
+def test_a_whole_card_above_every_limit_of_memory_says_that_it_never_runs(space):
+    put_quota(space, {"memoryMiB": 1000})
+    space.create(workload("whole", gpu_count=1))
+
+    def told() -> str:
+        found = json.loads(space.kubectl("get", "events", "-o", "json"))["items"]
+        return next((one["message"] for one in found if one["reason"] == "WaitingForQuota"), "")
+
+    space.wait(told, "the pod is told")
+    assert "1000 MiB are used" in told()
+    assert "only if the quota is raised" in told()
+
+
+def test_a_user_of_one_namespace_gets_on_with_the_commands(space, tmp_path):
+    """With `edit` there and the ClusterRole of cards: what others hold is counted, and their pods are not named."""
+    other = Space(space.cluster, "another-team")
+    other.put(workload("theirs", gpu_mem=3000))
+    put_quota(space, {"shares": 1})
+    space.put(workload("mine", gpu_mem=1000))
+    refused(space, "waits")
+    jane = user_of(space, tmp_path)
+
+    def used() -> int:
+        found = json.loads(cardwise(jane, "classes", "-o", "json"))["classes"]
+        return next((one["usedMiB"] for one in found if one["name"] == K80_CLASS), 0)
+
+    space.wait(lambda: used() == 4000, "the class counts both pods")
+    assert "1/1" in cardwise(jane, "quota")
+    assert "GPUQuota team closes all cards: 1 of 1 shares used, 1 asked." in cardwise(jane, "explain", "pod", "waits")
+    space.wait(  # cards' statuses are some seconds old, and pods of the test before were on cards
+        lambda: "other namespaces/pods (3000 MiB)" in cardwise(jane, "explain", "pod", "waits"), "others are counted"
+    )
+    assert "beside other namespaces/pods" in cardwise(jane, "explain", "pod", "mine")
+    space.kubectl("delete", "clusterrolebinding", space.name)
+    space.wait(lambda: "beside" not in cardwise(jane, "explain", "pod", "mine"), "cards may not be read any more")
+    assert "container main: 1000 of 11441 MiB" in cardwise(jane, "explain", "pod", "mine")
+    other.clear()
+
+
+def user_of(space: Space, folder: Path) -> Path:
+    """The kubeconfig of somebody who may edit in the namespace, and look at cards, classes and quotas."""
+    space.kubectl("create", "serviceaccount", "jane")
+    space.kubectl("create", "rolebinding", "jane", "--clusterrole=edit", f"--serviceaccount={space.name}:jane")
+    account = f"--serviceaccount={space.name}:jane"
+    space.kubectl("create", "clusterrolebinding", space.name, "--clusterrole=cardwise-view", account)
+    config = yaml.safe_load((space.cluster.state_dir / "kubeconfig" / "admin").read_text())
+    config["users"][0]["user"] = {"token": space.kubectl("create", "token", "jane").strip()}
+    config["contexts"][0]["context"]["namespace"] = space.name
+    found = folder / "kubeconfig"
+    found.write_text(yaml.safe_dump(config))
+    return found
+
+
+def cardwise(kubeconfig: Path, *args: str) -> str:
+    """What the command prints."""
+    program = Path(sys.executable).parent / "cardwise"
+    command = [program, *args, "--kubeconfig", kubeconfig]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,299 @@
+"""A tenant with `edit` in a namespace tries to get a card past Cardwise, another one, a bigger share or more than his
+quota: docs/security.md has the list. On the real API server, scheduler and kubelet, with the chart's policies.
+"""
+
+import json
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from cardwise.kube import paths
+from tests.build import P100, container
+from tests.cluster import Cluster
+from tests.integration.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, PAST_CARDWISE
+from tests.integration.attacks_on_rules import BIGGER_SHARE, PAST_THE_SCHEDULER, QUOTAS_AND_RIGHTS
+from tests.integration.sharing import (
+    Json,
+    Space,
+    assigned,
+    deployment,
+    device_numbers,
+    inspect,
+    probe,
+    probed,
+    workload,
+)
+from tests.integration.tenancy import Attack, By, Tenant, told_by
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(300)]
+
+ATTACKS = (*PAST_CARDWISE, *ANOTHER_CARD, *BIGGER_SHARE, *PAST_THE_SCHEDULER, *QUOTAS_AND_RIGHTS)
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+NODE, OTHER = "n1", "n2"
+FORCED = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
+STOLEN = {
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=99999M",
+    "CARDWISE_MEM_LIMIT_MIB": "99999",
+    "CARDWISE_MEM_FRACTION": "1",
+    "ALIYUN_COM_GPU_MEM_IDX": "1",
+    "ALIYUN_COM_GPU_MEM_CONTAINER": "99999",
+}
+TELL = "for n in $(env | grep -E 'ALIYUN|NVIDIA|CARDWISE|CUDA_MPS'); do echo $n >> /dev/termination-log; done;"
+STUBBORN = "trap '' TERM; while :; do sleep 0.2; done"
+# As PROBE, of device nodes that a volume brings.
+MOUNTED = """
+for n in /host/nvidia*; do
+  if why=$( (exec 3<$n) 2>&1 ); then echo "opens $n"; else echo "refused $n ${why##*: }"; fi >> /dev/termination-log
+done
+"""
+
+
+def guarding() -> list[Json]:
+    """What the page tells administrators to apply, with a namespace's name to fill in."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [obj for obj in yaml.safe_load_all(block) if obj]
+
+
+@pytest.fixture(scope="module")
+def tenant(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
+    """With the pods in his namespace that the attacks are about."""
+    made = Tenant(node_cluster, "tenant", tmp_path_factory.mktemp("tenant"))
+    for obj in guarding():
+        obj["metadata"] |= (
+            {"name": made.guarded.name} if obj["kind"] == "Namespace" else {"namespace": made.guarded.name}
+        )
+        node_cluster.apply([obj])
+    node_cluster.api.create(made.of("configmaps"), {"metadata": {"name": "stolen"}, "data": STOLEN})
+    create(made, workload("steady", gpu_mem=64, node=NODE))
+    create(made, workload("idle", node=NODE))
+    create(made, workload("ungated", gpu_mem=64, spec={"nodeSelector": {"nowhere": "1"}}))
+    for name in ("gated", "gated-too"):
+        gang = {names.GROUP_NAME: "held", names.GROUP_NUM: "3"}
+        create(made, workload(name, whole_gpu=1, node=NODE, annotations=gang))
+    made.space.running("steady", "idle")
+    made.space.wait(lambda: "held" in groups(made), "the gang has its PodGroup")
+    made.space.wait(lambda: quotas_stand(made), "the quotas of the guarded namespace stand")
+    yield made
+    for space in (made.space, made.guarded):
+        space.clear()
+        node_cluster.kubectl("delete", "namespace", space.name, "--wait=false")
+    made.close()
+
+
+def create(tenant: Tenant, pod: Json) -> str:
+    """As the tenant; returns the UID."""
+    return str(tenant.edit.create(tenant.of("pods"), pod)["metadata"]["uid"])
+
+
+def groups(tenant: Tenant) -> list[str]:
+    return [one["metadata"]["name"] for one in tenant.cluster.api.get(paths.podgroups(tenant.space.name))["items"]]
+
+
+def quotas_stand(tenant: Tenant) -> bool:
+    """A ResourceQuota counts once its controller has seen it; ours once the extender has."""
+    quotas = f"{paths.namespaces(tenant.guarded.name)}/resourcequotas"
+    counted = [one.get("status", {}).get("hard") for one in tenant.cluster.api.get(quotas)["items"]]
+    ours = tenant.cluster.api.get(paths.gpuquotas(tenant.guarded.name))["items"]
+    return bool(ours) and all(counted) and all("status" in one for one in ours)
+
+
+def ended(tenant: Tenant, *pods: str) -> None:
+    space = tenant.space
+    space.wait(lambda: all(space.phase(name) == "Succeeded" for name in pods), f"{', '.join(pods)} have looked", 120)
+
+
+@pytest.mark.parametrize("attack", [one for one in ATTACKS if one.tries], ids=lambda one: one.id)
+def test_refused(tenant: Tenant, attack: Attack) -> None:
+    for one in attack.tries:
+        one.refused(tenant)
+
+
+def test_the_page_lists_the_attacks() -> None:
+    rows = re.findall(r"^\| (T\d+) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(one.id, one.title, one.refused_by) for one in ATTACKS]
+    assert [one.id for one in ATTACKS] == [f"T{number:02}" for number in range(1, len(ATTACKS) + 1)]
+    judged = {name.split("_")[1].upper() for name in globals() if re.match(r"test_t\d", name)}
+    assert {one.id for one in ATTACKS if one.late} == judged
+
+
+def test_t04_environment_from_elsewhere_gives_a_pod_with_a_share_no_more(tenant: Tenant) -> None:
+    numbers = device_numbers(tenant.cluster, NODE)
+    stolen = [{"configMapRef": {"name": "stolen"}}]
+    own = [{"name": "CARDWISE_MEM_LIMIT_MIB", "value": "99999"}, {"name": "ALIYUN_COM_GPU_MEM_DEV", "value": "1"}]
+    script = ["sh", "-c", TELL + probe(numbers)]
+    looking = container(gpu_mem=64) | {"envFrom": stolen, "env": own, "command": script}
+    create(tenant, workload("stealing", [looking], node=NODE, spec={"restartPolicy": "Never"}))
+    ended(tenant, "stealing")
+    told = tenant.space.told("stealing")
+    (index,) = assigned(tenant.space.get("stealing")).indices()
+    for line in (
+        *probed(numbers, str(index)),
+        f"ALIYUN_COM_GPU_MEM_IDX={index}",
+        f"ALIYUN_COM_GPU_MEM_DEV={P100}",
+        "ALIYUN_COM_GPU_MEM_CONTAINER=64",
+        "NVIDIA_VISIBLE_DEVICES=void",
+        "CARDWISE_MEM_LIMIT_MIB=64",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=64M",
+    ):
+        assert line in told, f"{line} is not in {told}"
+
+
+def test_t05_environment_from_elsewhere_gives_a_pod_without_a_share_nothing(tenant: Tenant) -> None:
+    numbers = device_numbers(tenant.cluster, NODE)
+    looking = container() | {
+        "envFrom": [{"configMapRef": {"name": "stolen"}}],
+        "command": ["sh", "-c", probe(numbers)],
+    }
+    create(tenant, workload("wishing", [looking], node=NODE, spec={"restartPolicy": "Never"}))
+    ended(tenant, "wishing")
+    assert tenant.space.told("wishing") == [f"refused {index} Operation not permitted" for index in numbers]
+
+
+def test_t07_an_ephemeral_container_opens_no_card(tenant: Tenant) -> None:
+    numbers = device_numbers(tenant.cluster, NODE)
+    debug = container("look") | {"command": ["sh", "-c", probe(numbers)], "targetContainerName": "main"}
+    del debug["resources"]
+    path = tenant.of("pods", "steady", "ephemeralcontainers")
+    tenant.more.patch(path, {"spec": {"ephemeralContainers": [debug]}}, "strategic")
+
+    def told() -> list[str]:
+        (state,) = tenant.space.get("steady")["status"].get("ephemeralContainerStatuses") or [{}]
+        return str(state.get("state", {}).get("terminated", {}).get("message", "")).splitlines()
+
+    tenant.space.wait(lambda: bool(told()), "the ephemeral container has looked", 120)
+    assert told() == [f"refused {index} Operation not permitted" for index in numbers]
+
+
+def test_t08_a_device_node_of_its_own_opens_no_other_card(tenant: Tenant) -> None:
+    numbers = device_numbers(tenant.cluster, NODE)
+    tenant.space.inside("steady", probe(numbers))
+    (index,) = assigned(tenant.space.get("steady")).indices()
+    assert tenant.space.inside("steady", "cat /dev/termination-log").splitlines() == probed(numbers, str(index))
+
+
+def test_t11_mounted_device_nodes_cannot_be_opened(tenant: Tenant) -> None:
+    devices = tenant.cluster.node(NODE).folder / "dev"
+    looking = container() | {
+        "volumeMounts": [{"name": "host", "mountPath": "/host"}],
+        "command": ["sh", "-c", MOUNTED],
+    }
+    volumes = [{"name": "host", "hostPath": {"path": str(devices)}}]
+    create(tenant, workload("mounting", [looking], node=NODE, spec={"restartPolicy": "Never", "volumes": volumes}))
+    ended(tenant, "mounting")
+    assert tenant.space.told("mounting") == [f"refused /host/nvidia{i} Operation not permitted" for i in (0, 1)]
+
+
+def test_t16_a_claim_of_a_device_gets_no_card(tenant: Tenant) -> None:
+    request = {"name": "card", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    claim = {"metadata": {"name": "card"}, "spec": {"devices": {"requests": [request]}}}
+    tenant.edit.create(tenant.of("resourceclaims", base=DRA), claim)
+    claims = [{"name": "card", "resourceClaimName": "card"}]
+    looking = container() | {"resources": {"claims": [{"name": "card"}]}}
+    create(tenant, workload("claiming", [looking], spec={"resourceClaims": claims}))
+    tenant.space.wait(lambda: "gpu.nvidia.com" in condition(tenant, "claiming"), "the scheduler has nothing to give")
+    assert not tenant.space.get("claiming")["spec"].get("nodeName")
+
+
+def condition(tenant: Tenant, pod: str) -> str:
+    """What the scheduler says of a pod that waits."""
+    found = tenant.space.get(pod)["status"].get("conditions") or ()
+    return " ".join(one.get("message", "") for one in found if one["type"] == "PodScheduled")
+
+
+def test_t18_a_forged_assignment_is_taken_out(tenant: Tenant) -> None:
+    victim = json.dumps({"v": 1, "containers": {"0": [[1, "GPU-x", P100, 0, P100]]}})
+    limits = {names.GPU_MEM: "64", names.SHARE: "7", names.PLACE_MARKER: "5", names.BIND_MARKER: "5"}
+    asking = container() | {"resources": {"limits": limits}}
+    create(tenant, workload("forged", [asking], node=NODE, annotations=FORGED | {names.ASSIGNMENT: victim}))
+    tenant.space.running("forged", timeout=120)
+    pod = tenant.space.get("forged")
+    (share,) = assigned(pod).shares()
+    assert (share.mem, share.whole, pod["metadata"]["annotations"][names.POD_MEM]) == (64, False, "64")
+    assert share.uuid != "GPU-x"
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {names.GPU_MEM: "64", names.SHARE: "1"}
+
+
+def test_t20_other_subresources_take_no_annotations(tenant: Tenant) -> None:
+    before = tenant.space.get("steady")["metadata"]["annotations"]
+    other = {names.IDX: "7", names.ASSIGNMENT: "{}"}
+    for sub in ("resize", "ephemeralcontainers"):
+        tenant.more.patch(tenant.of("pods", "steady", sub), {"metadata": {"annotations": other}})
+        assert tenant.space.get("steady")["metadata"]["annotations"] == before
+
+
+def test_t21_a_container_cannot_name_the_cards_of_another(tenant: Tenant) -> None:
+    reference = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.DEVICES_OF}1']"}}
+    one = container("one", gpu_mem=64) | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": reference}]}
+    pod = workload("pair", [one, container("two", whole_gpu=1)])
+    made = tenant.edit.create(tenant.of("pods"), pod, query={"dryRun": "All"})
+    (entry,) = [e for e in made["spec"]["containers"][0]["env"] if e["name"] == "NVIDIA_VISIBLE_DEVICES"]
+    assert entry["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{names.DEVICES_OF}0']"
+
+
+def test_t30_a_forced_deletion_frees_nothing_early(tenant: Tenant) -> None:
+    space = tenant.space
+    both = [container(whole_gpu=2) | {"command": ["sh", "-c", STUBBORN]}]
+    first = create(tenant, workload("twin", both, node=OTHER, grace=30))
+    space.running("twin", timeout=120)
+    tenant.edit.delete(tenant.of("pods", "twin"), FORCED)
+    second = create(tenant, workload("twin", whole_gpu=2, node=OTHER))
+    space.running("twin", timeout=120)
+    log = tenant.cluster.process(f"deviceplugin-{OTHER}").log.read_text().splitlines()
+    said = [json.loads(line) for line in log if '"uid":"' in line]
+    told = [(one["event"], one["uid"]) for one in said if one["event"] in ("granted", "freed")]
+    assert told.index(("freed", first)) < told.index(("granted", second))
+    space.kubectl("delete", "pod", "twin", "--wait=false")
+
+
+def test_t35_a_gang_that_is_not_whole_holds_nothing(tenant: Tenant) -> None:
+    neighbour = Space(tenant.cluster, "neighbour")
+    try:
+        neighbour.create(workload("whole", whole_gpu=1, node=NODE))
+        neighbour.running("whole", timeout=120)
+        assert all("gated" not in pod for _, _, pods in inspect(tenant.cluster).values() for pod in pods)
+        assert not tenant.space.get("gated")["spec"].get("nodeName")
+    finally:
+        neighbour.clear()
+
+
+def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:
+    parts = tenant.cluster.parts
+    assert inspect(tenant.cluster), "with the certificate it answers"
+    context = ssl.create_default_context(cafile=str(parts.tls_dir / "ca.crt"))
+    body = json.dumps({"PodName": "steady", "PodNamespace": tenant.space.name, "PodUID": "x", "Node": NODE})
+    for part, verb in (("extender", "filter"), ("extender", "inspect"), ("extender-bind", "bind")):
+        request = urllib.request.Request(f"{parts.url(part)}{names.EXTENDER_PREFIX}/{verb}", body.encode())
+        with pytest.raises((urllib.error.URLError, OSError)) as refused:
+            urllib.request.urlopen(request, context=context, timeout=30)
+        assert not isinstance(refused.value, urllib.error.HTTPError), "it was let in"
+
+
+def test_t39_templates_get_no_further_than_pods(tenant: Tenant) -> None:
+    made = deployment(
+        "many", 1, containers=[container() | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]
+    )
+    tenant.edit.create(tenant.of("deployments", base="/apis/apps/v1"), made)
+    events = {"fieldSelector": "reason=FailedCreate"}
+
+    def told() -> str:
+        return json.dumps(tenant.cluster.api.get(paths.events(tenant.space.name), events)["items"])
+
+    tenant.space.wait(lambda: told_by(By.ENVIRONMENT) in told(), "the ReplicaSet says why it makes no pods")
+    assert "spec.containers[main].env" in told()
+    assert not [pod for pod in tenant.space.pods() if pod["metadata"]["name"].startswith("many")]
+    tenant.edit.delete(tenant.of("deployments", "many", base="/apis/apps/v1"))
+
+
+def test_t41_a_whole_card_beyond_the_quota_waits(tenant: Tenant) -> None:
+    guarded = tenant.guarded
+    tenant.edit.create(paths.pods(guarded.name), workload("whole", whole_gpu=1))
+    guarded.wait(lambda: "GPUQuota" in guarded.reasons("whole"), "the reason names the quota")
+    assert not guarded.get("whole")["spec"].get("nodeName")

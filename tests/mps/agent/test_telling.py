@@ -1,0 +1,103 @@
+"""What a container is told, and what the agent does not start with."""
+
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cardwise.core import shareagent
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.mps import State
+from cardwise.core.quantity import MiB
+from cardwise.share import reading
+from mps.agent import exposition, telling
+from mps.agent.watching import Look
+from tests.mps.agent.pods import ONE, TWO, assignment, share
+
+
+def told(**env):
+    return telling.read({shareagent.ASSIGNMENT_ENV: assignment(c0=[share()]), **env})
+
+
+@pytest.mark.parametrize(
+    ("by", "state", "waits", "cards"),
+    [
+        ("mps", State.READY, True, 1),
+        ("mps", State.FAULT, True, 1),  # who runs has its limit, and cannot get past MPS
+        ("mps", State.DOWN, True, 1),
+        ("advisory", State.OFF, True, 1),
+        ("", None, True, 1),
+        ("advisory", None, False, 1),
+        ("advisory", State.READY, False, 1),
+        ("advisory", State.READY, True, 2),  # only the ceiling holds, which may be another's share
+    ],
+)
+def test_what_is_said_to_be_enforced(by, state, waits, cards):
+    shares = (share(ONE), share(TWO))[:cards]
+    states = {} if state is None else {ONE: state, TWO: state}
+    assert telling.enforced(shares, states, waits=waits) == by
+
+
+@pytest.mark.parametrize("by", ["", "mps", "advisory"])
+@pytest.mark.parametrize("shares", [(share(),), (share(), share(TWO, 4069))])
+def test_what_is_written_is_what_programs_read(tmp_path, shares, by):
+    path = tmp_path / "share.json"
+    path.write_text(telling.document(shares, by))
+    found = reading.read({"CARDWISE_SHARE_FILE": str(path)})
+    assert found.limit_mib == min(one.mem for one in shares)
+    assert found.uuid == ",".join(one.uuid for one in shares)
+    assert found.card == ",".join(str(one.index) for one in shares)
+    assert float(found.fraction) == (0.5 if len(shares) == 1 else 0.25)
+    assert (found.total_mib, found.enforced) == (16276, by)
+
+
+def test_a_card_must_allow_the_largest_share_of_the_pod_there():
+    text = assignment(c0=[share(ONE, 1000)], c1=[share(ONE, 3000), share(TWO, 3000)], init_2=[share(TWO, 100)])
+    assert told(**{shareagent.ASSIGNMENT_ENV: text}).needs() == {ONE: MiB(3000), TWO: MiB(3000)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        (shareagent.ASSIGNMENT_ENV, "", "unreadable"),
+        (shareagent.ASSIGNMENT_ENV, "{}", "unreadable"),
+        (shareagent.ASSIGNMENT_ENV, '{"v":9,"containers":{}}', "version 9"),
+        (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}', "nobody"),
+        (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{"../x":[[0,"GPU-1",1,0,1]]}}', "../x"),
+        (shareagent.WAIT_ENV, "Off", "nothing to wait for"),
+        (shareagent.METRICS_PORT_ENV, "65536", "no port"),
+        (shareagent.METRICS_PORT_ENV, "-1", "no port"),
+        (shareagent.METRICS_PORT_ENV, "http", "no port"),
+    ],
+)
+def test_what_it_does_not_start_with(name, value, problem):
+    with pytest.raises(InvalidRequest, match=problem) as refused:
+        told(**{name: value})
+    assert refused.value.field == name
+
+
+def test_metrics_that_prometheus_reads():
+    odd = 'GPU-"1\\'
+    asked = told(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
+    looks = {ONE: Look("", State.READY), odd: Look("dead", None)}
+    text = exposition.text(asked, {"0": "mps", "1": ""}, looks, ready=True)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found == {
+        ("cardwise_share_limit_bytes", "0", "1", ONE): 8138 * 2**20,
+        ("cardwise_share_limit_bytes", "1", "2", TWO): 4069 * 2**20,
+        ("cardwise_share_card_bytes", "0", "1", ONE): 16276 * 2**20,
+        ("cardwise_share_card_bytes", "1", "2", TWO): 16276 * 2**20,
+        ("cardwise_share_fraction", "0", "1", ONE): 0.5,
+        ("cardwise_share_fraction", "1", "2", TWO): 0.25,
+        ("cardwise_share_core_percent", "0", "1", ONE): 30,
+        ("cardwise_share_enforced", "0", "mps"): 1,
+        ("cardwise_share_enforced", "1", "unknown"): 1,
+        ("cardwise_share_mps_usable", ONE): 1,
+        ("cardwise_share_mps_usable", odd): 0,
+        ("cardwise_agent_ready",): 1,
+    }
+    assert json.loads(telling.document(asked.shares["0"], "mps"))["fraction"] == 0.5

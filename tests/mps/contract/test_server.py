@@ -1,0 +1,111 @@
+"""The server of a control daemon: its start and its end, and what it does for clients where there is one."""
+
+import contextlib
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cardwise.core.quantity import MiB
+from mps import processes
+from mps.control import Client, NoDaemon, Refused, ServerStatus, UnknownCommand
+from tests.mps.contract.programs import SECONDS
+from tests.mps.worlds import eventually
+
+
+class TestServer:
+    def test_it_is_started_by_path_in_silence_and_stays(self, running):
+        running.control.start_server()
+        (server,) = eventually(running.control.servers)
+        assert [process.pid for process in eventually(lambda: processes.servers(running.pipe))] == [server]
+        assert running.control.clients(server) == []
+        running.front.ask("start_server -uid 1000", SECONDS)
+        assert running.control.servers() == [server], "one user at a time: the next has to wait"
+
+    def test_another_users_waits_until_it_has_ended(self, running):
+        log = running.folder / "log" / "daemon.log"
+        running.control.start_server()
+        (server,) = eventually(running.control.servers)
+        running.front.ask("start_server -uid 1000", SECONDS)
+        assert running.control.servers() == [server]
+        assert "for user 1000" not in log.read_text()
+        (process,) = eventually(lambda: processes.servers(running.pipe))
+        process.signal(signal.SIGKILL)
+        eventually(lambda: running.control.servers() != [server] and "for user 1000" in log.read_text())
+
+    def test_one_that_fails_is_only_not_there(self, running):
+        (running.folder / "log" / "server-fails").touch()
+        running.control.start_server()
+        eventually(lambda: running.control.servers() == [])
+
+    def test_its_status_is_asked_where_the_driver_knows_the_question(self, running):
+        running.control.start_server()
+        (server,) = eventually(running.control.servers)
+        if running.driver < 550:
+            with pytest.raises(UnknownCommand):
+                running.control.status(server)
+        else:
+            assert running.control.status(server) is ServerStatus.INITIALIZING
+            with pytest.raises(Refused, match="not found"):
+                running.control.status(4711)
+
+    def test_it_outlives_a_killed_daemon_and_the_next_does_not_know_it(self, running):
+        running.control.start_server()
+        (server,) = eventually(running.control.servers)
+        eventually(lambda: processes.servers(running.pipe))
+        running.started[0].kill()
+        running.started[0].wait()
+        running.start()
+        assert running.control.servers() == []
+        (orphan,) = processes.servers(running.pipe)
+        assert orphan.pid == server
+
+    def test_a_client_that_is_not_there_is_not_detached(self, running):
+        with pytest.raises(Refused, match="not found"):
+            running.control.terminate(Client(4711, 4712))
+
+
+class TestDoubleOnly:
+    """What needs a server of NVIDIA's, and so a card: as the manuals say it."""
+
+    @pytest.fixture
+    def served(self, running):
+        if running.real:
+            pytest.skip("needs NVIDIA's server, which needs a card")
+        running.control.start_server()
+        (server,) = eventually(running.control.servers)
+        if running.driver >= 550:
+            eventually(lambda: running.control.status(server) is ServerStatus.ACTIVE)
+        return running, server
+
+    def test_defaults_are_for_the_next_server(self, served):
+        world, server = served
+        world.control.set_ceiling(0, MiB(2048))
+        assert world.control.server_ceiling(server, 0) is None
+        world.control.set_server_ceiling(server, 0, MiB(4096))
+        assert (world.control.server_ceiling(server, 0), world.control.ceiling(0)) == (4096, 2048)
+
+    def test_a_fault_stays_until_the_last_client_is_gone(self, served):
+        world, server = served
+        if world.driver < 550:
+            pytest.skip("535 tells no status")
+        client = subprocess.Popen(["sleep", "600"])
+        world.started.append(client)
+        (world.folder / "log" / "clients").write_text(f"{client.pid}\n")
+        (world.folder / "log" / "fault").touch()
+        assert world.control.status(server) is ServerStatus.FAULT
+        assert world.control.clients(server) == [Client(server, client.pid)]
+        world.control.terminate(Client(server, client.pid))
+        assert world.control.status(server) is ServerStatus.ACTIVE
+
+    def test_quit_waits_for_clients_only_as_long_as_it_is_told(self, served):
+        world, _ = served
+        client = subprocess.Popen(["sleep", "600"])
+        world.started.append(client)
+        (world.folder / "log" / "clients").write_text(f"{client.pid}\n")
+        began = time.monotonic()
+        with contextlib.suppress(NoDaemon):
+            world.control.quit(1, SECONDS)
+        world.started[0].wait(SECONDS)
+        assert time.monotonic() - began >= 1.0

@@ -1,0 +1,139 @@
+"""What the parts agree on: folders, state file, and limits that MPS does not misread."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cardwise.core import mps
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.mps import Scope, State, Status
+from cardwise.core.quantity import MiB
+
+REAL = "GPU-8dc8a2a1-ed6e-0c5b-9d0f-5d1d3c2b1a00"
+
+
+def test_folders_are_short_readable_and_of_one_card():
+    assert str(mps.folder("/run/cardwise/mps", REAL)).startswith("/run/cardwise/mps/gpu-8dc8a2a1-")
+    assert mps.short(REAL) == mps.short(REAL.upper()), "UUIDs differ in nothing but case"
+    assert mps.short(REAL) != mps.short(REAL[:-1] + "1")
+    assert len(mps.short("GPU-" + "x" * 200)) <= 21
+
+
+@given(st.text(alphabet=st.characters(codec="ascii", min_codepoint=33), min_size=1))
+def test_whatever_a_card_is_called_its_folder_stays_below_the_root(uuid):
+    folder = mps.folder("/r", uuid)
+    assert str(folder.parent) == "/r"
+    assert folder.name not in (".", "..", mps.NODE)
+
+
+def test_a_root_that_is_too_long_is_refused_with_the_remedy():
+    length = mps.LONGEST_PIPE - len(str(mps.folder("/", REAL) / mps.PIPE)) - 1
+    fits = "/" + "r" * length
+    mps.check_root(fits, [REAL], Scope.CARD)
+    with pytest.raises(InvalidRequest, match=r"88 bytes.*1 bytes shorter"):
+        mps.check_root(fits + "r", [REAL], Scope.CARD)
+    mps.check_root(fits + "r", [REAL], Scope.NODE)
+    with pytest.raises(InvalidRequest, match="no absolute path"):
+        mps.check_root("run/mps", [REAL], Scope.CARD)
+
+
+@pytest.mark.parametrize(
+    ("shares", "ceiling"),
+    [([], 512), ([100], 512), ([700, 600], 700), ([1023], 1023), ([1024], 1024), ([1025], 2048), ([8138, 300], 8192)],
+)
+def test_a_ceiling_allows_the_largest_share_and_is_read_back_as_written(shares, ceiling):
+    assert mps.ceiling([MiB(share) for share in shares]) == ceiling
+
+
+@given(st.integers(1, 200_000))
+def test_what_is_written_is_what_is_read(mib):
+    text = mps.limits_value([MiB(mib), MiB(1)])
+    assert text == f"0={mib}M,1=1M"
+    mps.check_limits(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU-1=5M",
+        "0=5M ",
+        "0=5m",
+        "0=abc",
+        "all=5M",
+        "0=5M,",
+        "",
+        "0=1.5G",
+        "0=500K",
+        "0=0M",
+        "0=-1M",
+        "1=5M",
+        "0=5M,0=5M",
+        "0=5M,2=5M",
+        "5M",
+    ],
+)
+def test_what_mps_would_misread_is_refused(text):
+    with pytest.raises(InvalidRequest, match="write <ordinal>=<whole number>M"):
+        mps.check_limits(text)
+
+
+@pytest.mark.parametrize("text", ["0=3G", "0=3g", "0=3GB", "0=3072", "0=3072MB", "0=1G,1=512M"])
+def test_what_mps_reads_as_it_stands_is_not(text):
+    mps.check_limits(text)
+
+
+def test_the_environment_never_names_a_card_that_a_process_may_not_see():
+    assert mps.environment([MiB(8138)], 25) == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/cardwise/mps/pipe",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8138M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+    }
+    assert set(mps.environment([MiB(1), MiB(2)])) == {"CUDA_MPS_PIPE_DIRECTORY"}
+    with pytest.raises(InvalidRequest, match="would lift the limit"):
+        mps.environment([MiB(0)])
+    with pytest.raises(InvalidRequest, match="1 to 100"):
+        mps.environment([MiB(1)], 0)
+
+
+statuses = st.builds(
+    Status,
+    uuids=st.lists(st.text(), max_size=3).map(tuple),
+    scope=st.sampled_from(Scope),
+    state=st.sampled_from(State),
+    reason=st.text(),
+    since=st.floats(0, 1e10),
+    checked=st.floats(0, 1e10),
+    valid_seconds=st.floats(0, 100),
+    driver=st.text(),
+    multi_user=st.booleans(),
+    enforced=st.booleans(),
+    ceilings=st.dictionaries(st.text(), st.integers(0, 10**6).map(MiB)),
+    daemon_pid=st.integers(0, 2**22),
+    manager_pid=st.integers(0, 2**22),
+    max_clients=st.integers(0, 60),
+)
+
+
+@given(statuses)
+def test_the_state_file_says_what_was_written(status):
+    assert mps.decode(mps.encode(status)) == status
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "null", '{"version": 2}', mps.encode(Status(uuids=(), scope=Scope.CARD, state=State.OFF))[:-9]],
+)
+def test_half_a_state_file_is_none(text):
+    with pytest.raises(mps.UnreadableState):
+        mps.decode(text)
+
+
+def test_who_may_start():
+    status = Status(
+        uuids=("a",), scope=Scope.CARD, state=State.READY, checked=100.0, valid_seconds=10.0, ceilings={"a": MiB(1024)}
+    )
+    assert mps.unusable(status, "a", now=110.0, need=MiB(1024)) == ""
+    assert "has not looked at card a for over 10 s" in mps.unusable(status, "a", now=111.0)
+    assert "allows 1024 MiB, and 1025 MiB are needed" in mps.unusable(status, "a", now=100.0, need=MiB(1025))
+    assert "not b" in mps.unusable(status, "b", now=100.0)
+    assert "is Ready, not Off" in mps.unusable(status, "a", now=100.0, wanted=State.OFF)

@@ -1,0 +1,83 @@
+"""Whose clients are detached, and when."""
+
+import pytest
+
+from cardwise.core.quantity import MiB
+from mps.endings import Endings
+from mps.pods import Holding, PodView
+
+HELD = (Holding(0, "GPU-0", MiB(5)),)
+
+
+def pod(uid: str = "e", **more) -> PodView:
+    known = {"finished": False, "off": False, "holdings": HELD, "cgroup_uid": uid} | more
+    return PodView(uid=uid, namespace="d", name=uid, **known)
+
+
+def ending(ends: float, grace: float) -> PodView:
+    return pod(ends=ends, grace=grace)
+
+
+def due(endings: Endings, one: PodView, wall: float, mono: float):
+    now, later = endings.due([one], wall, mono)
+    return bool(now), later
+
+
+@pytest.fixture
+def endings():
+    return Endings(3.0)
+
+
+def test_clients_have_their_grace_but_for_the_last_seconds(endings):
+    one = ending(1030.0, 30.0)
+    assert due(endings, one, 1000.0, 5.0) == (False, 27.0)
+    assert due(endings, one, 1026.9, 31.9)[0] is False
+    assert due(endings, one, 1027.1, 32.1)[0] is True
+
+
+def test_a_clock_that_differs_does_not_make_it_late(endings):
+    one = ending(1330.0, 30.0)  # the API server's is 5 minutes ahead
+    due(endings, one, 1000.0, 5.0)
+    assert due(endings, one, 1028.0, 33.0)[0] is True
+
+
+def test_a_manager_that_starts_late_is_not_late(endings):
+    assert due(endings, ending(1030.0, 30.0), 1028.0, 5.0)[0] is True
+
+
+def test_a_short_grace_is_halved_and_none_is_now(endings):
+    assert due(endings, ending(1002.0, 2.0), 1000.0, 0.0) == (False, 1.0)
+    assert due(endings, ending(1000.0, 0.0), 1000.0, 0.0)[0] is True
+
+
+def test_who_is_not_deleted_or_holds_nothing_is_left_alone(endings):
+    others = [pod("a"), pod("b", holdings=(), ends=0.0), pod("c", finished=True, ends=0.0, deadline=0.0)]
+    assert endings.due(others, 1000.0, 0.0) == ([], None)
+
+
+def test_a_pods_own_deadline_is_an_end_as_well(endings):
+    one = pod(deadline=1000.0, patience=30.0)
+    assert due(endings, one, 900.0, 0.0) == (False, 127.0)
+    assert due(endings, one, 1026.0, 126.0) == (False, 1.0)
+    assert due(endings, one, 1027.0, 127.0) == (True, None)
+
+
+def test_a_pod_that_is_deleted_before_its_deadline_ends_as_it_was_told(endings):
+    one = pod(deadline=1000.0, patience=30.0, ends=1300.0, grace=300.0)
+    assert due(endings, one, 1100.0, 0.0) == (False, 197.0)
+
+
+def test_a_pod_that_vanishes_is_due_at_once_until_it_has_no_clients(endings):
+    one, other = pod("forced"), pod("other")
+    assert endings.due([one, other], 1000.0, 0.0) == ([], None)
+    for _ in range(2):
+        assert endings.due([other], 1001.0, 1.0) == ([one], None)
+        assert endings.vanished == [one]
+    endings.over("forced")
+    assert endings.due([other], 1002.0, 2.0) == ([], None)
+    assert endings.vanished == []
+
+
+def test_who_had_finished_and_a_mirror_that_goes_leave_nobody_to_detach(endings):
+    endings.due([pod("done", finished=True), pod("mirror", cgroup_uid="static"), pod("free", holdings=())], 0.0, 0.0)
+    assert endings.due([], 1.0, 1.0) == ([], None)

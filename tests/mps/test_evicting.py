@@ -1,0 +1,51 @@
+"""How many pods an audit that may be wrong can take from a node."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps.evicting import Allowance, Convict, Evictor
+from mps.pods import PodView
+
+HOUR = 3600.0
+steps = st.lists(st.tuples(st.floats(0.0, HOUR), st.booleans()), max_size=60)
+
+
+def test_the_next_one_goes_when_the_former_has_ended():
+    subject = Allowance(10)
+    subject.spend("a", 0.0)
+    assert subject.withheld({"a", "b"}, 1.0) == "the pod that was evicted before it has not ended yet"
+    assert subject.withheld({"b"}, 1.0) == ""
+
+
+def test_an_hour_has_so_many():
+    subject = Allowance(2)
+    for now in (0.0, 60.0):
+        assert subject.withheld((), now) == ""
+        subject.spend(str(now), now)
+    assert "has had its 2 evictions of an hour" in subject.withheld((), HOUR - 1)
+    assert subject.withheld((), HOUR) == ""
+    subject.spend("c", HOUR)
+    assert subject.withheld((), HOUR + 59.0)
+    assert subject.withheld((), HOUR + 60.0) == ""
+
+
+def test_one_that_goes_is_no_obstacle_to_itself():
+    subject = Evictor(None, None, 1)
+    subject._allowance.spend("a", 0.0)
+    pod = PodView(uid="a", namespace="d", name="a", finished=False, off=False, holdings=())
+    subject.evict([Convict(pod, 0.0, "it uses too much")], {"a"}, 1.0)  # would ask, or tell, somebody who is not there
+
+
+@given(st.integers(1, 5), steps)
+def test_whatever_happens_no_hour_has_more(per_hour, happened):
+    subject, now, gone, last = Allowance(per_hour), 0.0, [], ""
+    for index, (step, ended) in enumerate(happened):
+        now += step
+        if subject.withheld({last} if last and not ended else set(), now):
+            continue
+        assert not last or ended, "one at a time"
+        gone.append(now)
+        last = str(index)
+        subject.spend(last, now)
+    for first in gone:
+        assert sum(first <= moment < first + HOUR for moment in gone) <= per_hour

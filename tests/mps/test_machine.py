@@ -1,0 +1,207 @@
+"""The rules of a daemon's life, whatever happens in whatever order."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.mps import State
+from mps import machine
+from mps.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+
+PACE = Pace()
+GOOD = [Act.SWEEP, Act.SPAWN, Act.ASK, Act.CONFIGURE, Act.WARM]
+
+
+def drive(subject: Machine, results: dict[Act, Result], until: float, now: float = 0.0) -> tuple[Machine, list[Act]]:
+    """Plays acts with these results (OK where none is given) until a time; what was done."""
+    done = []
+    while now < until:
+        act = machine.plan(subject, now)
+        if act is Act.REST:
+            now = max(now + 0.01, min(subject.due, until))
+            continue
+        done.append(act)
+        subject = machine.after(subject, results.get(act, OK), now, PACE)
+        now += 0.01
+    return subject, done
+
+
+def ready() -> Machine:
+    subject, done = drive(Machine(), {}, 1.0)
+    assert done == GOOD
+    assert subject.phase is Phase.READY
+    return subject
+
+
+def test_nothing_is_ready_before_its_settings_and_its_server_are():
+    subject, now = Machine(), 0.0
+    for act in GOOD:
+        assert machine.state_of(subject) is not State.READY
+        assert machine.plan(subject, now) is act
+        subject = machine.after(subject, OK, now, PACE)
+    assert machine.state_of(subject) is State.READY
+
+
+@pytest.mark.parametrize("act", [Act.SPAWN, Act.ASK, Act.CONFIGURE, Act.WARM])
+def test_what_never_succeeds_is_tried_at_growing_distances(act):
+    _, done = drive(Machine(), {act: Result(Outcome.FAILED, "no")}, 3600.0)
+    attempts = done.count(Act.SPAWN)
+    assert 20 < attempts < 70, "about once a minute in the end"
+
+
+def test_the_back_off_is_forgotten_after_a_stable_time():
+    subject = machine.after(ready(), Result(Outcome.DEAD), 2.0, PACE)
+    assert (subject.failures, subject.due) == (1, 3.0)
+    subject, _ = drive(subject, {}, 30.0, 2.0)
+    assert machine.after(subject, Result(Outcome.DEAD), 30.0, PACE).due == 32.0
+    subject, _ = drive(subject, {}, 100.0, 30.0)
+    assert machine.after(subject, Result(Outcome.DEAD), 100.0, PACE).due == 101.0
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
+def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
+    subject = machine.after(ready(), Result(outcome, "hm"), 2.0, PACE)
+    assert machine.state_of(subject) is State.DOWN
+    assert machine.plan(subject, 2.0) is Act.PROBE, "at once"
+    assert machine.after(subject, OK, 2.0, PACE).phase is Phase.READY
+    assert machine.plan(machine.after(subject, Result(outcome), 2.0, PACE), 2.0) is Act.KILL
+
+
+def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
+    frozen = Result(Outcome.FROZEN, "server 7 is stopped")
+    subject = machine.after(ready(), frozen, 2.0, PACE)
+    assert (machine.state_of(subject), subject.reason) == (State.DOWN, "server 7 is stopped")
+    subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.answer, 2.0)
+    assert set(done) == {Act.PROBE}, "a moment under a debugger costs no daemon"
+    assert machine.after(subject, OK, 5.0, PACE).phase is Phase.READY
+    assert machine.plan(machine.after(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
+    subject, _ = drive(machine.adopted(0.0, PACE), {Act.WARM: frozen}, PACE.answer + 1.0)
+    assert subject.reason == "not ready in time: server 7 is stopped", "also where a former manager left it so"
+    silent = machine.after(ready(), Result(Outcome.SILENT), 2.0, PACE)
+    assert machine.plan(machine.after(silent, frozen, 2.0, PACE), 2.0) is Act.KILL, "it had its time"
+
+
+def test_what_was_killed_or_frozen_is_back_within_thirty_seconds():
+    for wound, noticed in ((Outcome.DEAD, 0.0), (Outcome.SILENT, 2 * PACE.answer), (Outcome.FROZEN, PACE.answer)):
+        subject, now = machine.after(ready(), Result(wound), 0.0, PACE), noticed
+        if noticed:
+            subject = machine.after(subject, Result(wound), now, PACE)
+        orphans = now + PACE.backoff + PACE.orphan_grace
+        subject, _ = drive(subject, {Act.SWEEP: Result(Outcome.BUSY)}, orphans, now)
+        subject, _ = drive(subject, {}, 28.0, orphans)
+        assert subject.phase is Phase.READY
+
+
+def test_a_fault_waits_then_detaches_then_restarts():
+    subject, done = drive(ready(), {Act.PROBE: Result(Outcome.FAULT, "f")}, 2.0 + PACE.fault_grace, 1.0)
+    assert (subject.phase, set(done)) == (Phase.FAULT, {Act.PROBE})
+    subject, done = drive(subject, {Act.PROBE: Result(Outcome.FAULT)}, 26.0, 2.0 + PACE.fault_grace)
+    assert [act for act in done if act is not Act.PROBE][:2] == [Act.DETACH, Act.QUIT]
+    subject, _ = drive(subject, {}, 40.0, 26.0)
+    assert subject.phase is Phase.READY
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
+def test_one_silence_in_a_fault_ends_nothing_and_two_do(outcome):
+    subject = machine.after(ready(), Result(Outcome.FAULT, "f"), 2.0, PACE)
+    subject = machine.after(subject, Result(outcome, "slow"), 4.0, PACE)
+    assert machine.plan(subject, 4.0) is Act.PROBE, "at once"
+    assert machine.plan(machine.after(subject, OK, 4.0, PACE), 4.0) is Act.CONFIGURE, "healed meanwhile"
+    assert machine.plan(machine.after(subject, Result(outcome), 4.0, PACE), 4.0) is Act.KILL
+
+
+@pytest.mark.parametrize("between", [Outcome.SILENT, Outcome.FROZEN, Outcome.LOST, Outcome.OK])
+def test_whatever_comes_between_a_faults_grace_is_given_once(between):
+    subject, now = machine.after(ready(), Result(Outcome.FAULT, "f"), 2.0, PACE), 2.0
+    while now < 2.0 + PACE.fault_grace - 1.0:
+        subject = machine.after(subject, Result(between), now, PACE)
+        subject = machine.after(subject, Result(Outcome.FAULT, "f"), now, PACE)
+        assert subject.phase is Phase.FAULT
+        now += 1.0
+    subject = machine.after(subject, Result(Outcome.FAULT, "f"), 2.0 + PACE.fault_grace, PACE)
+    assert (subject.phase, subject.reason) == (Phase.DRAINING, "the fault did not heal by itself: f")
+
+
+def test_the_next_fault_has_a_grace_of_its_own():
+    subject = machine.after(ready(), Result(Outcome.FAULT), 2.0, PACE)
+    subject, _ = drive(subject, {}, 10.0, 2.0)
+    assert subject.phase is Phase.READY
+    subject = machine.after(subject, Result(Outcome.FAULT), 100.0, PACE)
+    assert machine.after(subject, Result(Outcome.FAULT), 99.0 + PACE.fault_grace, PACE).phase is Phase.FAULT
+
+
+def test_a_fault_that_heals_is_compared_before_it_is_ready():
+    subject = machine.after(ready(), Result(Outcome.FAULT), 2.0, PACE)
+    subject = machine.after(subject, OK, 4.0, PACE)
+    assert machine.plan(subject, 4.0) is Act.CONFIGURE
+
+
+def test_off_is_reached_in_good_order_and_gives_the_cards_back():
+    subject = machine.want(ready(), False, 5.0, PACE, "no one wants it")
+    subject, done = drive(subject, {}, 20.0, 5.0)
+    assert done == [Act.DETACH, Act.QUIT, Act.SWEEP, Act.RELEASE]
+    assert machine.state_of(subject) is State.OFF
+    subject, done = drive(machine.want(subject, True, 20.0, PACE), {}, 21.0, 20.0)
+    assert done == GOOD
+
+
+@pytest.mark.parametrize("acts", range(len(GOOD) + 1))
+def test_off_is_reached_from_wherever_a_start_is(acts):
+    subject = Machine()
+    for _ in range(acts):
+        subject = machine.after(subject, OK, 0.0, PACE)
+    subject, _ = drive(machine.want(subject, False, 0.0, PACE), {}, 20.0)
+    assert machine.state_of(subject) is State.OFF
+
+
+outcomes = st.builds(Result, st.sampled_from(list(Outcome)))
+events = st.lists(st.tuples(outcomes, st.floats(0.0, 100.0), st.sampled_from([None, None, None, True, False])))
+
+
+@settings(deadline=None)
+@given(events)
+def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
+    subject, now = Machine(), 0.0
+    for result, step, wanted in happened:
+        now += step
+        if wanted is not None:
+            subject = machine.want(subject, wanted, now, PACE)
+        act = machine.plan(subject, now)
+        if act is Act.REST:
+            if result.outcome is Outcome.DEAD:
+                subject = machine.after(subject, result, now, PACE)  # a death between two acts
+            continue
+        subject = machine.after(subject, result, now, PACE)
+        if machine.state_of(subject) is State.READY:
+            assert (act, result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
+        assert subject.due == math.inf or subject.due <= now + PACE.backoff_cap + 1e-6
+    subject = machine.want(subject, True, now, PACE)
+    subject, _ = drive(subject, {}, now + 200.0, now)
+    assert subject.phase is Phase.READY
+    subject, _ = drive(machine.want(subject, False, now + 200.0, PACE), {}, now + 300.0, now + 200.0)
+    assert subject.phase is Phase.OFF
+
+
+@settings(deadline=None)
+@given(events)
+def test_nothing_is_spawned_while_a_daemon_may_live(happened):
+    subject, now, lives = Machine(), 0.0, False
+    for result, step, wanted in happened:
+        now += step
+        if wanted is not None:
+            subject = machine.want(subject, wanted, now, PACE)
+        act = machine.plan(subject, now)
+        if act is Act.REST:
+            continue
+        if act is Act.SPAWN:
+            assert not lives
+            lives = result.outcome is Outcome.OK
+        elif (result.outcome is Outcome.DEAD and subject.phase in machine.RUNNING) or (
+            act in (Act.QUIT, Act.KILL) and result.outcome is Outcome.OK
+        ):
+            lives = False
+        subject = machine.after(subject, result, now, PACE)
+        if subject.phase in (Phase.OFF, Phase.DOWN, Phase.SPAWNING, Phase.RELEASING):
+            assert not lives

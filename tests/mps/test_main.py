@@ -1,0 +1,156 @@
+"""The command: what it refuses at the start, and a whole life as a process."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from cardwise.gpus import mpsnode
+from mps.__main__ import main
+from tests.mps.worlds import DOUBLE, Node, eventually, uuid_of
+
+COMMAND = [sys.executable, "-m", "mps"]
+
+
+@pytest.fixture
+def kubeconfig(node, folder):
+    path = folder / "kubeconfig"
+    cluster = {"name": "c", "cluster": {"server": node.api.url}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [cluster],
+                "contexts": [context],
+                "current-context": "x",
+                "users": [{"name": "u", "user": {}}],
+            }
+        )
+    )
+    return path
+
+
+def arguments(node: Node, kubeconfig, **changes: str) -> list[str]:
+    options = {
+        "node": "n1",
+        "simulated-cards": str(node.cards_file),
+        "root": str(node.root),
+        "control": str(DOUBLE),
+        "kubeconfig": str(kubeconfig),
+        "metrics-bind": "127.0.0.1:0",
+        "driver": "550.163.01",
+    } | changes
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def refused(options: list[str]) -> str:
+    done = CliRunner().invoke(main, options)
+    assert done.exit_code != 0
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"scope": "rack"}, "'rack' is not one of 'card', 'node'"),
+        ({"control": "no-such-program"}, "belongs to NVIDIA's driver"),
+        ({"probe-interval": "0"}, "0 would ask without end; write a time such as 2s"),
+        ({"probe-timeout": "soon"}, "is not a duration; write a number with a unit"),
+        ({"audit-interval": "0"}, "0 would ask without end; write a time such as 2s"),
+        ({"audit-tolerance": "half"}, "'half' is not a quantity; write a number such as 8138 or 8Gi"),
+        ({"audit-looks": "0"}, "0 is not in the range x>=1"),
+        ({"cards": "0,0"}, "'0' is there twice; name each card once"),
+        ({"stop-daemons": "maybe"}, "is not one of 'idle', 'always', 'never'"),
+        ({"daemon-cgroup": "/no/such/folder"}, "does not exist"),
+        ({"daemon-cgroup": "/proc"}, "/proc is no cgroup file system"),
+        ({"probe-interval": "31s"}, "31 s is longer than 30 s"),
+        ({"root": "/tmp/" + "r" * 90}, "MPS opens no path of more than 87; take a root that is"),
+        ({"simulated-cards": "/no/such/file"}, "no simulated cards"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_remedy(node, kubeconfig, capfd, wrong, says):
+    said = refused(arguments(node, kubeconfig, **wrong))
+    said += "".join(capfd.readouterr())
+    assert says in " ".join(said.split())
+
+
+def test_a_root_that_other_users_cannot_reach_is_refused(node, kubeconfig, folder, capfd):
+    closed = folder / "closed"
+    closed.mkdir(mode=0o700)
+    said = refused(arguments(node, kubeconfig, root=str(closed / "mps"))) + "".join(capfd.readouterr())
+    assert f"chmod o+x {closed}" in said
+
+
+@pytest.mark.parametrize("limit", ["0=1.5G", "0=500K", "0=0M", "GPU-1=5M", "0=1M,0=2M"])
+def test_a_limit_that_mps_would_misread_is_refused(node, kubeconfig, capfd, monkeypatch, limit):
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit)
+    said = refused(arguments(node, kubeconfig)) + "".join(capfd.readouterr())
+    assert limit in said
+    assert "write <ordinal>=<whole number>M, such as 0=8138M" in said
+
+
+def test_help_lists_every_setting_with_its_variable():
+    said = CliRunner().invoke(main, ["--help"], terminal_width=200).output
+    for option in (option for parameter in main.params for option in parameter.opts if option.startswith("--")):
+        assert option in said
+    assert said.count("env var:") >= len(main.params) - 1
+
+
+def test_a_life_from_start_to_sigterm(node, kubeconfig):
+    process = subprocess.Popen(
+        [*COMMAND, *arguments(node, kubeconfig, **{"log-format": "json"})],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1536M", "CUDA_VISIBLE_DEVICES": "7"},
+    )
+    try:
+        eventually(lambda: not node.problem() or process.poll() is not None, timeout=50)
+        assert process.poll() is None, process.communicate()[1].decode()
+        daemon = node.daemon()
+        log = (node.home() / "log" / "daemon.log").read_text()
+        assert f"for devices {uuid_of(0)}" in log, "the manager's own environment does not reach the daemon"
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=50)
+        assert process.returncode == 0
+        assert not daemon.alive()
+        assert node.mode() == "Default"
+        assert not mpsnode.manager_lives(node.root)
+        assert b'"card":"GPU-n1-0"' in said, "what the daemon says has its card"
+        assert b'are not used","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
+        assert b"Traceback" not in said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_health_and_metrics(node):
+    from cardwise.runtime.health import HealthServer
+    from cardwise.runtime.settings import HostPort
+
+    node.start()
+    node.wait_ready()
+    eventually(lambda: not node.manager.problems())
+    earned = node.status().checked
+    eventually(lambda: node.status().checked > earned, "a probe of a card that is ready")
+    health = HealthServer(HostPort("127.0.0.1", 0), ready=node.manager.problems, alive=node.manager.stuck)
+    health.start()
+    try:
+        base = f"http://127.0.0.1:{health.port}"
+        for path in ("readyz", "healthz"):
+            assert urllib.request.urlopen(f"{base}/{path}", timeout=10).read() == b"ok\n"
+        said = urllib.request.urlopen(f"{base}/metrics", timeout=10).read().decode()
+    finally:
+        health.stop()
+    card = f'{{card="{uuid_of(0)}"}}'
+    assert f"cardwise_mps_up{card} 1.0" in said
+    assert f'cardwise_mps_state{{card="{uuid_of(0)}",state="Ready"}} 1.0' in said
+    assert f'cardwise_mps_state{{card="{uuid_of(0)}",state="Down"}} 0.0' in said
+    assert f"cardwise_mps_ceiling_bytes{card} 5.36870912e+08" in said  # 512 MiB
+    assert f"cardwise_mps_daemon_starts_total{card}" in said
+    assert 'cardwise_mps_probe_seconds_count{outcome="ok"}' in said

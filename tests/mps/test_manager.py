@@ -1,0 +1,123 @@
+"""The manager on a node with the double: what containers, the cluster and admins see while all is well."""
+
+import pytest
+
+from cardwise.core.mps import Scope, State
+from cardwise.core.quantity import MiB
+from tests.mps.worlds import P100, Node, eventually, uuid_of
+
+
+def test_cards_come_up_ready_closed_and_told(pair):
+    pair.start()
+    for index in (0, 1):
+        pair.wait_ready(index)
+        assert pair.mode(index) == "ExclusiveProcess"
+        eventually(lambda index=index: pair.told(index).get("state") == "Ready")
+    assert pair.told(0) | {"lastChange": ""} == {
+        "mode": "card",
+        "state": "Ready",
+        "reason": "",
+        "multiUser": False,
+        "ceilingMiB": 512,
+        "maxClients": 48,
+        "lastChange": "",
+    }
+    assert pair.daemon(0) != pair.daemon(1), "one for each card"
+    assert pair.ask("get_default_active_thread_percentage") == "100.0"
+    assert not pair.manager.problems()
+
+
+def test_a_daemon_sees_its_own_card_only(pair):
+    pair.start()
+    pair.wait_ready(1)
+    log = (pair.home(1) / "log" / "daemon.log").read_text()
+    assert f"fake server {pair.servers(1)[0].pid} for devices {uuid_of(1)}" in log
+
+
+def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
+    node.start()
+    node.wait_ready()
+    node.bind("plain", 0, 4096, off=True)
+    eventually(lambda: not node.problem(wanted=State.OFF))
+    assert node.mode() == "Default"
+    eventually(lambda: node.told()["state"] == "Off")
+    assert "is Off, not Ready" in node.problem()
+    assert not node.servers()
+    node.end("plain")
+    node.wait_ready()
+    assert node.mode() == "ExclusiveProcess"
+
+
+def test_one_pod_that_wants_mps_keeps_it_on(node):
+    node.bind("plain", 0, 4096, off=True)
+    node.bind("limited", 0, 2048)
+    node.start()
+    node.wait_ready(need=MiB(4096))
+
+
+def test_one_daemon_for_the_node(folder):
+    node = Node(folder, scope=Scope.NODE)
+    try:
+        node.bind("pod", 1, 8138)
+        node.start()
+        node.wait_ready(0)
+        node.wait_ready(1, need=MiB(8138))
+        assert node.ask("get_default_device_pinned_mem_limit 0") == "512M"
+        assert node.ask("get_default_device_pinned_mem_limit 1") == "8G"
+        assert node.told(1)["mode"] == "node"
+        assert "allows 512 MiB" in node.problem(0, need=MiB(8138))
+        node.cards.append({"index": 2, "uuid": uuid_of(2), "memoryMiB": P100})
+        node.write_cards()
+        node.wait_ready(2)
+        node.wait_ready(1, need=MiB(8138))
+    finally:
+        node.close()
+
+
+def test_a_new_card_and_one_that_leaves(pair):
+    pair.start()
+    pair.wait_ready(0)
+    pair.cards.append({"index": 2, "uuid": uuid_of(2), "memoryMiB": P100})
+    gone = pair.daemon(0)
+    del pair.cards[0]
+    pair.write_cards()
+    pair.wait_ready(2)
+    eventually(lambda: not gone.alive())
+    assert pair.problem(0)
+
+
+def test_an_object_that_is_made_anew_is_told_again(node):
+    node.start()
+    eventually(lambda: node.told().get("state") == "Ready")
+    node.api.delete("/apis/cardwise.dev/v1alpha1/extendedresources", uuid_of(0).lower())
+    node.add_resource(0)
+    eventually(lambda: node.told().get("state") == "Ready")
+
+
+def test_the_api_server_is_told_of_changes_only(pair):
+    pair.start()
+    for index in (0, 1):
+        eventually(lambda index=index: pair.told(index).get("state") == "Ready")
+    before = len(pair.api.patches)
+    probes = pair.status().checked
+    eventually(lambda: pair.status().checked > probes + 4 * pair.settings.pace.probe)
+    assert len(pair.api.patches) == before
+
+
+@pytest.mark.parametrize("driver", ["535", "595"])
+def test_other_drivers_come_up_too(node, monkeypatch, driver):
+    monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", driver)
+    node.bind("pod", 0, 8138)
+    node.start(driver=f"{driver}.1")
+    node.wait_ready(need=MiB(8138))
+    assert node.status().multi_user == (driver == "595")
+    assert node.status().max_clients == (60 if driver == "595" else 48)
+
+
+def test_an_option_that_the_program_does_not_take_is_left_out(node, monkeypatch):
+    """The table says 580, the program is of another mind: it prints its help, and ends with rc 0."""
+    monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", "580")
+    monkeypatch.setenv("CARDWISE_DOUBLE_REFUSES", "-multiuser-server")
+    node.start(driver="580.95.05")
+    node.wait_ready()
+    assert not node.status().multi_user

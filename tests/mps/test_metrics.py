@@ -1,0 +1,50 @@
+"""What the manager counts while a daemon comes up, dies and heals."""
+
+import signal
+
+import pytest
+from prometheus_client import REGISTRY
+
+from cardwise.core.mps import State
+from mps import metrics
+from tests.mps.worlds import eventually, uuid_of
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, {"card": uuid_of(0)} | labels) or 0.0
+
+
+def states() -> dict[str, float]:
+    return {each: value("cardwise_mps_state", state=each) for each in State}
+
+
+def only(state: State) -> dict[str, float]:
+    return {each: float(each is state) for each in State}
+
+
+def test_a_state_is_one_of_all():
+    metrics.tell_state("some-card", State.DRAINING)
+    found = {
+        each: REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": each}) for each in State
+    }
+    assert found == only(State.DRAINING)
+    assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 0
+    metrics.tell_state("some-card", State.READY)
+    assert REGISTRY.get_sample_value("cardwise_mps_up", {"card": "some-card"}) == 1
+    assert REGISTRY.get_sample_value("cardwise_mps_state", {"card": "some-card", "state": State.DRAINING}) == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_daemon_that_was_killed_and_replaced_has_healed_once(node):
+    before = {name: value(f"cardwise_mps_{name}_total") for name in ("heals", "daemon_failures", "daemon_starts")}
+    node.start()
+    node.wait_ready()
+    eventually(lambda: states() == only(State.READY), timeout=90)
+    assert value("cardwise_mps_heals_total") == before["heals"], "the first start is no heal"
+    killed = node.daemon()
+    killed.signal(signal.SIGKILL)
+    eventually(lambda: value("cardwise_mps_heals_total") == before["heals"] + 1, timeout=90)
+    assert value("cardwise_mps_daemon_failures_total") > before["daemon_failures"]
+    assert value("cardwise_mps_daemon_starts_total") >= before["daemon_starts"] + 2
+    eventually(lambda: states() == only(State.READY), timeout=90)
+    assert value("cardwise_mps_ceiling_bytes") == 512 * 1024**2

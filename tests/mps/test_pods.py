@@ -1,0 +1,122 @@
+"""Who holds what, who does without MPS, and when each ends."""
+
+import json
+
+import pytest
+
+from cardwise.core import mps
+from cardwise.core.quantity import MiB
+from cardwise.gpus.protocol import GpuCard
+from mps import drivers, pods
+from mps.pods import Demand, Holding, PodView
+
+CARDS = [GpuCard(index=i, uuid=f"GPU-{i}", model="m", memory=MiB(16276), devices=()) for i in range(2)]
+
+
+def pod(uid: str, *holdings: tuple[str, int], off=False, finished=False) -> PodView:
+    held = tuple(Holding(int(card[-1]), card, MiB(mem)) for card, mem in holdings)
+    return PodView(uid=uid, namespace="d", name=uid, finished=finished, off=off, holdings=held)
+
+
+def test_demands_of_cards():
+    found = pods.demands(
+        [pod("a", ("GPU-0", 5), ("GPU-0", 7)), pod("b", ("GPU-0", 9), finished=True), pod("c", ("GPU-1", 3), off=True)],
+        CARDS,
+    )
+    assert found == {"GPU-0": Demand((5, 7), off=False), "GPU-1": Demand((3,), off=True)}
+    mixed = pods.demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), off=True)], CARDS)
+    assert not mixed["GPU-0"].off, "who wants limits gets them"
+    assert mixed["GPU-1"] == Demand((), off=False), "an empty card is on"
+
+
+def test_a_pod_of_gpushare_is_known_by_the_cards_index():
+    wire = {
+        "metadata": {
+            "uid": "u",
+            "name": "p",
+            "namespace": "d",
+            "annotations": {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "700"},
+        },
+        "status": {"phase": "Running"},
+    }
+    assert pods.demands([pods.view(json.dumps(wire).encode())], CARDS)["GPU-1"] == Demand((700,), off=False)
+
+
+def test_a_pod_that_cannot_be_read_holds_nothing():
+    wire = {"metadata": {"uid": "u", "name": "p", "annotations": {"cardwise.dev/assignment": "{", mps.MODE: "off"}}}
+    seen = pods.view(json.dumps(wire).encode())
+    assert (seen.holdings, seen.off, seen.ends) == ((), True, None)
+
+
+def test_containers_have_their_keys_and_what_the_runtime_calls_them():
+    wire = {
+        "metadata": {"uid": "u", "name": "p", "annotations": {}},
+        "spec": {"initContainers": [{"name": "i"}, {"name": "side"}], "containers": [{"name": "a"}, {"name": "b"}]},
+        "status": {
+            "initContainerStatuses": [{"name": "side", "containerID": "cri-o://c1"}],
+            "containerStatuses": [{"name": "b", "containerID": "containerd://c2"}, {"name": "a"}],
+        },
+    }
+    seen = pods.view(json.dumps(wire).encode())
+    assert [(one.key, one.name, one.runtime_id) for one in seen.containers] == [
+        ("init-0", "i", ""),
+        ("init-1", "side", "c1"),
+        ("0", "a", ""),
+        ("1", "b", "c2"),
+    ]
+    assert seen.cgroup_uid == "u"
+
+
+def test_when_the_kubelet_ends_it_by_itself():
+    wire = {
+        "metadata": {"uid": "u", "name": "p", "annotations": {}},
+        "spec": {"activeDeadlineSeconds": 90, "terminationGracePeriodSeconds": 5},
+        "status": {"startTime": "1970-01-01T00:01:00Z"},
+    }
+    seen = pods.view(json.dumps(wire).encode())
+    assert (seen.deadline, seen.patience, seen.ends) == (150.0, 5.0, None)
+    for missing in ("spec", "status"):
+        assert pods.view(json.dumps(wire | {missing: {}}).encode()).deadline is None
+    assert pods.view(json.dumps(wire | {"spec": {}}).encode()).patience == 30.0
+
+
+def test_a_static_pods_groups_have_another_name():
+    wire = {"metadata": {"uid": "mirror", "name": "p", "annotations": {"kubernetes.io/config.mirror": "5ad0"}}}
+    assert pods.view(json.dumps(wire).encode()).cgroup_uid == "5ad0"
+
+
+@pytest.mark.parametrize(
+    ("version", "multi_user", "server_status", "most"),
+    [
+        ("535.261.03", False, False, 48),
+        ("550.163.01", False, True, 48),
+        ("570.1", False, True, 48),
+        ("580.95.05", True, True, 48),
+        ("595.99.02", True, True, 60),
+        ("615.71.09", True, True, 60),
+        ("", False, False, 48),
+        ("nonsense", False, False, 48),
+        ("470.1", False, False, 48),
+    ],
+)
+def test_what_drivers_can(version, multi_user, server_status, most):
+    found = drivers.of_version(version)
+    assert (found.multi_user, found.server_status) == (multi_user, server_status)
+    assert found.most_clients(CARDS[0]) == most
+    old = GpuCard(index=0, uuid="g", model="P100", memory=MiB(1), devices=(), properties={"computeCapability": "6.0"})
+    assert found.most_clients(old) == 16
+
+
+def test_a_daemon_sees_cards_by_uuid_where_it_reads_them():
+    assert drivers.of_version("550.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert drivers.of_version("470.1").visible(CARDS)["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize(("driver", "has"), [("580", True), ("550", False)])
+def test_multi_user_mode_is_used_where_the_program_has_it_and_we_may(monkeypatch, driver, has):
+    from tests.mps.worlds import DOUBLE
+
+    monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", driver)
+    table = drivers.of_version("580.1")
+    assert drivers.probed(table, DOUBLE, root=True).multi_user is has
+    assert not drivers.probed(table, DOUBLE, root=False).multi_user

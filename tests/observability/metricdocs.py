@@ -1,0 +1,52 @@
+"""What docs/reference/metrics.md says, and what the code registers: read, not run."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
+PARTS = {"Extender": "extender", "Webhook": "webhook", "Device plugin": "deviceplugin", "MPS manager": "mps"}
+_NAME = re.compile(r"cardwise_[a-z0-9_]+")
+
+
+class Row(NamedTuple):
+    """A metric as documented."""
+
+    kind: str
+    labels: str
+    meaning: str
+
+
+def documented() -> dict[str, dict[str, Row]]:
+    """By the heading of the part, by name."""
+    found: dict[str, dict[str, Row]] = {}
+    heading = ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            heading = line.removeprefix("## ")
+        elif line.startswith("| `cardwise_"):
+            name, *row = (cell.strip() for cell in line.strip("|").split("|"))
+            assert name.strip("`") not in found.setdefault(heading, {}), f"{name} is there twice"
+            found[heading][name.strip("`")] = Row(*row)
+    return found
+
+
+def registered(folder: Path) -> set[str]:
+    """The names of metrics in the Python files below, as they are served."""
+    return {name for path in sorted(folder.rglob("*.py")) if "agent" not in path.parts for name in _names(path)}
+
+
+def _names(path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    counters = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Counter" and node.args:
+            counters.add(node.args[0])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+            # The client adds what conventions ask for.
+            counted = node in counters and not node.value.endswith("_total")
+            yield f"{node.value}_total" if counted else node.value

@@ -1,0 +1,91 @@
+"""Alerts, runbooks and the dashboard speak of each other and of metrics that there are."""
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from tests.observability.metricdocs import ROOT, documented
+
+FILES = ROOT / "helm" / "cardwise" / "files"
+RUNBOOKS = ROOT / "docs" / "runbooks.md"
+_METRIC = re.compile(r"\bcardwise_[a-z0-9_]+")
+_SERIES = re.compile(r"_(?:bucket|count|sum)$")
+
+
+def rules() -> dict[str, dict[str, Any]]:
+    groups = yaml.safe_load((FILES / "alerts" / "cardwise.yaml").read_text())["groups"]
+    found = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in found}) == len(found), "an alert is there twice"
+    return {rule["alert"]: rule for rule in found}
+
+
+def sections() -> dict[str, str]:
+    """Text of the runbooks by heading."""
+    parts = re.split(r"^## (.+)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def targets() -> list[str]:
+    panels = json.loads((FILES / "dashboards" / "cardwise.json").read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def known() -> dict[str, str]:
+    return {name: row.kind for rows in documented().values() for name, row in rows.items()}
+
+
+def unknown(expression: str) -> set[str]:
+    """Names in the expression that no part serves."""
+    kinds, found = known(), set()
+    for name in _METRIC.findall(expression):
+        base = _SERIES.sub("", name)
+        if name not in kinds and kinds.get(base) != "histogram":
+            found.add(name)
+    return found
+
+
+def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
+    assert sorted(sections()) == sorted(rules())
+
+
+def test_alerts_point_at_their_own_section() -> None:
+    for name, rule in rules().items():
+        # As GitHub makes anchors of headings.
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_runbooks_say_what_to_look_at_and_what_to_do() -> None:
+    for name, text in sections().items():
+        for word in ("**Means.**", "**Look.**", "**Do.**"):
+            assert word in text, f"{name} lacks {word}"
+
+
+def test_links_within_the_runbooks_lead_somewhere() -> None:
+    anchors = {name.lower() for name in sections()}
+    assert set(re.findall(r"\]\(#([^)]+)\)", RUNBOOKS.read_text())) <= anchors
+    for target in re.findall(r"\]\((?!#)([^)#]+)[^)]*\)", RUNBOOKS.read_text()):
+        assert (RUNBOOKS.parent / target).exists(), target
+
+
+def test_alerts_and_panels_ask_for_metrics_that_there_are() -> None:
+    expressions = [*(rule["expr"] for rule in rules().values()), *targets()]
+    assert len(expressions) > 60
+    assert {expression: unknown(expression) for expression in expressions if unknown(expression)} == {}
+
+
+def test_an_unknown_metric_would_be_found() -> None:
+    assert unknown("rate(cardwise_nobody_total[5m])") == {"cardwise_nobody_total"}
+    assert unknown("cardwise_grants_bucket") == {"cardwise_grants_bucket"}, "it is no histogram"
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    # A number that nobody sees is one that nobody keeps right.
+    shown = {
+        _SERIES.sub("", name) if name not in known() else name for each in targets() for name in _METRIC.findall(each)
+    }
+    assert known().keys() - shown - {"cardwise_workload_learned"} == set()

@@ -1,0 +1,31 @@
+"""The page of metrics is what the code registers, and no name breaks Prometheus' conventions."""
+
+import pytest
+
+from tests.observability.metricdocs import PARTS, ROOT, documented, registered
+
+SHARED = registered(ROOT / "cardwise" / "runtime")  # of parts that serve with TLS
+
+
+@pytest.mark.parametrize("heading", PARTS)
+def test_all_metrics_of_a_part_are_documented_and_none_else(heading: str) -> None:
+    found = registered(ROOT / PARTS[heading])
+    assert found, "the code was not read"
+    assert set(documented()[heading]) - SHARED == found
+
+
+def test_what_parts_share_is_documented_with_those_that_have_it() -> None:
+    pages = documented()
+    assert {"cardwise_certificate_expiry_timestamp_seconds"} == SHARED
+    assert [heading for heading in pages if pages[heading].keys() >= SHARED] == ["Extender", "Webhook"]
+    assert set(pages) == set(PARTS)
+
+
+def test_names_follow_the_conventions() -> None:
+    for rows in documented().values():
+        for name, row in rows.items():
+            assert row.kind in ("counter", "gauge", "histogram"), name
+            assert name.endswith("_total") == (row.kind == "counter"), name
+            assert row.meaning, name
+            if row.kind == "histogram":
+                assert name.endswith("_seconds"), name

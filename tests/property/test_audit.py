@@ -1,0 +1,110 @@
+"""The audit accuses nobody who keeps to his share, and everybody who does not, whatever is known of containers."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cardwise.core import audit
+from cardwise.core.audit import Finding, Granted, Reason, Use
+from cardwise.core.quantity import MiB
+
+TOLERANCE = MiB(512)
+CARDS = ["GPU-0", "GPU-1"]
+KEYS = ["0", "1", "init-0"]
+
+
+@st.composite
+def pods(draw) -> dict[str, Granted]:
+    """Each with some shares, and all its containers known to the runtime as <pod>/<key>."""
+    places = st.tuples(st.sampled_from(KEYS), st.sampled_from(CARDS))
+    shares = st.dictionaries(places, st.integers(1, 4000).map(MiB), max_size=4)
+    return {
+        uid: Granted(draw(shares), {f"{uid}/{key}": key for key in KEYS})
+        for uid in draw(st.sets(st.sampled_from("abc")))
+    }
+
+
+uses = st.lists(
+    st.builds(
+        lambda card, memory, pod, key: Use(card=card, pid=0, memory=memory, pod=pod, container=f"{pod}/{key}"),
+        st.sampled_from(CARDS),
+        st.none() | st.integers(0, 5000).map(MiB),
+        st.sampled_from(["a", "b", "c", ""]),
+        st.sampled_from(KEYS),
+    ),
+    max_size=8,
+).map(lambda found: [replace(use, pid=pid) for pid, use in enumerate(found, 1)])
+
+
+@given(uses, pods())
+def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(found, grants):
+    findings = audit.compare(found, grants, TOLERANCE)
+    accused: dict[int, Finding] = {}
+    for finding in findings:
+        for pid in finding.pids:
+            assert pid not in accused, "once"
+            accused[pid] = finding
+    for use in found:
+        finding = accused.get(use.pid)
+        if use.pod not in grants:
+            assert finding is not None
+            assert finding.reason is Reason.UNKNOWN_PROCESS
+            continue
+        key = grants[use.pod].keys[use.container]
+        share = grants[use.pod].shares.get((key, use.card))
+        theirs = sum(
+            other.memory or 0
+            for other in found
+            if (other.card, other.pod, other.container) == (use.card, use.pod, use.container)
+        )
+        if share is not None:
+            assert (finding is not None) == (theirs > share + TOLERANCE)
+            assert finding is None or finding.reason is Reason.MEMORY_OVERRUN
+        else:
+            assert finding is not None
+            elsewhere = any(holder == key for holder, _ in grants[use.pod].shares)
+            assert finding.reason is (Reason.WRONG_CARD if elsewhere else Reason.CARD_WITHOUT_GRANT)
+
+
+@given(uses, pods(), st.randoms())
+def test_the_order_in_which_a_driver_lists_processes_means_nothing(found, grants, random):
+    shuffled = random.sample(found, len(found))
+    assert audit.compare(shuffled, grants, TOLERANCE) == audit.compare(found, grants, TOLERANCE)
+
+
+@given(uses, pods(), st.sets(st.sampled_from(KEYS)))
+def test_not_knowing_whose_a_process_is_accuses_nobody_new(found, grants, unknown):
+    known = {(finding.pod, finding.card) for finding in audit.compare(found, grants, TOLERANCE)}
+    blurred = {
+        uid: replace(one, keys={run: key for run, key in one.keys.items() if key not in unknown})
+        for uid, one in grants.items()
+    }
+    for finding in audit.compare(found, blurred, TOLERANCE):
+        assert (finding.pod, finding.card) in known
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.integers(1, 5))
+def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns, looks, every):
+    finding = Finding(reason=Reason.MEMORY_OVERRUN, card="GPU-0", pids=(7,), pod="a")
+    standing: dict = {}
+    row = 0
+    for at, is_over in enumerate(overruns):
+        standing = audit.follow(standing, [finding] if is_over else [], float(at))
+        row = row + 1 if is_over else 0
+        assert len(standing) == bool(row)
+        for one in standing.values():
+            assert (one.looks, one.since) == (row, at - row + 1)
+            assert one.to_tell(looks, every) == (row >= looks and (row - looks) % every == 0)
+            stranger = replace(one, finding=replace(finding, reason=Reason.UNKNOWN_PROCESS))
+            assert stranger.to_tell(looks, every) == (row == looks)
+
+
+@given(st.integers(0, 3))
+def test_a_card_that_was_not_seen_stands_as_it_did(before):
+    finding = Finding(reason=Reason.WRONG_CARD, card="GPU-0", pids=(7,), pod="a")
+    standing: dict = {}
+    for at in range(before):
+        standing = audit.follow(standing, [finding], float(at))
+    assert audit.follow(standing, [], 9.0, unseen={"GPU-0"}) == standing
+    assert audit.follow(standing, [], 9.0, unseen={"GPU-1"}) == {}

@@ -1,0 +1,209 @@
+"""Devices that are no GPUs: the matching against one that tries every choice, and rule 1 for any order of events."""
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cardwise.core import assignment, placement
+from cardwise.core.assignment import Assignment, DeviceShare
+from cardwise.core.cards import Card
+from cardwise.core.devices import Wanted, in_order, is_good
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
+from cardwise.core.verdict import Refusal
+from tests.core.others import device
+
+NODES = ["n1", "n2", "n3"]
+CLASSES = ["a", "b", "c"]
+MIB = 100
+
+described = st.lists(
+    st.tuples(st.sets(st.sampled_from(CLASSES), min_size=1), st.sampled_from([True, True, True, False])), max_size=6
+)
+wants = st.lists(
+    st.builds(DeviceRequest, st.sampled_from(["0", "1", "init-0"]), st.sampled_from(CLASSES), st.integers(1, 2)),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda one: (one.key, one.device_class),
+)
+
+
+def made(description, node="n1"):
+    return [device(i, *classes, node=node, healthy=healthy) for i, (classes, healthy) in enumerate(description)]
+
+
+def can_be_given(units, usable):
+    """Whether each unit, a class, can have a device of its own: by trying every choice."""
+    if not units:
+        return True
+    return any(
+        can_be_given(units[1:], [other for other in usable if other is not one])
+        for one in usable
+        if units[0] in one.classes
+    )
+
+
+def check_granted(granted, asked, usable):
+    """What a request must get: as many as it asks for, of the class, usable ones, and none twice."""
+    by_uuid = {one.uuid: one for one in usable}
+    shares = [share for of_container in granted.values() for share in of_container]
+    assert len({share.uuid for share in shares}) == len(shares)
+    assert all(share.device_class in by_uuid[share.uuid].classes for share in shares)
+    assert sorted(
+        (key, share.device_class) for key, of_container in granted.items() for share in of_container
+    ) == sorted((one.key, one.device_class) for one in asked for _ in range(one.count))
+
+
+@given(description=described, asked=wants, held=st.sets(st.integers(0, 5), max_size=3))
+@settings(deadline=None, max_examples=400)
+def test_devices_are_given_exactly_where_some_choice_would_do(description, asked, held):
+    here = made(description)
+    taken = {here[i].uuid: 1 for i in held if i < len(here)}
+    units = [one.device_class for one in asked for _ in range(one.count)]
+    usable = [one for one in here if one.healthy and one.uuid not in taken]
+    wanted = Wanted(asked)
+    found = wanted.grant(here, taken)
+    room = wanted.room(here, taken)
+    if can_be_given(units, usable):
+        event("given")
+        assert not isinstance(found, Refusal)
+        assert room == found[0] == sum(not one.classes.isdisjoint(units) for one in usable)
+        check_granted(found[1], asked, usable)
+        assert wanted.grant(here, taken) == found, "another time the same"
+    else:
+        why = Refusal.NO_DEVICE if can_be_given(units, here) else Refusal.NO_SUCH_DEVICE
+        event(why.name)
+        assert found is room is why
+
+
+pods = st.builds(
+    lambda devices, cards: PodRequest(containers=cards, devices=tuple(devices)),
+    wants,
+    st.sampled_from([(), (), (ContainerRequest(key="0", name="x", cards=1, mem=30),)]),
+)
+
+
+class DeviceMachine(RuleBasedStateMachine):
+    """The ledger is compared with one that is made anew from what the machine itself remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self.ledger = Ledger()
+        self.cards = {}
+        self.devices = {}
+        self.held = {}
+        self.next_uid = 0
+
+    def picture(self, ledger):
+        return {
+            node.name: (list(node.devices), dict(node.taken), node.cards, list(node.free), sorted(node.uids))
+            for node in ledger.nodes()
+        }
+
+    @rule(node=st.sampled_from(NODES), description=described)
+    def devices_change(self, node, description):
+        self.devices[node] = made(description, node)
+        self.ledger.set_devices(node, reversed(self.devices[node]))
+
+    @rule(node=st.sampled_from(NODES), there=st.booleans())
+    def cards_change(self, node, there):
+        self.cards[node] = [Card(index=0, uuid=f"GPU-{node}", mem=MIB)] if there else []
+        self.ledger.set_cards(node, self.cards[node])
+
+    @rule(asked=pods, policy=st.sampled_from(["binpack", "spread"]))
+    def pod_is_placed(self, asked, policy):
+        before = self.picture(self.ledger)
+        placed = placement.place(self.ledger, NODES, asked, policy)
+        scores, refusals = placement.Scorer(asked, policy).score_all(self.ledger, NODES)
+        if isinstance(placed, Unplaceable):
+            assert (scores, refusals) == ({}, placed.refusals)
+            assert set(refusals) == set(NODES)
+            return
+        best = max(scores.values())
+        assert (placed.score, placed.node) == (best, min(name for name in scores if scores[name] == best))
+        for name in NODES:
+            on_node = placement.place_on(self.ledger.node(name), asked, policy)
+            score = scores.get(name, refusals.get(name))
+            assert (on_node.score if isinstance(on_node, Placement) else on_node) == score
+        node = self.ledger.node(placed.node)
+        usable = [one for one in node.devices if one.healthy and one.uuid not in node.taken]
+        check_granted(placed.assignment.devices, asked.devices, usable)
+        assert placed.assignment.containers.keys() == {one.key for one in asked.containers}
+        self.next_uid += 1
+        holding = Holding(f"u{self.next_uid}", "d", "p", placed.node, placed.assignment)
+        self.ledger.hold(holding)()
+        assert self.picture(self.ledger) == before
+        self.ledger.hold(holding)
+        self.held[holding.uid] = holding
+        assert is_good(holding.assignment, node.devices, node.taken)
+
+    @rule(node=st.sampled_from(NODES), numbers=st.sets(st.integers(0, 5), min_size=1, max_size=2))
+    def pod_was_bound_before(self, node, numbers):
+        """Its devices may be unknown yet. Two pods never had the same."""
+        shares = tuple(DeviceShare("a", device(i, node=node).uuid) for i in sorted(numbers))
+        others = {share.uuid for h in self.held.values() for share in h.assignment.device_shares()}
+        if others.isdisjoint(share.uuid for share in shares):
+            self.next_uid += 1
+            uid = f"u{self.next_uid}"
+            self.held[uid] = Holding(uid, "d", "p", node, Assignment({}, {"0": shares}))
+            self.ledger.hold(self.held[uid])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def pod_ends(self, data):
+        uid = data.draw(st.sampled_from(sorted(self.held)))
+        before = self.picture(self.ledger)
+        self.ledger.release(uid)()
+        assert self.picture(self.ledger) == before
+        self.ledger.release(uid)
+        del self.held[uid]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), description=described)
+    def undo_comes_after_the_devices_have_changed(self, data, description):
+        uid = data.draw(st.sampled_from(sorted(self.held)))
+        back = self.ledger.release(uid)
+        self.devices_change(self.held[uid].node, description)
+        back()
+
+    @invariant()
+    def counted_is_what_a_recount_gives(self):
+        anew = Ledger()
+        for holding in self.held.values():
+            anew.hold(holding)
+        for node, devices in self.devices.items():
+            anew.set_devices(node, devices)
+        for node, cards in self.cards.items():
+            anew.set_cards(node, cards)
+        assert self.picture(self.ledger) == self.picture(anew)
+        for node in NODES:
+            uuids = sorted(
+                share.uuid for h in self.held.values() if h.node == node for share in h.assignment.device_shares()
+            )
+            state = self.ledger.node(node)
+            assert sorted(state.taken if state is not None else ()) == uuids, "every one that is held, and each once"
+            assert list(state.devices if state is not None else ()) == in_order(self.devices.get(node, ()))
+
+    @invariant()
+    def no_device_is_given_twice(self):
+        assert self.ledger.violations() == []
+
+
+TestDevices = DeviceMachine.TestCase
+TestDevices.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+device_shares = st.builds(
+    DeviceShare, st.sampled_from(["rdma", "nic.fast"]), st.text(st.characters(codec="ascii"), min_size=1, max_size=20)
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["0", "1", "init-12"]), st.lists(device_shares, min_size=1, max_size=4).map(tuple), min_size=1
+    )
+)
+def test_the_codec_round_trips_with_devices_only(devices):
+    given_devices = Assignment({}, devices)
+    assert assignment.decode(assignment.encode(given_devices, assume_time_ns=1)) == given_devices

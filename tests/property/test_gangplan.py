@@ -1,0 +1,170 @@
+"""The planner of gangs against all plans: what it plans is right, and what it does not plan leaves no trace."""
+
+from itertools import product
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import gangplan, placement, request
+from cardwise.core.gangplan import Planned, Terms
+from cardwise.core.gangs import Load, Member
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.placement import Placement
+from cardwise.core.quotas import Entry, room
+from tests.build import cards, container, pod
+
+CARD = 100  # MiB
+shapes = st.sampled_from(["whole", "half", "third", "two", "none", "big-cpu"])
+ASKS = {
+    "whole": {"gpu_count": 1},
+    "half": {"gpu_mem": 50},
+    "third": {"gpu_mem": 33},
+    "two": {"gpu_count": 2},
+    "none": {},
+    "big-cpu": {"gpu_mem": 10},
+}
+small_nodes = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=3)
+
+
+class Rooms:
+    def __init__(self, lefts):
+        self._lefts = {f"n{i}": Load(cpu, 10, pods) for i, (_, cpu, pods) in enumerate(lefts)}
+
+    def left(self, node):
+        return self._lefts.get(node)
+
+    def names(self):
+        return list(self._lefts)
+
+
+def made_members(shapes_of):
+    found = []
+    for i, shape in enumerate(shapes_of):
+        asked = request.parse(pod(containers=[container(**ASKS[shape])])) if ASKS[shape] else None
+        load = Load(2 if shape == "big-cpu" else 1, 1, 1)
+        found.append(Member(uid=f"u{i}", name=f"m{i}", shape=shape, request=asked, load=load))
+    return found
+
+
+def made_ledger(nodes, busy=()):
+    ledger = Ledger()
+    for i, (count, _, _) in enumerate(nodes):
+        ledger.set_cards(f"n{i}", cards(*[CARD] * count, node=f"n{i}"))
+    for i, node in enumerate(busy):
+        asked = request.parse(pod(containers=[container(gpu_mem=40)]))
+        placed = placement.place_on(ledger.node(f"n{node % len(nodes)}"), asked, "binpack")
+        if isinstance(placed, Placement):
+            ledger.hold(Holding(f"busy{i}", "other", f"busy{i}", placed.node, placed.assignment))
+    return ledger
+
+
+def some_plan(ledger, rooms, members, allowed):
+    """Whether there is any choice of nodes that holds all of them, in any order of the cards' choice."""
+    for nodes in product(rooms.names(), repeat=len(members)):
+        if not all(allowed(m, n) for m, n in zip(members, nodes, strict=True)):
+            continue
+        loads = {name: rooms.left(name) for name in rooms.names()}
+        undo = []
+        fits = True
+        # The biggest first, as the engine would choose on one node.
+        for m, n in sorted(zip(members, nodes, strict=True), key=lambda pair: gangplan._size(pair[0].request)):
+            left = loads[n]
+            loads[n] = Load(left.cpu - m.load.cpu, left.memory - m.load.memory, left.pods - m.load.pods)
+            if min(loads[n]) < 0:
+                fits = False
+                break
+            if m.request is None:
+                continue
+            placed = placement.place_on(ledger.node(n), m.request, "binpack")
+            if not isinstance(placed, Placement):
+                fits = False
+                break
+            undo.append(ledger.hold(Holding(m.uid, "d", m.name, n, placed.assignment)))
+        for back in reversed(undo):
+            back()
+        if fits:
+            return True
+    return False
+
+
+def picture(ledger):
+    return [(node.name, list(node.free), list(node.clients)) for node in ledger.nodes()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    nodes=small_nodes,
+    shapes_of=st.lists(shapes, min_size=1, max_size=4),
+    busy=st.lists(st.integers(0, 2), max_size=2),
+    avoided=st.sets(st.tuples(shapes, st.sampled_from(["n0", "n1", "n2"])), max_size=3),
+    offered=st.dictionaries(shapes, st.frozensets(st.sampled_from(["n0", "n1", "n2"])), max_size=2),
+)
+def test_what_is_planned_is_right_and_what_is_not_leaves_no_trace(nodes, shapes_of, busy, avoided, offered):
+    ledger, rooms, members = made_ledger(nodes, busy), Rooms(nodes), made_members(shapes_of)
+    before = picture(ledger)
+    terms = Terms(namespace="d", policy="binpack", mark="gang", offers=offered, avoided=avoided)
+
+    def allowed(m, n):
+        return (m.shape, n) not in avoided and (m.shape not in offered or n in offered[m.shape])
+
+    found = gangplan.plan(ledger, rooms, members, terms)
+    possible = some_plan(ledger, rooms, members, allowed) if not isinstance(found, Planned) else True
+    if not isinstance(found, Planned):
+        assert picture(ledger) == before, "all or nothing"
+        assert found.member in members
+        if len({m.shape for m in members}) == 1:
+            assert not possible, "for equal members the search is complete"
+        return
+    assert found.nodes.keys() == {m.uid for m in members}
+    assert ledger.violations() == []
+    taken = {}
+    for m in members:
+        node = found.nodes[m.uid]
+        assert allowed(m, node)
+        holding = ledger.holding(m.uid)
+        assert (holding is None) == (m.request is None)
+        assert holding is None or (holding.node, holding.mark) == (node, "gang")
+        before_load = taken.get(node, Load(0, 0, 0))
+        taken[node] = Load(*(a + b for a, b in zip(before_load, m.load, strict=True)))
+    for node, load in taken.items():
+        left = rooms.left(node)
+        assert all(a <= b for a, b in zip(load, left, strict=True))
+    for m in members:
+        ledger.release(m.uid)
+    assert picture(ledger) == before
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    nodes=small_nodes,
+    shapes_of=st.lists(shapes, min_size=1, max_size=6),
+    busy=st.lists(st.integers(0, 2), max_size=3),
+    avoided=st.sets(st.tuples(shapes, st.sampled_from(["n0", "n1", "n2"])), max_size=3),
+    policy=st.sampled_from(["binpack", "spread"]),
+)
+def test_the_index_of_all_cards_plans_as_the_scores_of_all_nodes_do(nodes, shapes_of, busy, avoided, policy):
+    def planned():
+        ledger = made_ledger(nodes, busy)
+        terms = Terms(namespace="d", policy=policy, mark="gang", avoided=avoided)
+        return gangplan.plan(ledger, Rooms(nodes), made_members(shapes_of), terms)
+
+    with patch.object(gangplan, "_CHEAPER", 0):  # by the index, however few nodes there are
+        by_index = planned()
+    with patch.object(placement.Scorer, "indexed", new=False):
+        assert planned() == by_index
+
+
+@settings(max_examples=100, deadline=None)
+@given(shapes_of=st.lists(shapes, min_size=1, max_size=4), shares=st.integers(0, 4))
+def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
+    nodes = [(2, 9, 9), (2, 9, 9)]
+    ledger, members = made_ledger(nodes), made_members(shapes_of)
+    entry = Entry(shares=shares)
+    terms = Terms(namespace="d", policy="binpack", mark="gang", rooms=lambda: [room(entry, ledger.used("d", entry))])
+    found = gangplan.plan(ledger, Rooms(nodes), members, terms)
+    asked = sum(container.cards for m in members if m.request for container in m.request.containers)
+    if isinstance(found, Planned):
+        assert ledger.used("d", entry).shares == asked <= shares
+    else:
+        assert ledger.used("d", entry).shares == 0

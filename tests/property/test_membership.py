@@ -1,0 +1,95 @@
+"""The extender's way to the classes of thousands of cards, which must agree with the classifier that all others ask."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import classes
+from cardwise.core.cards import Card
+from cardwise.core.classes import Classifier
+from cardwise.core.devices import Device
+from extender.classkeeper import automatic
+from extender.membership import NO_MEMBER, Membership
+from extender.objects import CardRecord
+
+MODELS = ["", "Tesla K80", "NVIDIA Tesla K80", "Tesla-K80", "Tesla P100", "\u0130 \u2603"]
+NAMES = sorted({classes.name_of_model(model) for model in MODELS})
+
+expressions = st.one_of(
+    st.builds(
+        lambda values: {"key": "model", "operator": "In", "values": values},
+        st.lists(st.sampled_from(MODELS), min_size=1),
+    ),
+    st.builds(lambda node: {"key": "node", "operator": "In", "values": [node]}, st.sampled_from(["n1", "n2"])),
+    st.just({"key": "memory", "operator": "Gt", "values": ["10Gi"]}),
+    st.just({"key": "rack", "operator": "Exists"}),
+    st.just({"key": "kind", "operator": "In", "values": ["rdma"]}),
+)
+
+
+def of_a_person(name, conditions, priority):
+    return {"metadata": {"name": name}, "spec": {"selector": {"matchExpressions": conditions}, "priority": priority}}
+
+
+def of_ours(name, priority, count):
+    made = automatic(name, *[model for model in MODELS if model and classes.name_of_model(model) == name][:count])
+    return made | {"spec": made["spec"] | {"priority": priority}}  # with a priority it is edited
+
+
+found_classes = st.one_of(
+    st.builds(
+        of_a_person,
+        st.sampled_from([*NAMES, "big", "mine"]),
+        st.lists(expressions, min_size=1, max_size=2),
+        st.integers(-2, 2),
+    ),
+    st.builds(
+        of_ours, st.sampled_from([name for name in NAMES if name != "nvidia.gpu"]), st.integers(0, 1), st.integers(1, 3)
+    ),
+)
+cards = st.builds(
+    lambda model, node, mem, rack, index: CardRecord(
+        node, Card(index=index, uuid=f"GPU-{node}-{index}", mem=mem, model=model), (), {"rack": rack} if rack else {}
+    ),
+    st.sampled_from(MODELS),
+    st.sampled_from(["n1", "n2"]),
+    st.sampled_from([8 * 1024, 16 * 1024]),
+    st.sampled_from(["", "r1"]),
+    st.integers(0, 2),
+)
+devices = st.builds(
+    lambda model: CardRecord("n1", Device(uuid="rdma-0", kind="rdma", index=0, model=model)), st.sampled_from(MODELS)
+)
+
+
+@given(
+    of_classes=st.lists(found_classes, max_size=5, unique_by=lambda made: made["metadata"]["name"]),
+    records=st.lists(st.one_of(cards, devices)),
+)
+@settings(max_examples=300, deadline=None)
+def test_members_are_what_the_classifier_says(of_classes, records):
+    parsed = [classes.parse(made) for made in of_classes]
+    membership, classifier = Membership(parsed), Classifier(parsed)
+    members = [membership.of(record) for record in records]
+    for record, member in zip(records, members, strict=True):
+        assert member.classes == classifier.classes_of(_labels(record))
+        if isinstance(record.card, Card):
+            assert member.priority == classifier.priority_of(member.classes)
+    again = Membership(parsed[::-1], known=members)
+    by_value = {member: member for member in (NO_MEMBER, *members)}
+    for record, member in zip(records, members, strict=True):
+        assert again.of(record) is by_value[member], "equal members are one object"
+
+
+def _labels(record):
+    card = record.card
+    of_device = isinstance(card, Device)
+    return classes.labels(
+        node=record.node,
+        index=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        memory=0 if of_device else card.mem,
+        properties={},
+        own=record.labels,
+        kind=card.kind if of_device else classes.KIND,
+    )

@@ -1,0 +1,202 @@
+"""Who shares a card with MPS and who does not, against the rules said once more and asked of every card."""
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import placement
+from cardwise.core.cards import Card
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.mps import Mode
+from cardwise.core.mpsplaces import IMAGE, MIXED, UNKNOWN, CardMps
+from cardwise.core.nodestate import MAX_CLIENTS
+from cardwise.core.placement import Placement, Scorer, Unplaceable
+from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.verdict import Refusal
+
+NODES = ["n1", "n2", "n3"]
+MEM = 100  # MiB of a card
+
+told = st.none() | st.builds(
+    CardMps,
+    ready=st.sampled_from([True, True, True, False]),
+    several=st.just(False),
+    multi_user=st.booleans(),
+    max_clients=st.sampled_from([0, 2, 60]),
+)
+
+
+@st.composite
+def of_node(draw):
+    """What a manager says of the three cards of a node, which serves them by one daemon each, or all by one."""
+    if draw(st.integers(0, 3)) == 0:
+        return [None] * 3
+    if draw(st.booleans()):
+        return [draw(told) for _ in range(3)]
+    return [CardMps(draw(st.booleans()) or draw(st.booleans()), True, draw(st.booleans()), 0)] * 3
+
+
+requests = st.builds(
+    lambda mode, user, cards, mem, whole: PodRequest(
+        containers=(ContainerRequest(key="0", name="c", cards=cards, mem=0 if whole else mem * cards),),
+        mps=mode,
+        user=user,
+    ),
+    st.sampled_from(list(Mode)),
+    st.sampled_from([IMAGE, 0, 1000, 1000, MIXED]),
+    st.sampled_from([1, 1, 1, 2]),
+    st.integers(5, 60),
+    st.sampled_from([False, False, False, True]),
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("place"), requests),
+        st.tuples(st.just("place"), requests),
+        st.tuples(st.just("end"), st.integers(0, 30)),
+        st.tuples(st.just("forget"), st.integers(0, 30)),
+        st.tuples(st.just("tell"), st.tuples(st.sampled_from(NODES), of_node())),
+    ),
+    max_size=25,
+)
+
+
+def cards_of(node, said):
+    return [Card(index=i, uuid=f"{node}-{i}", mem=MEM, mps=one) for i, one in enumerate(said)]
+
+
+def neighbours(ledger, node, i):
+    """The parties of those whose processes would go through the daemon of this card."""
+    daemon = {i}
+    if node.cards[i].mps.several:
+        daemon = {at for at, card in enumerate(node.cards) if card.mps is not None and card.mps.several}
+    return [
+        held.party
+        for held in ledger.holdings(node.name)
+        if any(node.position(share) in daemon for share in held.assignment.shares())
+    ]
+
+
+def closed(ledger, node, i, wanted):
+    """The rule that keeps the request from the card, whatever is free there; "" where there is none."""
+    said, (container,) = node.cards[i].mps, wanted.containers
+    if said is None:
+        return "no manager" if wanted.mps is Mode.REQUIRED else ""
+    if wanted.mps.wanted and container.cards > 1 and not said.several:
+        return "several"
+    if not said.ready:
+        return "not ready"
+    beside = neighbours(ledger, node, i)
+    if wanted.mps is Mode.OFF:
+        return "mixed" if any(party.wants for party in beside) else ""
+    if any(party.off for party in beside):
+        return "mixed"
+    users = {party.user for party in beside if party.wants} | {wanted.user}
+    return "" if said.multi_user or (len(users) == 1 and MIXED not in users) else "user"
+
+
+def most(card):
+    return card.mps.max_clients or MAX_CLIENTS if card.mps is not None else MAX_CLIENTS
+
+
+def takes(node, i, wanted):
+    (container,) = wanted.containers
+    if container.whole:
+        return node.clients[i] == 0 and node.free[i] > 0
+    return node.free[i] >= container.mem_per_card and node.clients[i] < most(node.cards[i])
+
+
+def follow(ledger, step, uids, policy):
+    """One step; a request that comes is placed only where the rules allow it, and wherever they do."""
+    what, given_ = step
+    if what == "tell":
+        node, said = given_
+        ledger.set_cards(node, cards_of(node, said))
+    elif what == "end":
+        ledger.release(f"u{given_}")
+    elif what == "forget":
+        before = ledger.holding(f"u{given_}")
+        if before is not None:  # only its node still tells of it
+            ledger.hold(Holding(before.uid, "", "", before.node, before.assignment, "held", UNKNOWN))
+    else:
+        (container,) = given_.containers
+        open_ = {
+            name: [i for i in range(3) if not closed(ledger, node, i, given_) and takes(node, i, given_)]
+            for name in NODES
+            if (node := ledger.node(name)) is not None
+        }
+        fitting = {name for name, positions in open_.items() if len(positions) >= container.cards}
+        placed = placement.place(ledger, set(NODES), given_, policy)
+        scores, refusals = Scorer(given_, policy).score_all(ledger, NODES)
+        assert set(scores) == fitting
+        if isinstance(placed, Unplaceable):
+            assert not fitting
+            assert placed.refusals == refusals
+            judge(ledger, given_, refusals)
+            return
+        assert isinstance(placed, Placement)
+        assert placed.score == max(scores.values())
+        node = ledger.node(placed.node)
+        assert {node.position(share) for share in placed.assignment.shares()} <= set(open_[placed.node])
+        event(f"{given_.mps} placed beside {len(neighbours(ledger, node, 0)) if node.cards[0].mps else 'any'}")
+        ledger.hold(Holding(f"u{next(uids)}", "default", "p", placed.node, placed.assignment, party=given_.party))
+
+
+WHY = {
+    Refusal.MPS_MISSING: {"no manager"},
+    Refusal.MPS_SEVERAL: {"several"},
+    Refusal.MPS_DOWN: {"not ready"},
+    Refusal.MPS_MIXED: {"mixed"},
+    Refusal.MPS_USER: {"user"},
+}
+
+
+def judge(ledger, wanted, refusals):
+    for name, refusal in refusals.items():
+        event(refusal.name)
+        node = ledger.node(name)
+        rules = {closed(ledger, node, i, wanted) for i in range(3)} if node is not None else set()
+        if refusal in WHY:
+            assert rules & WHY[refusal], "a card is closed by this rule"
+        elif rules and all(rules) and len(rules) == 1 and rules <= {"no manager", "several"}:
+            raise AssertionError(f"{refusal} hides what can never change: {rules}")
+
+
+@given(st.lists(of_node(), min_size=3, max_size=3), steps, st.sampled_from(["binpack", "spread"]))
+@settings(deadline=None, max_examples=300)
+def test_off_and_wanting_users_and_sick_daemons_never_meet_and_nobody_waits_without_a_reason(worlds, todo, policy):
+    ledger = Ledger()
+    for name, said in zip(NODES, worlds, strict=True):
+        ledger.set_cards(name, cards_of(name, said))
+    uids = iter(range(1000))
+    for step in todo:
+        follow(ledger, step, uids, policy)
+
+
+@given(st.lists(of_node(), min_size=3, max_size=3), steps, st.randoms())
+@settings(deadline=None, max_examples=150)
+def test_what_is_counted_step_by_step_is_what_a_restart_finds(worlds, todo, random):
+    ledger = Ledger()
+    for name, said in zip(NODES, worlds, strict=True):
+        ledger.set_cards(name, cards_of(name, said))
+    uids = iter(range(1000))
+    for step in todo:
+        follow(ledger, step, uids, "binpack")
+    anew = Ledger()
+    todo = [("cards", node.name) for node in ledger.nodes()] + [("hold", held) for held in ledger.holdings()]
+    random.shuffle(todo)
+    for what, one in todo:
+        if what == "cards":
+            anew.set_cards(one, ledger.node(one).cards)
+        else:
+            anew.hold(one)
+    for node in ledger.nodes():
+        again = anew.node(node.name)
+        for of in (node, again):
+            twin = of.copy()
+            assert (twin.mps.bars, twin.mps.users, twin.most) == (of.mps.bars, of.mps.users, of.most)
+        assert (again.mps.bars, again.mps.users, again.mps.barred, again.mps.single) == (
+            node.mps.bars,
+            node.mps.users,
+            node.mps.barred,
+            node.mps.single,
+        )
+    assert anew.managed == ledger.managed

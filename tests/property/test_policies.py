@@ -1,0 +1,201 @@
+"""The engine after any sequence of events: what it keeps is what would be computed anew, and no card is over-full."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cardwise.core import placement
+from cardwise.core.cards import Card
+from cardwise.core.gangs import Load
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.quantity import MiB, Percent
+from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.scored.engine import Engine
+from cardwise.core.scored.knowledge import Knowledge
+from cardwise.core.scored.rows import Row
+from cardwise.core.scored.workload import learn
+from cardwise.core.verdict import Refusal
+from tests.build import IN_USE, OUT_OF_USE
+
+NODES = [f"n{i}" for i in range(6)]
+MODELS = ["A", "B"]
+
+nodes = st.sampled_from(NODES)
+scored = st.sampled_from(["fgd", "priced"])
+requests = st.one_of(
+    st.builds(
+        lambda mem, core, kind: one(1, mem, core, kind),
+        st.sampled_from([100, 160, 320, 470, 810, 1000, 1700]),
+        st.sampled_from([0, 0, 30]),
+        st.sampled_from(["", "", "A"]),
+    ),
+    st.builds(lambda cards, kind: one(cards, 0, 0, kind), st.integers(1, 3), st.sampled_from(["", "B"])),
+    st.builds(lambda cards: one(cards, 300 * cards, 0, ""), st.integers(2, 3)),
+    st.just(PodRequest(containers=())),
+)
+loads = st.builds(Load, st.integers(0, 4000), st.integers(0, 4000), st.just(1))
+rooms_of = st.one_of(st.none(), st.builds(Load, st.integers(0, 20_000), st.integers(0, 20_000), st.integers(0, 8)))
+card_lists = st.lists(
+    st.tuples(
+        st.sampled_from([1000, 1000, 2000]),
+        st.sampled_from(MODELS),
+        st.sampled_from([IN_USE, IN_USE, IN_USE, *OUT_OF_USE]),
+    ),
+    max_size=4,
+)
+
+
+def one(cards, mem, core, device_class):
+    made = ContainerRequest(
+        key="0", name="main", cards=cards, mem=MiB(mem), core=Percent(core), device_class=device_class
+    )
+    return PodRequest(containers=(made,))
+
+
+class Rooms(dict):
+    def left(self, node):
+        return self.get(node)
+
+
+class Engines(RuleBasedStateMachine):
+    """One engine through everything, `at_once` small, beside what is computed anew."""
+
+    @initialize(
+        cards=st.lists(card_lists, min_size=len(NODES), max_size=len(NODES)), asked=st.lists(requests, min_size=1)
+    )
+    def begin(self, cards, asked):
+        self.ledger, self.rooms = Ledger(), Rooms()
+        self.engine = Engine(self.ledger, self.rooms, at_once=4)
+        self.held = {}
+        self.count = 0
+        for node, of_node in zip(NODES, cards, strict=True):
+            self.set_cards(node, of_node)
+            self.set_room(node, Load(16_000, 16_000, 8))
+        for request in asked:
+            self.engine.saw(request, Load(1000, 1000, 1))
+        self.learn()
+
+    @rule(policy=scored, request=requests, load=loads, among=st.one_of(st.none(), st.sets(nodes)))
+    def place(self, policy, request, load, among):
+        before = {name: self.rooms.get(name) for name in NODES}
+        placed = self.engine.place(request, load, policy, among)
+        if placed is None:
+            return
+        room = before[placed.node]
+        assert among is None or placed.node in among
+        assert room is not None
+        assert room.pods > 0
+        assert not load.cpu or room.cpu >= load.cpu
+        assert not load.memory or room.memory >= load.memory
+        asked = request.containers[0] if request.containers else None
+        shares = placed.assignment.shares()
+        assert len(shares) == (asked.cards if asked else 0) == len({one.uuid for one in shares})
+        for one in shares:
+            state = self.ledger.node(placed.node)
+            at = state.position(one)
+            assert state.cards[at].healthy
+            assert not state.cards[at].cordoned
+            assert one.mem == (state.free[at] if asked.whole else asked.mem_per_card)
+            assert not asked.whole or not state.clients[at]
+            assert not asked.device_class or asked.device_class in state.cards[at].classes
+        self.count += 1
+        self.ledger.hold(Holding(str(self.count), "ns", "p", placed.node, placed.assignment))
+        self.held[str(self.count)] = placed.node, load
+        self.take(placed.node, load, -1)
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.randoms(use_true_random=False))
+    def release(self, which):
+        uid = which.choice(sorted(self.held))
+        node, load = self.held.pop(uid)
+        self.ledger.release(uid)
+        self.take(node, load, 1)
+
+    @rule(node=nodes, cards=card_lists)
+    def set_cards(self, node, cards):
+        self.ledger.set_cards(
+            node,
+            [
+                Card(index=i, uuid=f"{node}-{i}", mem=MiB(mem), model=model, classes=frozenset({model}), **state)
+                for i, (mem, model, state) in enumerate(cards)
+            ],
+        )
+
+    @rule(node=nodes, mem=st.sampled_from([100, 470, 810]))
+    def fill(self, node, mem):
+        """Somebody else comes, whom the engine has not placed."""
+        self.engine.place(one(1, 470, 0, ""), Load(100, 100, 1), "fgd")
+        self.bring_all_up_to_date()
+        placed = placement.place_on(self.ledger.node(node), one(1, mem, 0, ""), "spread")
+        if not isinstance(placed, Refusal):
+            self.count += 1
+            self.ledger.hold(Holding(str(self.count), "ns", "p", node, placed.assignment))
+            self.held[str(self.count)] = node, Load(0, 0, 1)
+            self.take(node, Load(0, 0, 1), -1)
+        self.bring_all_up_to_date()
+
+    @rule(node=nodes, room=rooms_of)
+    def set_room(self, node, room):
+        if room is None:
+            self.rooms.pop(node, None)
+        else:
+            self.rooms[node] = room
+        self.engine.touch(node)
+
+    @rule()
+    def learn(self):
+        self.engine.adopt(learn(self.engine.study()))
+
+    @rule()
+    def bring_all_up_to_date(self):
+        self.engine._refresh()
+        for row in self.engine._rows.values():
+            row.refresh(row.stale())
+
+    @rule()
+    def look_at_all_nodes(self):
+        """Else it is done after hundreds of changes: at what is scarce, and whether pods leave."""
+        self.engine._refresh()
+        self.engine._looked_at = -len(NODES) - 1000
+        self.engine._look()
+
+    @rule(most=st.integers(0, 8))
+    def warm(self, most):
+        self.engine.warm(most)
+
+    @invariant()
+    def what_is_kept_is_what_would_be_computed(self):
+        if not hasattr(self, "engine"):
+            return
+        self.engine._refresh()
+        grid = self.engine._grid
+        for (policy, shape), row in self.engine._rows.items():
+            stale = row.stale()
+            anew = Row(grid, Knowledge(grid, self.engine._views[policy].scoring), shape)
+            anew.refresh(anew.stale())
+            fresh = np.setdiff1d(np.arange(len(grid.lines)), stale)
+            assert np.all(row.points[stale] == -np.inf)
+            assert np.array_equal(row.points[fresh], anew.points[fresh])
+            fits = fresh[anew.points[fresh] > -np.inf]
+            assert np.array_equal(row.card[fits], anew.card[fits])
+            assert row.behind() >= len(stale)
+
+    @invariant()
+    def no_card_holds_more_than_it_has(self):
+        if not hasattr(self, "engine"):
+            return
+        for state in self.ledger.nodes():
+            for i, card in enumerate(state.cards):
+                if state.used[i] > card.mem:  # only where a card has shrunk under its shares, which takes no more
+                    assert state.free[i] < 0
+
+    def take(self, node, load, sign):
+        room = self.rooms.get(node)
+        if room is not None:
+            self.rooms[node] = Load(room.cpu + sign * load.cpu, room.memory + sign * load.memory, room.pods + sign)
+            self.engine.touch(node)
+
+
+Engines.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestEngines = Engines.TestCase

@@ -1,0 +1,166 @@
+"""The victims of a preemption against a slow reference: all sets of pods of a small full node, each tried out."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import placement, preemption
+from cardwise.core.cards import Card
+from cardwise.core.devices import Device
+from cardwise.core.gangs import Load
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.mps import Mode
+from cardwise.core.mpsplaces import IMAGE, CardMps
+from cardwise.core.placement import Placement
+from cardwise.core.preemption import Full, Newcomer, Resident
+from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
+from cardwise.core.verdict import Refusal
+from tests.build import IN_USE, OUT_OF_USE
+
+MEM = 1000  # MiB of the smallest card
+NODE = "n"
+POLICY = "binpack"
+TOP = 5  # priority of the newcomer
+CPU, PODS = 8, 10
+
+
+def asking(mem: int = 0, *, cards: int = 1, core: int = 0, of: str = "", devices: int = 0) -> PodRequest:
+    """One container; `mem` for each of its cards, none for whole ones."""
+    container = ContainerRequest(key="0", name="c", cards=cards, mem=mem * cards, core=core * cards, device_class=of)
+    return PodRequest(containers=(container,), devices=(DeviceRequest("0", "nic", devices),) if devices else ())
+
+
+@dataclass
+class World:
+    """A node, those on it, and who wants to come."""
+
+    ledger: Ledger
+    full: Full
+    newcomer: Newcomer
+
+    def fits(self, gone: frozenset[str]) -> bool:
+        """By the engine and the sums, as it is when these are gone."""
+        left = self.full.left
+        back = []
+        for resident in self.full.residents:
+            if resident.uid in gone or resident.going:
+                load = resident.load
+                left = Load(left.cpu + load.cpu, left.memory + load.memory, left.pods + load.pods)
+                back.append(self.ledger.release(resident.uid))
+        try:
+            asked = self.newcomer.load
+            if (asked.cpu and left.cpu < asked.cpu) or left.pods < asked.pods:
+                return False
+            found = placement.place_on(self.ledger.node(NODE), self.newcomer.request, POLICY)
+            return not isinstance(found, Refusal)
+        finally:
+            for undo in reversed(back):
+                undo()
+
+    def harm(self, gone: frozenset[str]) -> tuple[int, bool, int, int]:
+        victims = [resident for resident in self.full.residents if resident.uid in gone]
+        charged = Counter(budget for resident in victims for budget in resident.budgets)
+        violations = sum(max(0, count - self.full.allowed.get(budget, 0)) for budget, count in charged.items())
+        return violations, bool(victims), max((one.priority for one in victims), default=0), len(victims)
+
+    def reference(self) -> tuple[int, bool, int, int] | None:
+        """The least harm of all sets."""
+        may = [one.uid for one in self.full.residents if one.priority < TOP and not (one.going or one.fixed)]
+        sets = (frozenset(some) for size in range(len(may) + 1) for some in combinations(may, size))
+        return min((self.harm(some) for some in sets if self.fits(some)), default=None)
+
+
+def differing(draw: st.DrawFn, asked: PodRequest) -> PodRequest:
+    """In what it says of MPS, and whom it runs as."""
+    return replace(asked, mps=draw(st.sampled_from(list(Mode))), user=draw(st.sampled_from([IMAGE, 7])))
+
+
+# What a manager says of all cards of the node: mostly there is none.
+managers = st.none() | st.sampled_from(
+    [None, CardMps(True), CardMps(True, multi_user=False), CardMps(True, several=True), CardMps(False)]
+)
+requests = st.one_of(
+    st.builds(asking, st.integers(1, 16).map(lambda n: n * MEM // 8), core=st.sampled_from([0, 0, 30, 60])),
+    st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), cards=st.just(2)),
+    st.builds(asking, st.just(0), cards=st.integers(1, 2)),
+    st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), of=st.just("big")),
+    st.builds(asking, st.just(MEM // 4), devices=st.integers(1, 2)),
+)
+several = st.builds(
+    lambda one, other: PodRequest(containers=(one.containers[0], replace(other.containers[0], key="1", name="d"))),
+    st.one_of(st.just(asking(0)), st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), of=st.just("big"))),
+    st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8)),
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    ledger = Ledger(max_clients=draw(st.sampled_from([3, 48])))
+    sizes = draw(st.lists(st.sampled_from([MEM, MEM, 2 * MEM]), min_size=1, max_size=4))
+    manager = draw(managers)
+    ledger.set_cards(
+        NODE,
+        [
+            Card(index=i, uuid=f"GPU-{i}", mem=mem, **draw(st.sampled_from([*[IN_USE] * 8, *OUT_OF_USE])),
+                 classes=frozenset({"big"} if mem > MEM else ()), mps=manager)
+            for i, mem in enumerate(sizes)
+        ],
+    )  # fmt: skip
+    ledger.set_devices(NODE, [Device(uuid=f"NIC-{i}", kind="nic", index=i, classes=frozenset({"nic"})) for i in (0, 1)])
+    residents = []
+    cpu, pods = CPU, PODS
+    for i in range(draw(st.integers(5, 10))):
+        uid = f"r{i}"
+        load = Load(draw(st.integers(0, 2)), 0, 1)
+        if load.cpu > cpu:
+            continue
+        holding = None
+        if draw(st.integers(0, 7)):
+            policy = draw(st.sampled_from(["binpack", "spread"]))
+            asked = differing(draw, draw(requests))
+            placed = placement.place_on(ledger.node(NODE), asked, policy)
+            if not isinstance(placed, Placement):
+                continue
+            holding = Holding(uid, "default", uid, NODE, placed.assignment, party=asked.party)
+            ledger.hold(holding)
+        cpu, pods = cpu - load.cpu, pods - 1
+        residents.append(
+            Resident(
+                uid,
+                draw(st.sampled_from([0, 0, 1, 2, TOP])),
+                load,
+                holding,
+                draw(st.sampled_from([(), (), ("a",), ("b",)])),
+                going=draw(st.integers(0, 9)) == 0,
+                fixed=draw(st.integers(0, 9)) == 0,
+            )
+        )
+    full = Full(
+        node=ledger.node(NODE),
+        left=Load(cpu, 0, pods),
+        residents=residents,
+        allowed={"a": draw(st.integers(0, 2)), "b": draw(st.integers(0, 1))},
+    )
+    load = Load(draw(st.sampled_from([0, 0, 2, 6])), 0, 1)
+    wanted = differing(draw, draw(st.one_of(requests, requests, several)))
+    newcomer = Newcomer(request=wanted, load=load, priority=TOP)
+    return World(ledger, full, newcomer)
+
+
+@settings(max_examples=400)
+@given(world=worlds())
+def test_nobody_less_could_go(world: World) -> None:
+    found = preemption.best(world.full, world.newcomer)
+    least = world.reference()
+    assert (found.harm if found is not None else None) == least
+    if found is None:
+        return
+    gone = frozenset(found.uids)
+    assert world.harm(gone) == found.harm
+    assert world.fits(gone)
+    assert not any(world.fits(gone - {uid}) for uid in gone)
+    may = {one.uid for one in world.full.residents if one.priority < TOP and not (one.going or one.fixed)}
+    assert gone <= may

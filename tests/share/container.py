@@ -1,0 +1,71 @@
+"""A folder as it is mounted, an image's packages of the tests' own making, and a Python that has both."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from cardwise.share import laying
+
+HALF = {"CARDWISE_MEM_LIMIT_MIB": "8138", "CARDWISE_MEM_FRACTION": "0.5"}
+LIMIT_BYTES = 8138 * 1024 * 1024
+
+
+class Container:
+    """What a container has: the mounted folder, the image's own packages, and the environment."""
+
+    def __init__(self, tmp_path: Path, python: str | Path = sys.executable) -> None:
+        self.python = python
+        self.mount = tmp_path / "mount"
+        self.site = tmp_path / "site"
+        self.work = tmp_path / "work"
+        self.site.mkdir()
+        self.work.mkdir()
+        laying.lay_out(self.mount)
+        self.path = [self.mount, self.site]
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("CARDWISE_", "PYTHON"))},
+            "CARDWISE_SHARE_FILE": str(tmp_path / "share.json"),
+            # As on a read-only mount: no bytecode is kept.
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        self.share_file = tmp_path / "share.json"
+
+    def install(self, files: dict[str, str], below: Path | None = None) -> None:
+        """Put packages into the image."""
+        for name, source in files.items():
+            path = (below or self.site) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(source))
+
+    def run(self, program: str, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """A program, as a file, since workers of multiprocessing import it again."""
+        file = self.work / "program.py"
+        file.write_text(textwrap.dedent(program))
+        return self.start([*flags, str(file)], **env)
+
+    def start(self, arguments: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.python, *arguments],
+            env={**self.env, "PYTHONPATH": os.pathsep.join(map(str, self.path)), **env},
+            cwd=self.work,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def says(self, program: str, *flags: str, **env: str) -> str:
+        """What a program prints that must end well, in silence otherwise."""
+        done = self.run(program, *flags, **env)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout.strip()
+
+    def answers(self, program: str, *flags: str, **env: str) -> Any:
+        """The JSON that a program prints last; it must end well, and may be noisy."""
+        done = self.run(program, *flags, **env)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])

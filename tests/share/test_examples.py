@@ -1,0 +1,77 @@
+"""examples/frameworks: pods that ask for a share and name only variables that the webhook writes into them."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cardwise.core import mps, names, quantity, request
+from cardwise.core.quantity import MiB
+from tests.webhook.reviews import Known
+from tests.webhook.sharing import IMAGE, admitted, agent, env
+from webhook import environment
+from webhook.validate import Cards
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "frameworks").glob("*.yaml"))
+
+
+def test_there_are_examples():
+    assert {path.stem for path in EXAMPLES} >= {"tensorflow", "pytorch", "jax", "vllm", "triton"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
+    """Kubernetes puts $(NAME) into an argument only where NAME stands in the pod's own env."""
+    (pod,) = yaml.safe_load_all(path.read_text())
+    asked = request.parse(pod)
+    assert asked is not None
+    (container,) = pod["spec"]["containers"]
+    entries, _ = environment.merged([], asked.containers[0], env_from=False)
+    written = {entry["name"] for entry in entries}
+    told = " ".join([*container.get("command", []), *container["args"]])
+    named = set(re.findall(r"\b(?:CARDWISE|ALIYUN_COM|XLA)_[A-Z_]*[A-Z]\b", told))
+    assert named
+    assert named <= written
+    assert set(re.findall(r"\$\((\w+)\)", told)) <= written
+
+
+@pytest.mark.parametrize("said", [{}, {names.MPS: "required", names.FRAMEWORKS: "on"}], ids=["alone", "with-all"])
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_webhook_takes_it_as_it_stands(path, said):
+    pod = yaml.safe_load(path.read_text())
+    pod["metadata"] |= {"annotations": said, "namespace": "default"}
+    known = Known(known_cards=Cards(largest=MiB(81559), most=4), scopes=frozenset({"card"}))
+    after, warnings = admitted(pod, known)
+    assert warnings == ()
+    (container,) = after["spec"]["containers"]
+    mib = quantity.memory(str(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_MEM]))
+    assert env(container)[mps.LIMIT_ENV]["value"] == f"0={mib}M"
+    assert agent(after)["image"] == IMAGE
+    assert ("PYTHONPATH" in env(container)) is bool(said)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_its_head_says_what_it_needs(path):
+    head = path.read_text().split("apiVersion:")[0]
+    assert re.search(r"^# needs: \S", head, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_its_program_can_be_read(path):
+    (container,) = yaml.safe_load(path.read_text())["spec"]["containers"]
+    if container.get("command", [""])[0].startswith("python"):
+        ast.parse(container["args"][0])
+
+
+def test_vllm_under_mps_asks_for_less_than_the_share(monkeypatch):
+    (path,) = [path for path in EXAMPLES if path.stem == "vllm-mps"]
+    (container,) = yaml.safe_load(path.read_text())["spec"]["containers"]
+    started = []
+    monkeypatch.setattr("os.execvp", lambda name, arguments: started.append(arguments))
+    monkeypatch.setattr("sys.argv", ["-c", *container["args"][1:]])
+    monkeypatch.setenv("CARDWISE_MEM_LIMIT_MIB", "40960")
+    monkeypatch.setenv("ALIYUN_COM_GPU_MEM_DEV", "81559")
+    exec(container["args"][0], {})
+    assert started == [["vllm", "serve", "facebook/opt-125m", "--gpu-memory-utilization=0.4896"]]

@@ -1,0 +1,169 @@
+"""After any run the simulator and its ledger agree; and chance is the seed's alone."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.gangs import Load
+from cardwise.core.policies import POLICIES
+from cardwise.simulation import runs, traces
+from cardwise.simulation.churn import churn
+from cardwise.simulation.cluster import Cluster
+from cardwise.simulation.fill import fill
+from cardwise.simulation.runs import Run
+from cardwise.simulation.workload import Pod, shuffled
+from tests.simulation import worlds
+
+POLICY = st.sampled_from(sorted(POLICIES))
+SHAPES = st.builds(
+    worlds.shape,
+    mem=st.sampled_from([0, 100, 330, 500, 700, 1000]),
+    cards=st.sampled_from([0, 1, 1, 1, 2]),
+    cpu=st.sampled_from([0, 500, 3000]),
+)
+NODES = st.lists(
+    st.tuples(st.lists(st.sampled_from([500, 1000, 1000]), max_size=4), st.sampled_from([4000, 64_000])),
+    min_size=1,
+    max_size=4,
+)
+
+
+def agree(cluster: Cluster, rooms: dict[str, Load], there: dict[str, tuple[str, Pod]]) -> None:
+    assert cluster.ledger.violations() == []
+    assert {holding.uid: holding.node for holding in cluster.ledger.holdings()} == {
+        uid: node for uid, (node, _) in there.items()
+    }
+    used = 0
+    for node in cluster.ledger.nodes():
+        for i, card in enumerate(node.cards):
+            shares = [
+                share.mem
+                for holding in cluster.ledger.holdings(node.name)
+                for share in holding.assignment.shares()
+                if share.index == card.index
+            ]
+            assert sum(shares) == node.used[i] <= card.mem
+            used += node.used[i]
+    assert used == cluster.used
+    for name, has in rooms.items():
+        loads = [pod.shape.load for node, pod in there.values() if node == name]
+        left = Load(
+            has.cpu - sum(load.cpu for load in loads),
+            has.memory - sum(load.memory for load in loads),
+            has.pods - sum(load.pods for load in loads),
+        )
+        assert cluster.left(name) == left
+        assert min(left) >= 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(NODES, POLICY, st.lists(st.tuples(SHAPES, st.booleans()), max_size=30), st.randoms(use_true_random=False))
+def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, policy, pods, chance):
+    given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
+    cluster = Cluster(given_nodes, policy)
+    rooms = {node.name: node.room for node in given_nodes}
+    there: dict[str, tuple[str, Pod]] = {}
+    for i, (shape, leaves) in enumerate(pods):
+        pod = Pod(f"pod-{i}", shape)
+        cluster.saw(shape)
+        node = cluster.place(f"{i}", pod)
+        if node is not None:
+            there[f"{i}"] = (node, pod)
+        if leaves and there:
+            uid = chance.choice(sorted(there))
+            assert cluster.remove(uid) == there.pop(uid)[0]
+        agree(cluster, rooms, there)
+    for uid in list(there):
+        cluster.remove(uid)
+    agree(cluster, rooms, {})
+
+
+@settings(max_examples=20, deadline=None)
+@given(NODES, POLICY, st.lists(SHAPES, max_size=12), SHAPES.filter(lambda shape: shape.request is not None))
+def test_counting_what_fits_changes_nothing(nodes, policy, shapes, more):
+    given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
+    cluster = Cluster(given_nodes, policy)
+    there = {}
+    for i, shape in enumerate(shapes):
+        node = cluster.place(f"{i}", Pod(f"pod-{i}", shape))
+        if node is not None:
+            there[f"{i}"] = (node, Pod(f"pod-{i}", shape))
+    first = cluster.fits([more])
+    agree(cluster, {node.name: node.room for node in given_nodes}, there)
+    assert cluster.fits([more]) == first
+
+
+@settings(max_examples=12, deadline=None)
+@given(POLICY, st.integers(0, 1000), st.sampled_from([0.3, 1.0, 1.7]))
+def test_what_is_allocated_is_never_more_than_was_asked_for_or_is_there(tmp_path, policy, seed, tune):
+    tiny = traces.read(worlds.write(tmp_path), "tiny")
+    for point in fill(tiny, policy, seed, tune=tune).points:
+        assert point.allocated <= min(100.0, point.arrived + 0.51)
+        assert -0.001 <= point.fragmented <= 100.001
+
+
+@pytest.fixture(name="tiny")
+def _tiny(tmp_path):
+    return traces.read(worlds.write(tmp_path), "tiny")
+
+
+def test_the_same_seeds_give_the_same_in_several_processes(tiny):
+    plan = [Run(0, policy, seed) for policy in sorted(POLICIES) for seed in (42, 43)]
+    job = partial(fill, more=(worlds.shape(250),))
+    pods: list[int] = []
+    told: list[Run] = []
+    several = runs.run_all(job, [tiny], plan, processes=2, step=pods.append, done=lambda run, _: told.append(run))
+    assert several == runs.run_all(job, [tiny], plan)
+    assert sorted(told, key=plan.index) == plan
+    assert len({one.points for one in several}) > 4, "seeds and policies make a difference"
+
+
+def test_what_strings_hash_to_makes_no_difference(tmp_path):
+    worlds.write(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from cardwise.simulation import traces; "
+        "from cardwise.simulation.fill import fill; w = traces.read(Path(sys.argv[1]), 'tiny'); "
+        "print([fill(w, p, 1, tune=2.0).points for p in ('binpack', 'fgd', 'priced')])"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+
+
+def test_progress_counts_every_pod(tiny):
+    steps: list[int] = []
+    found = fill(tiny, "binpack", 1, step=steps.append)
+    assert sum(steps) == sum(row.came for row in found.refused)
+
+
+def test_an_error_in_another_process_is_told(tiny):
+    with pytest.raises(KeyError):
+        runs.run_all(fill, [tiny], [Run(0, "no-policy", 1), Run(0, "no-policy", 2)], processes=2)
+
+
+def test_names_in_random_order_are_still_those_of_the_nodes(tiny):
+    names = [node.name for node in shuffled(tiny, 1)]
+    assert [name.partition("-")[2] for name in names] == [node.name for node in tiny.nodes]
+    assert sorted(names) != names
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_where_pods_leave_what_is_there_varies_about_what_is_asked_for(tiny, policy):
+    found = churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
+    assert 10 < found.allocated < 60
+    assert found.lost < 50
+    assert all(0 <= moment.allocated <= 100 for moment in found.moments)
+    assert found == churn(tiny, policy, 42, load=0.3, lifetimes=4.0)

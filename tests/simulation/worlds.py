@@ -1,0 +1,63 @@
+"""A small made-up trace: nothing of the real one, whose licence is for research, is in this repository."""
+
+from pathlib import Path
+from random import Random
+
+from cardwise.core.cards import Card
+from cardwise.core.gangs import Load
+from cardwise.core.quantity import MiB
+from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.simulation.workload import Node, Pod, Shape, Workload
+
+NODES = """\
+sn,cpu_milli,memory_mib,gpu,model
+big-0,64000,262144,8,G2
+big-1,64000,262144,8,G2
+small-0,32000,131072,2,T4
+small-1,32000,131072,2,T4
+small-2,8000,131072,2,P100
+plain-0,32000,131072,0,
+"""
+HEAD = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+KINDS = (
+    (20, 1, 250, ""),
+    (16, 1, 500, ""),
+    (10, 1, 700, "T4|P100"),
+    (8, 1, 1000, ""),
+    (2, 4, 1000, "G2"),
+    (6, 0, 0, ""),
+)
+
+
+def rows(kinds=KINDS):
+    """So many pods, each with so many cards, thousandths of a card, and models."""
+    chance = Random(7)
+    i = 0
+    for many, cards, milli, spec in kinds:
+        for _ in range(many):
+            cpu = chance.choice((1000, 2000, 4000))
+            yield f"pod-{i:03d},{cpu},4096,{cards},{milli},{spec},LS,Running,{i},{i + 100},{i}"
+            i += 1
+
+
+def write(folder: Path, pods: str = "tiny", lines=None) -> Path:
+    """The folder, with the trace in it."""
+    (folder / "openb_node_list_gpu_node.csv").write_text(NODES)
+    (folder / f"openb_pod_list_{pods}.csv").write_text(HEAD + "\n".join(rows() if lines is None else lines) + "\n")
+    return folder
+
+
+def node(name: str, *cards: int, cpu: int = 64_000, model: str = "T4") -> Node:
+    made = tuple(Card(index=i, uuid=f"{name}-{i}", mem=MiB(mem), model=model) for i, mem in enumerate(cards))
+    return Node(name, made, Load(cpu, 1 << 40, 100))
+
+
+def shape(mem: int = 0, cards: int = 1, cpu: int = 1000, device_class: str = "") -> Shape:
+    """So many MiB in all, 0 for whole cards; without cards it asks for none."""
+    asked = ContainerRequest(key="0", name="main", cards=cards, mem=MiB(mem), device_class=device_class)
+    return Shape(PodRequest(containers=(asked,)) if cards else None, Load(cpu, 1 << 20))
+
+
+def workload(nodes, shapes) -> Workload:
+    pods = tuple(Pod(f"pod-{i:03d}", one) for i, one in enumerate(shapes))
+    return Workload("made-up", tuple(nodes), pods)

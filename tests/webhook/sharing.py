@@ -1,0 +1,93 @@
+"""Pods that go through the webhook as through the API server: /mutate, then /validate."""
+
+from copy import deepcopy
+from typing import Any
+
+import jsonpatch
+
+from cardwise.core import names, shareagent
+from tests.webhook.reviews import Known, body
+from webhook import decisions, review
+from webhook.agent import AgentSettings
+from webhook.decisions import Settings
+from webhook.review import Decision
+
+Json = dict[str, Any]
+
+IMAGE = "registry.example/cardwise:1"
+SETTINGS = Settings(share_agent=AgentSettings(image=IMAGE))
+FOLDER = "/run/cardwise/share"
+VOLUME = {"name": "cardwise-share", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+
+
+def decided(
+    pod: Json, known: Known | None = None, settings: Settings = SETTINGS, namespace: str = "default"
+) -> Decision:
+    return decisions.on_mutate(review.decode(body(pod, namespace=namespace)), known or Known(), settings)
+
+
+def judged(pod: Json, known: Known | None = None, settings: Settings = SETTINGS) -> Decision:
+    return decisions.on_validate(review.decode(body(pod)), known or Known(), settings)
+
+
+def admitted(
+    pod: Json, known: Known | None = None, settings: Settings = SETTINGS, namespace: str = "default"
+) -> tuple[Json, tuple[str, ...]]:
+    """The pod as it is stored and all warnings. It must be let in, and stay so when it comes once more."""
+    before = deepcopy(pod)
+    decision = decided(pod, known, settings, namespace)
+    assert decision.allowed, decision.message
+    after: Json = jsonpatch.JsonPatch(decision.patch).apply(pod)
+    assert pod == before
+    again = decided(after, known, settings, namespace)
+    assert again.patch == [], "not a fixed point"
+    validated = judged(after, known, settings)
+    assert validated.allowed, validated.message
+    return after, decision.warnings + validated.warnings
+
+
+def refused(pod: Json, known: Known | None = None, settings: Settings = SETTINGS) -> str:
+    """Why the pod is refused by /mutate."""
+    decision = decided(pod, known, settings)
+    assert not decision.allowed
+    return decision.message
+
+
+def agents(pod: Json) -> list[tuple[int, Json]]:
+    """Those in the pod with their positions."""
+    init = pod["spec"].get("initContainers") or []
+    return [(i, container) for i, container in enumerate(init) if container["name"] == shareagent.CONTAINER]
+
+
+def agent(pod: Json) -> Json:
+    ((_, found),) = agents(pod)
+    return found
+
+
+def sidecar(container: Json) -> Json:
+    return container | {"restartPolicy": "Always"}
+
+
+def with_resources(container: Json, **kinds: Json) -> Json:
+    """`limits` and `requests` beside what it asks of cards."""
+    resources = deepcopy(container["resources"])
+    for kind, amounts in kinds.items():
+        resources[kind] = resources.get(kind, {}) | amounts
+    return container | {"resources": resources}
+
+
+def env(container: Json) -> dict[str, Json]:
+    found = {entry["name"]: entry for entry in container.get("env") or []}
+    assert len(found) == len(container.get("env") or [])
+    return found
+
+
+def mounts(container: Json) -> list[Json]:
+    return [mount for mount in container.get("volumeMounts") or [] if mount["name"] == "cardwise-share"]
+
+
+def own(key: str) -> Json:
+    return {"name": "cardwise-share", "mountPath": FOLDER, "subPath": key, "readOnly": True}
+
+
+ALWAYS = {names.SHARE_AGENT: "always"}

@@ -1,0 +1,74 @@
+"""The hook that makes Python frameworks keep to the share, mounted into the containers that have one.
+
+Its files come from the share agent, which lays them out in the pod's own volume: no image, no node folder and no right
+of the pod is needed for them.
+"""
+
+from typing import Any, Final
+
+from cardwise import share
+from cardwise.core import names, shareagent
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.request import PodRequest
+
+Json = dict[str, Any]
+
+ON, OFF = "on", "off"
+FIELD: Final = f"metadata.annotations[{names.FRAMEWORKS}]"
+_PATH: Final = "PYTHONPATH"
+
+MOUNT: Final[Json] = {
+    "name": shareagent.VOLUME,
+    "mountPath": share.MOUNT,
+    "subPath": shareagent.HOOK,
+    "readOnly": True,
+}
+
+
+def check(text: str, field: str = FIELD) -> str:
+    """What the hook is to handle: "" for nothing, `on` for all, or frameworks by comma. Raises InvalidRequest."""
+    if text in (ON, OFF):
+        return "" if text == OFF else ON
+    wanted = [name.strip() for name in text.split(",")]
+    unknown = [name for name in wanted if name not in share.FRAMEWORKS]
+    if unknown:
+        known = ", ".join(share.FRAMEWORKS)
+        raise InvalidRequest(
+            field, f"{unknown[0]!r} is no framework of the hook", f"write on, off, or some of: {known}"
+        )
+    return ",".join(dict.fromkeys(wanted))
+
+
+def noted(pod: Json, default: str) -> Json:
+    """The pod with what its namespace says, where it says nothing itself."""
+    metadata = pod.get("metadata") or {}
+    annotations = metadata.get("annotations") or {}
+    if not default or names.FRAMEWORKS in annotations:
+        return pod
+    return pod | {"metadata": metadata | {"annotations": annotations | {names.FRAMEWORKS: default}}}
+
+
+def of(pod: Json, asked: PodRequest) -> str:
+    """As `check`; "" where no container has a part of a card: a whole one needs no hook. Raises InvalidRequest."""
+    text = ((pod.get("metadata") or {}).get("annotations") or {}).get(names.FRAMEWORKS)
+    said = check(text) if text is not None else ""
+    return said if any(not container.whole for container in asked.containers) else ""
+
+
+def environment(existing: list[Json], said: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
+    """The entries of a container with the hook, and warnings. What it sets itself is kept, and ours put behind it."""
+    names_set = {entry["name"] for entry in existing}
+    added = [] if said == ON or share.ENV_FRAMEWORKS in names_set else [{"name": share.ENV_FRAMEWORKS, "value": said}]
+    if _PATH not in names_set:
+        return [*existing, *added, {"name": _PATH, "value": share.MOUNT}], ()
+    if any(entry["name"] == _PATH and entry.get("valueFrom") for entry in existing):
+        told = f"{path}.env: {_PATH} comes from elsewhere, so the hook of {names.FRAMEWORKS} is not put behind it"
+        return [*existing, *added], (f"{told}; add {share.MOUNT} to it",)
+    return [*(_appended(entry) if entry["name"] == _PATH else entry for entry in existing), *added], ()
+
+
+def _appended(entry: Json) -> Json:
+    value = entry.get("value") or ""
+    if share.MOUNT in value.split(":"):
+        return entry
+    return entry | {"value": f"{value}:{share.MOUNT}" if value else share.MOUNT}

@@ -1,0 +1,81 @@
+"""What the living members of a gang say of how many pods it needs.
+
+Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
+through. That a gang says a number is remembered for a while, since its pods come by the hundred.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from cardwise.core import gangs, names
+from cardwise.core.invalid import InvalidRequest
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+_TRUSTED = 10.0  # seconds
+_MOST = 10_000  # gangs that are remembered
+_FEW = 50  # members that are looked at, where the API server's cache counts them
+
+_log = structlog.get_logger(__name__)
+
+
+class _Pod(Struct):
+    metadata: dict[str, Any]
+
+
+class _List(Struct):
+    items: list[_Pod] | None = None
+
+
+_decode = msgspec.json.Decoder(_List).decode
+
+
+class GangNumbers:
+    """Methods may be called from any thread."""
+
+    def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._agreed: dict[tuple[str, str, int], float] = {}  # until when
+
+    def other(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        """A living pod of the gang that says another number, and which; None where none is known."""
+        key, now = (namespace, gang, number), self._clock()
+        if self._agreed.get(key, now) > now:
+            return None
+        said = self._said(namespace, gang)
+        found = next(((name, other) for name, other in said.items() if other != number), None)
+        if found is None and said:
+            if len(self._agreed) >= _MOST:
+                self._agreed = {}
+            self._agreed[key] = now + _TRUSTED
+        return found
+
+    def _said(self, namespace: str, gang: str) -> dict[str, int]:
+        """The numbers by the names of the pods. Nothing where the API server does not answer."""
+        query = {
+            "labelSelector": f"{names.GANG}={gang}",
+            "fieldSelector": "status.phase!=Failed",
+            "resourceVersion": "0",
+            "limit": str(_FEW),
+        }
+        try:
+            pods = _decode(self._client.request("GET", paths.pods(namespace), query=query, timeout=1.0)).items or ()
+        except (errors.KubeError, msgspec.DecodeError) as error:
+            _log.warning("a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error))
+            return {}
+        living = (pod.metadata for pod in pods if not pod.metadata.get("deletionTimestamp"))
+        return {metadata["name"]: number for metadata in living if (number := _number(metadata)) is not None}
+
+
+def _number(metadata: dict[str, Any]) -> int | None:
+    try:
+        said = gangs.membership({"metadata": metadata})
+    except InvalidRequest:
+        return None  # made while nobody checked
+    return said.minimum if said is not None else None

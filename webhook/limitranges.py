@@ -1,0 +1,79 @@
+"""What the LimitRanges of a namespace ask of a container that we add: bounds of cpu and memory, in numbers."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from cardwise.core import quantity
+
+Json = dict[str, Any]
+
+COUNTED = ("cpu", "memory")
+_CONTAINER, _POD = "Container", "Pod"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A quantity as it is written, and what it is worth."""
+
+    text: str
+    value: Fraction
+
+    @classmethod
+    def of(cls, text: object) -> "Amount":
+        """Raises InvalidQuantity."""
+        return cls(str(text), quantity.parse(str(text))[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one LimitRange, or of several together; each by resource. `least` and `most` of a container."""
+
+    least: Mapping[str, Amount] = field(default_factory=dict)
+    most: Mapping[str, Amount] = field(default_factory=dict)
+    most_of_pod: Mapping[str, Amount] = field(default_factory=dict)
+
+
+def parse(obj: Json) -> Bounds:
+    """Raises InvalidQuantity."""
+    items = (obj.get("spec") or {}).get("limits") or ()
+    of_containers = [item for item in items if item.get("type") == _CONTAINER]
+    of_pods = [item for item in items if item.get("type") == _POD]
+    return Bounds(
+        least=_largest(_amounts(item.get("min")) for item in of_containers),
+        most=_smallest(_amounts(item.get("max")) for item in of_containers),
+        most_of_pod=_smallest(_amounts(item.get("max")) for item in of_pods),
+    )
+
+
+def together(all_bounds: Iterable[Bounds]) -> Bounds:
+    """The tightest of each."""
+    several = list(all_bounds)
+    return Bounds(
+        least=_largest(bounds.least for bounds in several),
+        most=_smallest(bounds.most for bounds in several),
+        most_of_pod=_smallest(bounds.most_of_pod for bounds in several),
+    )
+
+
+def _amounts(listed: Json | None) -> dict[str, Amount]:
+    return {name: Amount.of(text) for name, text in (listed or {}).items() if name in COUNTED}
+
+
+def _largest(several: Iterable[Mapping[str, Amount]]) -> dict[str, Amount]:
+    found: dict[str, Amount] = {}
+    for amounts in several:
+        for name, amount in amounts.items():
+            if name not in found or amount.value > found[name].value:
+                found[name] = amount
+    return found
+
+
+def _smallest(several: Iterable[Mapping[str, Amount]]) -> dict[str, Amount]:
+    found: dict[str, Amount] = {}
+    for amounts in several:
+        for name, amount in amounts.items():
+            if name not in found or amount.value < found[name].value:
+                found[name] = amount
+    return found

@@ -1,0 +1,94 @@
+"""What a pod says of MPS, what it gets where it says nothing, and what can never come true.
+
+The word stands on the pod once the webhook has been there: extender, device plugin and MPS manager read it from the
+pod alone, and nobody changes it later (a policy), since a card is switched by it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from cardwise.core import names
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.mps import Mode, Scope, SmPercent
+from cardwise.core.request import PodRequest
+
+Json = dict[str, Any]
+
+Scopes = Callable[[], frozenset[str]]
+"""How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""
+
+FIELD: Final = f"metadata.annotations[{names.MPS}]"
+PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
+
+
+def check(text: str, field: str = FIELD) -> Mode:
+    """Raises InvalidRequest."""
+    try:
+        return Mode(text)
+    except ValueError:
+        raise InvalidRequest(field, f"{text!r} is no mode of MPS", f"write one of: {', '.join(Mode)}") from None
+
+
+def of(pod: Json) -> Mode:
+    """Of a pod that has passed `noted`. Raises InvalidRequest."""
+    text = ((pod.get("metadata") or {}).get("annotations") or {}).get(names.MPS)
+    return Mode.OFF if text is None else check(text)
+
+
+def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
+    """Raises InvalidRequest."""
+    try:
+        return SmPercent(text)
+    except ValueError:
+        remedy = f"write one of: {', '.join(SmPercent)}"
+        raise InvalidRequest(field, f"{text!r} is nothing to take a percentage from", remedy) from None
+
+
+def noted(pod: Json, asked: PodRequest, default: Mode, scopes: Scopes, percent: SmPercent = SmPercent.CORE) -> Json:
+    """The pod with its mode, and with what its percentage of the SMs is taken from; the caller's own where it says
+    them. Raises InvalidRequest.
+    """
+    metadata = pod.get("metadata") or {}
+    annotations = metadata.get("annotations") or {}
+    said: dict[str, str] = {}
+    if names.MPS in annotations:
+        mode = check(annotations[names.MPS])
+    else:
+        mode = _fitting(asked, default, scopes)
+        said[names.MPS] = str(mode)
+    if names.SM_PERCENT in annotations:
+        check_percent(annotations[names.SM_PERCENT])
+    elif percent is SmPercent.MEMORY and mode.wanted:
+        said[names.SM_PERCENT] = str(percent)
+    return pod | {"metadata": metadata | {"annotations": annotations | said}} if said else pod
+
+
+def _fitting(asked: PodRequest, default: Mode, scopes: Scopes) -> Mode:
+    """A process goes through one daemon: who has several cards and did not ask for MPS would wait for ever."""
+    if default is Mode.PREFERRED and _several(asked) and Scope.NODE not in scopes():
+        return Mode.OFF
+    return default
+
+
+def judged(pod: Json, asked: PodRequest, scopes: Scopes) -> tuple[str, ...]:
+    """Warnings. Raises InvalidRequest where no node there is could ever keep to what the pod says."""
+    mode = of(pod)
+    several = _several(asked)
+    if mode is Mode.OFF or (mode is Mode.PREFERRED and not several):
+        return ()
+    known = scopes()
+    if not known:
+        waits = f"{FIELD}: no node has an MPS manager now; the pod waits until one comes"
+        return (waits,) if mode is Mode.REQUIRED else ()
+    if not several or Scope.NODE in known:
+        return ()
+    problem = f"container {several} has several cards, and the MPS daemons of all nodes serve one card each"
+    if mode is Mode.REQUIRED:
+        remedy = f"write {Mode.OFF}, ask for one card in each container, or have cardwise-mps run with --scope=node"
+        raise InvalidRequest(FIELD, problem, remedy)
+    return (f"{FIELD}: {problem}; the pod goes on nodes without a manager only: write {Mode.OFF}",)
+
+
+def _several(asked: PodRequest) -> str:
+    """The first container with several cards, by name; "" where there is none."""
+    return next((container.name or container.key for container in asked.containers if container.cards > 1), "")
