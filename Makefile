@@ -9,6 +9,8 @@ BIN := .venv/bin
 # uv from PATH, else from PyPI into .uv/ (kept out of .venv, which the lock describes exactly).
 UV := $(or $(shell command -v uv),.uv/bin/uv)
 STAMP := .venv/.locked
+# docs/design/0002-house.md, "A test that fails once"; ARGS=--fail-on-flaky is strict.
+AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks --rerun-exclude-path tests/core --rerun-exclude-path tests/property
 
 .PHONY: help
 help: ## show this help
@@ -48,7 +50,7 @@ docs: env ## the documents as a site in docs/_build, warnings as errors
 
 .PHONY: unit
 unit: env ## unit and property tests, without a cluster
-	$(BIN)/pytest -q --numprocesses 2 --ignore tests/integration $(ARGS)
+	$(BIN)/pytest -q --numprocesses 2 $(AGAIN) --ignore tests/integration $(ARGS)
 
 .PHONY: binaries
 binaries: env ## build Kubernetes, containerd and Helm for the tests into the user cache (once)
@@ -56,7 +58,7 @@ binaries: env ## build Kubernetes, containerd and Helm for the tests into the us
 
 .PHONY: integration
 integration: binaries ## tests on the real Kubernetes of tests/cluster
-	$(BIN)/pytest -v -p no:randomly --numprocesses 2 --dist loadfile tests/integration $(ARGS)
+	$(BIN)/pytest -v -p no:randomly --numprocesses 2 --dist loadfile $(AGAIN) tests/integration $(ARGS)
 
 .PHONY: test-frameworks
 test-frameworks: env .venv-frameworks/.locked ## the hook under the real TensorFlow, PyTorch, JAX (loads 3 GB)

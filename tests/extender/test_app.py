@@ -1,6 +1,7 @@
 """The HTTP shell: Go's spelling, and never a 500 whatever comes."""
 
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,7 @@ POD = asking("p", gpu_mem=8138)
 
 def parts(missing=(), leadership=None):
     clock = Clock()
+    clock.now = time.monotonic()  # by which the application tells when a call has arrived
     made = with_cards(state(clock), n1=2)
     requests = Requests()
     return Parts(
@@ -167,7 +169,7 @@ def test_a_call_too_large_to_be_one_is_not_read(client, verb, said):
 def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
     made = parts()
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
-    late = {gthreads.ARRIVED: Clock().now - 6}
+    late = {gthreads.ARRIVED: time.monotonic() - 60}
     answer = (
         create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late)
     )
