@@ -65,7 +65,7 @@ def explain(
     text = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
     if node:
         return text + _placed("It", pod, node, survey)
-    return text + _waiting(pod, asked, survey, in_force(pod, told or Published()), engine)
+    return text + _waiting(pod, asked, survey, told or Published(), engine)
 
 
 def _in_words(asked: request.PodRequest, pod: Mapping[str, Any]) -> str:
@@ -146,14 +146,14 @@ def _state_of_device(survey: Survey, node: str, share: assignment.DeviceShare) -
 
 
 def _waiting(
-    pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey | None, policy: str, engine: Ranks | None
+    pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey | None, told: Published, engine: Ranks | None
 ) -> str:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     said = next((c.get("message") for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), None)
     lines = [f"kube-scheduler says: {said}"] if said else []
     if survey is None:
         return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
-    namespace = pod["metadata"]["namespace"]
+    namespace, policy = pod["metadata"]["namespace"], in_force(pod, told)
     rooms = [room for _, room in survey.rooms(namespace)]
     nodes = [node.name for node in survey.ledger.nodes()]
     ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, rooms) if engine is not None else None
@@ -169,11 +169,11 @@ def _waiting(
     if fitting:
         what = " and ".join(filter(None, ("cards" * bool(asked.containers), "devices" * bool(asked.devices))))
         lines.append(
-            f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked)}); if it "
-            "still waits, look at its node selector, taints, cpu and memory, and whether kube-scheduler reaches the "
-            "extender."
+            f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked, told)}); "
+            "if it still waits, look at its node selector, taints, cpu and memory, and whether kube-scheduler reaches "
+            "the extender."
         )
-    told = {one.spec.uuid: one.status.mps for one in survey.resources}
+    managed = {one.spec.uuid: one.status.mps for one in survey.resources}
     for view in views:
         if view.refusal is None:
             continue
@@ -181,16 +181,18 @@ def _waiting(
         if devicing.is_about_devices(view.refusal):
             lines += devicing.shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
-            lines += [_card(card, told.get(card.uuid)) for card in view.cards]
+            lines += [_card(card, managed.get(card.uuid)) for card in view.cards]
     lines += remedies.remedies(asked, namespace, survey, views, policy)
     return "\n".join(lines) + "\n"
 
 
-def _by(policy: str, ranked: Mapping[str, int] | None) -> str:
+def _by(policy: str, ranked: Mapping[str, int] | None, told: Published) -> str:
     """Who puts the nodes in this order."""
-    return (
-        policy if policy not in policies.SCORED or ranked is not None else f"{policy} leaves it to {policies.BY_CARDS}"
-    )
+    if policy not in policies.SCORED or ranked is not None:
+        return policy
+    if told.note and not told.workload:
+        return f"as {policies.BY_CARDS} would; what {policy} has learned is not known here"
+    return f"{policy} leaves it to {policies.BY_CARDS}"
 
 
 _CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}

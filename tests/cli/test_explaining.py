@@ -168,6 +168,10 @@ def test_the_policy_is_the_pods_own_else_the_extenders():
     seen = Survey(ledger=ledger_with_free(n1=[4069], n2=[16276]))
     assert "free on n2, n1 (best first, spread)" in explaining.explain(waiting_for(100), seen, told=told)
     assert "free on n1, n2 (best first, priced leaves it to binpack)" in explaining.explain(waiting_for(100), seen)
+    unread = Published(note="you may not read it")
+    assert "(best first, as binpack would; what priced has learned is not known here)" in explaining.explain(
+        waiting_for(100), seen, told=unread
+    )
 
 
 def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
