@@ -27,7 +27,6 @@ _PLACES: Final = (shareagent.FOLDER, share.MOUNT)  # where containers have the a
 _COMMAND: Final = "cardwise-agent"
 _OURS: Final = ("/run/cardwise", "/var/run/cardwise")  # the same place in nearly every image
 _INIT: Final = "init-"
-_SPLIT_INIT: Final = names.GPU_COUNT_OF + _INIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +191,7 @@ def _mounts(key: str, sharing: set[str], *, hook: bool) -> list[Json]:
 
 def _moved(pod: Json, order: Sequence[int | None], made: Json | None) -> Json:
     """The pod with its init containers in this order, `made` for None, and the volume that goes with it."""
-    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    spec = pod.get("spec") or {}
     before, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
     init = [made if i is None else before[i] for i in order]
     others = [volume for volume in volumes if volume.get("name") != shareagent.VOLUME]
@@ -201,20 +200,7 @@ def _moved(pod: Json, order: Sequence[int | None], made: Json | None) -> Json:
         others.insert(at, dict(_VOLUME))
     lists = {"initContainers": init, "volumes": others}
     kept = {name: value for name, value in spec.items() if name not in lists}
-    after = pod | {"spec": kept | {name: listed for name, listed in lists.items() if listed}}
-    annotations = metadata.get("annotations") or {}
-    rekeyed = _rekeyed(annotations, _renamed(order))
-    return after if rekeyed == annotations else after | {"metadata": metadata | {"annotations": rekeyed}}
-
-
-def _rekeyed(annotations: Mapping[str, str], renamed: Mapping[str, str]) -> Json:
-    """That a share is split is noted by key: what a pod brings along moves with its container."""
-    moved = {
-        f"{names.GPU_COUNT_OF}{now}": annotations[f"{names.GPU_COUNT_OF}{was}"]
-        for was, now in renamed.items()
-        if f"{names.GPU_COUNT_OF}{was}" in annotations
-    }
-    return {key: text for key, text in annotations.items() if not key.startswith(_SPLIT_INIT)} | moved
+    return pod | {"spec": kept | {name: listed for name, listed in lists.items() if listed}}
 
 
 def _mounted(pod: Json, asked: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:

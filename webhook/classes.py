@@ -42,19 +42,12 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
         resources = dict(first.spec.get("resources") or {})
         resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + named: "1"}
         _put(spec, first, resources)
-    annotations = (pod.get("metadata") or {}).get("annotations") or {}
     for container in request.containers({"spec": spec}):
         resources = dict(container.spec.get("resources") or {})
         given = _given(container, resources, vocabulary.lookup)
         if given:
             resources["limits"] = resources["limits"] | given
             _put(spec, container, resources)
-            # It is one share of one card, whatever a pod that this one was copied from had.
-            annotations = {
-                key: value for key, value in annotations.items() if key != names.GPU_COUNT_OF + container.key
-            }
-    if annotations != ((pod.get("metadata") or {}).get("annotations") or {}):
-        pod = pod | {"metadata": pod["metadata"] | {"annotations": annotations}}
     return devices.noted(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
 
 

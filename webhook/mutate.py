@@ -101,11 +101,8 @@ def is_marked(pod: Json) -> bool:
 
 
 def _annotations(before: Json, asked: PodRequest | None, policy: str, warnings: list[str]) -> Json:
-    split = {
-        names.GPU_COUNT_OF + container.key: str(container.cards)
-        for container in (asked.containers if asked else ())
-        if not container.whole and container.cards > 1
-    }
+    counts = request.write_counts(asked.containers) if asked else ""
+    split = {names.GPU_COUNTS: counts} if counts else {}
     # The classes of devices have been noted before the request was read, which needs them.
     ours = {names.DEVICE_CLASSES, *split}
     stripped = [key for key in before if names.is_placement_annotation(key) and key not in ours]

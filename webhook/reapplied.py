@@ -22,6 +22,7 @@ def as_stored(pod: Json, stored: Json) -> Json:
     Only containers that hold a share slot are looked at; all else is Kubernetes' to judge.
     """
     annotations = (stored.get("metadata") or {}).get("annotations") or {}
+    counts = request.read_counts(annotations)
     before = {container.key: container.spec for container in request.containers(stored)}
     spec = dict(pod.get("spec") or {})
     for container in request.containers(pod):
@@ -31,7 +32,7 @@ def as_stored(pod: Json, stored: Json) -> Json:
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.lists(resources):
             field = f"{container.path}.resources.{kind}"
-            split = str(annotations.get(names.GPU_COUNT_OF + container.key, "1"))
+            split = str(counts.get(container.spec.get("name", ""), 1))
             resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field)
         if resources != container.spec.get("resources"):
             containers.put(spec, container, {**container.spec, "resources": resources})

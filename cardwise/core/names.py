@@ -43,7 +43,7 @@ LIMIT_MIB_OF: Final = "cardwise.dev/mem-limit-mib."
 FRACTION_OF: Final = "cardwise.dev/mem-fraction."
 LIMIT_BYTES_OF: Final = "cardwise.dev/mem-limit-bytes."
 # Written by the webhook.
-GPU_COUNT_OF: Final = "cardwise.dev/gpu-count."  # + container key: cards of a split share
+GPU_COUNTS: Final = "cardwise.dev/gpu-counts"  # cards of split shares, by container: core/request.py write_counts
 DEVICE_CLASSES: Final = "cardwise.dev/device-classes"  # which classes among the limits are no GPUs, by comma
 
 # Annotations that a user may set.

@@ -119,6 +119,27 @@ def read_device_classes(annotations: Mapping[str, str]) -> frozenset[str]:
     return frozenset(filter(None, annotations.get(names.DEVICE_CLASSES, "").split(",")))
 
 
+def write_counts(containers: Iterable[ContainerRequest]) -> str:
+    """The annotation `names.GPU_COUNTS`: over how many cards shares are split, as `train=2,eval=4`; "" where none is.
+
+    By the name of the container: its key changes when another webhook puts one in front of it.
+    """
+    return ",".join(f"{c.name}={c.cards}" for c in containers if not c.whole and c.cards > 1)
+
+
+def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
+    """What `write_counts` was given, by name. Raises InvalidRequest."""
+    counts = {}
+    for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
+        name, _, number = entry.partition("=")
+        try:
+            counts[name] = quantity.count(number)
+        except quantity.InvalidQuantity as error:
+            field = f"metadata.annotations[{names.GPU_COUNTS}]"
+            raise InvalidRequest(field, f"{entry!r}: {error.problem}", error.remedy) from error
+    return counts
+
+
 def parse(pod: Json) -> PodRequest | None:
     """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
@@ -251,8 +272,8 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
             f"whole cards and {names.GPU_MEM} exclude each other",
             f"write {names.GPU_COUNT} to split the memory over several cards, or leave {names.GPU_MEM} out",
         )
-    if not counts:
-        cards = _annotated_count(c.key, annotations)
+    if not counts and names.SHARE in limits:  # without it, the webhook has not been here
+        cards = read_counts(annotations).get(c.spec.get("name", ""), 1)
     for name, value in ((names.GPU_MEM, mem), (names.GPU_CORE, core)):
         if value % cards:
             low = value - value % cards
@@ -298,17 +319,6 @@ def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
         f"the containers of the pod share a card and ask for {others + core} percent of it in sum",
         f"write at most {left}" if left else f"write at most {FULL_CORE} in sum, or leave it out",
     )
-
-
-def _annotated_count(key: str, annotations: Json) -> int:
-    """Cards of a split share, where the webhook has put it."""
-    annotation = names.GPU_COUNT_OF + key
-    if annotation not in annotations:
-        return 1
-    try:
-        return quantity.count(annotations[annotation])
-    except quantity.InvalidQuantity as error:
-        raise InvalidRequest(f"metadata.annotations[{annotation}]", error.problem, error.remedy) from error
 
 
 def _amount(c: Container, name: str, limits: Json, requests: Json) -> int:

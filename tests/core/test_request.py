@@ -26,7 +26,7 @@ def test_whole_cards_by_either_name():
 
 def test_split_share_before_and_after_the_webhook():
     assert keys(request.parse(pod(gpu_mem=8000, gpu_count=2))) == [("0", 8000, 2, False)]
-    moved = pod(gpu_mem=8000, share=1, annotations={names.GPU_COUNT_OF + "0": "2"})
+    moved = pod(gpu_mem=8000, share=1, annotations={names.GPU_COUNTS: "main=2"})
     assert keys(request.parse_mutated(moved)) == [("0", 8000, 2, False)]
 
 
@@ -52,7 +52,7 @@ def asked(made, **more):
     return found.device_class, found.cards, found.mem, found.whole
 
 
-SPLIT = {names.GPU_COUNT_OF + "0": "2"}
+SPLIT = {names.GPU_COUNTS: "main=2"}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def both(limit, asked):
         ),
         (pod(containers=[{"name": "x"}], init=[typed(1)]), "spec.initContainers[0]", "restartPolicy"),
         (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, fgd, priced, spread"),
-        (pod(gpu_mem=2, annotations={names.GPU_COUNT_OF + "0": "x"}), "cardwise.dev/gpu-count.0", "not a quantity"),
+        (pod(gpu_mem=2, share=1, annotations={names.GPU_COUNTS: "main=x"}), names.GPU_COUNTS, "not a quantity"),
     ],
 )
 def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):

@@ -32,9 +32,9 @@ def test_the_policy_on_annotations_is_the_rule_of_names(render: Render) -> None:
 
 def test_what_the_webhook_writes_at_creation_passes_then_and_never_later(render: Render) -> None:
     rule = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")).replace("''", "'")
-    at_creation = re.search(r"!\(oldObject == null && \(([^()]*(?:\([^()]*\)[^()]*)*)\)\)", rule)
+    at_creation = re.search(r"!\(oldObject == null && k in \[([^]]*)]\)", rule)
     assert at_creation
-    assert at_creation[1] == f"k.startsWith('{names.GPU_COUNT_OF}') || k == '{names.DEVICE_CLASSES}'"
+    assert at_creation[1] == f"'{names.GPU_COUNTS}', '{names.DEVICE_CLASSES}'"
     # Everywhere else it is a placement annotation as any other.
     assert rule.count(names.DEVICE_CLASSES) == 1
     assert names.is_placement_annotation(names.DEVICE_CLASSES)

@@ -123,14 +123,21 @@ BIGGER_SHARE = (
     ),
     Attack(
         "T29",
-        "a forged split over cards (`cardwise.dev/gpu-count.<container>`)",
+        "a forged split over cards (`cardwise.dev/gpu-counts`)",
         [
-            creates(ours(gpu_mem=30, annotations={f"{names.GPU_COUNT_OF}0": count}), By.WEBHOOK, names.GPU_COUNT_OF)
+            creates(
+                ours(gpu_mem=30, share=1, annotations={names.GPU_COUNTS: f"main={count}"}),
+                By.WEBHOOK,
+                names.GPU_COUNTS,
+            )
             for count in ("x", "-1")
         ]
         + [
             creates(
-                ours(gpu_mem=30, annotations={f"{names.GPU_COUNT_OF}0": "1e30"}), By.WEBHOOK, MEM, "does not divide"
+                ours(gpu_mem=30, share=1, annotations={names.GPU_COUNTS: "main=1e30"}),
+                By.WEBHOOK,
+                MEM,
+                "does not divide",
             )
         ],
     ),

@@ -177,8 +177,8 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
             id="policy",
         ),
         pytest.param(
-            build.pod(gpu_mem=1) | {"metadata": {"name": "x", "annotations": {f"{names.GPU_COUNT_OF}0": "x"}}},
-            [names.GPU_COUNT_OF],
+            build.pod(gpu_mem=1, share=1) | {"metadata": {"name": "x", "annotations": {names.GPU_COUNTS: "main=x"}}},
+            [names.GPU_COUNTS],
             id="forged split count",
         ),
         pytest.param(
@@ -253,7 +253,7 @@ def test_amounts_become_mib(api: Api, amount: str, mib: int) -> None:
 
 def test_counts_move_to_where_no_node_capacity_is_used_up(api: Api) -> None:
     split = api.create(build.pod("split", gpu_mem="16Gi", gpu_count=2), "--dry-run=server")
-    assert split["metadata"]["annotations"][f"{names.GPU_COUNT_OF}0"] == "2"
+    assert split["metadata"]["annotations"][names.GPU_COUNTS] == "main=2"
     assert names.GPU_COUNT not in split["spec"]["containers"][0]["resources"]["requests"]
     whole = api.create(build.pod("whole", gpu_count=2), "--dry-run=server")
     assert whole["spec"]["containers"][0]["resources"]["limits"] == {names.WHOLE_GPU: "2", names.SHARE: "1"}

@@ -177,24 +177,23 @@ def test_the_parser_takes_the_agent_for_a_container_that_asks_for_nothing() -> N
         ("0", "main", 1, 1),
     ]
     assert agent(after)["resources"]["limits"] == {names.SHARE: "1"}
-    assert after["metadata"]["annotations"][f"{names.GPU_COUNT_OF}init-2"] == "2"
+    assert after["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
 
 
-def test_a_split_share_that_a_copy_brings_moves_with_its_container() -> None:
+def test_a_split_share_that_a_copy_brings_stays_with_its_container() -> None:
     """Of a pod from before the agent was switched on, and back."""
     side = sidecar(build.container("side", gpu_mem=64, gpu_count=2))
     without, _ = admitted(build.pod(init=[side], gpu_mem=1), settings=NEVER)
-    assert without["metadata"]["annotations"][f"{names.GPU_COUNT_OF}init-0"] == "2"
+    assert without["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
     without["metadata"]["annotations"][names.SHARE_AGENT] = "always"
     within, warnings = admitted(without)
     assert warnings == ()
-    assert within["metadata"]["annotations"][f"{names.GPU_COUNT_OF}init-1"] == "2"
-    assert f"{names.GPU_COUNT_OF}init-0" not in within["metadata"]["annotations"]
+    assert within["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
     del within["metadata"]["annotations"][names.SHARE_AGENT]
     back, warnings = admitted(within, settings=NEVER)
     assert warnings == ()
     assert names_of(back) == ["side"]
-    assert back["metadata"]["annotations"][f"{names.GPU_COUNT_OF}init-0"] == "2"
+    assert back["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
     assert "volumes" not in back["spec"]
     assert not any(mounts(container.spec) for container in request.containers(back))
 

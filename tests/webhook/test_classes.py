@@ -114,7 +114,7 @@ def test_a_copied_running_pod_keeps_its_shares_when_the_class_has_changed() -> N
 
 
 def test_a_stale_count_of_a_copied_pod_does_not_split_the_shares() -> None:
-    once = after(pod({"k80-half": "1"}, annotations={f"{names.GPU_COUNT_OF}0": "2"}))
+    once = after(pod({"k80-half": "1"}, annotations={names.GPU_COUNTS: "main=2"}))
     asked = request.parse_mutated(once)
     assert asked is not None
     assert asked.containers[0].cards == 1

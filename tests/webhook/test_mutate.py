@@ -51,14 +51,14 @@ def test_requests_follow_limits() -> None:
 
 def test_a_split_share_is_told_by_an_annotation() -> None:
     after = mutate(build.pod(gpu_mem=64, gpu_count=2, annotations={"mine": "x"})).pod
-    assert after["metadata"]["annotations"] == {"mine": "x", f"{names.GPU_COUNT_OF}0": "2"}
+    assert after["metadata"]["annotations"] == {"mine": "x", names.GPU_COUNTS: "main=2"}
     assert request.parse_mutated(after) == request.parse(build.pod(gpu_mem=64, gpu_count=2))
 
 
 def test_a_copied_split_share_keeps_its_annotation_and_stale_ones_go() -> None:
-    annotations = {f"{names.GPU_COUNT_OF}0": "2", f"{names.GPU_COUNT_OF}1": "4"}
+    annotations = {names.GPU_COUNTS: "main=2,gone=4", "cardwise.dev/gpu-count.0": "2"}
     after = mutate(build.pod(gpu_mem=64, share=1, annotations=annotations)).pod
-    assert after["metadata"]["annotations"] == {f"{names.GPU_COUNT_OF}0": "2"}
+    assert after["metadata"]["annotations"] == {names.GPU_COUNTS: "main=2"}
 
 
 def test_slots_elsewhere_are_taken_out() -> None:

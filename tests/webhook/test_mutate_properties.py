@@ -1,6 +1,7 @@
 """Mutation is a fixed point and keeps the request, whatever the pod."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume, given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from cardwise.core import names, request
 from cardwise.core.invalid import InvalidRequest
+from cardwise.core.request import ContainerRequest
 from tests import build
 from tests.webhook.reviews import device_classes, resource_class
 from webhook import classes
@@ -58,33 +60,50 @@ _ENV = st.lists(
 )  # fmt: skip
 _CONTAINERS = st.builds(
     lambda amounts, env, env_from, same: {
-        "name": "c",
         "resources": {"limits": amounts} | ({"requests": dict(amounts)} if same else {}),
         "env": env,
         **({"envFrom": [{"configMapRef": {"name": "x"}}]} if env_from else {}),
     },
     _LIMITS, _ENV, st.booleans(), st.booleans(),
 )  # fmt: skip
+
+
+def named(letter: str, containers: list[Json]) -> list[Json]:
+    return [container | {"name": f"{letter}{i}"} for i, container in enumerate(containers)]
+
+
 _SIDECARS = _CONTAINERS.map(lambda container: container | {"restartPolicy": "Always"})
 _ANNOTATIONS = st.dictionaries(
     st.sampled_from(
         [
-            names.IDX, names.ASSIGNMENT, f"{names.GPU_COUNT_OF}0", f"{names.GPU_COUNT_OF}1", "mine",
+            names.IDX, names.ASSIGNMENT, names.GPU_COUNTS, "mine",
             names.DEVICE_CLASSES,
         ]
     ),
-    st.sampled_from(["1", "2", "k80", "fpga,k80"]),
+    st.sampled_from(["1", "2", "k80", "fpga,k80", "c0=2", "c0=3,c1=2,i0=2", "c0="]),
 ).flatmap(
     lambda found: st.sampled_from([found, found, *(found | {names.CLASS: name} for name in ("k80", "half", "rdma"))])
 )  # fmt: skip
 PODS = st.builds(
     lambda containers, init, annotations, node: {
         "metadata": {"name": "p", "annotations": annotations, "resourceVersion": "1"},
-        "spec": {"containers": containers, "initContainers": init} | ({"nodeName": "n1"} if node else {}),
+        "spec": {"containers": named("c", containers), "initContainers": named("i", init)}
+        | ({"nodeName": "n1"} if node else {}),
     },
     st.lists(_CONTAINERS, min_size=1, max_size=3), st.lists(_SIDECARS, max_size=2), _ANNOTATIONS, st.booleans(),
 )  # fmt: skip
 POLICIES = st.sampled_from(["", "spread"])
+
+
+def with_one_in_front(pod: Json) -> Json:
+    """As other webhooks do it, a service mesh's for one; the API server asks us again then."""
+    spec = pod["spec"]
+    return pod | {"spec": spec | {"containers": [{"name": "mesh"}, *spec["containers"]]}}
+
+
+def asked_by_name(pod: Json) -> dict[str, ContainerRequest]:
+    found = request.parse_mutated(pod)
+    return {c.name: replace(c, key="") for c in found.containers} if found else {}
 
 
 def rewritten(pod: Json, policy: str = "") -> Json:
@@ -106,6 +125,7 @@ def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str)
     assert (again.pod, again.warnings) == (after, ())
     seen = request.parse(after)
     assert (seen and (seen.containers, seen.devices)) == (asked and (asked.containers, asked.devices))
+    assert asked_by_name(mutate(with_one_in_front(after), policy=policy).pod) == asked_by_name(after)
 
 
 @given(PODS, POLICIES)
