@@ -19,7 +19,9 @@ _DECIMAL = {
     "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9),
     "T": Fraction(10**12), "P": Fraction(10**15), "E": Fraction(10**18),
 }  # fmt: skip
+_KIB = 1024
 _MIB = 1024**2
+_LONGEST = 64  # characters; no amount of anything needs more, and Python refuses to convert thousands of digits
 _MOST = 2**31  # MiB; beyond it the API server refuses the rewritten amount with a worse message
 
 
@@ -35,9 +37,10 @@ class InvalidQuantity(ValueError):
 def parse(text: str | int) -> tuple[Fraction, bool]:
     """Value of a quantity, and whether it was written with a binary suffix (`Gi`)."""
     text = str(text).strip()
-    match = _GRAMMAR.fullmatch(text)
+    match = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise InvalidQuantity(f"{text!r} is not a quantity", "write a number such as 8138 or 8Gi")
+        shown = text if len(text) <= _LONGEST else f"{text[:20]}...{text[-5:]}"
+        raise InvalidQuantity(f"{shown!r} is not a quantity", "write a number such as 8138 or 8Gi")
     sign, digits, suffix, exponent = match.groups()
     value = Fraction(digits)
     if exponent is not None:
@@ -60,9 +63,12 @@ def memory(text: str | int) -> MiB:
         below = value.numerator // value.denominator
         unit = "Mi" if is_bytes else ""
         near = f"{below}{unit} or {below + 1}{unit}" if below else f"1{unit}"
+        if not is_bytes and str(text).endswith("m") and value >= _KIB:
+            near += " for MiB; what was less than 1Mi, as 0.0005Gi, is written 1Mi"  # the API server prints it so too
         raise InvalidQuantity(f"{text} is not a whole number of MiB", f"write {near}")
     if value > _MOST:
-        raise InvalidQuantity(f"{text} is {value} MiB, more than any card has", "write MiB, or a suffix as in 8Gi")
+        shown = value if value < 10**18 else "too many"
+        raise InvalidQuantity(f"{text} is {shown} MiB, more than any card has", "write MiB, or a suffix as in 8Gi")
     return MiB(value.numerator)
 
 

@@ -30,7 +30,9 @@ def test_memory_reads_mib(text, mib):
         ("-1", "above zero"),
         ("-8Gi", "above zero"),
         ("1.5", "write 1 or 2"),
-        ("8138500m", "write 8138 or 8139"),
+        ("8138500m", "write 8138 or 8139 for MiB"),
+        ("107374183m", "0.0005Gi, is written 1Mi"),  # 0.0001Gi, as the API server prints it
+        ("1500m", "write 1 or 2$"),
         ("512Ki", "write 1Mi"),
         ("1.5Mi", "write 1Mi or 2Mi"),
         ("322122547200m", "write 307Mi or 308Mi"),  # 0.3Gi, as the API server prints it
@@ -41,6 +43,8 @@ def test_memory_reads_mib(text, mib):
         ("8GiB", "is not a quantity"),
         ("", "is not a quantity"),
         ("1e9999", "is not a quantity"),
+        ("9" * 5000, "'99999999999999999999...99999' is not a quantity"),
+        ("1e999", "1e999 is too many MiB"),
     ],
 )
 def test_memory_refuses_and_says_what_to_write(text, says):
