@@ -35,6 +35,7 @@ _DOUBTS: Final = 3  # refusals one after the other, by which the scheduler knows
 _DOUBT_SECONDS: Final = 60.0
 _MOST_DOUBTS: Final = 1024
 _KNOWN: Final = 65_536  # pods that are not to be decided about again, of which the last are remembered
+_STALE_SECONDS: Final = 2.0  # of a name: about to be tried, or heard of before what is held for it
 _SLACK: Final = 1024  # of a queue, for pods that wait no more
 _NO_LOAD: Final = Load(0, 0, 0)
 
@@ -68,7 +69,7 @@ class Settings:
 
 
 class Nominee(NamedTuple):
-    """What is to be written: the node that the pod shall be tried on, if it is still of this version."""
+    """A pod and the node that its status is to name, if it is still of this version, or names, of any version ("")."""
 
     uid: str
     namespace: str
@@ -127,6 +128,8 @@ class Ahead:
         self._queues: dict[str, list[tuple[_Place, int, str]]] = {}  # by scheduler
         self._served: frozenset[str] = frozenset()  # the schedulers that ask this extender
         self._of: dict[str, _Ahead] = {}
+        self._named: dict[str, Nominee] = {}  # as statuses say
+        self._unheld: dict[str, float] = {}  # since when nothing is held for a name
         self._doubts: dict[bytes, tuple[int, float]] = {}  # how often refused, and until when none is tried
         self._not_before = float("-inf")
 
@@ -139,10 +142,18 @@ class Ahead:
         elif self._settings.when is not When.NEVER:
             self._grounds.put(name, ground)
 
-    def waits(self, uid: str, prospect: Prospect | None, *, refused: bool) -> None:
-        """The pod has no node. `prospect`: None where it is not to be decided about; `refused`: it was tried before."""
+    def waits(
+        self, uid: str, prospect: Prospect | None, *, refused: bool = False, named: Nominee | None = None
+    ) -> None:
+        """The pod has no node. `prospect`: None where it is not to be decided about; `refused`: it was tried before;
+        `named`: the node in its status, where nobody makes room on it.
+        """
         if self._settings.when is When.NEVER:
             return
+        if named is not None:
+            self._named[uid] = named
+        else:
+            self._unname(uid)
         if refused:
             self._tried(uid)
             self._end([uid], Outcome.ELSEWHERE)
@@ -164,6 +175,7 @@ class Ahead:
         self._waiting.pop(uid, None)
         self._done.pop(uid, None)
         self._of.pop(uid, None)
+        self._unname(uid)
 
     # What filter asks and tells.
 
@@ -225,6 +237,7 @@ class Ahead:
         for uid in [uid for uid in self._of if self._books.ledger.holding(uid) is None]:
             if not self._of[uid].met:
                 self.observe(Outcome.EXPIRED)
+                self._done.pop(uid, None)  # its turn has not come, so it has not lost it
             self._let_go(uid)
 
     def forget(self) -> None:
@@ -248,6 +261,27 @@ class Ahead:
                 pause = min(_LONGEST_PAUSE, _COSTLY * (time.thread_time() - began))
                 self._not_before = self._clock() + pause
             return True, nominee
+
+    def stale(self) -> list[Nominee]:
+        """Pods whose statuses name a node that nothing is held on for them any more; each once.
+
+        Whose doing the name is, they do not say: another extender's of ours, or somebody else's.
+        """
+        with self._lock:
+            now = self._clock()
+            found = []
+            for uid, nominee in list(self._named.items()):
+                if uid in self._of:
+                    self._unheld.pop(uid, None)
+                elif now - self._unheld.setdefault(uid, now) >= _STALE_SECONDS:
+                    self._unname(uid)
+                    found.append(nominee)
+            return found
+
+    def still_named(self, nominee: Nominee) -> None:
+        """What `stale` has told could not be taken back."""
+        with self._lock:
+            self._named.setdefault(nominee.uid, nominee)
 
     def wanted(self, uid: str) -> bool:
         """Whether kube-scheduler has still to come to the pod, so that it is worth writing."""
@@ -321,6 +355,10 @@ class Ahead:
 
     def _takes(self, node: str, load: Load) -> bool:
         return gangplan.takes(self._books.loads.left(node), _NO_LOAD, load)
+
+    def _unname(self, uid: str) -> None:
+        self._named.pop(uid, None)
+        self._unheld.pop(uid, None)
 
     def _tried(self, uid: str) -> None:
         self._done[uid] = None

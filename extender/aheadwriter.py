@@ -1,13 +1,13 @@
-"""Writes the nodes of `ahead` into the statuses of the pods: a thread that decides, and a few that write.
+"""Writes the nodes of `ahead` into the statuses of pods, and takes them back: a thread that decides, some that write.
 
 Apart from what is decided, which knows no wire. A write that comes too late does no harm: it says which version of the
 pod it is for, so it never replaces a node that kube-scheduler has named meanwhile.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -23,6 +23,7 @@ _RATE: Final = 400.0  # pods a second, at most
 _AT_ONCE: Final = 64  # in one round: the loop shall hear that it is to stop
 _TIMEOUT: Final = 5.0  # seconds for one write
 _PAUSE: Final = 5.0  # seconds after a write that failed
+_MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: by it our names are told from those of others
 
 
 class AheadWriter:
@@ -45,9 +46,11 @@ class AheadWriter:
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
-        """One round: who is next is decided about, and written."""
+        """One round: who is next is decided about, and written; names that mean nothing any more are taken back."""
         if self._clock() < self._not_before or not self._active():
             return
+        for stale in self._ahead.stale():
+            self._threads().submit(self.take_back, stale)
         for _ in range(_AT_ONCE):
             if not self._pace.ready(self._clock(), calm=False):
                 return
@@ -74,17 +77,55 @@ class AheadWriter:
         }
         path = paths.pods(nominee.namespace, nominee.name, "status")
         try:
-            self._client.patch(path, change, "merge", timeout=_TIMEOUT)
+            self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
         except (errors.Conflict, errors.NotFound):
             self._ahead.unwritten(nominee.uid)
         except errors.KubeError as error:
-            self._not_before = self._clock() + _PAUSE
             self._ahead.unwritten(nominee.uid)
-            who = f"{nominee.namespace}/{nominee.name}"
-            _log.warning("cannot nominate a node ahead", pod=who, uid=nominee.uid, error=str(error))
+            self._rest("cannot nominate a node ahead", nominee, error)
+
+    def take_back(self, stale: Nominee) -> None:
+        """Takes the node out of the pod's status, if it is there by us and the pod has none.
+
+        kube-scheduler counts who is nominated to a node as if he were there, and never forgets a pod that may evict
+        nobody: it would keep others away for as long as it waits.
+        """
+        path = paths.pods(stale.namespace, stale.name)
+        try:
+            pod = self._client.get(path, timeout=_TIMEOUT)
+            metadata = pod["metadata"]
+            if metadata["uid"] != stale.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
+                return
+            change = {
+                "metadata": {"uid": stale.uid, "resourceVersion": metadata["resourceVersion"]},
+                "status": {"nominatedNodeName": None},
+            }
+            self._client.patch(f"{path}/status", change, "merge", _MANAGER, timeout=_TIMEOUT)
+        except errors.NotFound:
+            return
+        except errors.Conflict:
+            self._ahead.still_named(stale)
+        except errors.KubeError as error:
+            self._ahead.still_named(stale)
+            self._rest("cannot take a nominated node back", stale, error)
+
+    def _rest(self, what: str, nominee: Nominee, error: errors.KubeError) -> None:
+        self._not_before = self._clock() + _PAUSE
+        _log.warning(what, pod=f"{nominee.namespace}/{nominee.name}", uid=nominee.uid, error=str(error))
 
     def _threads(self) -> ThreadPoolExecutor:
         # In the process that serves, which is a fork of the one that made this.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominating")
         return self._pool
+
+
+def _is_ours(pod: Mapping[str, Any], node: str) -> bool:
+    """Whether the pod's status names this node because of us."""
+    if (pod.get("status") or {}).get("nominatedNodeName") != node:
+        return False
+    return any(
+        entry.get("manager") == _MANAGER
+        and "f:nominatedNodeName" in ((entry.get("fieldsV1") or {}).get("f:status") or {})
+        for entry in pod["metadata"].get("managedFields") or ()
+    )

@@ -116,10 +116,20 @@ class Places:
         books = self._books
         self.give_up(member.uid for member in members)
         offers = self._offers.get(gang.key, {})
+        priority, _, created, _ = gang.rank()
+
+        def fits() -> list[str]:
+            found = self._planned(gang, members, offers, now)
+            if isinstance(found, Unplanned):
+                return []
+            for uid in found.holdings:
+                books.ledger.release(uid)
+            return list(found.nodes.values())
+
         with books.kept(gang.members, gang.priority):
-            found = self._where_nominated(gang, members, offers, now)
-            if not isinstance(found, Planned):
-                found = gangplan.plan(books.ledger, books.loads, members, self._terms(gang, offers, now))
+            found = self._planned(gang, members, offers, now)
+            if isinstance(found, Unplanned) and books.ahead().gives_way(gang.namespace, -priority, created, fits):
+                found = self._planned(gang, members, offers, now)
         if isinstance(found, Unplanned):
             gang.reason = f"there is no place for {found.member.name} beside the others"
             return False
@@ -131,6 +141,15 @@ class Places:
             books.loads.plan(member.uid, Placed(found.nodes[member.uid], member.load))
         gang.hold(found.nodes, now)
         return True
+
+    def _planned(
+        self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
+    ) -> Planned | Unplanned:
+        """Held in the ledger, and where it fails, nothing of it."""
+        found = self._where_nominated(gang, members, offers, now)
+        if isinstance(found, Planned):
+            return found
+        return gangplan.plan(self._books.ledger, self._books.loads, members, self._terms(gang, offers, now))
 
     def _where_nominated(
         self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float

@@ -14,6 +14,7 @@ from cardwise.core.gangs import Patience
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quotas import Room
 from cardwise.core.request import PodRequest
+from extender.ahead import Ahead
 from extender.claims import Claims
 from extender.decisions import Waiter
 from extender.nodeload import NodeLoads
@@ -63,6 +64,7 @@ class Books(NamedTuple):
     kept: Callable[[Collection[str], int], AbstractContextManager[None]]
     may: Callable[[int], bool]
     nominated: Callable[[str], str]
+    ahead: Callable[[], Ahead]
 
 
 class Work(NamedTuple):

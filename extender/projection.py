@@ -37,7 +37,8 @@ class PodRecord(Struct, frozen=True, gc=False):
     """A pod that asks for cards or has some, or is in a gang. A struct: made in a tenth of a dataclass's time.
 
     `node` is "" until it is bound, `classes` are what it asks until then; `placed`: what it takes of its node.
-    `nominated`: the node that its status names while it waits, and `claimant` what it would have there. `turned_away`:
+    `nominated`: the node that kube-scheduler makes room on for it while it waits, and `claimant` what it would have
+    there; `named`: the node that its status names and nobody makes room on, ours perhaps. `turned_away`:
     its priority, where it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain;
     `prospect`: what it asks, while it was not and may be decided about ahead. `party`: what
     it is to those who share MPS with it.
@@ -59,6 +60,7 @@ class PodRecord(Struct, frozen=True, gc=False):
     gang: str = ""
     member: Member | None = None
     nominated: str = ""
+    named: str = ""
     claimant: Claimant | None = None
     turned_away: int | None = None
     refused: bool = False
@@ -97,6 +99,7 @@ class _PodSpec(loads.PodSpec, rename="camel"):
     init_containers: Sequence[_Running] | None = None
     security_context: wire.RunAs | None = None
     host_users: bool | None = None
+    preemption_policy: str = ""
 
 
 class _Pod(Struct):
@@ -183,8 +186,9 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         asked = frozenset() if finished else _classes(raw)
         unanswered, refused = _UNANSWERED in raw and not finished, _REFUSED in raw and not finished
         told = "" if finished else read.status.nominated_node_name
-        # Who names a node before kube-scheduler has tried the pod has made no room for it there.
-        nominated = told if refused else ""
+        # Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for
+        # one that evicts nobody.
+        nominated = told if refused and read.spec.preemption_policy != "Never" else ""
         fresh = not (finished or refused or unanswered or told or gang)
         return meta.uid, PodRecord(
             meta.uid,
@@ -195,6 +199,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
             gang=gang,
             member=member,
             nominated=nominated,
+            named="" if nominated else told,
             claimant=_claimant(raw, read) if nominated else None,
             turned_away=(read.spec.priority or 0) if unanswered else None,
             refused=refused or unanswered,

@@ -20,7 +20,7 @@ from cardwise.core.quotas import GPUQuota
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
 from extender import ahead, gangwords, preemption
-from extender.ahead import Ahead
+from extender.ahead import Ahead, Nominee
 from extender.claims import Clock
 from extender.decisions import Begun, Decided, Patience, Stage
 from extender.ganglock import LockedGangs
@@ -80,6 +80,7 @@ class State:
             kept=self.preemption.kept,
             may=self.preemption.may_plan,
             nominated=self.preemption.nominated,
+            ahead=lambda: self.ahead,  # which is made with what gangs keep
         )
         self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
         self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards)
@@ -121,7 +122,8 @@ class State:
                 if pod.claimant is not None:
                     self.preemption.heard(pod.claimant, pod.nominated)
                 self.preemption.turned_away(pod.uid, pod.turned_away)
-                self.ahead.waits(pod.uid, pod.prospect, refused=pod.refused)
+                named = Nominee(pod.uid, pod.namespace, pod.name, "", pod.named) if pod.named else None
+                self.ahead.waits(pod.uid, pod.prospect, refused=pod.refused, named=named)
             else:
                 self._set_bound(pod)
             if pod.member is not None:

@@ -7,6 +7,7 @@ from extender import ahead
 from extender.ahead import Outcome, Settings, When
 from extender.decisions import Begun
 from extender.gangs import Gangs
+from tests.extender import gangworlds
 from tests.extender.aheadworlds import REFUSED, World
 from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark
 
@@ -266,8 +267,9 @@ def test_a_hold_ends_by_itself():
     world.passes(31)
     assert free(world.state) == [P100]
     assert world.outcomes == [Outcome.MET, Outcome.EXPIRED]
-    world.tell(pod)
-    assert world.ahead() == {}, "once is enough"
+    for waiting in ("p", "q"):
+        world.tell(world.pods[waiting])
+    assert world.ahead() == {"p": "n1"}, "the scheduler has come to the other one"
     world.create("r", HALF, cpu="64")
     assert world.ahead() == {"r": "n1"}
 
@@ -341,6 +343,68 @@ def test_one_that_all_nodes_are_offered_to_gets_what_is_held_by_later_ones():
 
 
 # Preemption's own nominations.
+
+
+@pytest.mark.parametrize(("priority", "gets"), [(1000, ["n1"]), (0, [])])
+def test_a_gang_that_comes_before_gets_what_is_held_by_later_ones(priority, gets):
+    world = World("n1")
+    world.create("later", P100, created="2026-11-21T10:00:30Z")
+    assert world.ahead() == {"later": "n1"}
+    world.tell(gangworlds.member("m", minimum=1, gated=False, created=60, priority=priority, gpu_mem=P100))
+    assert world.filter("m", "n1") == gets
+    assert world.outcomes == ([Outcome.OVERTAKEN] if gets else [])
+
+
+def named(world: World, name: str, **status: object) -> dict:
+    """The pod with the node in its status, as the watch tells of it."""
+    pod = world.pods[name]
+    return world.tell(pod | {"status": {"nominatedNodeName": "n1"} | status})
+
+
+def stale(world: World) -> list[str]:
+    """Names of pods whose status names a node in vain."""
+    return [nominee.name for nominee in world.state.ahead.stale()]
+
+
+def test_a_name_is_stale_once_nothing_is_held_for_it_and_its_pod_has_not_lost_its_turn():
+    world = World("n1")
+    world.create("p", 100)
+    assert world.ahead() == {"p": "n1"}
+    named(world, "p")
+    assert stale(world) == []
+    world.passes(31)
+    assert world.outcomes == [Outcome.EXPIRED]
+    assert stale(world) == []  # as the moment before the scheduler comes
+    world.passes(3)
+    assert stale(world) == ["p"]
+    assert stale(world) == []
+    assert world.ahead() == {}
+    world.tell(world.pods["p"] | {"status": {}})
+    assert world.ahead() == {"p": "n1"}
+
+
+def test_a_name_that_another_extender_has_left_is_stale_and_one_of_preemption_is_not():
+    world = World("n1")
+    for name, policy in (("ours", "Never"), ("preempting", "PreemptLowerPriority")):
+        world.create(name, 100, preemptionPolicy=policy)
+        named(world, name, conditions=REFUSED)
+    world.create("fresh", 100)
+    named(world, "fresh")
+    assert stale(world) == []
+    world.passes(3)
+    assert stale(world) == ["ours", "fresh"]
+    world.passes(3)
+    assert stale(world) == []
+
+
+def test_the_name_of_a_pod_that_is_bound_or_gone_is_nobodys_business():
+    world = World("n1")
+    world.create("p", 100)
+    made = named(world, "p")
+    stale(world)
+    world.state.remove_pod(as_pod(made))
+    world.passes(3)
+    assert stale(world) == []
 
 
 def test_what_we_nominate_is_no_preemption():

@@ -22,16 +22,23 @@ class Client:
         self.answers = list(answers)
         self.written: list[tuple[str, Any, str]] = []
         self.came = threading.Semaphore(0)
+        self.pod: dict[str, Any] = {}
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def patch(self, path: str, change: object, kind: str, *, timeout: float) -> dict[str, Any]:
-        del timeout
+    def patch(self, path: str, change: object, kind: str, manager: str, *, timeout: float) -> dict[str, Any]:
+        assert (manager, timeout) == ("cardwise-extender", 5.0)
         self.written.append((path, change, kind))
         self.meanwhile()
         self.came.release()
         if self.answers:
             raise self.answers.pop(0)
         return {}
+
+    def get(self, path: str, *, timeout: float) -> dict[str, Any]:
+        assert (path, timeout) == ("/api/v1/namespaces/default/pods/p", 5.0)
+        if not self.pod:
+            raise GONE
+        return self.pod
 
 
 class Writing:
@@ -127,3 +134,57 @@ def test_a_failed_write_of_a_pod_that_the_scheduler_is_at_takes_nothing_from_it(
     writing.writer.write(nominee)
     assert len(writing.client.written) == 1
     assert free(writing.world.state) == [P100 - 100]
+
+
+def told(*, manager: str = "cardwise-extender", node: str = "n1", uid: str = "uid-p", **spec: str) -> dict[str, Any]:
+    """A pod whose status names a node, as the API server answers."""
+    fields = {"f:status": {"f:nominatedNodeName": {}}}
+    return {
+        "metadata": {
+            "uid": uid,
+            "resourceVersion": "9",
+            "managedFields": [{"manager": "kubectl"}, {"manager": manager, "fieldsV1": fields}],
+        },
+        "spec": spec,
+        "status": {"nominatedNodeName": node},
+    }
+
+
+def stale(writing: Writing) -> None:
+    """What p's status says is not held for it, for longer than the scheduler needs to come."""
+    writing.world.tell(writing.world.create("p", 100) | {"status": {"nominatedNodeName": "n1"}})
+    writing.round(writes=0)
+    writing.world.clock.now += 2.0
+
+
+def test_a_node_that_is_named_in_vain_is_taken_back(nominee):
+    writing = Writing()
+    writing.client.pod = told()
+    stale(writing)
+    writing.round(writes=1)
+    change = {"metadata": {"uid": "uid-p", "resourceVersion": "9"}, "status": {"nominatedNodeName": None}}
+    assert writing.client.written == [("/api/v1/namespaces/default/pods/p/status", change, "merge")]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [told(manager="kueue"), told(node="n2"), told(uid="another"), told(nodeName="n1"), {}],
+    ids=["of others", "by now another", "made anew", "bound", "gone"],
+)
+def test_what_is_not_ours_is_left(pod, nominee):
+    writing = Writing()
+    writing.client.pod = pod
+    writing.writer.take_back(nominee)
+    assert writing.client.written == []
+
+
+@pytest.mark.parametrize(("error", "rests"), [(LATE, 0.0), (errors.Unreachable("cut"), 5.0)], ids=str)
+def test_what_could_not_be_taken_back_is_tried_again(error, rests):
+    writing = Writing(error)
+    writing.client.pod = told()
+    stale(writing)
+    writing.round(writes=1)
+    writing.world.clock.now += rests
+    writing.round(writes=0)  # nothing is held for it since now
+    writing.world.clock.now += 2.0
+    writing.round(writes=1)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from cardwise.core import names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster
@@ -23,8 +24,10 @@ WAIT = 120  # seconds
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     for made in started(SpecOf(sim_nodes=len(NODES), part_args={"extender": ["--nominate-ahead=always"]})):
-        priority = {"metadata": {"name": "high"}, "value": 1000}
-        made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+        high = {"metadata": {"name": "high"}, "value": 1000}
+        meek = {"metadata": {"name": "meek"}, "value": 0, "preemptionPolicy": "Never"}
+        for priority in (high, meek):
+            made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
         yield made
 
 
@@ -56,11 +59,11 @@ def nominated(space: Space, name: str) -> str:
 
 def nominate(space: Space, *pods: Json) -> dict[str, str]:
     """The pods are there and waiting; the node by pod, once all are nominated."""
-    names = [pod["metadata"]["name"] for pod in pods]
+    called = [pod["metadata"]["name"] for pod in pods]
     for pod in pods:
         space.create(pod)
-    space.wait(lambda: all(nominated(space, name) for name in names), f"{names} are nominated", WAIT)
-    return {name: nominated(space, name) for name in names}
+    space.wait(lambda: all(nominated(space, name) for name in called), f"{called} are nominated", WAIT)
+    return {name: nominated(space, name) for name in called}
 
 
 def refused(space: Space, name: str) -> bool:
@@ -78,6 +81,32 @@ def test_pods_land_where_they_were_nominated_and_no_room_is_given_twice(cluster,
     assert {used for _, used, _ in inspect(cluster).values()} == {P100}
     space.wait(lambda: refused(space, "late"), "the one without room waits", WAIT)
     assert nominated(space, "late") == ""
+
+
+def test_a_name_that_nothing_is_held_for_is_taken_back(cluster, space):
+    """Or kube-scheduler would count the pod there for as long as it waits, where it may evict nobody for ever."""
+    with without_scheduler(cluster):
+        nominate(space, workload("ours", gpu_mem=HALF, spec={"priorityClassName": "meek"}))
+        space.create(workload("others", gpu_mem=HALF, spec={"hostNetwork": True}))  # such go the ordinary way
+        change = {"status": {"nominatedNodeName": NODES[0]}}
+        cluster.api.patch(paths.pods(space.name, "others", "status"), change)
+        cluster.process("extender").restart()  # what it held ahead ends
+        space.wait(lambda: not nominated(space, "ours"), "the name of its time before is taken back", WAIT)
+        assert nominated(space, "others") == NODES[0], "what others name is theirs"
+    for name in ("ours", "others"):
+        space.placed(name, WAIT)
+
+
+def test_a_gang_does_not_wait_for_later_pods_that_were_nominated(cluster, space):
+    said = {names.GROUP_NAME: "g", names.GROUP_NUM: "3"}
+    gang = [f"m{i}" for i in range(3)]
+    with without_scheduler(cluster):
+        for name in gang:
+            space.create(workload(name, gpu_mem=P100, annotations=said, spec={"priorityClassName": "high"}))
+        space.wait(lambda: not any(space.get(name)["spec"].get("schedulingGates") for name in gang), "no gates", WAIT)
+        nominate(space, *[workload(f"later{i}", gpu_mem=P100) for i in range(CARDS * len(NODES))])
+    for name in gang:
+        space.placed(name, WAIT)
 
 
 def test_what_the_scheduler_refuses_there_goes_the_ordinary_way(cluster, space):
