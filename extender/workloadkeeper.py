@@ -4,6 +4,7 @@ in which the workload survives this process (docs/design/0008-policies.md).
 Apart from the upkeep: learning takes a tenth of a second, and nothing waits for it.
 """
 
+import time
 from collections.abc import Callable
 
 import structlog
@@ -19,6 +20,7 @@ _log = structlog.get_logger(__name__)
 _SLICE = 64  # nodes scored while the state is locked: half a millisecond
 _SLICES = 100  # in one step, at most
 _TIMEOUT = 5.0
+_SAVE_SECONDS = 60.0  # what comes in less than that is lost with this process
 
 
 class WorkloadKeeper:
@@ -34,17 +36,20 @@ class WorkloadKeeper:
         *,
         leads: Callable[[], bool],
         policy: str = policies.DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._state = state
         self._namespace = namespace
         self._leads = leads
         self._policy = policy
+        self._clock = clock
         self._published = False
         self._unpublished = 0  # rounds since we lead
         self._led = False
         self._read = False
-        self._unsaved = False
+        self._saved = ""
+        self._save_at = float("-inf")  # not before
 
     def step(self) -> None:
         """One round."""
@@ -66,18 +71,24 @@ class WorkloadKeeper:
             if not scored.warm(_SLICE):
                 break
             give_way()
-        self._learn()
-        if leads and self._unsaved:
-            self._unsaved = not self._save({names.WORKLOAD_ASKS: scored.dump()})
+        learned = self._learn()
+        if leads and self._read and (learned or self._clock() >= self._save_at):
+            self._save_asks(scored.dump())
 
-    def _learn(self) -> None:
+    def _learn(self) -> bool:
+        """Whether there was something to learn."""
         from cardwise.core.scored.workload import learn  # noqa: PLC0415 - see above
 
         study = self._state.policies.study()
-        if study is not None:
-            self._state.policies.adopt(learn(study))
-            self._unsaved = True
-            _log.info("learned the workload", asks=len(study.counts), arrivals=round(sum(study.counts.values())))
+        if study is None:
+            return False
+        self._state.policies.adopt(learn(study))
+        _log.info("learned the workload", asks=len(study.counts), arrivals=round(sum(study.counts.values())))
+        return True
+
+    def _save_asks(self, asks: str) -> None:
+        if asks == self._saved or self._save({names.WORKLOAD_ASKS: asks}):
+            self._saved, self._save_at = asks, self._clock() + _SAVE_SECONDS
 
     def _tell(self, *, leads: bool) -> None:
         """The policy, once in each time as the leader; where it cannot, in the 1st, 2nd, 4th, 8th round and so on."""

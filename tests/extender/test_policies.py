@@ -12,7 +12,7 @@ from extender.requests import Requests
 from extender.verbs import Preferences
 from extender.wire import FilterArgs
 from extender.workloadkeeper import WorkloadKeeper
-from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+from tests.extender.worlds import P100, Clock, as_pod, asking, bound, state, with_cards
 
 FGD = Preferences(policy="fgd", one_best_node=True)
 PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
@@ -160,6 +160,42 @@ def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
     api.down = False
     leading.step()
     assert PATH in api.objects
+
+
+def test_what_came_since_the_last_learning_outlives_the_process():
+    api, clock, made = Api(), Clock(), world(n1=[HALF])
+    keeping = WorkloadKeeper(api, made, "cardwise-system", leads=lambda: True, clock=clock)
+    taught(made, keeping, HALF)
+    ask(made, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
+    keeping.step()
+    assert arrivals(api) == 20
+    clock.now += 60
+    keeping.step()
+    assert arrivals(api) == 21
+    again = world(n1=[HALF])
+    keeping = WorkloadKeeper(api, again, "cardwise-system", leads=lambda: True, clock=clock)
+    taught(again, keeping, HALF, pods=1)
+    clock.now += 60
+    keeping.step()
+    assert arrivals(api) == 22
+
+
+def test_what_cannot_be_read_is_not_written_over():
+    class Unreadable(Api):
+        def get(self, path, **_):
+            raise errors.Unreachable("for reading it is away")
+
+        def patch(self, path, patch, **_):
+            self.objects[path]["data"].update(patch["data"])
+
+    api, made = Unreadable(), world(n1=[HALF])
+    api.objects[PATH] = {"data": {"workload.json": '{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'}}
+    taught(made, keeper(made, api), HALF)
+    assert arrivals(api) == 500
+
+
+def arrivals(api):
+    return sum(ask[-1] for ask in json.loads(api.objects[PATH]["data"]["workload.json"])["asks"])
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '{"version":9,"asks":[]}', SPOILT, "[" * 200_000], ids=len)

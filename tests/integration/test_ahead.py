@@ -26,7 +26,8 @@ def cluster() -> Iterator[Cluster]:
     for made in started(SpecOf(sim_nodes=len(NODES), part_args={"extender": ["--nominate-ahead=always"]})):
         high = {"metadata": {"name": "high"}, "value": 1000}
         meek = {"metadata": {"name": "meek"}, "value": 0, "preemptionPolicy": "Never"}
-        for priority in (high, meek):
+        calm = {"metadata": {"name": "calm"}, "value": 5000, "preemptionPolicy": "Never"}
+        for priority in (high, meek, calm):
             made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
         yield made
 
@@ -102,7 +103,7 @@ def test_a_gang_does_not_wait_for_later_pods_that_were_nominated(cluster, space)
     gang = [f"m{i}" for i in range(3)]
     with without_scheduler(cluster):
         for name in gang:
-            space.create(workload(name, gpu_mem=P100, annotations=said, spec={"priorityClassName": "high"}))
+            space.create(workload(name, gpu_mem=P100, annotations=said, spec={"priorityClassName": "calm"}))
         space.wait(lambda: not any(space.get(name)["spec"].get("schedulingGates") for name in gang), "no gates", WAIT)
         nominate(space, *[workload(f"later{i}", gpu_mem=P100) for i in range(CARDS * len(NODES))])
     for name in gang:

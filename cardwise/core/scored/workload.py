@@ -50,7 +50,8 @@ class Workload:
 
     def __init__(self) -> None:
         self.counts: dict[Ask, float] = {}
-        self._seen = 0.0
+        self._seen = 0.0  # the sum of the counts
+        self._since = 0.0  # arrivals since it was learned from, also those that are forgotten again
         self._learned_at = 0.0
 
     def saw(self, ask: Ask, times: float = 1.0) -> None:
@@ -63,19 +64,21 @@ class Workload:
                 self._seen -= self.counts.pop(other)
         self.counts[ask] = self.counts.get(ask, 0.0) + times
         self._seen += times
+        self._since += times
         if self._seen >= _MANY:
             self.counts = {ask: count / 2 for ask, count in self.counts.items()}
             self._seen /= 2
+            self._since /= 2
             self._learned_at /= 2
 
     @property
     def due(self) -> bool:
         """Whether enough has arrived since it was learned from."""
-        return self._seen >= max(_FIRST, 1.5 * self._learned_at)
+        return self._since >= max(_FIRST - self._learned_at, self._learned_at / 2)
 
     def learning(self) -> None:
         """It is learned from now."""
-        self._learned_at = self._seen
+        self._learned_at, self._since = self._seen, 0.0
 
     def dump(self) -> str:
         """To be saved."""
@@ -97,7 +100,7 @@ class Workload:
         if len(counts) > MOST_ASKS:
             counts = dict(sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST_ASKS])
         self.counts = counts
-        self._seen = sum(counts.values())
+        self._seen = self._since = sum(counts.values())
         self._learned_at = 0.0
 
 
