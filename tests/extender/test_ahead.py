@@ -260,7 +260,7 @@ def test_nodes_that_are_kept_for_a_gang_are_named_for_nobody_else(monkeypatch):
 
 def test_a_hold_ends_by_itself():
     world = World("n1")
-    pod = world.create("p", HALF, cpu="32")
+    world.create("p", HALF, cpu="32")
     world.create("q", 100, cpu="32")
     assert len(world.ahead()) == 2
     world.filter("q", "n1")
@@ -270,7 +270,7 @@ def test_a_hold_ends_by_itself():
     for waiting in ("p", "q"):
         world.tell(world.pods[waiting])
     assert world.ahead() == {"p": "n1"}, "the scheduler has come to the other one"
-    world.create("r", HALF, cpu="64")
+    world.create("r", HALF, cpu="32")
     assert world.ahead() == {"r": "n1"}
 
 
