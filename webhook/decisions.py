@@ -113,7 +113,7 @@ def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
         case "resourcequotas":
             return _refusable(lambda: _mutate_quota(review, view, settings))
         case "limitranges":
-            return _refusable(lambda: _patch(review.object, quotas.limit_range(review.object)))
+            return _refusable(lambda: _mutate_limit_range(review))
         case "resourceclasses":
             return _patch(review.object, resourceclasses.normal(review.object, review.old))
         case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
@@ -198,6 +198,11 @@ def _mutate_quota(review: Review, view: View, settings: Settings) -> Decision:
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
     quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update)
     return _patch(review.object, quota, tuple(warnings))
+
+
+def _mutate_limit_range(review: Review) -> Decision:
+    limits, warnings = quotas.limit_range(review.object)
+    return _patch(review.object, limits, tuple(warnings))
 
 
 def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:

@@ -20,7 +20,8 @@ Json = dict[str, Any]
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
 _MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
 _HARD = "spec.hard"
-_RANGE_FIELDS = ("max", "min", "default", "defaultRequest")  # maxLimitRequestRatio is no amount
+_GIVEN = ("default", "defaultRequest")
+_RANGE_FIELDS = ("max", "min", *_GIVEN)  # maxLimitRequestRatio is no amount
 
 
 def resource_quota(quota: Json, old: Json | None, vocabulary: Vocabulary, *, update: bool) -> tuple[Json, list[str]]:
@@ -47,14 +48,23 @@ def resource_quota(quota: Json, old: Json | None, vocabulary: Vocabulary, *, upd
     return after, [*warnings, *_counting_otherwise(place.written), *_left_alone(quota, old, record)]
 
 
-def limit_range(limits: Json) -> Json:
-    """Raises InvalidRequest."""
+def limit_range(limits: Json) -> tuple[Json, list[str]]:
+    """The LimitRange, and warnings. Raises InvalidRequest."""
     spec = limits.get("spec") or {}
     items = [
         item | {name: _amounts(item[name], f"spec.limits[{i}].{name}") for name in _RANGE_FIELDS if item.get(name)}
         for i, item in enumerate(spec.get("limits") or ())
     ]
-    return limits | {"spec": spec | {"limits": items}} if items else limits
+    warnings = [
+        f"spec.limits[{i}].{name}[{names.GPU_MEM}]: Kubernetes gives this to every container and init container of the "
+        "namespace, also of pods that want no card or a whole one; an ordinary init container is refused with it. For "
+        f"a default share, annotate the namespace with {names.DEFAULT_GPU_MEM} and label it "
+        f"{names.DEFAULTS_LABEL}=enabled"
+        for i, item in enumerate(items)
+        for name in _GIVEN
+        if names.GPU_MEM in (item.get(name) or {})
+    ]
+    return (limits | {"spec": spec | {"limits": items}} if items else limits), warnings
 
 
 def _refuse_markers(hard: Json) -> None:

@@ -54,16 +54,21 @@ def test_a_bad_quota_is_refused_by_its_field(text: str) -> None:
 def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
     fields = {"max": "8Gi", "min": "512Mi", "default": "1Gi", "defaultRequest": "1Gi", "maxLimitRequestRatio": "1"}
     item = {"type": "Container"} | {name: {names.GPU_MEM: text} for name, text in fields.items()}
-    after = quotas.limit_range({"spec": {"limits": [item, {"type": "Pod", "max": {"cpu": "1"}}]}})["spec"]["limits"]
+    made, warnings = quotas.limit_range({"spec": {"limits": [item, {"type": "Pod", "max": {"cpu": "1"}}]}})
+    after = made["spec"]["limits"]
     assert {name: after[0][name][names.GPU_MEM] for name in fields} == {
         "max": "8192", "min": "512", "default": "1024", "defaultRequest": "1024", "maxLimitRequestRatio": "1"
     }  # fmt: skip
     assert after[1] == {"type": "Pod", "max": {"cpu": "1"}}
+    assert [text.split(":")[0] for text in warnings] == [
+        f"spec.limits[0].{field}[{names.GPU_MEM}]" for field in ("default", "defaultRequest")
+    ]
+    assert "label it cardwise.dev/defaults=enabled" in warnings[0]
 
 
 def test_nothing_to_rewrite_is_nothing_done() -> None:
     assert rewritten({"spec": {}}) == {"spec": {}}
-    assert quotas.limit_range({"metadata": {}}) == {"metadata": {}}
+    assert quotas.limit_range({"metadata": {}}) == ({"metadata": {}}, [])
 
 
 @pytest.mark.parametrize(
