@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from cardwise.cli.options import kubeconfig as kubeconfig_option
 from cardwise.core.invalid import InvalidRequest
@@ -101,6 +102,11 @@ def simulate(*, trace: Path | None, from_cluster: bool, kubeconfig: Path | None,
         raise click.UsageError("--pods names lists of a trace, and --from-cluster has none: leave one of them out")
     if given["leaving"] and given["pod"]:
         raise click.UsageError("--pod asks what fits at the end, and --churn has none: leave one of them out")
+    unheeded = ("tune",) if given["leaving"] else ("load", "lifetimes")
+    for name in unheeded:
+        if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            said = "leave it out with --churn" if given["leaving"] else "it belongs to --churn, which is not there"
+            raise click.UsageError(f"--{name} changes nothing: {said}")
     from cardwise.cli import outcomes  # noqa: PLC0415 - see above
 
     asked = outcomes.Asked(**given)

@@ -30,6 +30,7 @@ _CONTAINERS: Final = ("initContainers", "containers")
 _POD, _ADD = "--pod", "--add-nodes"
 _NODES: Final = re.compile(r"(\d+)x(\d+)x([^:,]+):([^,]+)((?:,[^,]*)*)")
 _MOST: Final = 10_000  # nodes that are added at once
+_CARDS: Final = 1024  # of each of them
 
 
 def shapes(given: str, known: Mapping[str, DeviceClass], option: str = _POD) -> list[tuple[str, Shape]]:
@@ -233,8 +234,9 @@ def nodes(given: str, number: int, models: Sequence[str], named: Named) -> list[
         remedy = "write nodes x cards x model : MiB of a card, for example 4x8xTesla-T4:16384,cpu=64,memory=256Gi"
         raise InvalidRequest(field, "cannot be read", remedy)
     count, cards = int(match[1]), int(match[2])
-    if not 1 <= count <= _MOST or not 1 <= cards <= 1024:
-        raise InvalidRequest(field, f"{count} nodes of {cards} cards are out of range", "write at least 1 of each")
+    if not 1 <= count <= _MOST or not 1 <= cards <= _CARDS:
+        bounds = f"write 1 to {_MOST} x 1 to {_CARDS}"
+        raise InvalidRequest(field, f"{count} nodes of {cards} cards are out of range", bounds)
     try:
         mem = quantity.memory(match[4])
     except InvalidQuantity as error:

@@ -271,7 +271,7 @@ def test_a_cluster_without_cards(monkeypatch):
         ),
         (("--pod", "cardwise.dev/big=2"), "one of it is a share of 4069 MiB; write gpu-mem=8138,class=big"),
         (("--add-nodes", "4x8xT4"), "--add-nodes 4x8xT4: cannot be read; write nodes x cards x model : MiB"),
-        (("--add-nodes", "0x8xT4:16Gi"), "0 nodes of 8 cards are out of range; write at least 1 of each"),
+        (("--add-nodes", "0x8xT4:16Gi"), "0 nodes of 8 cards are out of range; write 1 to 10000 x 1 to 1024"),
         (("--add-nodes", "1x8xT4:lots"), "'lots' is not a quantity"),
         (("--add-nodes", "1x8xT4:16Gi,disk=2"), "'disk' is unknown; write cpu and memory after the cards"),
         (("--add-nodes", "1x8xT4:16Gi,cpu=-1"), "--add-nodes 1x8xT4:16Gi,cpu=-1: cpu: -1 is below zero; write for"),
@@ -282,6 +282,20 @@ def test_a_cluster_without_cards(monkeypatch):
 def test_mistakes_are_told_with_a_remedy(monkeypatch, args, said):
     refused = live(monkeypatch, lists(), *args)
     assert refused.exit_code == 1
+    assert said in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--load", "2"), "--load changes nothing: it belongs to --churn, which is not there"),
+        (("--lifetimes", "3"), "--lifetimes changes nothing: it belongs to --churn, which is not there"),
+        (("--churn", "--tune", "2"), "--tune changes nothing: leave it out with --churn"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(monkeypatch, args, said):
+    refused = live(monkeypatch, lists(), *args)
+    assert refused.exit_code == 2
     assert said in refused.stderr
 
 

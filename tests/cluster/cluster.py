@@ -86,8 +86,8 @@ class Cluster:
         cluster = cls(spec.state_dir, say)
         try:
             cluster._start(spec)
-        except BaseException:
-            kept = cluster._keep_logs()
+        except BaseException as error:
+            kept = None if isinstance(error, KeyboardInterrupt) else cluster._keep_logs()
             cluster.stop()
             if kept:
                 say(f"the logs are kept in {kept}")
