@@ -71,7 +71,7 @@ def uncordon(kubeconfig: Path | None, card: str) -> None:
     if not found.spec.unschedulable:
         click.echo(f"{title(found)} already uncordoned")
         return
-    client.patch(paths.extendedresources(found.metadata.name), {"spec": {"unschedulable": None, "cordon": None}})
+    unmark(client, found)
     click.echo(f"{title(found)} uncordoned")
 
 
@@ -89,6 +89,11 @@ def mark(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bo
             "the cluster's ExtendedResources know no cordon yet: upgrade the chart with its CRDs"
         )
     return True
+
+
+def unmark(client: KubeClient, card: ExtendedResource) -> None:
+    """Gives it back. Raises `KubeError`."""
+    client.patch(paths.extendedresources(card.metadata.name), {"spec": {"unschedulable": None, "cordon": None}})
 
 
 def title(card: ExtendedResource) -> str:

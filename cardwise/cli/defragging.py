@@ -6,7 +6,9 @@ else waits for numpy.
 
 import json
 import re
+import signal
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +22,11 @@ from cardwise.cli import evicting, listing, movables, published, snapshots, tabl
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.core import wording
-from cardwise.core.defrag import Goal, Plan, World, plan
+from cardwise.core.defrag import Plan, plan
 from cardwise.core.gangs import Load
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding
+from cardwise.core.moving import Goal, World
 from cardwise.core.request import ContainerRequest, PodRequest
 from cardwise.kube import budgets, paths, survey
 from cardwise.kube.client import KubeClient
@@ -34,8 +37,8 @@ _HELP: Final = """Find the fewest pods to move so that whole cards are free, or 
 
     With --evict it moves them, one after another. Only pods that a controller makes anew are moved: no bare pods, no
     pods of DaemonSets or gangs, none that a PodDisruptionBudget holds, and none that says cardwise.dev/no-defrag:
-    "true". Each goes where the extender will put it. Ends with 1 where there is no way, or where something else happens
-    than was planned.
+    "true". Each goes where the extender will put it. Where that saves moves, the cards that pods leave are cordoned
+    until all have moved. Ends with 1 where no way is found, or where something else happens than was planned.
 
     \b
     cardwise defrag --free-cards 2                       what would have to move
@@ -44,6 +47,7 @@ _HELP: Final = """Find the fewest pods to move so that whole cards are free, or 
 """
 _TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
 _MOST_FITS: Final = 1000
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal goes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class Asked:
     device_class: str
     namespace: str | None
     most: int | None
+    cordon: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,12 @@ class Outcome:
 @click.option("--class", "device_class", default="", metavar="NAME", help="On cards of this ResourceClass.")
 @click.option("-n", "--namespace", help="Move pods of this namespace only.")
 @click.option("--max-moves", type=click.IntRange(1), metavar="N", help="Move no more pods than that.")
+@click.option(
+    "--cordon/--no-cordon",
+    default=True,
+    show_default=True,
+    help="Cordon the cards that pods leave, where that saves moves.",
+)
 @click.option("--dry-run/--evict", "dry_run", default=True, show_default=True, help="Only say it, or do it.")
 @click.option(
     "--timeout", type=DURATION, default="5m", show_default=True, help="With --evict: for each pod to run again."
@@ -96,6 +107,7 @@ def defrag(
     device_class: str,
     namespace: str | None,
     max_moves: int | None,
+    cordon: bool,
     dry_run: bool,
     timeout: float,
     output: str,
@@ -106,7 +118,7 @@ def defrag(
     now = datetime.now(UTC)
     seen = survey.take(client, addresses=False, beyond=True)
     try:
-        asked = _asked(seen, free_cards, fit, device_class, namespace=namespace, most=max_moves)
+        asked = _asked(seen, free_cards, fit, device_class, namespace=namespace, most=max_moves, cordon=cordon)
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
     outcome = _planned(client, seen, asked, now)
@@ -120,9 +132,7 @@ def defrag(
     if outcome.plan.moves and dry_run:
         click.echo("nothing was changed; --evict moves them", err=True)
     elif outcome.plan.moves:
-        work = evicting.Carrying(client, timeout)
-        for i, move in enumerate(outcome.plan.moves, 1):
-            work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
+        _carry_out(client, outcome, timeout)
         after = _planned(client, survey.take(client, addresses=False), asked, datetime.now(UTC)).plan.fits[0]
         if after < asked.count:
             raise click.ClickException(f"all pods have moved, but {_fits(after, asked)}: others have come meanwhile")
@@ -137,6 +147,7 @@ def _asked(
     *,
     namespace: str | None,
     most: int | None,
+    cordon: bool,
 ) -> Asked:
     """Raises InvalidRequest."""
     there = {name for node in seen.ledger.nodes() for card in node.cards for name in card.classes}
@@ -158,7 +169,26 @@ def _asked(
         device_class=device_class,
         namespace=namespace,
         most=most,
+        cordon=cordon,
     )
+
+
+def _end(sign: int, _frame: object) -> None:
+    """As Ctrl-C does: cards are given back before the end."""
+    sys.exit(128 + sign)
+
+
+def _carry_out(client: KubeClient, outcome: Outcome, timeout: float) -> None:
+    """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
+    work = evicting.Carrying(client, timeout)
+    with ExitStack() as until:
+        for sign in _ENDING:
+            if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one
+                until.callback(signal.signal, sign, signal.signal(sign, _end))
+        for i, move in enumerate(outcome.plan.moves, 1):
+            if outcome.plan.cordons:
+                work.cordon(move.before, until)
+            work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
 def _shape(seen: survey.Survey, fit: str, device_class: str) -> tuple[str, int, Shape]:
@@ -203,7 +233,7 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetim
     found = movables.find(movables.Seen(pods, nodes, jobs, limits, told, now), ledger, wanted)
     world = World(ledger, engine, lambda namespace: [room for _, room in seen.rooms(namespace)])
     goal = Goal(request=asked.request, load=asked.load, count=asked.count, policy=told.policy)
-    return Outcome(asked, plan(world, goal, found.pods, most=asked.most), found)
+    return Outcome(asked, plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon), found)
 
 
 def text(outcome: Outcome) -> str:
@@ -232,6 +262,11 @@ def text(outcome: Outcome) -> str:
         rows.append(row)
     lines.append(tables.aligned(rows).rstrip("\n"))
     lines.append("Each is ended and started anew: what it has in memory and on its own disk is lost.")
+    if made.cordons:
+        lines.append(
+            "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more "
+            "would have to move. --no-cordon does without."
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -250,10 +285,20 @@ def _fits(fits: int, asked: Asked) -> str:
 
 def _no_way(outcome: Outcome) -> list[str]:
     made, asked = outcome.plan, outcome.asked
-    searched = "No way was found to move pods for that"
+    none = f"{'There is no way' if made.searched else 'No way was found'} to move pods for that"
     if asked.most is not None:
-        searched += f" by at most {wording.count(asked.most, 'move')}"
-    lines = [f"{searched}; {_fits(max(made.fits), asked)} at best."]
+        none += f" by at most {wording.count(asked.most, 'move')}"
+    if not asked.cordon:
+        none += " without cordoning their cards meanwhile"
+    if made.moves:
+        none += f"; the best that was found: {_fits(made.fits[-1], asked)}, by {wording.count(len(made.moves), 'move')}"
+    lines = [f"{none}."]
+    if not made.searched:
+        lines.append("There may be one all the same: not everything could be tried.")
+    if not asked.cordon:
+        lines.append(
+            "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX."
+        )
     lines.append(f"{wording.count(len(outcome.found.pods), 'pod')} may be moved.")
     for why, many in sorted(outcome.found.kept.items(), key=lambda one: (-one[1], one[0])):
         lines.append(f"Not so those that {why}: {many}.")
@@ -300,6 +345,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "fitsThen": made.fits[-1],
         "reached": outcome.reached,
         "fewestPossible": made.exact if outcome.reached else None,
+        "everythingTried": made.searched,
+        "cordons": made.cordons,
         "moves": moves,
         "kept": dict(sorted(outcome.found.kept.items())),
     }

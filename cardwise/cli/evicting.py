@@ -2,21 +2,26 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
 import click
+import msgspec
 
-from cardwise.cli import listing, movables
+from cardwise.cli import cordoning, listing, movables
 from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment
-from cardwise.core.defrag import Move
+from cardwise.core.ledger import Holding
+from cardwise.core.moving import Move
 from cardwise.kube import errors, eviction, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.wire import ExtendedResource
 
 Json = Mapping[str, Any]
 
-_LOOK_SECONDS: Final = 1.0  # between two looks at the pods
+_LOOK_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
+_REASON: Final = "cardwise defrag moves its pods"
 
 
 @dataclass(slots=True)
@@ -27,6 +32,42 @@ class Carrying:
     timeout: float
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+
+    def cordon(self, held: Holding, until: ExitStack) -> None:
+        """The cards take nobody until the end, whatever that is; those that are cordoned already stay so after it.
+
+        Raises `ClickException` and `KubeError`.
+        """
+        for share in held.assignment.shares():
+            card = cordoning.find(self.client, f"{held.node}/{share.index}")
+            if card.spec.unschedulable:
+                continue
+            until.callback(self._give_back, card)  # first, since the answer to what follows may be lost
+            try:
+                cordoning.mark(self.client, card, _REASON)
+            except errors.Forbidden as error:
+                raise self._stop(
+                    f"{cordoning.title(card)} may not be cordoned by you ({error.message}): that takes the "
+                    "ClusterRole cardwise-drain too, --no-cordon does without"
+                ) from error
+            click.echo(f"{cordoning.title(card)} cordoned", err=True)
+            self.sleep(_LOOK_SECONDS)
+
+    def _give_back(self, card: ExtendedResource) -> None:
+        """Unless it was not cordoned, or somebody has cordoned it since."""
+        try:
+            now = msgspec.convert(self.client.get(paths.extendedresources(card.metadata.name)), ExtendedResource)
+            if not now.spec.unschedulable or now.spec.cordon.reason != _REASON:
+                return
+            cordoning.unmark(self.client, card)
+        except errors.KubeError as error:
+            place = f"{card.spec.node}/{card.spec.index}"
+            click.echo(
+                f"{cordoning.title(card)} is still cordoned ({error}); give it back with: cardwise uncordon {place}",
+                err=True,
+            )
+        else:
+            click.echo(f"{cordoning.title(card)} uncordoned", err=True)
 
     def carry(self, move: Move, pod: Json, number: str) -> None:
         """Evicts the pod and waits for the one that comes for it. Raises `ClickException` where anything else happens

@@ -9,9 +9,9 @@ from typing import Any, Final
 from cardwise.cli import explaining, snapshots
 from cardwise.cli.published import Published
 from cardwise.core import names, request
-from cardwise.core.defrag import Movable
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.moving import Movable
 from cardwise.kube import eligible
 from cardwise.kube.budgets import Budgets
 

@@ -1,92 +1,39 @@
 """Which pods to move so that something big fits again: the fewest, one after another, each where the engine puts it.
 
-Nothing keeps a card free while pods move, so a plan is what would really happen: who is evicted is made anew by its
-controller and placed by the engine, while the old one still holds its cards or after that. A move counts only where
-both ends on the same other cards. Small cases are searched through; else the search goes node by node after the fewest
-who stand in the way (`preemption`), and `Plan.least` says how many it takes at least.
+A plan is what would really happen (`moving`). It is sought as if nothing kept free the cards that pods leave, and as if
+each of these were cordoned until all have moved; what needs fewer moves is taken. Small cases are searched through;
+else the search goes node by node after the fewest who stand in the way (`preemption`), and `Plan.least` says how many
+it takes at least.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from cardwise.core import preemption
 from cardwise.core.covering import Effort
 from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.moving import Goal, Movable, Move, Undo, World
 from cardwise.core.nodestate import NodeState
-from cardwise.core.placement import Placement
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
 
-_NOBODY: Final = "defrag-goal-"  # + a number: UIDs of pods that are put somewhere to see whether they fit
 _EFFORT: Final = 10_000  # times that a pod is put somewhere in the search: some seconds
+_PATIENCE: Final = 1000  # ways that lead nowhere: as long
 _NODES: Final = 512  # those with the most free on a card, where somebody may be in the way
-
-Undo = Callable[[], None]
-
-
-class Placer(Protocol):
-    """The engine, with what nodes have left beside cards."""
-
-    def place(
-        self,
-        request: PodRequest,
-        load: Load,
-        policy: str,
-        nodes: Collection[str] | None = None,
-        rooms: Sequence[Room] = (),
-    ) -> Placement | None:
-        """Where the pod goes now; None where it has no room."""
-
-    def take(self, node: str, load: Load, sign: int = 1) -> None:
-        """A pod with this load comes (1) or goes (-1)."""
-
-    def left(self, node: str) -> Load | None:
-        """What the node has for further pods."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Movable:
-    """A pod that would come back. `nodes`: those it may be on, None: all; `mem`: MiB it holds; `age` in seconds."""
-
-    uid: str
-    request: PodRequest
-    load: Load
-    policy: str
-    nodes: frozenset[str] | None = None
-    priority: int = 0
-    mem: int = 0
-    age: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """So many pods that ask this are to fit at once. `rooms`: what quotas leave to their namespace."""
-
-    request: PodRequest
-    load: Load
-    count: int
-    policy: str
-    rooms: Sequence[Room] = ()
-
-
-class Move(NamedTuple):
-    """One pod: what it holds now, and what it will."""
-
-    before: Holding
-    after: Holding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`moves` in order. `fits`: how many of the goal's pods fit now and after each move; `least`: no plan has fewer
-    moves; with fewer fits than the goal's count none was found.
+    moves; with fewer fits than the goal's count none was found, and where all was `searched` there is none.
+
+    `cordons`: each card that a pod leaves must be cordoned before that, until all have moved.
     """
 
     moves: tuple[Move, ...]
     fits: tuple[int, ...]
     least: int
+    searched: bool = True
+    cordons: bool = False
 
     @property
     def exact(self) -> bool:
@@ -94,88 +41,61 @@ class Plan:
         return len(self.moves) <= self.least
 
 
-class World:
-    """The cluster as it would be. `rooms`: what quotas leave to a namespace now."""
-
-    def __init__(self, ledger: Ledger, placer: Placer, rooms: Callable[[str], Sequence[Room]]) -> None:
-        self.ledger = ledger
-        self._placer = placer
-        self._rooms = rooms
-
-    def fits(self, goal: Goal) -> int:
-        """How many of the goal's pods fit as things are, at most as many as it wants."""
-        placed: list[Placement] = []
-        for i in range(goal.count):
-            found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.rooms)
-            if found is None:
-                break
-            party = goal.request.party
-            self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, party=party))
-            self._placer.take(found.node, goal.load)
-            placed.append(found)
-        for i, found in enumerate(placed):
-            self.ledger.release(f"{_NOBODY}{i}")
-            self._placer.take(found.node, goal.load, -1)
-        return len(placed)
-
-    def move(self, pod: Movable) -> tuple[Move, Undo] | None:
-        """The pod is evicted and comes again; None where that would not certainly bring it to other cards."""
-        before = self.ledger.holding(pod.uid)
-        if before is None:
-            return None
-        beside = self._place(pod, before.namespace)  # while the old one still holds its cards
-        self.ledger.release(pod.uid)
-        self._placer.take(before.node, pod.load, -1)
-        found = self._place(pod, before.namespace)
-        if found is None or _same(found, before) or (beside is not None and beside.assignment != found.assignment):
-            self.ledger.hold(before)
-            self._placer.take(before.node, pod.load)
-            return None
-        party = pod.request.party
-        after = Holding(pod.uid, before.namespace, before.name, found.node, found.assignment, party=party)
-        self.ledger.hold(after)
-        self._placer.take(after.node, pod.load)
-
-        def undo() -> None:
-            self.ledger.hold(before)
-            self._placer.take(after.node, pod.load, -1)
-            self._placer.take(before.node, pod.load)
-
-        return Move(before, after), undo
-
-    def left(self, node: str) -> Load:
-        """What the node has for further pods beside cards."""
-        return self._placer.left(node) or Load(0, 0, 0)
-
-    def _place(self, pod: Movable, namespace: str) -> Placement | None:
-        return self._placer.place(pod.request, pod.load, pod.policy, pod.nodes, self._rooms(namespace))
-
-
-def _same(found: Placement, before: Holding) -> bool:
-    """Whether it would be on a card that it was on."""
-    was = {share.uuid for share in before.assignment.shares()}
-    return found.node == before.node and any(share.uuid in was for share in found.assignment.shares())
-
-
 def plan(
-    world: World, goal: Goal, movables: Sequence[Movable], *, most: int | None = None, effort: int = _EFFORT
+    world: World,
+    goal: Goal,
+    movables: Sequence[Movable],
+    *,
+    most: int | None = None,
+    effort: int = _EFFORT,
+    cordon: bool = True,
 ) -> Plan:
-    """The fewest moves, at most `most`, after which the goal's pods fit. The world is as before."""
+    """The fewest moves, at most `most`, after which the goal's pods fit. The world is as before.
+
+    With `cordon` cards may be cordoned meanwhile; that is done only where it saves moves, or there is no other way.
+    """
     now = world.fits(goal)
     if now >= goal.count:
         return Plan(moves=(), fits=(now,), least=0)
     order = sorted(movables, key=lambda pod: (pod.priority, pod.mem, pod.age, pod.uid))
     bound = len(order) if most is None else min(most, len(order))
-    found = _Greedy(world, goal, order, bound).plan(now)
-    reached = found.fits[-1] >= goal.count
-    search = _Search(world, goal, order, Effort(effort))
+    plain = _plan(_Try(world, goal, order, cordon=False), now, bound, effort)
+    reached = plain.fits[-1] >= goal.count
+    if not cordon or (reached and len(plain.moves) <= 1):
+        return plain
+    closing = _plan(_Try(world, goal, order, cordon=True), now, len(plain.moves) - 1 if reached else bound, effort)
+    better = closing if closing.fits[-1] > plain.fits[-1] or closing.fits[-1] >= goal.count else plain
+    least, searched = min(plain.least, closing.least), plain.searched and closing.searched
+    return replace(better, least=least, searched=searched)
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """What is asked, and how it is to be done. `movables`: the least important first."""
+
+    world: World
+    goal: Goal
+    movables: Sequence[Movable]
+    cordon: bool
+
+    def move(self, pod: Movable) -> tuple[Move, Undo] | None:
+        return self.world.move(pod, cordon=self.cordon)
+
+    def fits(self) -> int:
+        return self.world.fits(self.goal)
+
+
+def _plan(asked: _Try, now: int, bound: int, effort: int) -> Plan:
+    found = _Greedy(asked, bound).plan(now)
+    reached = found.fits[-1] >= asked.goal.count
+    search = _Search(asked, Effort(effort))
     for depth in range(1, (len(found.moves) if reached else bound) + 1):
         better = search.within(depth, now)  # of as many moves, perhaps of less important pods
         if better is not None:
             return better
         if search.effort.spent:
-            return Plan(moves=found.moves, fits=found.fits, least=depth)
-    return Plan(moves=found.moves, fits=found.fits, least=bound + 1)
+            return replace(found, least=depth, searched=False)
+    return replace(found, least=bound + 1)
 
 
 def _harm(pods: Sequence[Movable]) -> tuple[int, int]:
@@ -194,32 +114,30 @@ def _state(move: Move) -> _State:
 class _Search:
     """All orders of all moves, but none twice that leads to the same cluster."""
 
-    def __init__(self, world: World, goal: Goal, movables: Sequence[Movable], effort: Effort) -> None:
+    def __init__(self, asked: _Try, effort: Effort) -> None:
         self.effort = effort
-        self._world = world
-        self._goal = goal
-        self._movables = movables
+        self._asked = asked
 
     def within(self, depth: int, now: int) -> Plan | None:
         """The least harmful plan of so many moves; None where there is none, or the effort is spent before."""
         found: Plan | None = None
         least: tuple[int, int] | None = None
-        by_uid = {pod.uid: pod for pod in self._movables}
+        by_uid = {pod.uid: pod for pod in self._asked.movables}
         for moves, fits in self._walk(depth, [], [now], set()):
             harm = _harm([by_uid[move.before.uid] for move in moves])
             if least is None or harm < least:
-                found, least = Plan(moves=moves, fits=fits, least=depth), harm
+                found, least = Plan(moves=moves, fits=fits, least=depth, cordons=self._asked.cordon), harm
         return found
 
     def _walk(
         self, depth: int, moves: list[Move], fits: list[int], seen: set[frozenset[_State]]
     ) -> Iterator[tuple[tuple[Move, ...], tuple[int, ...]]]:
         gone = {move.before.uid for move in moves}
-        for pod in self._movables:
+        for pod in self._asked.movables:
             if pod.uid in gone or self.effort.spent:
                 continue
-            self.effort.spend(2 + self._goal.count)
-            moved = self._world.move(pod)
+            self.effort.spend(2 + self._asked.goal.count)
+            moved = self._asked.move(pod)
             if moved is None:
                 continue
             move, undo = moved
@@ -227,10 +145,10 @@ class _Search:
             state = frozenset(map(_state, moves))
             if state not in seen:
                 seen.add(state)
-                fits.append(self._world.fits(self._goal))
+                fits.append(self._asked.fits())
                 if depth > 1:
                     yield from self._walk(depth - 1, moves, fits, seen)
-                elif fits[-1] >= self._goal.count:
+                elif fits[-1] >= self._asked.goal.count:
                     yield tuple(moves), tuple(fits)
                 fits.pop()
             moves.pop()
@@ -240,13 +158,17 @@ class _Search:
 class _Greedy:
     """Makes room for one of the goal's pods after another, each time where the fewest pods are in the way."""
 
-    def __init__(self, world: World, goal: Goal, movables: Sequence[Movable], most: int) -> None:
-        self._world = world
-        self._goal = goal
+    def __init__(self, asked: _Try, most: int) -> None:
+        self._asked = asked
+        self._world = asked.world
         self._most = most
-        self._movables = {pod.uid: pod for pod in movables}
+        self._movables = {pod.uid: pod for pod in asked.movables}
         self._moves: list[Move] = []
-        self._ways: dict[str, list[Movable]] = {}  # by node, who is in the way there; as long as the node is as it was
+        self._stuck: set[str] = set()  # whose moves lead nowhere as things are
+        self._patience = _PATIENCE
+        # By node, who is in the way there beside the goal's pods on these cards; as long as the node is as it was.
+        self._ways: dict[str, tuple[set[str], list[Movable]]] = {}
+        goal = asked.goal
         self._newcomer = preemption.Newcomer(
             request=goal.request, load=goal.load, priority=1, policy=goal.policy, rooms=goal.rooms
         )
@@ -254,32 +176,59 @@ class _Greedy:
     def plan(self, now: int) -> Plan:
         """With all moves that were of use. The world is as before."""
         fits, undos = [now], list[Undo]()
-        while fits[-1] < self._goal.count:
-            step = next((done for way in self._cheapest_first() if (done := self._go(way, fits[-1])) is not None), None)
-            if step is None:
-                break
+        while fits[-1] < self._asked.goal.count and (step := self._step(fits[-1])) is not None:
             undos += step[0]
             fits += step[1]
         for undo in reversed(undos):
             undo()
-        return Plan(moves=tuple(self._moves), fits=tuple(fits), least=1)
+        return Plan(moves=tuple(self._moves), fits=tuple(fits), least=1, cordons=self._asked.cordon)
+
+    def _step(self, before: int) -> tuple[list[Undo], list[int]] | None:
+        """The next way that leads somewhere; None where none was found."""
+        while ways := self._cheapest_first():
+            for way in ways:
+                step = self._go(way, before)
+                if step is not None:
+                    self._forget(self._stuck)  # who was in their way may have moved
+                    self._stuck.clear()
+                    return step
+                self._patience -= 1
+                if self._patience < 0:
+                    return None
+        return None
+
+    def _forget(self, uids: Collection[str]) -> None:
+        """What is known of the nodes where these pods are."""
+        for uid in uids:
+            holding = self._world.ledger.holding(uid)
+            if holding is not None:
+                self._ways.pop(holding.node, None)
 
     def _cheapest_first(self) -> list[list[Movable]]:
-        nodes = sorted(self._world.ledger.nodes(), key=lambda node: (-max(node.free, default=0), node.name))[:_NODES]
-        for node in nodes:
-            if node.name not in self._ways:
-                self._ways[node.name] = self._in_the_way(node)
+        ways = []
+        # With those that fit already in their places, what is freed for one more is freed beside them.
+        with self._world.filled(self._asked.goal) as placed:
+            taken: dict[str, set[str]] = {}
+            for one in placed:
+                taken.setdefault(one.node, set()).update(share.uuid for share in one.assignment.shares())
+            nodes = sorted(self._world.ledger.nodes(), key=lambda node: (-max(node.free, default=0), node.name))
+            for node in nodes[:_NODES]:
+                known, here = self._ways.get(node.name), taken.get(node.name, set())
+                if known is None or known[0] != here:
+                    self._ways[node.name] = known = here, self._in_the_way(node)
+                ways.append(known[1])
         left = self._most - len(self._moves)
-        ways = [way for way in self._ways.values() if 0 < len(way) <= left]
-        return sorted(ways, key=lambda way: (len(way), *_harm(way), way[0].uid))
+        return sorted(
+            (way for way in ways if 0 < len(way) <= left), key=lambda way: (len(way), *_harm(way), way[0].uid)
+        )
 
     def _in_the_way(self, node: NodeState) -> list[Movable]:
         """The fewest of those who may still move, the biggest first; nobody where that would not be enough."""
-        moved = {move.before.uid for move in self._moves}
+        staying = {move.before.uid for move in self._moves} | self._stuck
         residents = []
         for holding in self._world.ledger.holdings(node.name):
             pod = self._movables.get(holding.uid)
-            fixed = pod is None or holding.uid in moved
+            fixed = pod is None or holding.uid in staying
             load = pod.load if pod is not None else Load(0, 0, 0)
             residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
         # What nodes have left counts the loads of these pods already.
@@ -290,16 +239,18 @@ class _Greedy:
 
     def _go(self, way: Sequence[Movable], before: int) -> tuple[list[Undo], list[int]] | None:
         """All of them move; None where one cannot, or nothing more fits afterwards. How to undo it, and what fits."""
+        stuck = list(way)
         undos: list[Undo] = []
         moves: list[Move] = []
         fits: list[int] = []
         for pod in way:
-            moved = self._world.move(pod)
+            moved = self._asked.move(pod)
             if moved is None:
+                stuck = [pod]
                 break
             moves.append(moved[0])
             undos.append(moved[1])
-            fits.append(self._world.fits(self._goal))
+            fits.append(self._asked.fits())
         if len(moves) == len(way) and fits[-1] > before:
             self._moves += moves
             for move in moves:
@@ -308,4 +259,7 @@ class _Greedy:
             return undos, fits
         for undo in reversed(undos):
             undo()
+        leading_nowhere = {pod.uid for pod in stuck}
+        self._stuck |= leading_nowhere
+        self._forget(leading_nowhere)
         return None

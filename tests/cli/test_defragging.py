@@ -1,20 +1,14 @@
-"""`cardwise defrag`: what it says, whom it leaves alone, and how it carries a plan out."""
+"""`cardwise defrag`: what it says and whom it leaves alone."""
 
 import json
 
-import click
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from cardwise.cli import main
-from cardwise.cli.evicting import Carrying
 from cardwise.core import names
-from cardwise.core.defrag import Move
-from cardwise.core.ledger import Holding
 from cardwise.core.policies import DEFAULT
-from cardwise.kube import errors
-from tests.build import Assignment
 from tests.cli.worlds import Lists, allocated, card, placed, resource_class
 
 K80S = resource_class("nvidia.tesla.k80", selector={"matchLabels": {"model": "Tesla K80"}})
@@ -142,7 +136,7 @@ def test_who_is_left_where_it_is_and_why(monkeypatch, of, why):
     assert shown.exit_code == 1
     assert shown.stdout == (
         "Now there are 0 free whole cards, of 1 that are wanted.\n"
-        "No way was found to move pods for that; there are 0 free whole cards at best.\n"
+        "There is no way to move pods for that.\n"
         "0 pods may be moved.\n"
         "Not so those that have no controller that would make them anew: 3.\n"
         f"Not so those that {why}: 1.\n"
@@ -232,8 +226,43 @@ def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatc
     monkeypatch.setenv("CARDWISE_NAMESPACE", "")
     assert run(monkeypatch, api, "--free-cards", "1").exit_code == 0
     monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
-    spread = run(monkeypatch, api, "--free-cards", "1")
+    spread = run(monkeypatch, api, "--free-cards", "1", "--no-cordon")
     assert (spread.exit_code, spread.stderr) == (1, "")  # under it the pod goes back to the card that it has left
+
+
+def spreading(*pods: dict) -> Lists:
+    """Under a policy that puts a pod back on the card that it has left."""
+    return cluster(*pods, configmaps=[PUBLISHED | {"data": {names.WORKLOAD_POLICY: "spread"}}])
+
+
+def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
+    shown = run(monkeypatch, spreading(*three()), "--free-cards", "1")
+    assert shown.exit_code == 0, shown.output
+    assert "1 pod would move:\n" in shown.stdout
+    assert (
+        "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more would "
+        "have to move. --no-cordon does without.\n"
+    ) in shown.stdout
+    told = json.loads(run(monkeypatch, spreading(*three()), "--free-cards", "1", "-o", "json").stdout)
+    assert (told["cordons"], told["everythingTried"]) == (True, True)
+    refused = run(monkeypatch, spreading(*three()), "--free-cards", "1", "--no-cordon")
+    assert refused.exit_code == 1
+    assert (
+        "There is no way to move pods for that without cordoning their cards meanwhile.\n"
+        "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX.\n"
+    ) in refused.stdout
+
+
+def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
+    """Forty pods with room for three on a card, and more cards wanted than can be free."""
+    pods = [kept(running(f"p{i}", f"n{i // 8}", i % 8, 3800)) for i in range(40)]
+    cards = [card(f"n{i // 8}", i % 8) for i in range(40)]
+    shown = run(monkeypatch, cluster(*pods, extendedresources=cards), "--free-cards", "27")
+    assert shown.exit_code == 1
+    assert (
+        "No way was found to move pods for that; the best that was found: there are 26 free whole cards, by 26 moves.\n"
+        "There may be one all the same: not everything could be tried.\n"
+    ) in shown.stdout
 
 
 def test_classes_and_counts(monkeypatch):
@@ -242,8 +271,9 @@ def test_classes_and_counts(monkeypatch):
     assert of_class.exit_code == 0
     shown = run(monkeypatch, cluster(*three()), "--free-cards", "2", "--max-moves", "1")
     assert (
-        "No way was found to move pods for that by at most 1 move; there is 1 free whole card at best." in shown.stdout
-    )
+        "There is no way to move pods for that by at most 1 move; the best that was found: there is 1 free whole card, "
+        "by 1 move.\n"
+    ) in shown.stdout
     assert shown.exit_code == 1
 
 
@@ -262,112 +292,3 @@ def test_mistakes_are_told_with_a_remedy(monkeypatch, args, says):
     refused = run(monkeypatch, cluster(*three()), *args)
     assert refused.exit_code != 0
     assert says in refused.stderr
-
-
-# Carrying it out.
-
-
-class Api(Lists):
-    """Lists pods, and evicts: `after` says what the cluster is like at each look that follows."""
-
-    def __init__(self, pods: list[dict], *after: list[dict], refuse: errors.KubeError | None = None) -> None:
-        super().__init__({"pods": pods})
-        self.after = list(after)
-        self.refuse = refuse
-        self.evicted: list[str] = []
-
-    def create(self, path, obj, **_):
-        if self.refuse is not None:
-            raise self.refuse
-        self.evicted.append(obj["deleteOptions"]["preconditions"]["uid"])
-
-    def look(self, _seconds: float = 0.0) -> None:
-        """Time passes."""
-        if self.after:
-            self.objects["pods"] = self.after.pop(0)
-
-
-def old() -> dict:
-    return kept(running("web", "n1", 0, 3000))
-
-
-def new(node: str, index: int, phase: str = "Running") -> dict:
-    made = kept(running("web-2", node, index, 3000))
-    made["metadata"]["ownerReferences"] = old()["metadata"]["ownerReferences"]
-    made["status"]["phase"] = phase
-    return made
-
-
-def pending() -> dict:
-    made = new("n1", 1)
-    del made["spec"]["nodeName"]
-    made["metadata"]["annotations"] = {}
-    return made
-
-
-def planned() -> Move:
-    def held(pod: dict) -> Holding:
-        assigned = assignment_of(pod)
-        return Holding(old()["metadata"]["uid"], "team", "web", pod["spec"]["nodeName"], assigned)
-
-    return Move(held(old()), held(new("n2", 1)))
-
-
-def assignment_of(pod: dict) -> Assignment:
-    from cardwise.core import assignment
-
-    found = assignment.decode(pod["metadata"]["annotations"])
-    assert found is not None
-    return found
-
-
-def carry(api: Api) -> None:
-    now = iter(range(1000))
-    Carrying(api, 20.0, clock=lambda: float(next(now)), sleep=api.look).carry(planned(), old(), "1/1")
-
-
-def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
-    api = Api([old()], [old(), pending()], [old(), new("n2", 1, "Pending")], [old(), new("n2", 1)], [new("n2", 1)])
-    carry(api)
-    assert api.evicted == [old()["metadata"]["uid"]]
-    assert api.after == []  # to the last look: while the old one is there it holds its card
-    assert capsys.readouterr().err == "1/1 evicted team/web\n1/1 web-2 runs on n2 1\n"
-
-
-@pytest.mark.parametrize(
-    ("api", "says"),
-    [
-        (Api([old()], [new("n1", 1)]), "web-2, in place of team/web, is on n1 1 and not on n2 1"),
-        (Api([old()], [new("n2", 1, "Failed")]), "web-2, in place of team/web, has ended already (Failed)"),
-        (Api([old()], [pending()]), "no pod runs in place of team/web after 20 s"),
-        (Api([]), "team/web has gone by itself"),
-        (Api([old() | {"metadata": old()["metadata"] | {"uid": "another"}}]), "team/web has gone by itself"),
-        (
-            Api([old()], refuse=errors.TooManyRequests(429, "TooManyRequests", "the budget allows none")),
-            "team/web may not be evicted now: the budget allows none",
-        ),
-    ],
-)
-def test_a_surprise_ends_it(api, says):
-    with pytest.raises(click.ClickException) as stopped:
-        carry(api)
-    assert stopped.value.message == f"stopped: {says}; look at the cluster, and run cardwise defrag again"
-
-
-def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
-    """The replacement is made by the fake at the eviction."""
-    pods = three()
-    api = cluster(*pods)
-    came = kept(running("small-2", "n1", 1, 3000))
-    came["metadata"]["ownerReferences"] = pods[0]["metadata"]["ownerReferences"]
-    evicted = []
-
-    def create(path, obj, **_):
-        evicted.append(obj["metadata"]["name"])
-        api.objects["pods"] = [came, *pods[1:]]
-
-    monkeypatch.setattr(api, "create", create, raising=False)
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
-    assert shown.exit_code == 0, shown.output
-    assert evicted == ["small"]
-    assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole card\n"

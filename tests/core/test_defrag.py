@@ -1,13 +1,21 @@
 """Who is moved so that something big fits again."""
 
+from dataclasses import replace
+
+import pytest
+
+from cardwise.cli.deciding import Deciding
 from cardwise.core import placement, quotas
 from cardwise.core.assignment import Assignment
-from cardwise.core.defrag import Goal, Movable, World, plan
+from cardwise.core.defrag import plan
 from cardwise.core.gangs import Load
 from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.moving import Goal, Movable, World
 from cardwise.core.placement import Placement
 from cardwise.core.quotas import Entry
 from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.scored.asks import Ask
+from cardwise.core.scored.workload import Workload
 from tests.build import cards, shares
 
 SIZE = 1000  # MiB of each card
@@ -112,9 +120,32 @@ def test_the_world_is_as_before():
 def test_who_would_come_back_to_its_card_is_not_moved():
     """Spread puts what is evicted onto the emptiest card: that is the one it has just left."""
     ledger, pods = cluster(n1=[[100], [600]])
-    spreading = [Movable(uid=one.uid, request=one.request, load=NO_LOAD, policy="spread", mem=one.mem) for one in pods]
-    assert plan(world(ledger), free_cards(1), spreading).fits[-1] == 0
-    assert moves(plan(world(ledger), free_cards(1), pods)) == ["a: n1/0 > n1/1"]
+    spreading = [replace(pod, policy="spread") for pod in pods]
+    assert plan(world(ledger), free_cards(1), spreading, cordon=False).fits[-1] == 0
+    assert moves(plan(world(ledger), free_cards(1), pods, cordon=False)) == ["a: n1/0 > n1/1"]
+
+
+def test_who_would_come_back_to_its_card_is_moved_where_that_is_cordoned_meanwhile():
+    ledger, pods = cluster(n1=[[100], [600]])
+    found = plan(world(ledger), free_cards(1), [replace(pod, policy="spread") for pod in pods])
+    assert (moves(found), found.cordons, found.exact) == (["a: n1/0 > n1/1"], True, True)
+    assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
+
+
+def test_nothing_is_cordoned_where_that_saves_no_move():
+    ledger, pods = cluster(n1=[[100], [600]])
+    assert not plan(world(ledger), free_cards(1), pods).cordons
+
+
+def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
+    ledger, pods = cluster(n1=[[100], [600], [200]])
+    closed = [replace(card, cordoned=card.index == 0) for card in cards(SIZE, SIZE, SIZE)]
+    ledger.set_cards("n1", closed)
+    found = plan(world(ledger), free_cards(2), [replace(pod, policy="spread") for pod in pods])
+    assert found.fits[-1] < 2
+    node = ledger.node("n1")
+    assert node is not None
+    assert node.cards == closed
 
 
 def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
@@ -122,7 +153,7 @@ def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
     ledger, pods = cluster(n1=[[200, 400]], n2=[[300]])
     # Of n1's 400 MiB free with the old one there, 200 are taken by the new: the same card again.
     only = [pod for pod in pods if pod.uid == "a"]
-    assert plan(world(ledger), fit(800), only).fits[-1] == 0
+    assert plan(world(ledger), fit(800), only, cordon=False).fits[-1] == 0
 
 
 def test_pods_that_may_not_move_stay():
@@ -191,3 +222,47 @@ def test_somebody_makes_way_for_another():
     found = plan(world(ledger), free_cards(1), may)
     assert moves(found) == ["b: n1/1 > n1/2", "a: n1/0 > n1/1"]
     assert found.fits == (0, 0, 1)
+
+
+def many(nodes: int, each: int, size: int, policy: str) -> tuple[Ledger, list[Movable]]:
+    """On each card one pod of 4000 MiB."""
+    ledger, pods = Ledger(), []
+    for node in (f"n{i:02d}" for i in range(nodes)):
+        ledger.set_cards(node, cards(*[size] * each, node=node))
+        for i in range(each):
+            uid = f"{node}-{i}"
+            ledger.hold(Holding(uid, "d", uid, node, Assignment({"0": shares(4000, i, node=node, total=size)})))
+            pods.append(Movable(uid=uid, request=share(4000), load=NO_LOAD, policy=policy, mem=4000))
+    return ledger, pods
+
+
+@pytest.mark.parametrize(("nodes", "each", "goal"), [(4, 8, 6), (4, 8, 24), (20, 2, 30)])
+def test_of_each_node_as_many_cards_are_freed_as_can_be(nodes, each, goal):
+    """Four of the pods have room on one card."""
+    ledger, pods = many(nodes, each, 16_276, "binpack")
+    found = plan(world(ledger), free_cards(goal), pods)
+    assert (found.fits[-1], len(found.moves), found.cordons) == (goal, goal, False)
+    ledger, pods = many(nodes, each, 16_276, "binpack")
+    most = nodes * each * 3 // 4
+    beyond = plan(world(ledger), free_cards(most + 1), pods)
+    assert (beyond.fits[-1], beyond.searched) == (most, False)
+
+
+@pytest.mark.parametrize(("goal", "moved"), [(1, 1), (3, 3), (26, 26)])
+def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(goal, moved):
+    """Three of the pods have room on one card; the workload is of half cards."""
+    ledger, pods = many(5, 8, 15_360, "priced")
+    workload = Workload()
+    for mem in (4000, 8138):
+        workload.saw(Ask(1, mem, 0, "", 0, 0), 50)
+    engine = Deciding(ledger, {}, workload.dump())
+    asked = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
+    assert plan(World(ledger, engine, lambda _: ()), asked, pods, cordon=False, effort=500).fits[-1] == 0
+    found = plan(World(ledger, engine, lambda _: ()), asked, pods, effort=500)
+    assert (found.fits[-1], len(found.moves), found.cordons) == (goal, moved, True)
+
+
+def test_a_search_that_saw_everything_says_so():
+    ledger, pods = cluster(n1=[[300], [800]])
+    assert plan(world(ledger), free_cards(1), pods).searched
+    assert not plan(world(ledger), free_cards(1), pods, effort=1).searched

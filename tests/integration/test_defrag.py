@@ -30,9 +30,10 @@ def told(cluster: Cluster) -> dict:
     return json.loads(shown.stdout)
 
 
-def place(space: Space, name: str, mem: int) -> None:
+def place(space: Space, name: str, mem: int, **settings: object) -> None:
     """A Deployment of one pod of this size, which runs."""
-    space.cluster.api.create(f"/apis/apps/v1/namespaces/{space.name}/deployments", deployment(name, 1, gpu_mem=mem))
+    made = deployment(name, 1, gpu_mem=mem, **settings)
+    space.cluster.api.create(f"/apis/apps/v1/namespaces/{space.name}/deployments", made)
     space.wait(lambda: len(of(space, name)) == 1, f"{name} runs", 120)
 
 
@@ -88,3 +89,24 @@ def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
     assert (card_of(space, "small"), card_of(space, "big")) == (big, big)
     space.create(workload("next", gpu_count=1))
     space.running("next", timeout=120)
+
+
+def test_a_pod_that_would_come_back_to_its_card_moves_while_that_is_cordoned(space):
+    """Under spread it prefers the card that it leaves to that of another."""
+    for node in ("sim-2", "sim-3", "sim-4"):
+        space.create(workload(f"whole-{node}", node=node, gpu_count=2))
+    space.running("whole-sim-2", "whole-sim-3", "whole-sim-4", timeout=120)
+    spread = {names.POLICY: "spread"}
+    place(space, "big", 6000, annotations=spread)
+    place(space, "small", 3000, annotations=spread)
+    big, small = card_of(space, "big"), card_of(space, "small")
+    assert big != small
+
+    args = ("--free-cards", "1", "-n", space.name)
+    assert cardwise(space.cluster, "defrag", *args, "--no-cordon").returncode == 1
+    done = cardwise(space.cluster, "defrag", *args, "--evict", "--timeout", "120s", timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"card {small} of node {HERE}" in done.stderr
+    assert "done: there is 1 free whole card" in done.stderr
+    assert (card_of(space, "small"), card_of(space, "big")) == (big, big)
+    assert "cordoned" not in cardwise(space.cluster, "top", "--once").stdout

@@ -1,5 +1,6 @@
 """Plans of moves against a slow search that tries every order of every set of pods, each time on a ledger made anew."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -8,9 +9,10 @@ from hypothesis import strategies as st
 
 from cardwise.core import placement
 from cardwise.core.assignment import Assignment
-from cardwise.core.defrag import Goal, Movable, World, plan
+from cardwise.core.defrag import Plan, plan
 from cardwise.core.gangs import Load
 from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.moving import Goal, Movable, World
 from cardwise.core.placement import Placement
 from tests.build import cards, shares
 from tests.core.test_defrag import SIZE, Placer, share
@@ -19,30 +21,52 @@ CARDS = {"n1": 2, "n2": 1, "n3": 1}
 NO_LOAD = Load(0, 0, 0)
 
 
-def made(holdings: dict[str, Holding]) -> Ledger:
+Closed = frozenset[tuple[str, int]]  # nodes and indices of cards
+OPEN: Closed = frozenset()
+
+
+def made(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
+    """Those of the closed cards are cordoned."""
     ledger = Ledger()
     for node, count in CARDS.items():
-        ledger.set_cards(node, cards(*[SIZE] * count, node=node))
+        there = cards(*[SIZE] * count, node=node)
+        ledger.set_cards(node, [replace(card, cordoned=(node, card.index) in closed) for card in there])
     for holding in holdings.values():
         ledger.hold(holding)
     return ledger
 
 
-def put(holdings: dict[str, Holding], pod: Movable) -> Placement | None:
-    found = placement.place(made(holdings), list(CARDS), pod.request, pod.policy)
+def put(holdings: dict[str, Holding], pod: Movable, closed: Closed) -> Placement | None:
+    found = placement.place(made(holdings, closed), list(CARDS), pod.request, pod.policy)
     return found if isinstance(found, Placement) else None
 
 
-def after(holdings: dict[str, Holding], pod: Movable) -> dict[str, Holding] | None:
+def on(holding: Holding) -> Closed:
+    return frozenset((holding.node, index) for index in holding.assignment.indices())
+
+
+def after(holdings: dict[str, Holding], pod: Movable, closed: Closed = OPEN) -> dict[str, Holding] | None:
     """The pod evicted, and come again on other cards for certain."""
     old = holdings[pod.uid]
-    beside = put(holdings, pod)
-    found = put({uid: one for uid, one in holdings.items() if uid != pod.uid}, pod)
+    beside = put(holdings, pod, closed)
+    found = put({uid: one for uid, one in holdings.items() if uid != pod.uid}, pod, closed)
     if found is None or (found.node, found.assignment.indices()) == (old.node, old.assignment.indices()):
         return None
     if beside is not None and (beside.node, beside.assignment) != (found.node, found.assignment):
         return None
     return holdings | {pod.uid: replace(old, node=found.node, assignment=found.assignment)}
+
+
+def carried(holdings: dict[str, Holding], pods: Sequence[Movable], *, cordon: bool) -> dict[str, Holding] | None:
+    """One after another; None where one of them does not come to other cards."""
+    now: dict[str, Holding] | None = holdings
+    closed = OPEN
+    for pod in pods:
+        if now is None:
+            return None
+        closed |= on(now[pod.uid]) if cordon else OPEN
+        now = after(now, pod, closed)
+    return now
 
 
 def fits(holdings: dict[str, Holding], goal: Goal) -> int:
@@ -55,15 +79,14 @@ def fits(holdings: dict[str, Holding], goal: Goal) -> int:
     return goal.count
 
 
-def fewest(holdings: dict[str, Holding], goal: Goal, pods: list[Movable]) -> int | None:
-    """How many moves it takes; None where no moves do it."""
+def fewest(holdings: dict[str, Holding], goal: Goal, pods: list[Movable], *, cordon: bool) -> int | None:
+    """How many moves it takes; None where no moves do it. With `cordon` the cards that pods leave may be cordoned."""
     for many in range(len(pods) + 1):
         for some in permutations(pods, many):
-            now: dict[str, Holding] | None = holdings
-            for pod in some:
-                now = after(now, pod) if now is not None else None
-            if now is not None and fits(now, goal) >= goal.count:
-                return many
+            for closing in (False, True)[: 1 + cordon]:
+                now = carried(holdings, some, cordon=closing)
+                if now is not None and fits(now, goal) >= goal.count:
+                    return many
     return None
 
 
@@ -94,42 +117,46 @@ def worlds(draw):
 
 
 @settings(deadline=None, max_examples=60)
-@given(worlds())
-def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(found):
+@given(worlds(), st.booleans())
+def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(found, cordon):
     holdings, pods, goal = found
     ledger = made(holdings)
-    told = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods)
+    told = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, cordon=cordon)
     assert {one.uid: one for one in ledger.holdings()} == holdings  # the world is as before
-    least = fewest(holdings, goal, pods)
+    assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
+    least = fewest(holdings, goal, pods, cordon=cordon)
+    assert told.searched
+    assert cordon or not told.cordons
     if least is None:
         assert told.fits[-1] < goal.count
     else:
         assert told.fits[-1] == goal.count
         assert len(told.moves) == least
         assert told.exact
-    by_uid = {pod.uid: pod for pod in pods}
-    now = holdings
-    for move in told.moves:
-        assert now[move.before.uid] == move.before
-        now = after(now, by_uid[move.before.uid])
-        assert now is not None
-        assert now[move.after.uid].assignment == move.after.assignment
-    assert fits(now, goal) == told.fits[-1]
+    happens(holdings, pods, goal, told)
 
 
 @settings(deadline=None, max_examples=60)
-@given(worlds())
-def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(found):
+@given(worlds(), st.booleans())
+def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(found, cordon):
     holdings, pods, goal = found
     ledger = made(holdings)
-    told = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1)
-    least = fewest(holdings, goal, pods)
+    told = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)
+    least = fewest(holdings, goal, pods, cordon=cordon)
     if told.fits[-1] >= goal.count:
         assert least is not None
         assert min(told.least, len(told.moves)) <= least <= len(told.moves)
+    else:
+        assert least is None or not told.searched
+    happens(holdings, pods, goal, told)
+
+
+def happens(holdings: dict[str, Holding], pods: list[Movable], goal: Goal, told: Plan) -> None:
+    """Each of the moves, and as much fits afterwards as was told."""
     by_uid = {pod.uid: pod for pod in pods}
-    now = holdings
-    for move in told.moves:
-        now = after(now, by_uid[move.before.uid])
-        assert now is not None
-    assert fits(now, goal) == told.fits[-1]
+    for i, move in enumerate(told.moves):
+        then = carried(holdings, [by_uid[one.before.uid] for one in told.moves[: i + 1]], cordon=told.cordons)
+        assert then is not None
+        assert then[move.after.uid].assignment == move.after.assignment
+        assert fits(then, goal) == told.fits[i + 1]
+    assert told.fits[0] == fits(holdings, goal)
