@@ -220,7 +220,7 @@ def test_a_copy_of_a_pod_is_as_the_pod_and_nobody_is_warned(api: Api, space: str
     )  # fmt: skip
     made = api.create(original)
     assert [c["name"] for c in made["spec"]["initContainers"]] == ["i", shareagent.CONTAINER, "side"]
-    assert made["metadata"]["annotations"][f"{names.GPU_COUNT_OF}init-2"] == "2"
+    assert made["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
     copy = deepcopy(made)
     copy["metadata"] = {"name": "second", "namespace": space, "annotations": made["metadata"]["annotations"]}
     again = api.create(copy, DRY)
