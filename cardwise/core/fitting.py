@@ -1,6 +1,6 @@
-"""The search on one node: which of its cards a request may have, and which of them it takes.
+"""Which cards of one node the parts of a request may have, and which of them the policy takes for one part.
 
-Apart from `placement`, which asks it of thousands of nodes and builds the assignment of one.
+Apart from `searching`, which finds cards for all parts, and `placement`, which asks that of thousands of nodes.
 """
 
 from bisect import bisect_left
@@ -151,55 +151,19 @@ def charged(rooms: Rooms, node: NodeState, i: int, claim: Claim) -> Rooms | None
     return tuple(after)
 
 
-# The search on one node.
+# The choice for one claim.
 
 
-def fit(node: NodeState, plan: Plan, policy: policies.Policy) -> tuple[int, list[list[int]]] | Refusal:
-    """Score and card positions for each claim, or why there are none."""
-    found = _search(node, plan.wants, plan.rooms, policy)
-    return why(node, plan, found, policy) if isinstance(found, Want) else found
+Chosen = tuple[int, list[int], Rooms]  # score and positions of the cards for one claim, and the rooms with them
 
 
-def why(node: NodeState, plan: Plan, failed: Want, policy: policies.Policy) -> Refusal:
-    """Why `failed`, a part of the plan, found no card."""
-    if plan.unlimited is not None:
-        found = _search(node, plan.unlimited, (), policy)
-        if not isinstance(found, Want):
-            return Refusal.QUOTA
-        failed = found
-    return refusal(node, failed.claim, failed.typed)
+def choose(node: NodeState, want: Want, rooms: Rooms, policy: policies.Policy) -> Chosen | None:
+    """The policy's choice of cards for one claim; None where there are too few that it may have."""
+    codes = usable(node, want.claim)
+    return _choose(node, codes, want, rooms, policy) if rooms else _choose_freely(node, codes, want, policy)
 
 
-def _search(
-    node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy
-) -> tuple[int, list[list[int]]] | Want:
-    """As `fit`, or what found no card. Later claims see what earlier ones have taken."""
-    scratch = node
-    score = 0
-    positions: list[list[int]] = []
-    for want in wants:
-        if positions:
-            # What the claim before has taken.
-            scratch = node.copy() if scratch is node else scratch
-            before = wants[len(positions) - 1].claim
-            for i in positions[-1]:
-                part = None if before.whole else (MiB(before.mem), Percent(before.core))
-                scratch.count(share(scratch, i, part), 1)
-                scratch.clients[i] += len(before.keys) - 1
-        codes = usable(scratch, want.claim)
-        found = _choose(scratch, codes, want, rooms, policy) if rooms else _choose_freely(scratch, codes, want, policy)
-        if found is None:
-            return want
-        points, chosen, rooms = found
-        score += points
-        positions.append(sorted(chosen))
-    return score, positions
-
-
-_Chosen = tuple[int, list[int], Rooms]  # score and positions of the cards for one claim, and the rooms with them
-
-
-def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> _Chosen | None:
+def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim, one after another."""
     claim, levels, _ = want
     if len(codes) < claim.cards:
@@ -226,7 +190,7 @@ def _choose(
     policy: policies.Policy,
     *,
     taken: tuple[int, ...] = (),
-) -> _Chosen | None:
+) -> Chosen | None:
     """As `_choose_freely`, the first of such choices that the quotas leave room for.
 
     To a quota, cards of one kind and size are alike: where one of them leads to nothing, all of them do.

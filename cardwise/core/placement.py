@@ -6,7 +6,7 @@ Extender, simulator, `explain` and the tests call these functions; nobody derive
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cardwise.core import fitting, policies, quotas
+from cardwise.core import fitting, policies, quotas, searching
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cardindex import CardIndex, Entry
 from cardwise.core.cards import card_code
@@ -226,7 +226,7 @@ class Scorer:
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
             elif limited:
-                refusals[name] = fitting.why(node, plan, want, self._policy)
+                refusals[name] = searching.why(node, plan, want, self._policy)
             else:
                 refusals[name] = fitting.refusal(node, claim, typed)
         return refusals
@@ -243,7 +243,7 @@ class Scorer:
                 return of_devices
             free, granted = of_devices
         plan = self._plan_on(node.registry)
-        found = fitting.fit(node, plan, self._policy)
+        found = searching.fit(node, plan, self._policy)
         if isinstance(found, Refusal):
             return found
         score, positions = found
@@ -294,8 +294,8 @@ class Scorer:
         if self._single and not plan.rooms:
             want = plan.wants[0]
             pick = fitting.pick_one(node, fitting.usable(node, want.claim), want, self._policy)
-            return pick[0] if pick is not None else fitting.why(node, plan, want, self._policy)
-        found = fitting.fit(node, plan, self._policy)
+            return pick[0] if pick is not None else searching.why(node, plan, want, self._policy)
+        found = searching.fit(node, plan, self._policy)
         return found if isinstance(found, Refusal) else found[0]
 
 

@@ -141,3 +141,12 @@ def test_each_node_says_what_it_lacks_devices_first():
     asked = others.asked(others.wanting(container(gpu_mem=100), rdma=1))
     for node, refusal in found.refusals.items():
         assert placement.place_on(ledger.node(node), asked, "binpack") is refusal
+
+
+def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first():
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(6000, 10000))
+    several = [container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]
+    placed = place(ledger, containers=several)
+    found = {key: [(one.index, one.mem) for one in of] for key, of in placed.assignment.containers.items()}
+    assert found == {"0": [(1, 6000)], "1": [(0, 4000), (1, 4000)]}

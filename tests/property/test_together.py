@@ -1,0 +1,147 @@
+"""Several claims of one pod on one node, against a search that tries every choice of cards for all of them."""
+
+from itertools import combinations, product
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from cardwise.core import placement, quotas
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.cards import Card
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.mps import Mode
+from cardwise.core.mpsplaces import CardMps, minded, party
+from cardwise.core.placement import Placement, Scorer
+from cardwise.core.quotas import Entry
+from cardwise.core.request import ContainerRequest, PodRequest
+from tests.build import IN_USE, OUT_OF_USE
+
+USER = 1000
+OURS = "team"
+
+
+def mostly(usual, *others):
+    return st.sampled_from([usual] * 5 * len(others) + list(others))
+
+
+described = st.builds(
+    lambda mem, state, classes, prio, said: {"mem": mem, "classes": classes, "priority": prio, "mps": said, **state},
+    st.sampled_from([60, 100]),
+    mostly(IN_USE, *OUT_OF_USE),
+    st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]),
+    mostly(0, 3),
+    mostly(None, CardMps(ready=True, multi_user=False), CardMps(ready=True, max_clients=2)),
+)
+residents = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.sampled_from([10, 40, 60]), st.sampled_from([0, 50]),
+        st.sampled_from([party(Mode.OFF, USER), party(Mode.PREFERRED, USER), party(Mode.PREFERRED, USER + 1)]),
+        st.sampled_from([OURS, "others"]),
+    ),
+    max_size=2,
+)  # fmt: skip
+# Cards and MiB in sum; 0 is whole cards.
+shapes = st.sampled_from([(1, 60), (2, 80), (1, 0), (1, 20), (1, 40), (2, 40), (2, 120), (3, 120), (1, 60), (2, 80)])
+modes = mostly(Mode.PREFERRED, Mode.OFF, Mode.REQUIRED)
+wanted = st.lists(st.tuples(shapes, mostly(0, 60), mostly("", "a")), min_size=2, max_size=3)
+limits = st.lists(
+    st.builds(
+        lambda selects, shares, memory, cards: Entry(**selects, shares=shares, memory=memory, cards=cards),
+        st.sampled_from([{"device_class": "a"}, {"device_class": "b"}, {}]),
+        st.sampled_from([None, None, 1, 2, 3]),
+        st.sampled_from([None, None, 40, 100, 160]),
+        st.sampled_from([None, None, 0, 1]),
+    ),
+    max_size=2,
+)
+
+
+def asking(parts, mode):
+    containers = []
+    for i, ((cards, mem), core, device_class) in enumerate(parts):
+        percent = core if mem and cards == 1 else 0
+        containers.append(
+            ContainerRequest(key=str(i), name=f"c{i}", cards=cards, mem=mem, core=percent, device_class=device_class)
+        )
+    return PodRequest(containers=tuple(containers), mps=mode, user=USER)
+
+
+@st.composite
+def scenes(draw):
+    """A ledger of one node, and what quotas leave to our namespace there."""
+    ledger = Ledger(max_clients=draw(mostly(None, 2)), headroom=draw(mostly(0, 5)))
+    many = draw(st.lists(described, min_size=2, max_size=3))
+    ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-{i}", **one) for i, one in enumerate(many)])
+    node = ledger.node("n1")
+    for uid, (i, mem, core, who, namespace) in enumerate(draw(residents)):
+        if i < len(many) and node.free[i] >= mem:
+            share = CardShare(i, f"GPU-{i}", mem, core, many[i]["mem"])
+            ledger.hold(Holding(str(uid), namespace, "p", "n1", Assignment({"0": (share,)}), party=who))
+    return ledger, quotas_left(ledger, draw(st.just([]) | limits))
+
+
+def quotas_left(ledger, entries):
+    return [quotas.room(entry, ledger.used(OURS, entry)) for entry in entries]
+
+
+def groups(request):
+    """Containers that go together: those with one card of a class share it, any other is by itself."""
+    single = {c.device_class for c in request.containers if c.mem and c.cards == 1}
+    together = [[c for c in request.containers if c.mem and c.cards == 1 and c.device_class == name] for name in single]
+    return [*([c] for c in request.containers if not c.mem or c.cards > 1), *together]
+
+
+def holds(node, request, chosen, rooms):
+    """Whether the node takes these cards for these groups, by adding everything up."""
+    charges = {room.entry: (0, 0, 0) for room in rooms}
+    mem, core, clients, whole = ([0] * len(node.cards) for _ in range(4))
+    for group, cards in chosen:
+        minds = minded(request.mps, several=group[0].cards > 1)
+        for i, c in product(cards, group):
+            if not node.cards[i].takes or not node.mps.admits(i, minds, request.party.user):
+                return False
+            if c.device_class and c.device_class not in node.cards[i].classes:
+                return False
+            clients[i] += 1
+            whole[i] += c.whole
+            mem[i] += c.mem_per_card
+            core[i] += c.core_per_card
+            held = node.cards[i].mem - node.headroom if c.whole else c.mem_per_card
+            for entry, (shares, memory, count) in charges.items():
+                if entry.covers(node.cards[i].classes, node.cards[i].model):
+                    charges[entry] = shares + 1, memory + held, count + c.whole
+    for i in range(len(node.cards)):
+        if whole[i] and (clients[i] > 1 or node.clients[i]):
+            return False
+        if clients[i] and not whole[i]:
+            if mem[i] > node.free[i] or core[i] > node.free_core[i] or clients[i] + node.clients[i] > node.most[i]:
+                return False
+        elif clients[i] and node.free[i] <= 0:
+            return False
+    return all(room.takes(quotas.Charge(*charges[room.entry])) for room in rooms)
+
+
+def fits(node, request, of_pod, rooms=()):
+    positions = range(len(node.cards))
+    choices = [combinations(positions, group[0].cards) for group in of_pod]
+    return any(holds(node, request, list(zip(of_pod, chosen, strict=True)), rooms) for chosen in product(*choices))
+
+
+@given(scenes(), wanted, modes, st.sampled_from(["binpack", "spread"]))
+@settings(deadline=None, max_examples=1000)
+def test_what_fits_together_is_found_and_nothing_else(scene, parts, mode, policy):
+    ledger, rooms = scene
+    request = asking(parts, mode)
+    node = ledger.node("n1")
+    of_pod = groups(request)
+    placed = placement.place_on(node, request, policy, rooms)
+    found = isinstance(placed, Placement)
+    event("found" if found else placed.name)
+    assert found == fits(node, request, of_pod, rooms)
+    assert isinstance(Scorer(request, policy, rooms).score(node), int) == found
+    if found:
+        cards = placed.assignment.containers
+        chosen = [(group, {node.position(share) for share in cards[group[0].key]}) for group in of_pod]
+        assert all(len(at) == group[0].cards for group, at in chosen)
+        assert all([s.uuid for s in cards[c.key]] == [s.uuid for s in cards[g[0].key]] for g in of_pod for c in g)
+        assert holds(node, request, chosen, rooms)
