@@ -24,6 +24,7 @@ def remedies(asked: PodRequest, namespace: str, survey: Survey, views: Sequence[
         *_withheld(asked, views),
         *_quotas(asked, namespace, survey),
         *_too_big(asked, survey.ledger, views),
+        *_apart(views),
     ]
     return ["It would run if:", *(f"  - {line}" for line in found)] if found else []
 
@@ -106,3 +107,9 @@ def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> It
     if sizes:
         split = f"more than that can be split over cards with {names.GPU_COUNT}"
         yield f"it asked for at most {max(sizes)} MiB of a card, the biggest there is; {split}"
+
+
+def _apart(views: Sequence[NodeView]) -> Iterator[str]:
+    """Where the requests of one pod are too much for the cards of a node."""
+    if any(view.refusal is Refusal.NEVER_TOGETHER for view in views):
+        yield "its containers asked for less, or were pods of their own"

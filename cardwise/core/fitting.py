@@ -294,9 +294,7 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
     left = [i for i in taking if admits(node, i, claim)]
     if sum(node.open(i, len(claim.keys)) for i in left) < claim.cards:
         return Refusal.TOO_MANY_CLIENTS
-    if sum(node.free_core[i] >= claim.core for i in left) < claim.cards:
-        return Refusal.NO_CORE
-    return Refusal.NO_MEMORY  # each claim of the pod fits, not all together
+    return Refusal.NO_CORE
 
 
 def _withheld(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal:

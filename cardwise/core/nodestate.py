@@ -149,6 +149,12 @@ class NodeState:
         twin.devices, twin.taken = self.devices, self.taken.copy()
         return twin
 
+    def emptied(self) -> "NodeState":
+        """As it would be if nobody held any of its cards."""
+        twin = self.copy()
+        twin.clear()
+        return twin
+
     def reset(self, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
         """Begin anew with these cards and no shares. Of cards that went, those of `held` keep their kinds."""
         before = [*self.kinds, *self.gone.values()]
@@ -164,6 +170,10 @@ class NodeState:
             self.registry.leave(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.headroom
         self.takers = sum(card.takes for card in cards)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all shares."""
         self.free = [card.mem - self.headroom for card in self.cards]
         self.used = [0] * len(self.cards)
         self.free_core = [self.core] * len(self.cards)

@@ -21,21 +21,25 @@ _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 def fit(node: NodeState, plan: Plan, policy: policies.Policy) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
     found = _search(node, plan.wants, plan.rooms, policy)
-    return why(node, plan, found, policy) if isinstance(found, Want) else found
+    return why(node, plan, found, policy) if found is None or isinstance(found, Want) else found
 
 
-def why(node: NodeState, plan: Plan, failed: Want, policy: policies.Policy) -> Refusal:
-    """Why `failed`, a part of the plan, found no card."""
+def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy) -> Refusal:
+    """Why `failed`, a part of the plan, found no card; None where each part would alone, but not all together."""
+    wants = plan.wants if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
-        found = _search(node, plan.unlimited, (), policy)
-        if not isinstance(found, Want):
+        found = _search(node, wants, (), policy)
+        if found is not None and not isinstance(found, Want):
             return Refusal.QUOTA
         failed = found
-    return refusal(node, failed.claim, failed.typed)
+    if failed is not None:
+        return refusal(node, failed.claim, failed.typed)
+    ever = _search(node.emptied(), wants, (), policy)
+    return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, Want) else Refusal.TOGETHER
 
 
-def _search(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy) -> _Found | Want:
-    """As `fit`, or what found no card.
+def _search(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy) -> _Found | Want | None:
+    """As `fit`, or what finds no card even alone, or None where all would alone.
 
     Each claim has the policy's choice of what those before it leave. Only where that ends without a card for one, and
     each would have cards if it were alone, are other choices tried.
@@ -48,13 +52,17 @@ def _search(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: polici
             scratch = without(scratch, wants[len(positions) - 1].claim, positions[-1])
         found = choose(scratch, want, left, policy)
         if found is None:
-            if not positions or not all(choose(node, one, rooms, policy) for one in wants):
-                return want
-            return _Others(wants, policy).search(node, rooms) or want
+            hopeless = want if not positions else _hopeless(node, wants, rooms, policy)
+            return hopeless or _Others(wants, policy).search(node, rooms)
         points, chosen, left = found
         score += points
         positions.append(sorted(chosen))
     return score, positions
+
+
+def _hopeless(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy) -> Want | None:
+    """The first that finds no card even alone."""
+    return next((want for want in wants if choose(node, want, rooms, policy) is None), None)
 
 
 def without(node: NodeState, claim: Claim, positions: Sequence[int]) -> NodeState:

@@ -18,6 +18,8 @@ class Refusal(Enum):
     NO_WHOLE_CARD = ("Insufficient empty GPU cards", True)
     NO_CORE = ("Insufficient GPU cores in one device", True)
     TOO_MANY_CLIENTS = ("Too many pods share each GPU card that has the memory", True)
+    TOGETHER = ("The GPU cards have room for each request of the pod, not for all of them together", True)
+    NEVER_TOGETHER = ("The GPU cards are too few or too small for all requests of the pod together", False)
     UNHEALTHY = ("Every GPU card that would do is unhealthy", True)
     CORDONED = ("Every GPU card that would do is cordoned", True)
     MPS_MISSING = ("The pod requires MPS, and the node has no MPS manager", False)

@@ -21,6 +21,18 @@ def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
     assert "4069 of 16276 MiB free, 4069 MiB short, held by default/n1-0" in text
 
 
+def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
+    whole, both = container("whole", gpu_count=1), container("both", gpu_mem=8000, gpu_count=2)
+    seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
+    text = explaining.explain(pod("p", containers=[whole, both]), seen)
+    assert "  n1: The GPU cards are too few or too small for all requests of the pod together\n" in text
+    assert text.endswith("It would run if:\n  - its containers asked for less, or were pods of their own\n")
+    seen.ledger.hold(holding("other", 10000, 0))
+    text = explaining.explain(pod("p", containers=[whole, container("small", gpu_mem=8000)]), seen)
+    assert "  n1: The GPU cards have room for each request of the pod, not for all of them together\n" in text
+    assert text.endswith("  - these ended (cards 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
+
+
 def test_a_pod_that_would_fit_hears_where():
     text = explaining.explain(pod("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
     assert "free on n1, n2 (best first, priced leaves it to binpack)" in text

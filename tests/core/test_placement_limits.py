@@ -144,3 +144,25 @@ def test_a_cordoned_card_gets_nothing_new_and_what_is_on_it_stays_counted():
     ledger.set_cards("n1", [free, busy])
     (share,) = place(ledger, gpu_mem=40).assignment.shares()
     assert share.index == 1
+
+
+@pytest.mark.parametrize(
+    ("frees", "asked", "refusal"),
+    [
+        ([16276, 16276], [{"gpu_count": 2}, {"gpu_mem": 1024}], Refusal.NEVER_TOGETHER),
+        ([16276, 16276], [{"gpu_count": 1}, {"gpu_mem": 8192, "gpu_count": 2}], Refusal.NEVER_TOGETHER),
+        ([16276, 4096], [{"gpu_count": 1}, {"gpu_mem": 8138}], Refusal.TOGETHER),
+        ([16276, 4096], [{"gpu_count": 1}, {"gpu_mem": 4096}], None),
+        ([16276, 4096], [{"gpu_count": 1}, {"gpu_mem": 4096, "gpu_count": 4}], Refusal.TOO_FEW_CARDS),
+        ([16276, 100], [{"gpu_count": 1}, {"gpu_mem": 16000, "gpu_count": 2}], Refusal.NO_MEMORY),
+    ],
+)
+def test_requests_that_would_fit_alone_are_refused_for_being_together(frees, asked, refusal):
+    several = [container(f"c{i}", **one) for i, one in enumerate(asked)]
+    placed = placement.place_on(ledger_with_free(n1=frees).node("n1"), request.parse(pod(containers=several)), "spread")
+    assert (placed if isinstance(placed, Refusal) else None) is refusal
+
+
+def test_other_pods_could_make_room_only_where_all_requests_fit_the_empty_cards():
+    assert Refusal.TOGETHER.resolvable
+    assert not Refusal.NEVER_TOGETHER.resolvable

@@ -14,6 +14,7 @@ from cardwise.core.mpsplaces import CardMps, minded, party
 from cardwise.core.placement import Placement, Scorer
 from cardwise.core.quotas import Entry
 from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 
 USER = 1000
@@ -127,9 +128,15 @@ def fits(node, request, of_pod, rooms=()):
     return any(holds(node, request, list(zip(of_pod, chosen, strict=True)), rooms) for chosen in product(*choices))
 
 
+def without_residents(node):
+    ledger = Ledger(max_clients=node.max_clients, headroom=node.headroom)
+    ledger.set_cards(node.name, node.cards)
+    return ledger.node(node.name)
+
+
 @given(scenes(), wanted, modes, st.sampled_from(["binpack", "spread"]))
 @settings(deadline=None, max_examples=1000)
-def test_what_fits_together_is_found_and_nothing_else(scene, parts, mode, policy):
+def test_what_fits_together_is_found_and_what_does_not_has_its_reason(scene, parts, mode, policy):
     ledger, rooms = scene
     request = asking(parts, mode)
     node = ledger.node("n1")
@@ -139,7 +146,15 @@ def test_what_fits_together_is_found_and_nothing_else(scene, parts, mode, policy
     event("found" if found else placed.name)
     assert found == fits(node, request, of_pod, rooms)
     assert isinstance(Scorer(request, policy, rooms).score(node), int) == found
-    if found:
+    if not found:
+        alone = [fits(node, request, [group]) for group in of_pod]
+        anyway, emptied = fits(node, request, of_pod), fits(without_residents(node), request, of_pod)
+        assert (placed is Refusal.QUOTA) == anyway
+        if not anyway:
+            assert (placed in (Refusal.TOGETHER, Refusal.NEVER_TOGETHER)) == all(alone)
+            assert placed is not Refusal.TOGETHER or emptied
+            assert placed is not Refusal.NEVER_TOGETHER or not emptied
+    else:
         cards = placed.assignment.containers
         chosen = [(group, {node.position(share) for share in cards[group[0].key]}) for group in of_pod]
         assert all(len(at) == group[0].cards for group, at in chosen)
