@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from cardwise.core import classes, names, request
+from cardwise.core import classes, fitting, names, request
 from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
@@ -129,6 +129,8 @@ def _fits_by_class(asked: PodRequest, inventory: Inventory) -> list[str]:
         _fits(PodRequest(containers=tuple(containers)), cards, known)
     if len(by_class) > 1:
         _check_count(asked, inventory.cards(), "")
+        if not warnings:  # cards of a class that has none yet may be larger than any
+            _check_together(asked, inventory.cards(), "")
     return warnings
 
 
@@ -170,6 +172,7 @@ def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> 
             remedy,
         )
     _check_count(asked, cards, of_class)
+    _check_together(asked, cards, of_class)
 
 
 def _smaller(culprit: ContainerRequest, cards: Cards, device_class: DeviceClass | None) -> tuple[str, str]:
@@ -199,6 +202,28 @@ def _check_count(asked: PodRequest, cards: Cards, of_class: str) -> None:
                 f"{wanted} cards{of_class} are more than any node has ({cards.most})",
                 f"ask for at most {cards.most}",
             )
+
+
+def _check_together(asked: PodRequest, cards: Cards, of_class: str) -> None:
+    """As `_fits`, where each request alone would fit: what they need together, by what they surely cannot share."""
+    if not cards.largest or len(asked.containers) < 2:
+        return
+    claims = fitting.claims(asked)
+    shares = [claim for claim in claims if not claim.whole]
+    widest = max((claim.cards for claim in shares), default=0)
+    filled = -(-sum(claim.cards * claim.mem for claim in shares) // cards.largest)
+    apart = sum(claim.cards for claim in shares if 2 * claim.mem > cards.largest)  # no two of them on one card
+    needed = sum(claim.cards for claim in claims if claim.whole) + max(widest, filled, apart)
+    if needed > cards.most:
+        most = max(asked.containers, key=lambda container: container.cards)
+        of_many = names.GPU_MEM if most.cards == 1 and not most.whole else names.GPU_COUNT
+        key = names.CLASS_PREFIX + most.device_class if most.device_class else of_many
+        raise InvalidRequest(
+            f"{_path(most.key)}.resources.limits[{key}]",
+            f"the pod's containers need at least {needed} cards{of_class} together, more than any node has "
+            f"({cards.most})",
+            "ask for fewer or smaller shares, or put some of the containers into pods of their own",
+        )
 
 
 def _path(key: str) -> str:

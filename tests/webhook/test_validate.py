@@ -53,6 +53,34 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
             "3 cards are more than any node has (2)",
             id="whole together",
         ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_mem=1024)]),
+            "spec.containers[0].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards "
+            "together, more than any node has (2); ask for fewer or smaller shares, or put some of the containers into "
+            "pods of their own",
+            id="beside whole ones",
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=8192, gpu_count=2)]),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards",
+            id="split beside whole ones",
+        ),
+        pytest.param(
+            mutated(
+                containers=[
+                    build.container("a", gpu_mem=16000),
+                    build.container("b", gpu_mem=16000, gpu_count=2),
+                    build.container("c", gpu_mem=16000, gpu_count=2),
+                ]
+            ),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards",
+            id="memory in sum",
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=18000, gpu_count=2)]),
+            "the pod's containers need at least 3 cards",
+            id="two larger than half a card each",
+        ),
     ],
 )
 def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], says: str) -> None:
@@ -64,7 +92,15 @@ def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], sa
 
 
 @pytest.mark.parametrize(
-    "pod", [build.pod(), mutated(gpu_mem=build.P100), mutated(gpu_count=2), mutated(gpu_mem=32552, gpu_count=2)]
+    "pod",
+    [
+        build.pod(),
+        mutated(gpu_mem=build.P100),
+        mutated(gpu_count=2),
+        mutated(gpu_mem=32552, gpu_count=2),
+        mutated(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=build.P100)]),
+        mutated(containers=[build.container("a", gpu_mem=8138), build.container("b", gpu_mem=16276, gpu_count=2)]),
+    ],
 )
 def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
     assert warnings(pod) == ()
