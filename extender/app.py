@@ -2,8 +2,9 @@
 
 Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-scheduler hides the body of anything else
 from the user. The verb preempt knows no error: a call without an answer gets status 503, which leaves nominations as
-they are. The scheduler's four verbs are answered before Flask sees them: it took a third of the CPU of a bind and more
-of a filter (docs/measured.md), and they need nothing of it but the body.
+they are. Nor does prioritize, whose errors kube-scheduler passes over: a call that cannot be read gets status 400. The
+scheduler's four verbs are answered before Flask sees them: it took a third of the CPU of a bind and more of a filter
+(docs/measured.md), and they need nothing of it but the body.
 """
 
 import time
@@ -111,15 +112,18 @@ class _Direct:
         if found is None:
             return self._app(environ, start_response)
         name, verb = found
-        status = "200 OK"
+        status, kind = "200 OK", "application/json"
         with self._metrics.timed(name):
             try:
                 answer = wire.encode(verb(environ))
             except _Unanswered as error:
                 status, answer = "503 Service Unavailable", wire.encode({"Error": str(error)})
+            except Malformed as error:
+                line = f"{' '.join(str(error).split())}\n"
+                status, kind, answer = "400 Bad Request", "text/plain", line.encode(errors="replace")
             finally:
                 structlog.contextvars.clear_contextvars()
-        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
+        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(answer)))])
         return [answer]
 
 
@@ -176,6 +180,7 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
 
 
 def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
+    """Raises Malformed."""
     if _unable(parts, environ):
         return []
     try:
@@ -184,6 +189,7 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
         return verbs.prioritize(parts.state, parts.requests, parts.preferences, args)
     except Malformed as error:
         _log.info("unreadable prioritize call", error=str(error))
+        raise
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("prioritize failed")
     return []  # the verb knows no error; without scores the scheduler uses its own

@@ -1,6 +1,7 @@
 """The HTTP shell: Go's spelling, and never a 500 whatever comes."""
 
 import json
+import re
 import time
 
 import pytest
@@ -158,12 +159,19 @@ def test_inspect_and_version(client):
     assert client.get("/version").data.count(b".") == 2
 
 
-@pytest.mark.parametrize(("verb", "said"), [("filter", "larger than"), ("bind", "larger than"), ("prioritize", None)])
-def test_a_call_too_large_to_be_one_is_not_read(client, verb, said):
+@pytest.mark.parametrize(("verb", "status"), [("filter", 200), ("bind", 200), ("prioritize", 400)])
+def test_a_call_too_large_to_be_one_is_not_read(client, verb, status):
     path = f"/gpushare-scheduler/{verb}"
     answer = client.post(path, data=b"{}", environ_overrides={"CONTENT_LENGTH": str(1 << 40)})
-    assert answer.status_code == 200
-    assert answer.get_json() == [] if said is None else said in answer.get_json()["Error"]
+    assert answer.status_code == status
+    assert "larger than" in (answer.get_json()["Error"] if status == 200 else answer.text)
+
+
+def test_a_prioritize_call_that_cannot_be_read_is_told_so_in_a_line(client):
+    for body in (b"", b"{", b"[]", b'{"Pod": 5}', b'{"Pod": "a\\n\\nb"}', b'{"NodeNames": ["n1"]}'):
+        answer = client.post("/gpushare-scheduler/prioritize", data=body)
+        assert (answer.status_code, answer.mimetype) == (400, "text/plain"), body
+        assert re.fullmatch(r"\S.*\n", answer.text), body
 
 
 def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
@@ -207,8 +215,12 @@ _FUZZED = create_app(parts()).test_client()
 
 @settings(max_examples=500, deadline=None)
 @given(st.sampled_from(["filter", "prioritize", "bind"]), _bodies)
-def test_no_body_makes_a_traceback_or_another_status_than_200(verb, body):
-    post(_FUZZED, verb, body)
+def test_no_body_makes_a_traceback_or_a_status_that_its_verb_does_not_have(verb, body):
+    answer = _FUZZED.post(f"/gpushare-scheduler/{verb}", data=body)
+    if answer.status_code == 200:
+        assert answer.is_json
+    else:
+        assert (verb, answer.status_code, answer.text.count("\n")) == ("prioritize", 400, 1)
 
 
 @pytest.mark.parametrize(
