@@ -11,7 +11,7 @@ from cardwise.cli.published import Published
 from cardwise.core import assignment, explanation, names, policies, request
 from cardwise.core.gangs import Load
 from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Holding
+from cardwise.core.nodestate import NodeState, card_of
 from cardwise.core.quotas import Room
 from cardwise.core.verdict import Refusal
 from cardwise.kube import wire
@@ -121,9 +121,16 @@ def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey | None) 
 
 def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Mapping[str, Any]) -> str:
     """Who else holds something of the card."""
-    held = survey.ledger.holdings(node)
-    others = [h for h in held if h.uid != pod["metadata"]["uid"] and _touches(h, share.index)]
+    state = survey.ledger.node(node)
+    held = [h for h in survey.ledger.holdings(node) if h.uid != pod["metadata"]["uid"]]
+    others = [h for h in held if any(_is_same(state, share, one) for one in h.assignment.shares())]
     return f", beside {', '.join(map(remedies.holder, others))}" if others else ", alone"
+
+
+def _is_same(node: NodeState | None, one: assignment.CardShare, other: assignment.CardShare) -> bool:
+    """Whether both are of one card, which may have another index now than when they were given."""
+    position = node.position(one) if node is not None else None
+    return card_of(one) == card_of(other) if node is None or position is None else position == node.position(other)
 
 
 def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
@@ -212,7 +219,3 @@ def _of_mps(told: wire.MpsStatus | None) -> str:
         return " (the node has no manager)"
     alone = ", one user at a time" * (not told.multi_user)
     return f" ({told.state}{alone}{': ' * bool(told.reason)}{told.reason})"
-
-
-def _touches(holding: Holding, index: int) -> bool:
-    return index in holding.assignment.indices()

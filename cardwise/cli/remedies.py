@@ -30,9 +30,9 @@ def remedies(asked: PodRequest, namespace: str, survey: Survey, views: Sequence[
 
 
 def holder(holding: Holding) -> str:
-    """A pod and what it holds."""
-    mem = f"{holding.namespace}/{holding.name} ({holding.assignment.mem} MiB)"
-    return f"{mem} {holding.mark}" if holding.mark else mem
+    """A pod and what it holds; a mark has only what a node still holds of a pod that has gone."""
+    gone = ", its pod has gone" if holding.mark else ""
+    return f"{holding.namespace}/{holding.name} ({holding.assignment.mem} MiB{gone})"
 
 
 def _holders(

@@ -2,13 +2,14 @@ from cardwise.cli import explaining
 from cardwise.cli.deciding import Deciding
 from cardwise.cli.published import Published
 from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment
+from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.gangs import Load
+from cardwise.core.ledger import Holding
 from cardwise.core.scored.asks import Ask
 from cardwise.core.scored.workload import Workload
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
-from tests.build import container, holding, ledger_with_free, pod, shares
+from tests.build import cards, container, holding, ledger_with_free, pod, shares
 from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
 
 
@@ -46,6 +47,29 @@ def test_a_placed_pod_hears_its_card_and_its_neighbours():
     text = explaining.explain(there, seen)
     assert "4069 of 16276 MiB (0.2500) of card 0 GPU-n1-0, beside default/n1-0 (12207 MiB)" in text
     assert "not granted it yet" in text
+
+
+def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_changed():
+    seen = Survey(ledger=ledger_with_free(n1=[4069, 16000]))
+    before = Assignment({"0": (CardShare(1, "GPU-n1-0", 4069, 0, 16276),)})
+    seen.ledger.hold(Holding("old", "default", "old", "n1", before))
+    there = pod("p", gpu_mem=4069, annotations=assignment.encode(before, assume_time_ns=1), uid="u")
+    there["spec"]["nodeName"] = "n1"
+    text = explaining.explain(there, seen)
+    assert "of card 1 GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB)\n" in text
+    seen.ledger.set_cards("n1", cards(16276, 16276)[1:])
+    gone = "; this card is not on the node any more\n"
+    assert f"GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB){gone}" in explaining.explain(there, seen)
+
+
+def test_what_a_pod_that_has_gone_holds_is_said_so():
+    api = lists(pods=[waiting("team-a", "p", {names.GPU_MEM: "20000", names.SHARE: "1", names.PLACE_MARKER: "1"})])
+    held = {"podUID": "x", "namespace": "team-b", "name": "cr", "memoryMiB": 1000, "container": "0"}
+    api.objects["extendedresources"][0]["status"]["held"] = [held]
+    (asked,) = api.objects["pods"]
+    assert ", held by team-b/cr (1000 MiB, its pod has gone)\n" in explaining.explain(
+        asked, survey.take(api, addresses=False)
+    )
 
 
 def test_a_placed_pod_hears_its_containers_by_their_names():
