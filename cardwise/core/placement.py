@@ -123,6 +123,7 @@ class Scorer:
         self._walk = _INDEXED.get(policy)
         self._request = request
         self._claims = fitting.claims(request)
+        self._effort = searching.Effort()
         self._rooms = rooms
         self._plan: fitting.Plan | None = None
         # Devices are asked for before cards, node by node: few nodes have them.
@@ -226,7 +227,7 @@ class Scorer:
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
             elif limited:
-                refusals[name] = searching.why(node, plan, want, self._policy)
+                refusals[name] = searching.why(node, plan, want, self._policy, self._effort)
             else:
                 refusals[name] = fitting.refusal(node, claim, typed)
         return refusals
@@ -243,7 +244,7 @@ class Scorer:
                 return of_devices
             free, granted = of_devices
         plan = self._plan_on(node.registry)
-        found = searching.fit(node, plan, self._policy)
+        found = searching.fit(node, plan, self._policy, self._effort)
         if isinstance(found, Refusal):
             return found
         score, positions = found
@@ -294,8 +295,8 @@ class Scorer:
         if self._single and not plan.rooms:
             want = plan.wants[0]
             pick = fitting.pick_one(node, fitting.usable(node, want.claim), want, self._policy)
-            return pick[0] if pick is not None else searching.why(node, plan, want, self._policy)
-        found = searching.fit(node, plan, self._policy)
+            return pick[0] if pick is not None else searching.why(node, plan, want, self._policy, self._effort)
+        found = searching.fit(node, plan, self._policy, self._effort)
         return found if isinstance(found, Refusal) else found[0]
 
 

@@ -14,35 +14,45 @@ from cardwise.core.quantity import MiB, Percent
 from cardwise.core.verdict import Refusal
 
 _STEPS: Final = 256  # cards tried for the claims of one request on one node, before it is taken not to fit there
+_STEPS_IN_ALL: Final = 4096  # and on all nodes together: 0.05 s
 
 _Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
 
 
-def fit(node: NodeState, plan: Plan, policy: policies.Policy) -> _Found | Refusal:
+class Effort:
+    """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes."""
+
+    def __init__(self) -> None:
+        self.left = _STEPS_IN_ALL
+
+
+def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: Effort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
-    found = _search(node, plan.wants, plan.rooms, policy)
-    return why(node, plan, found, policy) if found is None or isinstance(found, Want) else found
+    found = _search(node, plan.wants, plan.rooms, policy, effort)
+    return why(node, plan, found, policy, effort) if found is None or isinstance(found, Want) else found
 
 
-def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy) -> Refusal:
+def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: Effort) -> Refusal:
     """Why `failed`, a part of the plan, found no card; None where each part would alone, but not all together."""
     wants = plan.wants if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
-        found = _search(node, wants, (), policy)
+        found = _search(node, wants, (), policy, effort)
         if found is not None and not isinstance(found, Want):
             return Refusal.QUOTA
         failed = found
     if failed is not None:
         return refusal(node, failed.claim, failed.typed)
-    ever = _search(node.emptied(), wants, (), policy)
+    ever = _search(node.emptied(), wants, (), policy, effort) if effort.left > 0 else ()
     return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, Want) else Refusal.TOGETHER
 
 
-def _search(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy) -> _Found | Want | None:
+def _search(
+    node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy, effort: Effort
+) -> _Found | Want | None:
     """As `fit`, or what finds no card even alone, or None where all would alone.
 
     Each claim has the policy's choice of what those before it leave. Only where that ends without a card for one, and
-    each would have cards if it were alone, are other choices tried.
+    each would have cards if it were alone, are other choices tried, as long as the effort lasts.
     """
     scratch, left = node, rooms
     score = 0
@@ -53,7 +63,7 @@ def _search(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: polici
         found = choose(scratch, want, left, policy)
         if found is None:
             hopeless = want if not positions else _hopeless(node, wants, rooms, policy)
-            return hopeless or _Others(wants, policy).search(node, rooms)
+            return hopeless or _Others(wants, policy, effort).search(node, rooms)
         points, chosen, left = found
         score += points
         positions.append(sorted(chosen))
@@ -78,10 +88,11 @@ def without(node: NodeState, claim: Claim, positions: Sequence[int]) -> NodeStat
 class _Others:
     """All choices of cards for the claims, in the order in which the policy likes them."""
 
-    def __init__(self, wants: Sequence[Want], policy: policies.Policy) -> None:
+    def __init__(self, wants: Sequence[Want], policy: policies.Policy, effort: Effort) -> None:
         self._wants = wants
         self._policy = policy
-        self._steps = _STEPS
+        self._effort = effort
+        self._until = max(0, effort.left - _STEPS)
 
     def search(self, node: NodeState, rooms: Rooms, at: int = 0) -> _Found | None:
         """The first choice for the claims from this one on with which none of them goes without."""
@@ -100,11 +111,11 @@ class _Others:
     ) -> Iterator[Chosen]:
         """For one claim. Cards that are alike are tried once: what follows is the same with each of them."""
         missing = want.claim.cards - len(taken)
-        while len(codes) >= missing and self._steps:
+        while len(codes) >= missing and self._effort.left > self._until:
             pick = pick_one(node, codes, want, self._policy)
             if pick is None:
                 return
-            self._steps -= 1
+            self._effort.left -= 1
             score, i = pick
             left = charged(rooms, node, i, want.claim)
             if left is not None and missing == 1:

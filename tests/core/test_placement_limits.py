@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core import explanation, placement, request
+from cardwise.core import explanation, placement, request, searching
 from cardwise.core.cards import Card
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.verdict import Refusal
@@ -166,3 +166,15 @@ def test_requests_that_would_fit_alone_are_refused_for_being_together(frees, ask
 def test_other_pods_could_make_room_only_where_all_requests_fit_the_empty_cards():
     assert Refusal.TOGETHER.resolvable
     assert not Refusal.NEVER_TOGETHER.resolvable
+
+
+def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):
+    """A lock is held meanwhile. Once it is spent, the policy's first choices are all that is tried."""
+    monkeypatch.setattr(searching, "_STEPS_IN_ALL", 2)
+    several = request.parse(pod(containers=[container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]))
+    fits_nowhere, fits = [9000, 9500, 100], [6000, 10000]
+    ledger = ledger_with_free(n1=fits_nowhere, n2=fits)
+    found = placement.place(ledger, ["n1", "n2"], several, "binpack")
+    assert isinstance(found, placement.Unplaceable)
+    assert set(found.refusals.values()) == {Refusal.TOGETHER}
+    assert placement.place(ledger, ["n2"], several, "binpack").node == "n2"
