@@ -244,7 +244,7 @@ class Scorer:
                 return of_devices
             free, granted = of_devices
         plan = self._plan_on(node.registry)
-        found = searching.fit(node, plan, self._policy, self._effort)
+        found = searching.fit(node, plan, self._policy, searching.Effort())  # what was found is found again
         if isinstance(found, Refusal):
             return found
         score, positions = found
