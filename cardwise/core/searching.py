@@ -63,7 +63,9 @@ def _search(
         found = choose(scratch, want, left, policy)
         if found is None:
             hopeless = want if not positions else _hopeless(node, wants, rooms, policy)
-            return hopeless or _Others(wants, policy, effort).search(node, rooms)
+            if hopeless is not None or _crowded(node, [one.claim for one in wants]):
+                return hopeless
+            return _Others(wants, policy, effort).search(node, rooms)
         points, chosen, left = found
         score += points
         positions.append(sorted(chosen))
@@ -73,6 +75,14 @@ def _search(
 def _hopeless(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy) -> Want | None:
     """The first that finds no card even alone."""
     return next((want for want in wants if choose(node, want, rooms, policy) is None), None)
+
+
+def _crowded(node: NodeState, claims: Sequence[Claim]) -> bool:
+    """Whether those that share no card with each other need more cards than have room for any: seen at once."""
+    most = max(node.free)
+    apart = [claim for claim in claims if claim.whole or 2 * claim.mem > most]
+    least = min((claim.mem for claim in apart), default=0)
+    return sum(claim.cards for claim in apart) > sum(free >= least for free in node.free)
 
 
 def without(node: NodeState, claim: Claim, positions: Sequence[int]) -> NodeState:
