@@ -178,7 +178,17 @@ def test_a_card_is_given_back_after_a_surprise(monkeypatch):
     assert "stopped: small-2, in place of team/small, is on n2 1 and not on n1 1" in shown.stderr
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.fixture
+def in_the_foreground():
+    """The signals as in a program that a person has started; what a shell starts in the background ignores some."""
+    meant = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {sign: signal.signal(sign, handler) for sign, handler in meant.items()}
+    yield
+    for sign, handler in before.items():
+        signal.signal(sign, handler)
+
+
+@pytest.mark.usefixtures("at_once", "in_the_foreground")
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
     before = signal.getsignal(sign)
