@@ -71,13 +71,8 @@ class AheadWriter:
         """Names the pod's node, unless the pod has changed."""
         if not self._ahead.wanted(nominee.uid):
             return  # kube-scheduler was faster; those behind are in time for it
-        change = {
-            "metadata": {"uid": nominee.uid, "resourceVersion": nominee.version},
-            "status": {"nominatedNodeName": nominee.node},
-        }
-        path = paths.pods(nominee.namespace, nominee.name, "status")
         try:
-            self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
+            self._name(nominee, nominee.version, nominee.node)
         except (errors.Conflict, errors.NotFound):
             self._ahead.unwritten(nominee.uid)
         except errors.KubeError as error:
@@ -90,17 +85,12 @@ class AheadWriter:
         kube-scheduler counts who is nominated to a node as if he were there, and never forgets a pod that may evict
         nobody: it would keep others away for as long as it waits.
         """
-        path = paths.pods(stale.namespace, stale.name)
         try:
-            pod = self._client.get(path, timeout=_TIMEOUT)
+            pod = self._client.get(paths.pods(stale.namespace, stale.name), timeout=_TIMEOUT)
             metadata = pod["metadata"]
             if metadata["uid"] != stale.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
                 return
-            change = {
-                "metadata": {"uid": stale.uid, "resourceVersion": metadata["resourceVersion"]},
-                "status": {"nominatedNodeName": None},
-            }
-            self._client.patch(f"{path}/status", change, "merge", _MANAGER, timeout=_TIMEOUT)
+            self._name(stale, metadata["resourceVersion"], None)
         except errors.NotFound:
             return
         except errors.Conflict:
@@ -108,6 +98,15 @@ class AheadWriter:
         except errors.KubeError as error:
             self._ahead.still_named(stale)
             self._rest("cannot take a nominated node back", stale, error)
+
+    def _name(self, pod: Nominee, version: str, node: str | None) -> None:
+        """The pod's status names the node from now on, if the pod still is of this version. Raises KubeError."""
+        change = {
+            "metadata": {"uid": pod.uid, "resourceVersion": version},
+            "status": {"nominatedNodeName": node},
+        }
+        path = paths.pods(pod.namespace, pod.name, "status")
+        self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
 
     def _rest(self, what: str, nominee: Nominee, error: errors.KubeError) -> None:
         self._not_before = self._clock() + _PAUSE
