@@ -34,6 +34,10 @@ class Clock(ABC):
     def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""
 
+    @abstractmethod
+    def join(self, thread: threading.Thread, seconds: float) -> bool:
+        """As `threading.Thread.join`: until it has ended, for `seconds` at most; whether it has."""
+
     def wall(self) -> datetime:
         """The time of day in UTC, to the microsecond."""
         return datetime.fromtimestamp(self.wall_ns() / 1e9, UTC)
@@ -57,6 +61,10 @@ class SystemClock(Clock):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def join(self, thread: threading.Thread, seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
 
 class BootClock(SystemClock):
     """The machine's clock, which runs on while the machine sleeps. For what others count on meanwhile: a Lease."""
@@ -66,3 +74,4 @@ class BootClock(SystemClock):
 
 
 SYSTEM = SystemClock()
+BOOT = BootClock()

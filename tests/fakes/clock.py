@@ -71,6 +71,13 @@ class FakeClock(Clock):
         with never:
             self.wait_for(never, lambda: False, seconds)
 
+    def join(self, thread: threading.Thread, seconds: float) -> bool:
+        """Time does not pass meanwhile: a thread that was told to end is waited for, however long the machine takes."""
+        thread.join(_PATIENCE)
+        if thread.is_alive():
+            raise AssertionError(f"{thread.name} has not ended in {_PATIENCE:.0f} real seconds")
+        return True
+
     def wait(self, event: threading.Event, seconds: float | None) -> bool:
         # The condition inside the event is what `set` notifies; there is no public way to wait for it or for us.
         inside: threading.Condition = event._cond  # type: ignore[attr-defined]

@@ -43,6 +43,14 @@ class TestBothClocks:
             assert first.result(60)
             assert second.result(60)
 
+    def test_a_thread_that_ends_is_joined(self, clock):
+        go = threading.Event()
+        thread = threading.Thread(target=go.wait)
+        thread.start()
+        go.set()
+        assert clock.join(thread, 60)
+        assert not thread.is_alive()
+
     def test_sleep_takes_its_time_and_both_times_go_on(self, clock):
         before, wall = clock.now(), clock.wall_ns()
         clock.sleep(1 / 64)
@@ -52,6 +60,14 @@ class TestBothClocks:
 
 
 class TestFakeClock:
+    def test_no_time_passes_while_a_thread_is_joined(self):
+        clock = FakeClock()
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        before = clock.now()
+        assert clock.join(thread, 0)  # though it may not have run at all yet
+        assert clock.now() == before
+
     def test_a_thread_sleeps_until_the_clock_is_moved_far_enough(self):
         clock = FakeClock()
         with ThreadPoolExecutor() as pool:
