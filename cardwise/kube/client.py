@@ -10,7 +10,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -25,6 +24,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import HTTPError
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import credentials, errors, wire
 from cardwise.kube.credentials import Authorization
 from cardwise.kube.watching import Watch
@@ -71,6 +71,7 @@ class KubeClient:
         proxy: str | None = None,
         pool_size: int = 16,
         user_agent: str = "cardwise",
+        clock: Clock = SYSTEM,
     ) -> None:
         """`host` is a URL; `authorization` yields the header value, such as "Bearer x", and may be slow."""
         self.host = host
@@ -79,6 +80,7 @@ class KubeClient:
         self._server_hostname = server_hostname
         self._authorization = authorization
         self._proxy = proxy
+        self._clock = clock
         self._pool_size = pool_size
         self._prefix = urlsplit(host).path.rstrip("/")
         # Ready-made headers by content type; "" has those of a request without a body, the base of the others.
@@ -247,11 +249,11 @@ class KubeClient:
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         url = f"{self._prefix}{path}?{urlencode(query)}" if query else self._prefix + path
-        began = time.monotonic()
+        began = self._clock.now()
         headers = self._headers_for(content_type if body is not None else "")
         if timeout is not None:
             # An exec plugin may take its time, and that is part of the time of the request.
-            spent = time.monotonic() - began
+            spent = self._clock.now() - began
             if spent >= timeout:
                 raise errors.Unreachable(f"{method} {path}: the credentials took {spent:.1f} s, which left no time")
             if spent > _SLOW_CREDENTIALS:
@@ -285,7 +287,7 @@ class KubeClient:
             return errors.Unreachable(f"{method} {path}: {error}")
 
     def _headers_for(self, content_type: str) -> dict[str, str]:
-        if self._authorization is not None and time.monotonic() >= self._headers_until:
+        if self._authorization is not None and self._clock.now() >= self._headers_until:
             self._renew_headers()
         table = self._headers  # read once: a renewal replaces it whole
         headers = table.get(content_type)
@@ -296,7 +298,7 @@ class KubeClient:
     def _renew_headers(self) -> None:
         # One thread at a time: an exec plugin must not be started by all of them at once.
         with self._lock:
-            if self._authorization is None or time.monotonic() < self._headers_until:
+            if self._authorization is None or self._clock.now() < self._headers_until:
                 return
             value = self._authorization()
             base = {key: kept for key, kept in self._headers[""].items() if key != "Authorization"}
@@ -304,7 +306,7 @@ class KubeClient:
                 base["Authorization"] = value.strip()
             if base != self._headers[""]:
                 self._headers = {"": base}
-            self._headers_until = time.monotonic() + _TOKEN_SECONDS
+            self._headers_until = self._clock.now() + _TOKEN_SECONDS
 
     def _timeout(self, seconds: float | None) -> urllib3.Timeout:
         timeout = self._timeouts.get(seconds)

@@ -4,17 +4,14 @@ Apart because an Event must never cost the work it reports on: recording returns
 object, a noisy object is cut off, and every failure ends here in a counter and a log line.
 """
 
-import queue
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -98,7 +95,7 @@ class EventRecorder:
         capacity: int = 1000,
         burst: int = 25,
         refill_seconds: float = 60.0,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.written = 0
         self.dropped = 0
@@ -108,13 +105,15 @@ class EventRecorder:
         self._instance = instance or component
         self._burst = burst
         self._refill = refill_seconds
-        self._monotonic = monotonic
-        self._queue: queue.Queue[_Note | None] = queue.Queue(capacity)
+        self._clock = clock
+        self._capacity = capacity
+        self._notes: deque[_Note] = deque()
+        self._news = threading.Condition()
         self._seen: OrderedDict[tuple[ObjectRef, str, str, str], _Written] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
         self._stopped = False
+        self._named = 0  # by the time at which it was made, in nanoseconds
 
     def record(
         self,
@@ -124,39 +123,34 @@ class EventRecorder:
         type: EventKind = "Normal",  # noqa: A002
     ) -> None:
         """Returns at once and never raises. `reason` is CamelCase and specific; `message` is cut at 1024 characters."""
-        if self._stopped:
-            self.dropped += 1
-            return
-        if self._thread is None:
-            self._start()
-        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        at = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         note = _Note(regarding, reason, errors.truncated(message, _MAX_MESSAGE), type, at)
-        try:
-            self._queue.put_nowait(note)
-        except queue.Full:
-            self.dropped += 1
-
-    def stop(self, timeout: float = 3.0) -> None:
-        """Writes out what is queued, for at most `timeout` seconds."""
-        self._stopped = True
-        thread = self._thread
-        if thread is None:
-            return
-        deadline = time.monotonic() + timeout
-        try:
-            self._queue.put(None, timeout=timeout)
-        except queue.Full:
-            return
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _start(self) -> None:
-        with self._starting:
+        with self._news:
+            if self._stopped or len(self._notes) >= self._capacity:
+                self.dropped += 1
+                return
+            self._notes.append(note)
+            self._news.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="events", daemon=True)
                 self._thread.start()
 
+    def stop(self, timeout: float = 3.0) -> None:
+        """Writes out what is queued, for at most `timeout` seconds."""
+        with self._news:
+            self._stopped = True
+            self._news.notify()
+        if self._thread is not None:
+            self._clock.join(self._thread, timeout)
+
+    def _next(self) -> _Note | None:
+        """Waits for one; None when all that had come before `stop` are written."""
+        with self._news:
+            self._news.wait_for(lambda: self._notes or self._stopped)
+            return self._notes.popleft() if self._notes else None
+
     def _run(self) -> None:
-        while (note := self._queue.get()) is not None:
+        while (note := self._next()) is not None:
             try:
                 self._write(note)
             except errors.KubeError as error:
@@ -171,7 +165,7 @@ class EventRecorder:
             self.dropped += 1
             return
         key = (note.regarding, note.reason, note.message, note.type)
-        now = self._monotonic()
+        now = self._clock.now()
         before = self._seen.get(key)
         if before is not None and now - before.at < _REPEAT_SECONDS and self._repeat(before, note):
             before.at = now
@@ -193,7 +187,8 @@ class EventRecorder:
     def _create(self, note: _Note, now: float) -> _Written:
         # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
         namespace = note.regarding.namespace or "default"
-        name = f"{note.regarding.name[:230]}.{time.time_ns():x}"
+        self._named = max(self._named + 1, self._clock.wall_ns())  # no name twice, though the clock be set back
+        name = f"{note.regarding.name[:230]}.{self._named:x}"
         event: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -214,7 +209,7 @@ class EventRecorder:
 
     def _may(self, regarding: ObjectRef) -> bool:
         key = (regarding.kind, regarding.namespace, regarding.uid or regarding.name)
-        now = self._monotonic()
+        now = self._clock.now()
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(float(self._burst), now)

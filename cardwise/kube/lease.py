@@ -7,14 +7,13 @@ write asks `holds` with the seconds that the write may take, at every write, and
 import logging
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
+from cardwise.clock import BOOT, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -29,11 +28,6 @@ _FAREWELL_SECONDS = 1.0
 def identity() -> str:
     """A name that no other process has or had. Call it after the fork: two with one name are not told apart."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
-
-
-def boot_time() -> float:
-    """As `time.monotonic`, but runs on while the machine sleeps: a Lease does not sleep with it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaderElector:
@@ -57,7 +51,7 @@ class LeaderElector:
         duration: float = 15.0,
         renew_every: float = 2.0,
         margin: float | None = None,
-        clock: Callable[[], float] = boot_time,
+        clock: Clock = BOOT,
         on_change: Callable[[bool], None] | None = None,
     ) -> None:
         margin = duration / 10 if margin is None else margin
@@ -100,11 +94,11 @@ class LeaderElector:
         claim = self._election.claim  # read once: the thread replaces it whole
         if self._stopping.is_set() or (epoch is not None and epoch != claim.epoch):
             return False
-        return claim.holds(self._clock(), margin)
+        return claim.holds(self._clock.now(), margin)
 
     def remaining(self) -> float:
         """For how many seconds it is ours if no renewal comes; 0 when it is not."""
-        claim, now = self._election.claim, self._clock()
+        claim, now = self._election.claim, self._clock.now()
         return claim.until - now if claim.holds(now) and not self._stopping.is_set() else 0.0
 
     def start(self) -> None:
@@ -114,13 +108,13 @@ class LeaderElector:
         """`holds` is False at once; then the Lease is given back, so that a standby takes over without waiting."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(timeout)
+            self._clock.join(self._thread, timeout)
 
     def step(self) -> float:
         """One exchange with the API server; the seconds to wait before the next."""
-        call = self._election.call(self._clock(), datetime.now(UTC))
+        call = self._election.call(self._clock.now(), self._clock.wall())
         error = self._exchange(call, self._timeout)
-        now = self._clock()
+        now = self._clock.now()
         if error is not None:
             delay = self._backoff.next()
             self._complain(call, error)
@@ -134,7 +128,7 @@ class LeaderElector:
     def leave(self) -> None:
         """Gives the Lease back if it is ours."""
         for _ in range(_FAREWELL_CALLS):
-            call = self._election.farewell(self._clock(), datetime.now(UTC))
+            call = self._election.farewell(self._clock.now(), self._clock.wall())
             if call is None:
                 return
             error = self._exchange(call, _FAREWELL_SECONDS)
@@ -143,7 +137,7 @@ class LeaderElector:
 
     def _run(self) -> None:
         delay = 0.0
-        while not self._stopping.wait(delay):
+        while not self._clock.wait(self._stopping, delay):
             try:
                 delay = self.step()
             except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would ever lead again
@@ -157,7 +151,7 @@ class LeaderElector:
 
     def _exchange(self, call: Call, timeout: float) -> errors.KubeError | None:
         try:
-            self._election.answered(call, self._send(call, timeout), self._clock())
+            self._election.answered(call, self._send(call, timeout), self._clock.now())
         except errors.KubeError as error:
             self._election.failed(call, error)
             return error

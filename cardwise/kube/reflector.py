@@ -8,7 +8,6 @@ import contextlib
 import math
 import random
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -16,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, wire
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, Query
@@ -97,6 +97,7 @@ class Reflector(Generic[T]):
         named: Callable[[str, T], str] | None = None,
         list_limit: int = 1000,
         pace: Pace | None = None,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.name = name or path.rsplit("/", 1)[-1]
         self.store: Store[T] = Store()
@@ -113,6 +114,7 @@ class Reflector(Generic[T]):
         self._handler = handler
         self._limit = list_limit
         self._pace = pace or Pace()
+        self._clock = clock
         self._version = ""
         self._heard: float | None = None
         self._stopping = threading.Event()
@@ -137,7 +139,7 @@ class Reflector(Generic[T]):
             if self._watch is not None:
                 self._watch.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            self._clock.join(self._thread, timeout)
 
     def relist(self) -> threading.Event:
         """Lists once more. Set when the handler has all of a list that began after this call: what had been written
@@ -153,7 +155,7 @@ class Reflector(Generic[T]):
     def staleness_seconds(self) -> float:
         """Since the API server last told us anything (list, event, bookmark, regular end of a watch); inf before."""
         heard = self._heard
-        return math.inf if heard is None else time.monotonic() - heard
+        return math.inf if heard is None else self._clock.now() - heard
 
     def _run(self) -> None:
         backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
@@ -161,7 +163,7 @@ class Reflector(Generic[T]):
             delay = 0.0
             before = self.events
             try:
-                if self._settle_at is not None and time.monotonic() >= self._settle_at:
+                if self._settle_at is not None and self._clock.now() >= self._settle_at:
                     self._settle()
                 if self._asked or not self._version:
                     self._relist()
@@ -192,7 +194,7 @@ class Reflector(Generic[T]):
             if self.events > before:
                 # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
                 backoff.reset()
-            self._stopping.wait(delay)
+            self._clock.wait(self._stopping, delay)
 
     def _relist(self) -> None:
         with self._lock:
@@ -227,7 +229,7 @@ class Reflector(Generic[T]):
         self.relists += 1
         self._version = version
         self._hand_over(self.store.replace(fresh, keep=unreadable))
-        self._heard = time.monotonic()
+        self._heard = self._clock.now()
         self._call(self._handler.on_synced)
         self.synced.set()
         with self._lock:
@@ -237,7 +239,7 @@ class Reflector(Generic[T]):
 
     def _follow(self) -> bool:
         """Watches once. False when it ended so soon and so silent that another try at once would spin."""
-        started = time.monotonic()
+        started = self._clock.now()
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
         settle_at = self._settle_at
         if settle_at is not None:
@@ -261,8 +263,8 @@ class Reflector(Generic[T]):
         finally:
             with self._lock:
                 self._watch = None
-        self._heard = time.monotonic()
-        return self.events > before or time.monotonic() - started >= min(1.0, self._pace.watch_min)
+        self._heard = self._clock.now()
+        return self.events > before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
 
     def _take(self, line: bytes) -> None:
         event = _decode_event(line)
@@ -270,7 +272,7 @@ class Reflector(Generic[T]):
             raise errors.from_status(bytes(event.object))
         head = _decode_head(event.object).metadata
         self.events += 1
-        self._heard = time.monotonic()
+        self._heard = self._clock.now()
         if event.type != wire.EventType.BOOKMARK:
             identity = _identity(head)
             try:
@@ -305,7 +307,7 @@ class Reflector(Generic[T]):
     def _owe(self, key: str, taken: T | None) -> None:
         self._owed[key] = taken
         if self._settle_at is None:
-            self._settle_at = time.monotonic() + self._settle_backoff.next()
+            self._settle_at = self._clock.now() + self._settle_backoff.next()
 
     def _settle(self) -> None:
         """Hands over again what the handler failed on."""

@@ -5,6 +5,7 @@ Nothing runs by itself: a Lease is renewed, a watch tells and a term begins when
 
 from collections.abc import Callable
 
+from cardwise.clock import SystemClock
 from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.kube import errors
@@ -69,6 +70,11 @@ class Api(Leases):
         return [card for card, held in used.items() if held > mem]
 
 
+class _OnClock(SystemClock):
+    def __init__(self, clock: Clock) -> None:
+        self.now = clock
+
+
 class Extender:
     """One process. It is its own KubeClient; `cut`: its calls do not reach the API server."""
 
@@ -91,7 +97,14 @@ class Extender:
 
     def _elect(self, on_change: Callable[[bool], None]) -> LeaderElector:
         return LeaderElector(
-            self, "ns", "l", self.name, duration=DURATION, renew_every=2.0, clock=self.clock, on_change=on_change
+            self,
+            "ns",
+            "l",
+            self.name,
+            duration=DURATION,
+            renew_every=2.0,
+            clock=_OnClock(self.clock),
+            on_change=on_change,
         )
 
     def _sleep(self, seconds: float) -> None:

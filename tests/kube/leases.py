@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from cardwise.kube import errors
 from cardwise.kube.election import Call
 from cardwise.kube.lease import LeaderElector
+from tests.fakes.clock import FakeClock
 
 DURATION, MARGIN, EVERY = 15.0, 1.5, 2.0
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -62,13 +63,18 @@ class World(Leases):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 1000.0
+        self.clock = FakeClock()
         self.calls: list[str] = []
         self.before: Callable[[str], None] = lambda verb: None
         self.after: Callable[[str], None] = lambda verb: None
 
-    def clock(self) -> float:
-        return self.now
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    @now.setter
+    def now(self, moment: float) -> None:
+        self.clock.advance(moment - self.now)
 
     def get(self, path: str = f"{PATH}/l", *, timeout: float = 0) -> dict:
         return self._hooked("get", lambda: super(World, self).get(path))
