@@ -4,12 +4,12 @@ A file that cannot be read never takes the last good entries away, as with simul
 """
 
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.invalid import InvalidRequest
 from cardwise.devices import settings
 from cardwise.devices.discovery import discover
@@ -24,13 +24,23 @@ _POLL_SECONDS = 1.0
 class OfferedDevices:
     """`Devices` of a node by the entries of one file."""
 
-    def __init__(self, path: Path, *, sysfs: Path, dev: Path, node: str, poll_seconds: float = _POLL_SECONDS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        sysfs: Path,
+        dev: Path,
+        node: str,
+        poll_seconds: float = _POLL_SECONDS,
+        clock: Clock = SYSTEM,
+    ) -> None:
         """Raises InvalidRequest or OSError when there are no entries to begin with."""
         self._path = path
         self._sysfs = sysfs
         self._dev = dev
         self._node = node
         self._poll_seconds = poll_seconds
+        self._clock = clock
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._problem = ""
@@ -49,16 +59,16 @@ class OfferedDevices:
             return list(found)
 
     def wait_change(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
+        deadline = self._clock.now() + timeout
         while not self._closed.is_set():
             found = self.devices()
             if found != self._seen:
                 self._seen = found
                 return True
-            left = deadline - time.monotonic()
+            left = deadline - self._clock.now()
             if left <= 0:
                 return False
-            self._closed.wait(min(self._poll_seconds, left))
+            self._clock.wait(self._closed, min(self._poll_seconds, left))
         return False
 
     def close(self) -> None:

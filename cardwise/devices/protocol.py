@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cardwise.clock import SYSTEM, Clock
+
 RDMA = "rdma"  # the kind of RDMA devices; the others are named by who offers them
 
 
@@ -58,14 +60,15 @@ class Devices(Protocol):
 class NoDevices:
     """`Devices` of a node that offers none."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
         self._closed = threading.Event()
+        self._clock = clock
 
     def devices(self) -> list[OtherDevice]:
         return []
 
     def wait_change(self, timeout: float) -> bool:
-        self._closed.wait(timeout)
+        self._clock.wait(self._closed, timeout)
         return False
 
     def close(self) -> None:

@@ -7,13 +7,13 @@ it has answered for a quiet time and the driver asks for no reset.
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pynvml
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.quantity import MiB
 from cardwise.gpus import xids
 from cardwise.gpus.protocol import (
@@ -31,6 +31,8 @@ _log = structlog.get_logger(__name__)
 
 _MIB = 1024 * 1024
 _EVENT_WAIT_MS = 500
+_PROBE_SECONDS = 5.0
+_QUIET_SECONDS = 30.0  # without a fault until a card is well again
 _MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
     pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
@@ -40,15 +42,14 @@ _FIELD_RECOVERY_ACTION = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", 
 
 
 class NvmlGpus:
-    """`Gpus` of this machine. `probe_seconds`: between two probes; `quiet_seconds`: without fault until well again."""
+    """`Gpus` of this machine."""
 
     def __init__(
         self,
         *,
         ignored_xids: frozenset[int] = frozenset(),
-        probe_seconds: float = 5.0,
-        quiet_seconds: float = 30.0,
         on_failure: Callable[[str], None] = lambda _: None,
+        clock: Clock = SYSTEM,
     ) -> None:
         """`on_failure` hears which thread met an unforeseen error. Raises GpusUnavailable where there is no driver."""
         try:
@@ -61,9 +62,8 @@ class NvmlGpus:
                 "container? For simulated cards give --simulated-cards FILE"
             ) from error
         self._ignored = ignored_xids
-        self._probe_seconds = probe_seconds
-        self._quiet_seconds = quiet_seconds
         self._on_failure = on_failure
+        self._clock = clock
         self._lock = threading.Lock()
         self._handles: dict[str, Any] = {}
         self._cards: list[GpuCard] = []
@@ -93,7 +93,7 @@ class NvmlGpus:
             }
 
     def wait_change(self, timeout: float) -> bool:
-        changed = self._changed.wait(timeout)
+        changed = self._clock.wait(self._changed, timeout)
         self._changed.clear()
         return changed and not self._closing.is_set()
 
@@ -124,7 +124,7 @@ class NvmlGpus:
         self._closing.set()
         self._changed.set()
         for thread in self._threads:
-            thread.join(5.0)
+            self._clock.join(thread, 5.0)
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
@@ -156,18 +156,18 @@ class NvmlGpus:
             self._changed.set()
 
     def _probe(self) -> None:
-        while not self._closing.wait(self._probe_seconds):
+        while not self._clock.wait(self._closing, _PROBE_SECONDS):
             try:
                 self._find_missing()
                 for uuid, handle in self._known().items():
-                    self._judge(uuid, _trouble(handle), time.monotonic())
+                    self._judge(uuid, _trouble(handle), self._clock.now())
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
                 self._failed("nvml-probe")
 
     def _failed(self, thread: str) -> None:
         _log.exception("the cards' health is not looked at", thread=thread)
         self._on_failure(thread)
-        self._closing.wait(1.0)
+        self._clock.wait(self._closing, 1.0)
 
     def _known(self) -> dict[str, Any]:
         with self._lock:
@@ -178,7 +178,7 @@ class NvmlGpus:
             before = self._faults.get(uuid)
             if trouble:
                 self._faults[uuid] = (trouble, now)
-            elif before is not None and now - before[1] >= self._quiet_seconds:
+            elif before is not None and now - before[1] >= _QUIET_SECONDS:
                 del self._faults[uuid]
             after = self._faults.get(uuid)
         if (before and before[0]) != (after and after[0]):
@@ -224,7 +224,7 @@ class NvmlGpus:
             return
         except pynvml.NVMLError as error:
             _log.warning("waiting for Xid events failed", error=str(error))
-            self._closing.wait(1.0)
+            self._clock.wait(self._closing, 1.0)
             return
         xid = int(event.eventData)
         try:
@@ -235,7 +235,7 @@ class NvmlGpus:
             _log.info("an application failed on a card", uuid=named[0], xid=xid, meaning=xids.describe(xid))
             return
         for uuid in named:
-            self._judge(uuid, xids.describe(xid), time.monotonic())
+            self._judge(uuid, xids.describe(xid), self._clock.now())
 
 
 def _trouble(handle: Any) -> str:

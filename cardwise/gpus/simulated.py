@@ -21,7 +21,6 @@ The compute mode of a card is kept in a file beside it (`<name>.modes`), since t
 import os
 import re
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +29,7 @@ import structlog
 import yaml
 from msgspec import Struct
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import (
     HEALTHY,
@@ -135,9 +135,10 @@ def _inventory(entries: list[_CardEntry], source: str) -> Inventory:
 class SimulatedGpus:
     """`Gpus` of one file. Notices a change within a fifth of a second while someone waits."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Clock = SYSTEM) -> None:
         """Raises GpusUnavailable when there are no cards to begin with."""
         self._path = path
+        self._clock = clock
         self._modes_file = path.with_name(f"{path.name}.modes")
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -156,15 +157,15 @@ class SimulatedGpus:
         return dict(self._read()[1])
 
     def wait_change(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
+        deadline = self._clock.now() + timeout
         before = self._inventory
         while not self._closed.is_set():
             if self._read() is not before:
                 return True
-            left = deadline - time.monotonic()
+            left = deadline - self._clock.now()
             if left <= 0:
                 return False
-            self._closed.wait(min(_POLL_SECONDS, left))
+            self._clock.wait(self._closed, min(_POLL_SECONDS, left))
         return False
 
     def close(self) -> None:

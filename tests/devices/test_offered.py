@@ -1,6 +1,6 @@
 """Devices by polling: what changes is seen, and a bad file changes nothing."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,6 +9,7 @@ from cardwise.core.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import NoDevices
 from tests.devices.trees import Tree, connectx5
+from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture
@@ -24,8 +25,13 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def offered(tree, file):
-    return OfferedDevices(file, sysfs=tree.sysfs, dev=tree.dev, node="n1", poll_seconds=0.01)
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def offered(tree, file, clock):
+    return OfferedDevices(file, sysfs=tree.sysfs, dev=tree.dev, node="n1", clock=clock)
 
 
 def names(offered: OfferedDevices) -> list[str]:
@@ -45,6 +51,19 @@ def test_a_port_that_goes_down_and_a_device_that_comes_are_changes(tree, offered
     (tree.sysfs / "class" / "infiniband" / second.name).unlink()
     assert offered.wait_change(5)
     assert names(offered) == ["mlx5_0", "rxe0"]
+
+
+def test_a_change_while_somebody_waits_is_seen_by_the_next_look(tree, offered, clock):
+    offered.wait_change(0)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(offered.wait_change, 60)
+        clock.step()
+        clock.until_waiting()
+        connectx5(tree)
+        before = clock.now()
+        clock.step()
+        assert waiting.result(60)
+    assert clock.now() - before <= 1
 
 
 def test_a_change_that_somebody_else_has_seen_first_is_still_one(tree, offered):
@@ -81,11 +100,14 @@ def test_a_bad_file_at_the_start_is_an_error(tree, file):
 
 
 @pytest.mark.parametrize("kind", ["offered", "none"])
-def test_close_ends_the_wait(offered, kind):
-    devices = offered if kind == "offered" else NoDevices()
+def test_a_wait_ends_in_time_and_by_close(offered, clock, kind):
+    devices = offered if kind == "offered" else NoDevices(clock)
     devices.wait_change(0)
-    waiting = threading.Thread(target=devices.wait_change, args=(60,))
-    waiting.start()
-    devices.close()
-    waiting.join(10)
-    assert not waiting.is_alive()
+    before = clock.now()
+    assert not devices.wait_change(2.5)
+    assert clock.now() - before == 2.5
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(devices.wait_change, 60)
+        clock.until_waiting()
+        devices.close()
+        assert not waiting.result(60)

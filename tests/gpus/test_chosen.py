@@ -9,6 +9,7 @@ from cardwise.gpus import chosen
 from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from deviceplugin.__main__ import main
+from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def machine(tmp_path):
     path = tmp_path / "cards.yaml"
     cards = [{"index": i, "uuid": f"GPU-{i}ab", "memoryMiB": 16276, "healthy": i != 2} for i in range(4)]
     path.write_text(yaml.safe_dump({"cards": cards}))
-    return SimulatedGpus(path)
+    return SimulatedGpus(path, clock=FakeClock())
 
 
 @pytest.mark.parametrize(

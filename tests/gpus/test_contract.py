@@ -1,7 +1,6 @@
 """What every `Gpus` must do, held against the simulated cards and, where there is a driver, against NVML."""
 
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -11,29 +10,35 @@ from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import CardUnwilling, ComputeMode, Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
+from tests.fakes.clock import FakeClock
 
 
-def simulated(tmp_path) -> Gpus:
+def simulated(tmp_path, clock) -> Gpus:
     path = tmp_path / "cards.yaml"
     card = {"model": "Tesla-P100", "memoryMiB": 16276, "device": "/dev/null"}
     path.write_text(yaml.safe_dump({"cards": [card | {"index": i, "uuid": f"GPU-{i}"} for i in (1, 0)]}))
-    return SimulatedGpus(path)
+    return SimulatedGpus(path, clock=clock)
 
 
-def some(tmp_path) -> Gpus:
-    return ChosenGpus(simulated(tmp_path), chosen.parse("0,GPU-1"))
+def some(tmp_path, clock) -> Gpus:
+    return ChosenGpus(simulated(tmp_path, clock), chosen.parse("0,GPU-1"))
 
 
-def nvml(_) -> Gpus:
+def nvml(_, clock) -> Gpus:
     try:
-        return NvmlGpus(probe_seconds=0.1)
+        return NvmlGpus(clock=clock)
     except GpusUnavailable as error:
         pytest.skip(f"no NVIDIA driver: {error}")
 
 
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
 @pytest.fixture(params=[simulated, some, nvml])
-def gpus(request, tmp_path):
-    made = request.param(tmp_path)
+def gpus(request, tmp_path, clock):
+    made = request.param(tmp_path, clock)
     yield made
     made.close()
 
@@ -64,20 +69,21 @@ def test_answers_are_the_callers_own(gpus):
     assert gpus.cards()
 
 
-def test_waiting_ends_in_time_and_by_close(gpus):
-    began = time.monotonic()
+def test_waiting_ends_in_time_and_by_close(gpus, clock):
+    before = clock.now()
     assert gpus.wait_change(0.3) is False
-    assert 0.25 < time.monotonic() - began < 2
-    threading.Timer(0.2, gpus.close).start()
-    began = time.monotonic()
-    assert gpus.wait_change(30) is False
-    assert time.monotonic() - began < 5
+    assert clock.now() - before == pytest.approx(0.3)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(gpus.wait_change, 30)
+        clock.until_waiting()
+        gpus.close()
+        assert waiting.result(60) is False
 
 
 @pytest.fixture(params=[simulated, nvml])
-def use(request, tmp_path):
+def use(request, tmp_path, clock):
     """Those that can say and change who is on a card."""
-    made = request.param(tmp_path)
+    made = request.param(tmp_path, clock)
     yield made
     made.close()
 

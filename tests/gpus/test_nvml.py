@@ -1,6 +1,6 @@
 """NVML where a card or the library itself fails, with the driver's answers put in."""
 
-import time
+import threading
 import types
 
 import pynvml
@@ -8,19 +8,25 @@ import pytest
 
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
-from tests.deviceplugin.conftest import eventually
+from tests.fakes.clock import FakeClock
 
 MIB = 1024 * 1024
+WAIT = "nvmlEventSetWait_v2"
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 class Driver:
-    """The calls that `NvmlGpus` makes. A handle is the card's index; `broken` are errors to raise by call or card."""
+    """The calls that `NvmlGpus` makes. A handle is the card's index; `broken` are errors to raise by call or card.
+
+    Who asks for an event waits until there is one, or an error, and not for the half second that it asks for.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cards: int = 2) -> None:
         self.broken: dict[object, Exception] = {}
         self.heard: set[int] = set()
         self.events: list[types.SimpleNamespace] = []
+        self.news = threading.Condition()
+        self.listening = self.over = False
         self.modes: dict[int, int] = {}
         self.processes: list[types.SimpleNamespace] = []
         self.clients: list[types.SimpleNamespace] = []
@@ -42,7 +48,7 @@ class Driver:
             "nvmlEventSetCreate": object,
             "nvmlEventSetFree": lambda _: None,
             "nvmlDeviceRegisterEvents": lambda handle, *_: self.heard.add(handle),
-            "nvmlEventSetWait_v2": self.next_event,
+            WAIT: self.next_event,
             "nvmlDeviceGetComputeMode": lambda handle: self.modes.get(self.card(handle), 0),
             "nvmlDeviceSetComputeMode": self.modes.__setitem__,
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: self.processes,
@@ -65,10 +71,31 @@ class Driver:
         return index
 
     def next_event(self, *_):
-        if self.events:
-            return self.events.pop()
-        time.sleep(0.02)
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        with self.news:
+            self.listening = True
+            self.news.notify_all()
+            self.news.wait_for(lambda: self.events or self.over or WAIT in self.broken)
+            self.listening = False
+            if self.events:
+                return self.events.pop()
+            raise self.broken.get(WAIT, pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
+
+    def breaks(self, what: object, error: Exception) -> None:
+        with self.news:
+            self.broken[what] = error
+            self.news.notify_all()
+
+    def fails(self, xid: int, card: int) -> None:
+        """A card reports it. Returns when it has been taken and the next event is waited for."""
+        with self.news:
+            self.events.append(types.SimpleNamespace(eventData=xid, device=card))
+            self.news.notify_all()
+            assert self.news.wait_for(lambda: self.listening and not self.events, 60)
+
+    def ends(self) -> None:
+        with self.news:
+            self.over = True
+            self.news.notify_all()
 
 
 @pytest.fixture
@@ -77,17 +104,29 @@ def driver(monkeypatch):
 
 
 @pytest.fixture
-def gpus(driver):
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def gpus(driver, clock):
     """Makes them, since what is broken at the start matters."""
     made = []
 
     def make(**settings) -> NvmlGpus:
-        made.append(NvmlGpus(**{"probe_seconds": 0.02} | settings))
+        made.append(NvmlGpus(clock=clock, **settings))
         return made[-1]
 
     yield make
+    driver.ends()
     for one in made:
         one.close()
+
+
+def probed(clock: FakeClock) -> None:
+    """All cards have been probed once more."""
+    clock.step()
+    clock.until_waiting()
 
 
 def indices(gpus: NvmlGpus) -> list[int]:
@@ -95,15 +134,17 @@ def indices(gpus: NvmlGpus) -> list[int]:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_card_lost_at_the_start_does_not_take_the_others_down(driver, gpus, lost):
+def test_a_card_lost_at_the_start_does_not_take_the_others_down(driver, gpus, clock, lost):
     driver.broken[lost] = LOST
     made = gpus()
     assert indices(made) == [1 - lost]
     assert list(made.health()) == [f"GPU-{1 - lost}"]
     del driver.broken[lost]
-    assert made.wait_change(5)
+    probed(clock)
+    assert made.wait_change(0)
     assert indices(made) == [0, 1]
-    eventually(lambda: driver.heard == {0, 1}, what="its Xids are heard as well")
+    driver.fails(31, 1 - lost)  # any event: after it the listener asks for those of the new card
+    assert driver.heard == {0, 1}
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"])
@@ -113,30 +154,38 @@ def test_a_driver_that_does_not_answer_is_told_as_such(driver, call):
         NvmlGpus()
 
 
-def test_a_lost_card_is_unhealthy_and_comes_back(driver, gpus):
-    made = gpus(quiet_seconds=0.0)
+def test_a_lost_card_is_unhealthy_and_comes_back_after_a_quiet_time(driver, gpus, clock):
+    made = gpus()
     driver.broken[1] = LOST
-    assert made.wait_change(5)
+    probed(clock)
+    assert made.wait_change(0)
     assert "GPU is lost" in made.health()["GPU-1"].reason
     assert made.health()["GPU-0"].healthy
     del driver.broken[1]
-    assert made.wait_change(5)
+    lost = clock.now()
+    while not made.wait_change(0):
+        assert not made.health()["GPU-1"].healthy
+        probed(clock)
     assert made.health()["GPU-1"].healthy
+    assert clock.now() - lost == 30
 
 
-@pytest.mark.parametrize(
-    ("call", "thread"), [("nvmlDeviceGetPciInfo", "nvml-probe"), ("nvmlEventSetWait_v2", "nvml-xids")]
-)
-def test_an_unforeseen_error_ends_no_thread(driver, gpus, call, thread):
+@pytest.mark.parametrize(("call", "thread"), [("nvmlDeviceGetPciInfo", "nvml-probe"), (WAIT, "nvml-xids")])
+def test_an_unforeseen_error_ends_no_thread(driver, gpus, clock, call, thread):
     failures: list[str] = []
     made = gpus(on_failure=failures.append)
-    driver.broken[call] = TypeError("not what the binding says")
-    eventually(lambda: failures)
-    assert set(failures) == {thread}
+    driver.breaks(call, TypeError("not what the binding says"))
+    if thread == "nvml-probe":
+        probed(clock)
+    else:
+        clock.until_waiting(2)  # the listener too: it takes its time after an error
+    assert failures == [thread]
     del driver.broken[call]
-    driver.events.append(types.SimpleNamespace(eventData=79, device=0))
+    clock.advance(1)
+    driver.fails(79, 0)
     driver.broken[1] = LOST
-    eventually(lambda: [state.reason[:6] for state in made.health().values()] == ["Xid 79", "the ca"])
+    probed(clock)
+    assert [state.reason[:6] for state in made.health().values()] == ["Xid 79", "the ca"]
 
 
 def test_the_properties_that_selectors_name(gpus):

@@ -1,11 +1,12 @@
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cardwise.gpus import simulated, xids
 from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
 from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
+from tests.fakes.clock import FakeClock
 
 ONE = "cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, properties: {clockMHz: 1328}}]\n"
 
@@ -30,11 +31,14 @@ def test_defaults(file):
 
 
 def test_a_card_becomes_sick_and_well_while_someone_waits(file):
-    gpus = SimulatedGpus(file)
-    timer = threading.Timer(0.1, replace, (file, ONE.replace("}]", ", healthy: false, reason: hot}]")))
-    timer.start()
-    assert gpus.wait_change(5)
-    timer.join()
+    clock = FakeClock()
+    gpus = SimulatedGpus(file, clock=clock)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(gpus.wait_change, 5)
+        clock.until_waiting()
+        replace(file, ONE.replace("}]", ", healthy: false, reason: hot}]"))
+        clock.step()
+        assert waiting.result(60)
     assert gpus.health()["GPU-0"].reason == "hot"
     replace(file, ONE)
     assert gpus.wait_change(5)
