@@ -4,14 +4,13 @@ Looked up for pods of gangs only, from the API server's cache: it may be behind,
 through. That a gang says a number is remembered for a while, since its pods come by the hundred.
 """
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import structlog
 from msgspec import Struct
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import gangs, names
 from cardwise.core.invalid import InvalidRequest
 from cardwise.kube import errors, paths
@@ -38,14 +37,14 @@ _decode = msgspec.json.Decoder(_List).decode
 class GangNumbers:
     """Methods may be called from any thread."""
 
-    def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
         self._client = client
         self._clock = clock
         self._agreed: dict[tuple[str, str, int], float] = {}  # until when
 
     def other(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """A living pod of the gang that says another number, and which; None where none is known."""
-        key, now = (namespace, gang, number), self._clock()
+        key, now = (namespace, gang, number), self._clock.now()
         if self._agreed.get(key, now) > now:
             return None
         said = self._said(namespace, gang)

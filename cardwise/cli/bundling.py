@@ -8,8 +8,8 @@ it asks for and how it fares. The values of Cardwise's own environment and annot
 import io
 import json
 import tarfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ _CONTAINER: Final = """
 _PRESENCE: Final = ("command", "args")  # whether they are there says much, their text is nobody's business
 
 
-def write(client: KubeClient, target: Path, findings: Sequence[Finding], installed: str) -> list[str]:
+def write(client: KubeClient, target: Path, findings: Sequence[Finding], installed: str, now: datetime) -> list[str]:
     """Makes the archive (gzip), and returns what could not be read. `installed`: the namespace of Cardwise.
 
     Raises OSError where `target` cannot be written, and FileExistsError where it is there already.
@@ -53,20 +53,22 @@ def write(client: KubeClient, target: Path, findings: Sequence[Finding], install
     with target.open("xb") as file:
         try:
             with tarfile.open(fileobj=file, mode="w:gz") as archive:
-                _add(archive, f"{folder}/doctor.json", as_json(findings))
-                missing = _fill(archive, folder, _contents(client, installed))
-                _add(archive, f"{folder}/missing.json", missing)
+                _add(archive, f"{folder}/doctor.json", as_json(findings), now)
+                missing = _fill(archive, folder, _contents(client, installed), now)
+                _add(archive, f"{folder}/missing.json", missing, now)
         except BaseException:
             target.unlink()  # half an archive helps nobody
             raise
     return missing
 
 
-def _fill(archive: tarfile.TarFile, folder: str, contents: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
+def _fill(
+    archive: tarfile.TarFile, folder: str, contents: Iterable[tuple[str, Callable[[], object]]], now: datetime
+) -> list[str]:
     missing = []
     for name, read in contents:
         try:
-            _add(archive, f"{folder}/{name}", read())
+            _add(archive, f"{folder}/{name}", read(), now)
         except errors.KubeError as error:
             missing.append(f"{name}: {error}")
     return missing
@@ -204,8 +206,8 @@ def _is_ours(variable: Mapping[str, Any]) -> bool:
     return name == names.ENV_VISIBLE_DEVICES or name.startswith(_OURS)
 
 
-def _add(archive: tarfile.TarFile, name: str, content: object) -> None:
+def _add(archive: tarfile.TarFile, name: str, content: object, now: datetime) -> None:
     data = content if isinstance(content, bytes) else json.dumps(content, indent=1).encode()
     entry = tarfile.TarInfo(name)
-    entry.size, entry.mtime = len(data), int(time.time())
+    entry.size, entry.mtime = len(data), int(now.timestamp())
     archive.addfile(entry, io.BytesIO(data))

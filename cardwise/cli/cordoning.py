@@ -5,14 +5,15 @@ keeps the mark (docs/reference/cards.md).
 """
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from cardwise.cli import options
 from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.clock import Clock
 from cardwise.core import classes, names, wording
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -57,7 +58,7 @@ def cordon(kubeconfig: Path | None, reason: str, card: str) -> None:
     """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""
     client = KubeClient.load(kubeconfig)
     found = find(client, card)
-    done = mark(client, found, reason)
+    done = mark(client, found, reason, options.clock())
     click.echo(f"{title(found)} cordoned" if done else f"{title(found)} already cordoned{_why(found)}")
 
 
@@ -75,11 +76,11 @@ def uncordon(kubeconfig: Path | None, card: str) -> None:
     click.echo(f"{title(found)} uncordoned")
 
 
-def mark(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bool = False) -> bool:
+def mark(client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, *, dry_run: bool = False) -> bool:
     """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`."""
     if card.spec.unschedulable and not reason:
         return False
-    cordoned = {"by": _myself(client), "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    cordoned = {"by": _myself(client), "at": clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")}
     spec = {"unschedulable": True, "cordon": {"reason": reason[:_LONGEST], **cordoned}}
     query = {"dryRun": "All"} if dry_run else None
     now = client.patch(paths.extendedresources(card.metadata.name), {"spec": spec}, query=query)

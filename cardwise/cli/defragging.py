@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,10 @@ import click
 import msgspec
 import yaml
 
-from cardwise.cli import evicting, listing, movables, published, snapshots, tables, whatif
+from cardwise.cli import evicting, listing, movables, options, published, snapshots, tables, whatif
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.clock import Clock
 from cardwise.core import wording
 from cardwise.core.defrag import Plan, plan
 from cardwise.core.gangs import Load
@@ -115,13 +116,13 @@ def defrag(
     if (free_cards is None) is (fit is None):
         raise click.UsageError("write either --free-cards N or --fit SHAPE")
     client = KubeClient.load(kubeconfig)
-    now = datetime.now(UTC)
+    clock = options.clock()
     seen = survey.take(client, addresses=False, beyond=True)
     try:
         asked = _asked(seen, free_cards, fit, device_class, namespace=namespace, most=max_moves, cordon=cordon)
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
-    outcome = _planned(client, seen, asked, now)
+    outcome = _planned(client, seen, asked, clock.wall())
     if output == "table":
         click.echo(text(outcome), nl=False)
     else:
@@ -132,8 +133,8 @@ def defrag(
     if outcome.plan.moves and dry_run:
         click.echo("nothing was changed; --evict moves them", err=True)
     elif outcome.plan.moves:
-        _carry_out(client, outcome, timeout)
-        after = _planned(client, survey.take(client, addresses=False), asked, datetime.now(UTC)).plan.fits[0]
+        _carry_out(client, outcome, timeout, clock)
+        after = _planned(client, survey.take(client, addresses=False), asked, clock.wall()).plan.fits[0]
         if after < asked.count:
             raise click.ClickException(f"all pods have moved, but {_fits(after, asked)}: others have come meanwhile")
         click.echo(f"done: {_fits(after, asked)}", err=True)
@@ -178,9 +179,9 @@ def _end(sign: int, _frame: object) -> None:
     sys.exit(128 + sign)
 
 
-def _carry_out(client: KubeClient, outcome: Outcome, timeout: float) -> None:
+def _carry_out(client: KubeClient, outcome: Outcome, timeout: float, clock: Clock) -> None:
     """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
-    work = evicting.Carrying(client, timeout)
+    work = evicting.Carrying(client, timeout, clock)
     with ExitStack() as until:
         for sign in _ENDING:
             if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one

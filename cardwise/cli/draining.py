@@ -1,16 +1,16 @@
 """`cardwise drain`: one card is taken out of use, and the pods on it are asked to go, as disruption budgets allow."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 import msgspec
 
-from cardwise.cli import cordoning
+from cardwise.cli import cordoning, options
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.clock import Clock
 from cardwise.core import assignment, names, wording
 from cardwise.kube import errors, eviction, paths, wire
 from cardwise.kube.client import KubeClient
@@ -91,7 +91,7 @@ def drain(
     """
     client = KubeClient.load(kubeconfig)
     rules = Rules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
-    work = Drain(client, cordoning.find(client, card), rules)
+    work = Drain(client, cordoning.find(client, card), rules, options.clock())
     if dry_run:
         work.rehearse(reason)
     else:
@@ -100,13 +100,12 @@ def drain(
 
 @dataclass(slots=True)
 class Drain:
-    """One card's. `clock` and `sleep` are in seconds."""
+    """One card's."""
 
     client: KubeClient
     card: ExtendedResource
     rules: Rules
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    clock: Clock
     _asked: dict[str, float] = field(default_factory=dict)  # by UID, when its eviction was asked for
     _accepted: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted
     _said: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
@@ -115,7 +114,7 @@ class Drain:
         """Says what `run` would do. Raises `ClickException` where that would be refused, and `KubeError`."""
         pods = self._on_card()
         self._check(pods)
-        cordoning.mark(self.client, self.card, reason, dry_run=True)
+        cordoning.mark(self.client, self.card, reason, self.clock, dry_run=True)
         for pod in self._to_go(pods):
             why = self._evict(pod, dry_run=True)
             click.echo(f"pod {pod.name} would be evicted" + (f", once it may be: {why}" if why else ""))
@@ -124,9 +123,9 @@ class Drain:
     def run(self, reason: str) -> None:
         """Cordons, evicts and waits. Raises `ClickException` where the card does not get empty, and `KubeError`."""
         self._check(self._on_card())  # before anything is changed
-        if cordoning.mark(self.client, self.card, reason):
+        if cordoning.mark(self.client, self.card, reason, self.clock):
             click.echo(f"{cordoning.title(self.card)} cordoned")
-        until = self.clock() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
+        until = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
         empty = 0
         while True:
             left, held = self._look()
@@ -134,9 +133,9 @@ class Drain:
             empty = 0 if left or held else empty + 1
             if empty > 1:
                 break
-            if self.clock() >= until:
+            if self.clock.now() >= until:
                 raise click.ClickException(self._not_empty(left, held))
-            self.sleep(min(_LOOK_SECONDS, max(0.0, until - self.clock())))
+            self.clock.sleep(min(_LOOK_SECONDS, max(0.0, until - self.clock.now())))
         click.echo(f"{cordoning.title(self.card)} drained")
 
     def _look(self) -> tuple[list[_Pod], list[str]]:
@@ -151,8 +150,8 @@ class Drain:
             uid = pod.metadata.uid
             if pod.metadata.deletion_timestamp is not None or uid in self._accepted:
                 continue
-            if self.clock() - self._asked.get(uid, float("-inf")) >= _ASK_SECONDS:
-                self._asked[uid] = self.clock()
+            if self.clock.now() - self._asked.get(uid, float("-inf")) >= _ASK_SECONDS:
+                self._asked[uid] = self.clock.now()
                 self._ask(pod)
         return left, self._held(there)
 

@@ -1,7 +1,6 @@
 """Moves pods as `cardwise defrag` has planned it: one by one, each waited for, and no further after a surprise."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +9,7 @@ import click
 import msgspec
 
 from cardwise.cli import cordoning, listing, movables
+from cardwise.clock import Clock
 from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment
 from cardwise.core.ledger import Holding
@@ -26,12 +26,11 @@ _REASON: Final = "cardwise defrag moves its pods"
 
 @dataclass(slots=True)
 class Carrying:
-    """`timeout`: seconds for each pod to run again. `clock` and `sleep` are in seconds."""
+    """`timeout`: seconds for each pod to run again."""
 
     client: KubeClient
     timeout: float
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    clock: Clock
 
     def cordon(self, held: Holding, until: ExitStack) -> None:
         """The cards take nobody until the end, whatever that is; those that are cordoned already stay so after it.
@@ -44,14 +43,14 @@ class Carrying:
                 continue
             until.callback(self._give_back, card)  # first, since the answer to what follows may be lost
             try:
-                cordoning.mark(self.client, card, _REASON)
+                cordoning.mark(self.client, card, _REASON, self.clock)
             except errors.Forbidden as error:
                 raise self._stop(
                     f"{cordoning.title(card)} may not be cordoned by you ({error.message}): that takes the "
                     "ClusterRole cardwise-drain too, --no-cordon does without"
                 ) from error
             click.echo(f"{cordoning.title(card)} cordoned", err=True)
-            self.sleep(_LOOK_SECONDS)
+            self.clock.sleep(_LOOK_SECONDS)
 
     def _give_back(self, card: ExtendedResource) -> None:
         """Unless it was not cordoned, or somebody has cordoned it since."""
@@ -84,11 +83,11 @@ class Carrying:
         except (errors.NotFound, errors.Conflict) as error:
             raise self._stop(f"{name} has gone by itself") from error
         click.echo(f"{number} evicted {name}", err=True)
-        until = self.clock() + self.timeout
+        until = self.clock.now() + self.timeout
         while (came := self._came(move, owner, before, name)) is None:
-            if self.clock() >= until:
+            if self.clock.now() >= until:
                 raise self._stop(f"no pod runs in place of {name} after {self.timeout:g} s")
-            self.sleep(_LOOK_SECONDS)
+            self.clock.sleep(_LOOK_SECONDS)
         cards = ",".join(map(str, move.after.assignment.indices()))
         click.echo(f"{number} {came} runs on {move.after.node} {cards}", err=True)
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from cardwise.cli import (
     inspecting,
     limiting,
     noding,
+    options,
     published,
     simulating,
     snapshots,
@@ -195,7 +195,7 @@ def gangs(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, 
     if output in ("json", "yaml"):
         _dump(ganging.as_json(views), output)
     elif views:
-        click.echo(ganging.table(views, datetime.now(UTC), wide=output == "wide"), nl=False)
+        click.echo(ganging.table(views, options.clock().wall(), wide=output == "wide"), nl=False)
     else:
         click.echo(f"there is no gang{f' in namespace {of!r}; -A shows those of all' if of else ''}", err=True)
 
@@ -273,7 +273,9 @@ def bundle(kubeconfig: Path | None, installed: str, file: Path) -> None:
     """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs."""
     client = KubeClient.load(kubeconfig)
     try:
-        missing = bundling.write(client, file, list(doctoring.examine(client, installed)), installed)
+        missing = bundling.write(
+            client, file, list(doctoring.examine(client, installed)), installed, options.clock().wall()
+        )
     except FileExistsError:
         raise click.ClickException(f"{file} is there already; name another file") from None
     except OSError as error:

@@ -1,10 +1,12 @@
-"""Options that several commands have."""
+"""What several commands have: options, and the clock they live by."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from cardwise.clock import SYSTEM, Clock
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -23,6 +25,12 @@ class _Duration(click.ParamType[float]):
 
 
 DURATION = _Duration()
+
+
+def clock() -> Clock:
+    """The machine's, or what a test gives to the command as its `obj`."""
+    given = click.get_current_context().obj
+    return given if isinstance(given, Clock) else SYSTEM
 
 
 def kubeconfig(function: _F) -> _F:

@@ -3,19 +3,20 @@
 import json
 import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import click
 import yaml
 
-from cardwise.cli import topdata, toptable
+from cardwise.cli import options, topdata, toptable
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.topdata import Card
 from cardwise.cli.toptable import Node
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names, wording
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
@@ -51,9 +52,9 @@ def top(
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
-    look = Look(KubeClient.load(kubeconfig), nodes=node, limit=limit, installed=installed)
+    look = Look(KubeClient.load(kubeconfig), nodes=node, limit=limit, installed=installed, clock=options.clock())
     if watch or (watch is None and output == "table" and sys.stdout.isatty()):
-        live(look, max(1.0, interval))
+        live(look, max(1.0, interval), options.clock())
         return
     look.look()
     if output == "json":
@@ -81,7 +82,7 @@ class Look:
         nodes: Sequence[str] = (),
         limit: int = _NODES,
         installed: str = names.NAMESPACE,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._nodes = tuple(dict.fromkeys(nodes))
@@ -94,7 +95,7 @@ class Look:
 
     def look(self, most: int | None = None) -> None:
         """`most`: lines that there is room for. Raises `ClickException` for a node without cards, and `KubeError`."""
-        now = self._clock()
+        now = self._clock.now()
         if len(self._cards) < _BIG or now - self._all_at >= _ALL_SECONDS:
             self._cards = topdata.cards(self._client, self._nodes)
             self._all_at = now
@@ -138,15 +139,15 @@ class Look:
         return toptable.as_json(self._seen.everything, self._seen.shown, self._seen.notes)
 
 
-def live(look: Look, interval: float, sleep: Callable[[float], None] = time.sleep) -> None:
+def live(look: Look, interval: float, clock: Clock = SYSTEM) -> None:
     """Until somebody presses Ctrl-C."""
     look.look(_room()[1])  # what is wrong from the start is told as of any other command
     _draw(_OPEN)
     try:
         problem = ""
         while True:
-            _draw(_frame(look.screen(), problem))
-            sleep(interval)
+            _draw(_frame(look.screen(), clock.wall().astimezone(), problem))
+            clock.sleep(interval)
             try:
                 look.look(_room()[1])
                 problem = ""
@@ -168,9 +169,9 @@ def _room() -> tuple[int, int]:
     return columns, max(1, lines - 7)  # the lines around the table
 
 
-def _frame(screen: str, problem: str) -> str:
+def _frame(screen: str, now: datetime, problem: str) -> str:
     """The screen drawn over the former one, cut to the terminal: no line may wrap."""
     columns, lines = shutil.get_terminal_size()
-    rows = [f"cardwise top, {time.strftime('%H:%M:%S')}, Ctrl-C ends{f'; {problem}' if problem else ''}"]
+    rows = [f"cardwise top, {now:%H:%M:%S}, Ctrl-C ends{f'; {problem}' if problem else ''}"]
     rows += screen.splitlines()
     return _HOME + "\n".join(row[:columns] + _REST_OF_LINE for row in rows[: lines - 1]) + _REST

@@ -83,19 +83,6 @@ class Cards(Lists):
         return {}
 
 
-class Clock:
-    """Of which a sleep takes no time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def spec(api: Cards, name: str) -> dict[str, Any]:
     found: dict[str, Any] = api.card(name)["spec"]
     return found

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.cli.worlds import Lists, card, waiting
 Json = dict[str, Any]
 
 SECRET = "s3cr3t"
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TOLD = {
     names.ASSIGNED: "true",
     names.GPU_CORE: "50",
@@ -103,7 +105,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     target = tmp_path / "b.tar.gz"
-    missing = bundling.write(api, target, [Finding("cards", Level.OK, "fine")], names.NAMESPACE)
+    missing = bundling.write(api, target, [Finding("cards", Level.OK, "fine")], names.NAMESPACE, NOW)
     found = contents(target)
     assert all(SECRET.encode() not in content for content in found.values())
     (pod,) = json.loads(found["pods.json"])
@@ -134,7 +136,7 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
 
 def test_what_may_not_be_read_is_named_and_the_rest_is_there(api, tmp_path):
     api.forbidden = ("nodes", "pods")
-    missing = bundling.write(api, tmp_path / "b.tar.gz", [], names.NAMESPACE)
+    missing = bundling.write(api, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
     assert [line.partition(":")[0] for line in missing] == ["nodes.json", "pods.json", "parts/pods.json"]
     assert "extendedresources.json" in contents(tmp_path / "b.tar.gz")
 

@@ -7,6 +7,7 @@ from cardwise.cli import cordoning, main
 from cardwise.kube import errors
 from tests.cli.cardworlds import Cards, spec
 from tests.cli.worlds import card, device
+from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def api() -> Cards:
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cards, *args: str) -> Result:
     monkeypatch.setattr(cordoning.KubeClient, "load", lambda _path: api)
-    return CliRunner().invoke(main.cli, args)
+    return CliRunner().invoke(main.cli, args, obj=FakeClock())
 
 
 @pytest.mark.parametrize("text", ["n1/1", "GPU-n1-1", "gpu-n1-1", "n1-1"])
@@ -26,7 +27,7 @@ def test_a_card_is_meant_by_its_place_or_its_uuid_or_the_beginning_of_that(monke
     marked = spec(api, "gpu-n1-1")
     assert marked["unschedulable"] is True
     assert (marked["cordon"]["reason"], marked["cordon"]["by"]) == ("it smokes", "jane")
-    assert marked["cordon"]["at"].endswith("Z")
+    assert marked["cordon"]["at"] == "2026-01-01T00:00:00Z"
     assert [one for one in ("gpu-n1-0", "gpu-n2-0") if "unschedulable" in spec(api, one)] == []
 
 

@@ -17,6 +17,7 @@ from cardwise.core.verdict import Refusal
 from cardwise.kube import errors
 from tests.cli.test_main import run
 from tests.cli.worlds import Lists, card
+from tests.fakes.clock import FakeClock
 
 Json = dict[str, Any]
 
@@ -292,6 +293,15 @@ def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
     assert (webhook.check, webhook.level) == ("webhook", Level.OK)
     assert (found.check, found.level) == ("scheduler", level)
     assert text in found.text
+    assert api.pods == {}
+
+
+def test_a_scheduler_that_looks_at_no_pod_is_told_after_a_while_and_nothing_is_left():
+    api, clock = Cluster({}), FakeClock()
+    before = clock.now()
+    _, found = probing.probe(api, "default", clock)
+    assert (found.level, "has not looked at the probe pod for 15 s" in found.text) == (Level.PROBLEM, True)
+    assert 15 <= clock.now() - before < 16
     assert api.pods == {}
 
 

@@ -6,16 +6,16 @@ from click.testing import CliRunner
 
 from cardwise.cli import cordoning, draining, main
 from cardwise.kube import errors
-from tests.cli.cardworlds import Cards, Clock, running, spec
+from tests.cli.cardworlds import Cards, running, spec
 from tests.cli.worlds import card, placed
+from tests.fakes.clock import FakeClock
 
 TITLE = "card 0 of node n1 (GPU-n1-0)"
 
 
 def work(api: Cards, **rules) -> draining.Drain:
-    clock = Clock()
     rules = draining.Rules(**{"timeout": 60.0} | rules)
-    return draining.Drain(api, cordoning.find(api, "n1/0"), rules, clock, clock.sleep)
+    return draining.Drain(api, cordoning.find(api, "n1/0"), rules, FakeClock())
 
 
 def test_only_the_pods_of_the_card_are_evicted_and_it_ends_when_they_are_gone(capsys):
@@ -161,14 +161,13 @@ def test_a_missing_right_ends_it(monkeypatch):
 def test_the_command_takes_its_settings(monkeypatch):
     api = Cards([card("n1", 0)], [placed("team-a", "bare", "n1", 0, 10)])
     monkeypatch.setattr(draining.KubeClient, "load", lambda _path: api)
-    monkeypatch.setattr(draining.time, "sleep", lambda _seconds: None)
     args = ["drain", "n1/0", "--force", "--grace-period=3", "--timeout=1m", "--dry-run"]
     said = CliRunner().invoke(main.cli, args)
     assert (said.exit_code, api.rehearsed) == (0, ["bare"])
     said = CliRunner().invoke(main.cli, ["drain", "n1/0"])
     assert said.exit_code == 1
     assert "--force" in said.stderr
-    said = CliRunner().invoke(main.cli, args[:-1])
+    said = CliRunner().invoke(main.cli, args[:-1], obj=FakeClock())
     assert (said.exit_code, api.evicted[0][1]["gracePeriodSeconds"]) == (0, 3)
 
 

@@ -15,6 +15,7 @@ from tests.build import Assignment
 from tests.cli.cardworlds import Cards
 from tests.cli.test_defragging import cluster, kept, run, running, spreading, three
 from tests.cli.worlds import Lists, card
+from tests.fakes.clock import FakeClock
 
 
 class Api(Lists):
@@ -31,8 +32,8 @@ class Api(Lists):
             raise self.refuse
         self.evicted.append(obj["deleteOptions"]["preconditions"]["uid"])
 
-    def look(self, _seconds: float = 0.0) -> None:
-        """Time passes."""
+    def passes(self) -> None:
+        """Time does."""
         if self.after:
             self.objects["pods"] = self.after.pop(0)
 
@@ -69,9 +70,18 @@ def assignment_of(pod: dict) -> Assignment:
     return found
 
 
+class Clock(FakeClock):
+    def __init__(self, api: Api) -> None:
+        super().__init__()
+        self._api = api
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self._api.passes()
+
+
 def carry(api: Api) -> None:
-    now = iter(range(1000))
-    Carrying(api, 20.0, clock=lambda: float(next(now)), sleep=api.look).carry(planned(), old(), "1/1")
+    Carrying(api, 20.0, Clock(api)).carry(planned(), old(), "1/1")
 
 
 def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
@@ -148,12 +158,6 @@ def came(node: str, index: int) -> dict:
     return made
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    monkeypatch.setattr(Carrying.__init__, "__defaults__", (lambda: 0.0, lambda _seconds: None))
-
-
-@pytest.mark.usefixtures("at_once")
 def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
     api = Cordoned(came("n1", 1))
     before = json.dumps(api.objects["extendedresources"])
@@ -170,7 +174,6 @@ def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
     )
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_card_is_given_back_after_a_surprise(monkeypatch):
     api = Cordoned(came("n2", 1))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
@@ -188,7 +191,7 @@ def in_the_foreground():
         signal.signal(sign, handler)
 
 
-@pytest.mark.usefixtures("at_once", "in_the_foreground")
+@pytest.mark.usefixtures("in_the_foreground")
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
     before = signal.getsignal(sign)
@@ -200,7 +203,6 @@ def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
     assert signal.getsignal(sign) is before
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
     api = Cordoned()
 
@@ -212,7 +214,6 @@ def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
     assert api.card("gpu-n1-0")["spec"]["unschedulable"] is True
 
 
-@pytest.mark.usefixtures("at_once")
 def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkeypatch):
     api = Cordoned()
 
@@ -227,7 +228,6 @@ def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkey
     assert "--no-cordon" in shown.stderr
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch):
     api = Cordoned()
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from cardwise.cli import main, topdata, topping, toptable
 from cardwise.kube import errors
 from tests.cli.worlds import K80, Json, allocated, card, device, placed
+from tests.fakes.clock import FakeClock
 
 METRICS = """\
 # HELP cardwise_mps_used_bytes Memory
@@ -205,11 +206,11 @@ def test_bars(part, whole, drawn):
 
 def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, api):
     monkeypatch.setattr(topping, "_BIG", 3)
-    now = [0.0]
-    look = topping.Look(api, limit=1, clock=lambda: now[0])
+    clock = FakeClock()
+    look = topping.Look(api, limit=1, clock=clock)
     whole = "/apis/cardwise.dev/v1alpha1/extendedresources"
-    for at, expected in ((0.0, whole), (3.0, f"{whole} cardwise.dev/node in (n2)"), (40.0, whole)):
-        now[0] = at
+    for later, expected in ((0, whole), (3, f"{whole} cardwise.dev/node in (n2)"), (37, whole)):
+        clock.advance(later)
         api.asked.clear()
         look.look()
         assert api.asked[0] == expected
@@ -221,16 +222,17 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
     monkeypatch.setenv("LINES", "12")
     looks = []
 
-    def sleep(seconds):
-        looks.append(seconds)
-        if len(looks) == 1:
-            api.cards[0]["status"]["allocated"]["memoryMiB"] = 2600
-        elif len(looks) == 2:
-            api.forbidden = {"/apis/cardwise.dev/v1alpha1/extendedresources"}
-        else:
-            raise KeyboardInterrupt
+    class Clock(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            looks.append(seconds)
+            if len(looks) == 1:
+                api.cards[0]["status"]["allocated"]["memoryMiB"] = 2600
+            elif len(looks) == 2:
+                api.forbidden = {"/apis/cardwise.dev/v1alpha1/extendedresources"}
+            else:
+                raise KeyboardInterrupt
 
-    topping.live(topping.Look(api), 5.0, sleep)
+    topping.live(topping.Look(api), 5.0, Clock())
     first, second, third = capsys.readouterr().out.split("\x1b[H")[1:]
     assert looks == [5.0] * 3
     assert "14441 of 68646" in first

@@ -7,6 +7,7 @@ import pytest
 
 from cardwise.core import names
 from cardwise.kube import errors, paths
+from tests.fakes.clock import FakeClock
 from webhook.gangnumbers import GangNumbers
 
 Json = dict[str, Any]
@@ -26,20 +27,13 @@ class Client:
         return json.dumps({"metadata": {}, "items": self.pods}).encode()
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def member(name: str, number: str | None, **metadata: Any) -> Json:
     annotations = {names.GROUP_NAME: "slurp"} | ({} if number is None else {names.GROUP_NUM: number})
     return {"metadata": {"name": name, "annotations": annotations} | metadata, "spec": {"containers": []}}
 
 
-def numbers(client: Client, clock: Clock | None = None) -> GangNumbers:
-    return GangNumbers(client, clock or Clock())  # type: ignore[arg-type]
+def numbers(client: Client, clock: FakeClock | None = None) -> GangNumbers:
+    return GangNumbers(client, clock or FakeClock())  # type: ignore[arg-type]
 
 
 def test_a_member_that_says_another_number_is_found_among_those_of_the_gang() -> None:
@@ -74,14 +68,14 @@ def test_an_api_server_that_does_not_answer_holds_nobody_up() -> None:
 
 
 def test_a_gang_of_hundreds_is_looked_up_once_in_a_while() -> None:
-    client, clock = Client(member("a", "3")), Clock()
+    client, clock = Client(member("a", "3")), FakeClock()
     seen = numbers(client, clock)
     assert [seen.other("default", "slurp", 3) for _ in range(100)] == [None] * 100
     assert len(client.asked) == 1
     assert seen.other("default", "slurp", 4) == ("a", 3), "another number is always compared"
     assert seen.other("team", "slurp", 3) is None
     assert len(client.asked) == 3
-    clock.now = 11.0
+    clock.advance(11)
     client.pods = [member("a", "5")]
     assert seen.other("default", "slurp", 3) == ("a", 5)
 

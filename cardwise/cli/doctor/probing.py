@@ -4,11 +4,11 @@ The probe is a pod that asks for 1 MiB. Its image is never pulled, so nothing ru
 """
 
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import assignment, names
 from cardwise.core.verdict import Refusal
 from cardwise.kube import errors, paths
@@ -23,13 +23,13 @@ _WIRE: Final = "give kube-scheduler the stanzas that `cardwise scheduler-config`
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
 
 
-def probe(client: KubeClient, namespace: str) -> Iterator[Finding]:
+def probe(client: KubeClient, namespace: str, clock: Clock = SYSTEM) -> Iterator[Finding]:
     """Sends the probe and tells how far it came."""
     made = None
     try:
         made = client.create(paths.pods(namespace), _pod())
         yield from _admitted(made)
-        yield from _placed(client, namespace, made)
+        yield from _placed(client, namespace, made, clock)
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, or the webhook itself: which, the message says.
         yield Finding(
@@ -80,12 +80,12 @@ def _admitted(pod: Json) -> Iterator[Finding]:
     )
 
 
-def _placed(client: KubeClient, namespace: str, made: Json) -> Iterator[Finding]:
+def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Iterator[Finding]:
     if names.SHARE not in (made["spec"]["containers"][0]["resources"].get("limits") or {}):
         return  # the extender refuses it rightly
-    name, deadline = made["metadata"]["name"], time.monotonic() + _SECONDS
+    name, deadline = made["metadata"]["name"], clock.now() + _SECONDS
     said = ""
-    while time.monotonic() < deadline:
+    while clock.now() < deadline:
         pod = client.get(paths.pods(namespace, name))
         if node := pod["spec"].get("nodeName"):
             yield _bound(pod, node)
@@ -94,7 +94,7 @@ def _placed(client: KubeClient, namespace: str, made: Json) -> Iterator[Finding]
         if said:
             yield _refused(said)
             return
-        time.sleep(_EVERY)
+        clock.sleep(_EVERY)
     yield Finding(
         "scheduler",
         Level.PROBLEM,
