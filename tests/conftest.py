@@ -1,19 +1,25 @@
 """What holds for every test: logging is plain, and what a test has set up ends with it."""
 
 import logging
-import os
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import structlog
 
+from tests.examples import SOAK, examples
+
 # The same examples for everybody, and no clock: what is green stays green, on a busy machine too. `make soak` draws
-# others. A fixture of a function may serve many examples: those that are used so keep nothing between them.
+# others, and more. A fixture of a function may serve many examples: those that are used so keep nothing between them.
 _CALM = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
-hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=_CALM)
-hypothesis.settings.register_profile("drawn", parent=hypothesis.settings.get_profile("fixed"), derandomize=False)
-hypothesis.settings.load_profile("drawn" if os.environ.get("CARDWISE_SOAK") else "fixed")
+hypothesis.settings.register_profile(
+    "cardwise",
+    derandomize=not SOAK,
+    max_examples=examples(40, soak=400),
+    deadline=None,
+    suppress_health_check=_CALM,
+)
+hypothesis.settings.load_profile("cardwise")
 
 
 @pytest.fixture(autouse=True)
