@@ -28,7 +28,7 @@ V100, T4, A10, P100 = (
     for model, mem in (("Tesla-V100", 32510), ("Tesla-T4", 15109), ("A10", 22731), ("Tesla-P100", 16276))
 )
 # Far more than they take: a cluster is started within the limit as well, where this test is the first.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 NODES = [
     *((f"mixed-{i:02d}", [V100] * 8) for i in range(9)),

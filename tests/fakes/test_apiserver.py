@@ -1,0 +1,209 @@
+"""What tests may order from their API server beyond what the real one does: faults, moments, watches that lag."""
+
+import json
+import threading
+
+import pytest
+
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
+
+PODS = paths.pods()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def api(clock):
+    made = ApiServer(clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["memory", "http"])
+def client(api, request):
+    made = api.client() if request.param == "memory" else KubeClient(api.serve())
+    yield made
+    made.close()
+
+
+def node(name: str = "n") -> dict:
+    return {"metadata": {"name": name}}
+
+
+def told(watch) -> list[str]:
+    return [json.loads(line)["object"]["metadata"]["name"] for line in watch]
+
+
+def watching(client, api) -> tuple:
+    """A watch of all pods and the lines that it brings, read by another thread."""
+    watch = client.watch(PODS, resource_version=client.get(PODS)["metadata"]["resourceVersion"], timeout_seconds=100)
+    lines: list[dict] = []
+    ended: list[object] = []
+
+    def read() -> None:
+        try:
+            for line in watch:
+                lines.append(json.loads(line))
+                with api.changed:
+                    api.changed.notify_all()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return watch, lines, ended, thread
+
+
+def pod(name: str) -> dict:
+    return {"metadata": {"name": name}}
+
+
+def test_what_others_write_is_there_and_told(api, client):
+    made = api.put(PODS, pod("p") | {"status": {"phase": "Running"}})
+    assert client.get(paths.pods("default", "p")) == made == api.get(paths.pods("default", "p"))
+    edited = api.edit(paths.pods("default", "p"), spec={"nodeName": "n1"}, status={"phase": None})
+    assert (edited["spec"], edited["status"]) == ({"nodeName": "n1"}, {})
+    assert edited["metadata"]["uid"] == made["metadata"]["uid"]
+    assert api.all(paths.pods("other")) == []
+    assert api.all(PODS) == [edited]
+    api.remove(paths.pods("default", "p"))
+    assert api.get(paths.pods("default", "p")) is None
+    watch = client.watch(PODS, resource_version=made["metadata"]["resourceVersion"])
+    lines = iter(watch)
+    assert [json.loads(next(lines))["type"] for _ in range(2)] == ["MODIFIED", "DELETED"]
+    watch.close()
+
+
+def test_a_fault_takes_as_many_requests_as_it_is_for(api, client):
+    api.fault(Fault(status=429, retry_after=7), "get", "*/nodes/*", times=2)
+    api.fault(Fault(), "create")
+    left = api.fault(Fault(status=500), "create")
+    api.put(paths.nodes(), node())
+    for _ in range(2):
+        with pytest.raises(errors.TooManyRequests) as caught:
+            client.get(paths.nodes("n"))
+        assert caught.value.retry_after == 7
+    assert client.get(paths.nodes("n"))
+    client.create(paths.nodes(), node("m"))
+    assert left.left == 1
+    with pytest.raises(errors.ServerError):
+        client.create(paths.nodes(), node("o"))
+    assert api.get(paths.nodes("o")) is None
+    assert [one.body["metadata"]["name"] for one in api.sent("create", paths.nodes())] == ["m", "o"]
+
+
+def test_a_lost_answer_was_carried_out_and_a_refused_connection_was_not(api, client):
+    api.fault(Fault(lost=True), "create")
+    api.fault(Fault(refused=True), "create")
+    for name in "ab":
+        with pytest.raises(errors.Unreachable):
+            client.create(paths.nodes(), node(name))
+    assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a"]
+
+
+def test_who_waits_less_than_it_takes_hears_nothing(api, clock):
+    client = api.client()
+    api.fault(Fault(seconds=3), "create", times=2)
+    api.fault(Fault(seconds=3, lost=True), "create")
+    client.create(paths.nodes(), node("a"), timeout=4)
+    assert clock.now() == 1003
+    for name in "bc":
+        with pytest.raises(errors.Unreachable, match="timed out"):
+            client.create(paths.nodes(), node(name), timeout=2)
+    assert clock.now() == 1007
+    assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a", "c"]
+
+
+def test_somebody_else_acts_just_before_and_just_after(api, client):
+    made = api.put(paths.nodes(), node())
+    api.before(lambda _: api.edit(paths.nodes("n"), metadata={"labels": {"a": "b"}}), "patch")
+    with pytest.raises(errors.Conflict):
+        client.patch(paths.nodes("n"), {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}})
+    api.after(lambda request: api.remove(request.path), "patch")
+    assert client.patch(paths.nodes("n"), {"metadata": {"labels": {"c": "d"}}})["metadata"]["labels"]["c"] == "d"
+    assert api.get(paths.nodes("n")) is None
+
+
+def test_nobody_listens_while_it_is_down(api, client):
+    _, _, ended, thread = watching(client, api)
+    api.down = True
+    thread.join(60)
+    assert isinstance(ended[0], errors.Unreachable)
+    with pytest.raises(errors.Unreachable):
+        client.get("/version")
+    api.down = False
+    assert client.get("/version")
+
+
+def test_a_kind_that_is_not_installed(api, client):
+    api.missing.add(paths.extendedresources())
+    with pytest.raises(errors.NotFound):
+        client.get(paths.extendedresources())
+
+
+def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client):
+    watch, lines, _, thread = watching(client, api)
+    api.put(PODS, pod("a"))
+    api.until(lambda: len(lines) == 1)
+    api.hold(PODS)
+    api.put(PODS, pod("b"))
+    api.put(paths.nodes(), node())
+    assert len(client.get(PODS)["items"]) == 2
+    assert len(lines) == 1
+    api.let_through(PODS)
+    api.until(lambda: len(lines) == 2)
+    watch.close()
+    thread.join(60)
+
+
+@pytest.mark.parametrize("then", ["end", "cut", "gone", "garbage"])
+def test_watches_that_end_badly(api, client, then):
+    api.fault(Fault(events=1, then=then), "watch")
+    _, lines, ended, thread = watching(client, api)
+    api.put(PODS, pod("a"))
+    thread.join(60)
+    assert lines[0]["object"]["metadata"]["name"] == "a"
+    if then == "gone":
+        assert lines[1]["object"]["code"] == 410
+    assert isinstance(ended[0], {"cut": errors.Unreachable, "garbage": ValueError}.get(then, type(None)))
+    assert api.watches() == 0
+
+
+def test_a_silent_watch_ends_by_the_readers_own_patience(api, clock):
+    client = api.client()
+    api.fault(Fault(then="silence"), "watch")
+    watch = client.watch(PODS, resource_version="100", timeout_seconds=10, read_timeout=300)
+    api.put(PODS, pod("a"))
+    with pytest.raises(errors.Unreachable, match="timed out"):
+        list(watch)
+    assert clock.now() == 1300
+
+
+def test_watches_that_run_are_ended(api, client):
+    _, _, ended, thread = watching(client, api)
+    api.until(lambda: api.watches(PODS) == 1)
+    api.end_watches("end", paths.nodes())
+    assert api.watches(PODS) == 1
+    api.end_watches("end", PODS)
+    thread.join(60)
+    assert ended == [None]
+
+
+def test_what_is_no_object_can_be_given(api, client):
+    path = paths.pods("ns", "p:9400", "proxy/metrics")
+    api.answers[path] = lambda request: f"{request.path}\n".encode()
+    assert client.request("GET", path) == path.encode() + b"\n"
+
+
+def test_the_time_is_that_of_the_clock(api, client, clock):
+    assert client.clock() == clock.wall()
+    made = api.put(PODS, pod("a"))
+    assert made["metadata"]["creationTimestamp"] == "2026-01-01T00:00:00Z"
