@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
+from cardwise.clock import Clock
 from cardwise.core import gangplan, policies
 from cardwise.core.gangs import Load, Rank
 from cardwise.core.ledger import Ledger
@@ -22,7 +23,7 @@ from cardwise.core.quotas import Room
 from cardwise.core.request import PodRequest
 from extender.aheadnodes import Ground, Grounds
 from extender.aheadpods import Prospect
-from extender.claims import Claims, Clock
+from extender.claims import Claims
 from extender.nodeload import NodeLoads, Placed
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
@@ -259,7 +260,7 @@ class Ahead:
             nominee = self._decide(prospect)
             if nominee is None:
                 pause = min(_LONGEST_PAUSE, _COSTLY * (time.thread_time() - began))
-                self._not_before = self._clock() + pause
+                self._not_before = self._clock.now() + pause
             return True, nominee
 
     def stale(self) -> list[Nominee]:
@@ -268,7 +269,7 @@ class Ahead:
         Whose doing the name is, they do not say: another extender's of ours, or somebody else's.
         """
         with self._lock:
-            now = self._clock()
+            now = self._clock.now()
             found = []
             for uid, nominee in list(self._named.items()):
                 if uid in self._of:
@@ -297,7 +298,7 @@ class Ahead:
     # Everything below is what they are made of.
 
     def _active(self) -> bool:
-        if self._settings.when is When.NEVER or self._clock() < self._not_before:
+        if self._settings.when is When.NEVER or self._clock.now() < self._not_before:
             return False
         return self._settings.when is When.ALWAYS or len(self._grounds) > self._settings.above
 
@@ -325,7 +326,7 @@ class Ahead:
             not (settings.one_best_node or prospect.insists)
             or books.ledger.holding(uid) is not None
             or not books.may(prospect.request.priority)
-            or self._doubts.get(prospect.doubt, (0, 0.0))[1] > self._clock()
+            or self._doubts.get(prospect.doubt, (0, 0.0))[1] > self._clock.now()
         ):
             return None
         placed = self._place(prospect)
@@ -369,7 +370,7 @@ class Ahead:
         times = self._doubts.pop(doubt, (0, 0.0))[0] + 1
         if len(self._doubts) >= _MOST_DOUBTS:
             del self._doubts[next(iter(self._doubts))]
-        until = self._clock() + _DOUBT_SECONDS if times >= _DOUBTS else float("-inf")
+        until = self._clock.now() + _DOUBT_SECONDS if times >= _DOUBTS else float("-inf")
         self._doubts[doubt] = times, until
 
     def _end(self, uids: Iterable[str], outcome: Outcome) -> None:

@@ -4,13 +4,13 @@ Apart from what is decided, which knows no wire. A write that comes too late doe
 pod it is for, so it never replaces a node that kube-scheduler has named meanwhile.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.ahead import Ahead, Nominee
@@ -35,7 +35,7 @@ class AheadWriter:
         ahead: Ahead,
         *,
         active: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._ahead = ahead
@@ -47,12 +47,12 @@ class AheadWriter:
 
     def step(self) -> None:
         """One round: who is next is decided about, and written; names that mean nothing any more are taken back."""
-        if self._clock() < self._not_before or not self._active():
+        if self._clock.now() < self._not_before or not self._active():
             return
         for stale in self._ahead.stale():
             self._threads().submit(self.take_back, stale)
         for _ in range(_AT_ONCE):
-            if not self._pace.ready(self._clock(), calm=False):
+            if not self._pace.ready(self._clock.now(), calm=False):
                 return
             again, nominee = self._ahead.decide()
             if nominee is not None:
@@ -109,7 +109,7 @@ class AheadWriter:
         self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
 
     def _rest(self, what: str, nominee: Nominee, error: errors.KubeError) -> None:
-        self._not_before = self._clock() + _PAUSE
+        self._not_before = self._clock.now() + _PAUSE
         _log.warning(what, pod=f"{nominee.namespace}/{nominee.name}", uid=nominee.uid, error=str(error))
 
     def _threads(self) -> ThreadPoolExecutor:

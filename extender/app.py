@@ -7,7 +7,6 @@ scheduler's four verbs are answered before Flask sees them: it took a third of t
 (docs/measured.md), and they need nothing of it but the body.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -221,9 +220,8 @@ def _bind(parts: Parts, environ: Environ) -> str:
     try:
         args = wire.bind_args(_body(environ))
         structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
-        arrived = environ.get(gthreads.ARRIVED, time.monotonic())
         line, slow = environ.get(gthreads.SOCKET), environ.get(gthreads.SLOW, True)
-        outcome, text = parts.binder.bind(args, arrived=arrived, line=line, may_wait=slow), ""
+        outcome, text = parts.binder.bind(args, arrived=environ.get(gthreads.ARRIVED), line=line, may_wait=slow), ""
     except Malformed as error:
         outcome, text = "malformed", str(error)
     except Failed as error:

@@ -5,14 +5,13 @@ and a clock is here: a lost answer, a call that came twice, a pod that is anothe
 """
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.core.invalid import InvalidRequest
@@ -37,8 +36,6 @@ _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, there and here
 _GATHERING = 0.75  # of the time of a call, that a member may wait for the others of its gang
 _NOT_OURS = "this extender does not hold the lease any more; another one answers"
-
-Clock = Callable[[], float]
 
 
 class Failed(Exception):
@@ -81,9 +78,7 @@ class Binder:
         policy: str,
         seconds: float,
         leadership: Leadership | None = None,
-        clock: Clock = time.monotonic,
-        wall_ns: Callable[[], int] = time.time_ns,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
@@ -92,17 +87,20 @@ class Binder:
         self._seconds = seconds
         self._leadership = leadership or Alone()
         self._clock = clock
-        self._wall_ns = wall_ns
-        self._sleep = sleep
-        self._posting = threading.BoundedSemaphore(_POSTING)
+        self._posting = 0
+        self._turn = threading.Condition()  # to post
         self.calm = Calm(clock)
-        self._waits = Waits(state.gangs.cancel)
+        self._waits = Waits(state.gangs.cancel, clock)
 
-    def bind(self, args: BindArgs, *, arrived: float, line: Line | None = None, may_wait: bool = True) -> str:
+    def bind(
+        self, args: BindArgs, *, arrived: float | None = None, line: Line | None = None, may_wait: bool = True
+    ) -> str:
         """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
 
-        `arrived`: when the call came, by the clock; it may have waited for a thread since. `line`: its connection.
+        `arrived`: when the call came, if not now: it may have waited for a thread. `line`: its connection.
         """
+        if arrived is None:
+            arrived = self._clock.now()
         term = self._leadership.term()
         if term is None:
             raise Failed("standby", _NOT_OURS)
@@ -120,7 +118,7 @@ class Binder:
         if isinstance(hold, str):
             raise Failed("gang", hold)
         if hold is not None:
-            self._waits.wait(hold, args.pod_name, line, arrived + self._seconds * _GATHERING - self._clock())
+            self._waits.wait(hold, args.pod_name, line, arrived + self._seconds * _GATHERING - self._clock.now())
             if not hold.go:
                 raise Failed("gang", f"the gang {hold.key} was not bound: {hold.reason}")
 
@@ -181,7 +179,7 @@ class Binder:
             raise Failed("invalid", str(error)) from error
 
     def _binding(self, args: BindArgs, chosen: Assignment | None, term: int) -> _Binding:
-        annotations = {} if chosen is None else assignment.encode(chosen, assume_time_ns=self._wall_ns())
+        annotations = {} if chosen is None else assignment.encode(chosen, assume_time_ns=self._clock.wall_ns())
         if word := self._leadership.word(term):
             annotations[names.TERM] = word
         body = {
@@ -201,7 +199,7 @@ class Binder:
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff = Backoff(initial=0.05, cap=2.0)
         trouble = "the time for this call was over before it could be posted"
-        while self._clock() < deadline:
+        while self._clock.now() < deadline:
             wait = None
             try:
                 if not self._post_once(path, binding.body, deadline, term):
@@ -228,19 +226,21 @@ class Binder:
             else:
                 return
             pause = backoff.next(wait)
-            if self._clock() + pause >= deadline:
+            if self._clock.now() + pause >= deadline:
                 break
-            self._sleep(pause)
+            self._clock.sleep(pause)
         raise Failed("api", f"not bound in time: {trouble}", unsure=unsure)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, term: int) -> bool:
         """False when the deadline came before its turn. Raises _NotOurs when the term is over."""
-        if not self._posting.acquire(timeout=max(0.0, deadline - self._clock())):
-            return False
+        with self._turn:
+            if not self._clock.wait_for(self._turn, lambda: self._posting < _POSTING, deadline - self._clock.now()):
+                return False
+            self._posting += 1
         try:
             with self._leadership.posting(term) as ours:
                 # Asked last: nothing may come between this and the request.
-                left = deadline - self._clock()
+                left = deadline - self._clock.now()
                 if left <= 0:
                     return False
                 if ours <= 0:
@@ -248,7 +248,9 @@ class Binder:
                 with self.calm.post():
                     self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
         finally:
-            self._posting.release()
+            with self._turn:
+                self._posting -= 1
+                self._turn.notify()
         return True
 
     def _look(self, binding: _Binding, deadline: float, *, unsure: bool) -> _Look:
@@ -256,7 +258,7 @@ class Binder:
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
         try:
-            pod = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock())))
+            pod = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
         except errors.NotFound as error:
             raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
         except errors.KubeError as error:
@@ -277,11 +279,11 @@ class Binder:
         raise Failed("taken", f"the pod was bound to node {node} by somebody else")
 
 
-def look_up(client: KubeClient, state: State, *, clock: Clock = time.monotonic) -> None:
+def look_up(client: KubeClient, state: State, *, clock: Clock = SYSTEM) -> None:
     """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round."""
-    until = clock() + _LOOK_UP_SECONDS
+    until = clock.now() + _LOOK_UP_SECONDS
     for holding in state.tick():
-        left = until - clock()
+        left = until - clock.now()
         if left <= 0:
             return
         try:

@@ -8,9 +8,10 @@ a second. It is told from one that is only busy by the quickest of its answers.
 """
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from cardwise.clock import SYSTEM, Clock
 
 _FEW = 3
 _LONGEST = 0.05  # seconds that filter waits
@@ -21,7 +22,7 @@ _FORGET = 1.02  # by so much a quick answer counts less with each that follows
 class Calm:
     """Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._fewer = threading.Condition()
         self._under_way = 0
@@ -42,16 +43,16 @@ class Calm:
     @contextmanager
     def post(self) -> Iterator[None]:
         """The API server is asked to bind; only what it has carried out says how quick it is."""
-        began = self._clock()
+        began = self._clock.now()
         yield
-        took = self._clock() - began
+        took = self._clock.now() - began
         with self._fewer:
             self._quickest = min(took, self._quickest * _FORGET) if self._quickest else took
 
     def wait(self) -> None:
         """Until few are under way, but not for long."""
         with self._fewer:
-            self._fewer.wait_for(lambda: not self.busy, _LONGEST)
+            self._clock.wait_for(self._fewer, lambda: not self.busy, _LONGEST)
 
     @property
     def busy(self) -> bool:

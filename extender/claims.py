@@ -6,15 +6,13 @@ it vanished (ghost), its node reports it (held). Apart from the state, which aft
 thread-safe: its owner locks.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from cardwise.clock import Clock
 from cardwise.core.ledger import Holding
 from extender.decisions import Decided, Ghost, Patience, Stage, Tentative
 from extender.inventory import Inventory
 from extender.projection import PodRecord
-
-Clock = Callable[[], float]
 
 _PLANS = (Stage.PLANNED, Stage.HELD)
 
@@ -107,7 +105,7 @@ class Claims:
 
     def decide(self, holding: Holding, stage: Stage, term: int = 0) -> None:
         """The pod is to have this, in place of an earlier decision."""
-        self._tentative[holding.uid] = Tentative(holding, stage, self._clock(), term)
+        self._tentative[holding.uid] = Tentative(holding, stage, self._clock.now(), term)
 
     def drop(self, uid: str) -> bool:
         """The decision does not hold any more; whether there was one."""
@@ -136,7 +134,7 @@ class Claims:
         if tentative is None or not self._overdue(tentative):
             return False  # settled, or posted once more since
         if bound:
-            tentative.since = self._clock()  # the watch is behind; ask again later
+            tentative.since = self._clock.now()  # the watch is behind; ask again later
             return False
         del self._tentative[uid]
         if not exists:
@@ -148,7 +146,7 @@ class Claims:
 
     def drop_plans(self, *, older: float | None = None) -> list[str]:
         """Ends plans: all, or those of more than so many seconds that end by themselves. Returns their pods."""
-        now = self._clock()
+        now = self._clock.now()
         plans = [
             uid
             for uid, t in self._tentative.items()
@@ -160,7 +158,7 @@ class Claims:
 
     def drop_ghosts(self) -> list[str]:
         """Ends those whose time is over and whose node says nothing. Returns their pods."""
-        now, held = self._clock(), self._reports.held()
+        now, held = self._clock.now(), self._reports.held()
         ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in held]
         for uid in ghosts:
             del self._ghosts[uid]
@@ -172,10 +170,10 @@ class Claims:
 
     def _overdue(self, tentative: Tentative) -> bool:
         posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)
-        return posted and self._clock() - tentative.since > self._patience.confirm
+        return posted and self._clock.now() - tentative.since > self._patience.confirm
 
     def _haunt(self, last: Holding) -> None:
-        self._ghosts[last.uid] = Ghost(replace(last, mark="ghost"), self._clock() + self._patience.ghost)
+        self._ghosts[last.uid] = Ghost(replace(last, mark="ghost"), self._clock.now() + self._patience.ghost)
 
 
 def _of_pod(pod: PodRecord) -> Holding:

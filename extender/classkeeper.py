@@ -6,12 +6,12 @@ it cannot do. A class that a person made or edited is never touched.
 """
 
 import json
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -94,7 +94,7 @@ class ClassKeeper:
         *,
         active: Callable[[], bool],
         in_use: Callable[[str], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._seen = seen
@@ -110,7 +110,7 @@ class ClassKeeper:
 
     def step(self) -> None:
         """One round, if it is time for one."""
-        now = self._clock()
+        now = self._clock.now()
         if now - self._looked_at < _EVERY:
             return
         self._looked_at = now
@@ -140,7 +140,7 @@ class ClassKeeper:
     def _used(self, name: str) -> bool:
         """As `in_use`, but not asked again at once where it was."""
         if name not in self._used_until and self._in_use(name):
-            self._used_until[name] = self._clock() + _ASK
+            self._used_until[name] = self._clock.now() + _ASK
         return name in self._used_until
 
     def _say(self, models: Collection[str], found: Mapping[str, ClassRecord]) -> None:
@@ -196,4 +196,4 @@ class ClassKeeper:
             self._wait(name, _SHOWN)
 
     def _wait(self, name: str, seconds: float) -> None:
-        self._not_before[name] = self._clock() + seconds
+        self._not_before[name] = self._clock.now() + seconds

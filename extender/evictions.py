@@ -4,11 +4,11 @@ By the Eviction API, so that disruption budgets hold: all victims of a pod are a
 goes where one of them may not. The extender that leads does it, for one pod at a time and not too often.
 """
 
-import time
 from collections.abc import Callable
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef
@@ -34,7 +34,7 @@ class Evictions:
         events: Recorder,
         *,
         active: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._preemption = preemption
@@ -49,7 +49,7 @@ class Evictions:
         if not self._active():
             self._left.clear()  # whoever leads now looks for itself
             return
-        now = self._clock()
+        now = self._clock.now()
         self._go_on(now)
         if now < self._next:
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import budgets, paths
 from cardwise.kube.budgets import Budget
 from cardwise.kube.client import KubeClient
@@ -33,7 +34,10 @@ class Feeds:
     yet must not be exceeded.
     """
 
-    def __init__(self, client: KubeClient, state: State, seen: Sightings, events: EventRecorder) -> None:
+    def __init__(
+        self, client: KubeClient, state: State, seen: Sightings, events: EventRecorder, clock: Clock = SYSTEM
+    ) -> None:
+        self._clock = clock
         # What another extender may have decided, by which limits, and how far gangs had come with it.
         self._decisive: tuple[Reflector[Any], ...] = (
             Reflector(client, paths.podgroups(), podgroups.record, _Groups(state, seen.groups)),
@@ -61,7 +65,7 @@ class Feeds:
         up than `still` says no.
         """
         for done in [reflector.relist() for reflector in self._decisive]:
-            while not done.wait(_LOOK_SECONDS):
+            while not self._clock.wait(done, _LOOK_SECONDS):
                 if not still():
                     return False
         return True

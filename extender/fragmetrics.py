@@ -4,13 +4,13 @@ Counted beside the calls of kube-scheduler and only while somebody scrapes; a sc
 by node or by card, of which there may be 40,000: `cardwise nodes` shows these.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cardwise.clock import SYSTEM, Clock
 from extender.slices import slices
 from extender.state import State
 
@@ -27,7 +27,7 @@ _SLICE: Final = 32  # nodes read while the state is locked: below 1 ms
 class FragMetrics(Collector):
     """`step` belongs to one thread, `collect` may be called from any."""
 
-    def __init__(self, state: State, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: State, clock: Clock = SYSTEM) -> None:
         self._state = state
         self._clock = clock
         self._scraped = float("-inf")
@@ -45,12 +45,12 @@ class FragMetrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        self._scraped = self._clock()
+        self._scraped = self._clock.now()
         yield from self._told
 
     def step(self) -> None:
         """One round."""
-        now = self._clock()
+        now = self._clock.now()
         if now >= self._scraped + _SCRAPED or now < self._counted + _EVERY:
             return
         if self._fragments is None:
@@ -62,7 +62,7 @@ class FragMetrics(Collector):
         self._follow(self._fragments)
         self._learn(self._fragments, now)
         self._told = tuple(self._count(self._fragments))
-        self._counted = self._clock()
+        self._counted = self._clock.now()
 
     def _follow(self, fragments: "Fragments") -> None:
         """What nodes have changed."""
@@ -70,7 +70,7 @@ class FragMetrics(Collector):
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
                 changed.clear()
-        for some in slices(names, _SLICE):
+        for some in slices(names, _SLICE, self._clock):
             with self._state.view_rooms() as (ledger, rooms):
                 for name in some:
                     fragments.set(name, ledger.node(name), rooms.left(name))

@@ -4,13 +4,13 @@ Apart from the upkeep, whose slow look-ups must not delay it. What is due says t
 extender that leads, many at a time and not too often.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.core.gangs import Group
 from cardwise.kube import errors, paths
@@ -42,7 +42,7 @@ class GangKeeper:
         events: Recorder,
         *,
         active: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
@@ -68,7 +68,7 @@ class GangKeeper:
 
     def _write(self, writes: Iterable[tuple[Waiter, Callable[[], None]]], again: float) -> None:
         """Those that are due, each not again for so many seconds. The oldest members come first."""
-        now = self._clock()
+        now = self._clock.now()
         if len(self._not_before) > _MOST:
             self._not_before = {uid: at for uid, at in self._not_before.items() if at > now}
         due = [(pod, write) for pod, write in writes if self._not_before.get(pod.uid, now) <= now][:_MOST]
@@ -105,7 +105,7 @@ class GangKeeper:
 
     def _look_at_foreign(self) -> None:
         """What PodGroups of coscheduling say: no watch, since their kind may not be installed."""
-        now = self._clock()
+        now = self._clock.now()
         keys = self._state.gangs.foreign()
         for key in self._foreign.keys() - set(keys):
             del self._foreign[key]

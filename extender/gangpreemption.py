@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from cardwise.clock import Clock
 from cardwise.core.gangs import Load, Member
 from cardwise.core.ledger import Ledger
 from cardwise.core.preemption import Victims
 from cardwise.core.request import PodRequest
-from extender.claims import Clock
 from extender.gangs import Gangs
 from extender.nodeload import NodeLoads
 from extender.nominations import Claimant, Kept, Nominations, Place
@@ -99,7 +99,7 @@ class GangPreemption:
                 else:
                     found.clear()
                     break
-                self.nominations.answered(taker, {node: Place(victims.assignment, victims.uids)}, self.clock())
+                self.nominations.answered(taker, {node: Place(victims.assignment, victims.uids)}, self.clock.now())
                 nodes.add(node)
                 del found[node]
                 taker = _claimant(claimant.namespace, fellows[0]) if fellows else claimant
@@ -120,7 +120,7 @@ class GangPreemption:
     def _lacking(self, uid: str) -> list[Member]:
         """The same; none where nothing can be planned for the gang now."""
         gang = self.gangs().of(uid)
-        if gang is None or gang.ran or gang.refusal(self.clock()) is not None:
+        if gang is None or gang.ran or gang.refusal(self.clock.now()) is not None:
             return []
         return [member for member in gang.missing_in_plan() if not self._is_helped(member.uid)]
 

@@ -7,13 +7,13 @@ out, and from `gangplaces`, where plans are made. Nothing here waits: who waits 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from cardwise.clock import Clock
 from cardwise.core.gangplan import Nodes, Planned
 from cardwise.core.gangs import Ended, Group, Member, Phase, Rank
 from cardwise.core.gangstate import Gang
 from cardwise.core.ledger import Holding
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
-from extender.claims import Clock
 from extender.decisions import Stage
 from extender.gangplaces import CHEAP, COSTLY, Places
 from extender.gangviews import View, view, waiter
@@ -45,7 +45,7 @@ class Gangs:
 
     def put(self, key: str, member: Member) -> None:
         """The member of the gang, "namespace/name", is so now."""
-        now = self._clock()
+        now = self._clock.now()
         before = self._of.get(member.uid)
         if before is not None and before != key:
             self.drop(member.uid)
@@ -69,7 +69,7 @@ class Gangs:
         if key is None:
             return
         self._posting.discard(uid)
-        gang, now = self._gangs[key], self._clock()
+        gang, now = self._gangs[key], self._clock.now()
         self._void(gang, gang.drop(uid, now))
         self._stand_back(gang, now)
         if not gang.members:
@@ -89,7 +89,7 @@ class Gangs:
             was_complete = gang.complete
             self._regroup(gang)
             if gang.complete > was_complete:
-                self._wakes.all(self._clock())
+                self._wakes.all(self._clock.now())
 
     # What filter and bind decide.
 
@@ -99,7 +99,7 @@ class Gangs:
 
     def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
         """The node of a member; None: it is placed alone."""
-        now = self._clock()
+        now = self._clock.now()
         gang = self.of(uid)
         if gang is None:
             self._books.waiting.refused(uid, now)
@@ -116,7 +116,7 @@ class Gangs:
 
     def join(self, uid: str, node: str) -> Hold | str | None:
         """A bind call for a member has come: what to wait for, or why it cannot be; None: it goes on at once."""
-        now = self._clock()
+        now = self._clock.now()
         gang = self.of(uid)
         if gang is None or gang.ran:
             return None
@@ -166,11 +166,11 @@ class Gangs:
         if gang is None or gang.ran or uid not in gang.plan:
             return
         if stage is not None:
-            gang.posts(uid, self._clock())
+            gang.posts(uid, self._clock.now())
             return
         if holding is not None:
             self._places.keep(holding)
-        self._stand_back(gang, self._clock())
+        self._stand_back(gang, self._clock.now())
 
     def unclaimed(self, uid: str) -> None:
         """The cards of a member are not claimed any more, though its gang goes forward: it must be planned anew."""
@@ -178,26 +178,26 @@ class Gangs:
         if gang is not None and uid in gang.plan and self._books.claims.holding(uid) is None:
             gang.unplan(uid)
             self._books.loads.unplan([uid])
-            self._stand_back(gang, self._clock())
+            self._stand_back(gang, self._clock.now())
 
     def would_place(
         self, gang: Gang, members: Sequence[Member], nodes: Nodes, *, shape: str, also: Iterable[str]
     ) -> Planned | None:
         """Places for these members, could those of the shape also have these nodes; nothing is held."""
-        return self._places.would_place(gang, members, nodes, self._clock(), shape=shape, also=also)
+        return self._places.would_place(gang, members, nodes, self._clock.now(), shape=shape, also=also)
 
     # What time and leaders do.
 
     def forget(self) -> None:
         """Another extender decides from now on, or has until now: only what the API server says holds."""
-        now = self._clock()
+        now = self._clock.now()
         for gang in list(self._gangs.values()):
             self._void(gang, gang.forget(now))
         self._places.forget()
 
     def recover(self) -> None:
         """A term begins: the rest of what is bound in part is planned before anything else is placed."""
-        now = self._clock()
+        now = self._clock.now()
         for gang in self._in_order():
             missing = gang.missing_in_plan() if gang.forward else []
             if missing:
@@ -211,7 +211,7 @@ class Gangs:
 
     def step(self) -> Work:
         """One round of what time does."""
-        now = self._clock()
+        now = self._clock.now()
         work = Work([], [])
         for gang in list(self._gangs.values()):
             late = gang.expired(now)
@@ -378,7 +378,7 @@ class Gangs:
             self._void(gang, gang.stand_back(now))
 
     def _end(self, gang: Gang, reason: str) -> None:
-        self._void(gang, gang.end(reason, self._clock()))
+        self._void(gang, gang.end(reason, self._clock.now()))
 
     def _void(self, gang: Gang, ended: Ended) -> None:
         """Carries out what a transition has made void."""
@@ -391,7 +391,7 @@ class Gangs:
         self._wakes.after_backoff(gang.key)
         hold = self._holds.pop(gang.key, None)
         if hold is not None:
-            self.observe("ended", self._clock() - hold.since)
+            self.observe("ended", self._clock.now() - hold.since)
             hold.settle(go=False, reason=ended.reason)
 
     def _look_at_reserve(self, now: float) -> None:
@@ -406,4 +406,4 @@ class Gangs:
         if foreign and group.minimum is None:
             other = self._foreign.get(gang.key, Group())
             group = Group(minimum=other.minimum, hold=other.hold, priority=group.priority, running=group.running)
-        self._void(gang, gang.regroup(group, self._clock()))
+        self._void(gang, gang.regroup(group, self._clock.now()))

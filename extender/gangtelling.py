@@ -4,13 +4,12 @@ Apart from the keeper, because slow writes must not keep gates closed or holds a
 writer is: what is compared is what the watch shows.
 """
 
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.core.gangs import Phase
 from cardwise.kube import errors, paths
@@ -48,10 +47,6 @@ class _Told(NamedTuple):
     done: bool
 
 
-def _utc() -> datetime:
-    return datetime.now(UTC)
-
-
 class GangTelling:
     """`gangs`: all there are; `active`: whether to speak, which the leader does. All methods belong to one thread."""
 
@@ -63,8 +58,7 @@ class GangTelling:
         *,
         gangs: Callable[[], list[View]],
         active: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], datetime] = _utc,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._seen = seen
@@ -72,7 +66,6 @@ class GangTelling:
         self._gangs = gangs
         self._active = active
         self._clock = clock
-        self._wall = wall
         self._views: dict[str, View] = {}
         self._told: dict[str, _Told] = {}
         self._schedule = Schedule({GROUP: _GAP})
@@ -83,12 +76,12 @@ class GangTelling:
         """One round."""
         if not self._active():
             return
-        now = self._clock()
+        now = self._clock.now()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._look(now)
-        while self._clock() - now <= _STEP_LIMIT and self._pace.ready(self._clock(), calm=False):
-            key = self._schedule.next(self._clock())
+        while self._clock.now() - now <= _STEP_LIMIT and self._pace.ready(self._clock.now(), calm=False):
+            key = self._schedule.next(self._clock.now())
             if key is None:
                 return
             self._bring(key)
@@ -118,12 +111,12 @@ class GangTelling:
         try:
             write()
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock(), _ODD_SECONDS)  # the watch will say what became of it
+            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will say what became of it
         except errors.KubeError as error:
             _log.warning("cannot write a PodGroup; it is tried again", name=key.key, error=str(error))
-            self._schedule.failed(key, self._clock(), error.retry_after or _REFUSED_SECONDS)
+            self._schedule.failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)
         else:
-            self._schedule.wrote(key, what, self._clock())
+            self._schedule.wrote(key, what, self._clock.now())
 
     def _what(self, key: str) -> tuple[object, Callable[[], object]] | None:
         view, seen = self._views.get(key), self._seen.values.get(key)
@@ -140,7 +133,7 @@ class GangTelling:
         if seen.auto and view is not None and view.minimum not in (0, seen.minimum):
             spec = {"spec": {"minMember": view.minimum}}
             return spec, lambda: self._client.patch(path, spec, "merge", timeout=_WRITE_TIMEOUT)
-        now = self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         wanted = podgroups.status(seen, view, now)
         if statuses.same(wanted, seen.status):
             return None

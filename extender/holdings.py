@@ -9,6 +9,7 @@ its pod exists and is not finished, then while its node reports it or until a gr
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cardwise.clock import Clock
 from cardwise.core import placement
 from cardwise.core.devices import is_good
 from cardwise.core.ledger import Holding, Ledger
@@ -16,7 +17,7 @@ from cardwise.core.mpsplaces import minded
 from cardwise.core.placement import Placement
 from cardwise.core.quotas import Room
 from cardwise.core.request import PodRequest
-from extender.claims import Claims, Clock
+from extender.claims import Claims
 from extender.decisions import Patience
 from extender.inventory import Inventory
 from extender.limits import Limits
@@ -65,13 +66,13 @@ class Holdings:
 
     def free(self, node: str = "", *, seen: bool = False) -> None:
         """There may be room on this node; on "" that is any. `seen`: the scheduler sees the cause itself."""
-        self.waiting.freed(node, self._clock(), seen=seen)
+        self.waiting.freed(node, self._clock.now(), seen=seen)
         self.freed += 1
 
     def refused(self, uid: str) -> None:
         """No card has enough room for this pod: it waits for what only we may see."""
         if uid:
-            self.waiting.refused(uid, self._clock())
+            self.waiting.refused(uid, self._clock.now())
 
     @contextmanager
     def aside(self, uid: str) -> Iterator[None]:

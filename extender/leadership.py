@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity
 from extender.state import State
@@ -99,12 +100,18 @@ class ByLease:
     """
 
     def __init__(
-        self, name: str, elect: Callable[[Callable[[bool], None]], LeaderElector], state: State, catch_up: CatchUp
+        self,
+        name: str,
+        elect: Callable[[Callable[[bool], None]], LeaderElector],
+        state: State,
+        catch_up: CatchUp,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._name = name
         self._elect = elect
         self._state = state
         self._catch_up = catch_up
+        self._clock = clock
         self._elector: LeaderElector | None = None
         self._term = 0  # the elector's epoch in which all is known; 0 for none
         self._word = (0, "")  # of which term
@@ -125,7 +132,7 @@ class ByLease:
         if self._elector is not None:
             self._elector.stop()
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._clock.join(self._thread, 5.0)
 
     def term(self) -> int | None:
         term = self._term
@@ -202,11 +209,11 @@ class ByLease:
         if self._stopping.is_set():
             # Only then may the Lease be given back. If it takes too long, the process ends and the Lease by itself.
             with self._fewer:
-                self._fewer.wait_for(lambda: not self._posts)
+                self._clock.wait_for(self._fewer, lambda: not self._posts, None)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._changed.wait(_LOOK_SECONDS)
+            self._clock.wait(self._changed, _LOOK_SECONDS)
             self._changed.clear()
             try:
                 self.step()
@@ -215,7 +222,14 @@ class ByLease:
 
 
 def by_lease(
-    client: KubeClient, namespace: str, name: str, *, duration: float, state: State, catch_up: CatchUp
+    client: KubeClient,
+    namespace: str,
+    name: str,
+    *,
+    duration: float,
+    state: State,
+    catch_up: CatchUp,
+    clock: Clock = SYSTEM,
 ) -> ByLease:
     """The leadership of one process among those that name the same Lease."""
 
@@ -230,4 +244,4 @@ def by_lease(
             on_change=on_change,
         )
 
-    return ByLease(f"{namespace}/{name}", elect, state, catch_up)
+    return ByLease(f"{namespace}/{name}", elect, state, catch_up, clock)

@@ -4,8 +4,7 @@ Apart from `statuswriter`, which makes statuses follow the ledger and so cannot 
 right here: what stays is a fault of ours or somebody's hand, and is for a person to look at (docs/runbooks.md).
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from itertools import islice
@@ -13,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.core.ledger import Ledger
 from extender import statuses
@@ -69,13 +69,13 @@ def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> se
 class LedgerCheck:
     """`step` belongs to one thread, `counts` to any."""
 
-    def __init__(self, books: Books, cards: CardsSeen, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, books: Books, cards: CardsSeen, *, clock: Clock = SYSTEM) -> None:
         self._books = books
         self._cards = cards
         self._clock = clock
         self._since: dict[str, dict[tuple[str, Kind], float]] = {}  # by node
         self._round: Iterator[str] = iter(())
-        self._looked = clock()
+        self._looked = clock.now()
         self._counts = dict.fromkeys(map(str, Kind), 0)
 
     def counts(self) -> dict[str, int]:
@@ -84,11 +84,11 @@ class LedgerCheck:
 
     def step(self) -> None:
         """Looks at a part of the nodes, so many that all are looked at in a round."""
-        now = self._clock()
+        now = self._clock.now()
         if now - self._looked < 1.0:
             return
         nodes = self._part(now)
-        for some in slices(nodes, _TOGETHER):
+        for some in slices(nodes, _TOGETHER, self._clock):
             told = {node: self._told(node) for node in some}
             with self._books.view() as ledger:
                 found = {node: differences(ledger, node, told[node]) for node in some}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -24,10 +25,13 @@ class LeaderMark:
     The label of a process that was killed stays until its container is started anew; until then the pod is not ready.
     """
 
-    def __init__(self, client: KubeClient, namespace: str, pod: str, leads: Callable[[], bool]) -> None:
+    def __init__(
+        self, client: KubeClient, namespace: str, pod: str, leads: Callable[[], bool], clock: Clock = SYSTEM
+    ) -> None:
         self._client = client
         self._path = paths.pods(namespace, pod)
         self._leads = leads
+        self._clock = clock
         self._marked: bool | None = None  # as it was last written; None: nobody knows
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="marking", daemon=True)
@@ -39,7 +43,7 @@ class LeaderMark:
         """Once the Lease was given back."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._clock.join(self._thread, 5.0)
         if self._marked is not False:
             self._write(marked=False)
 
@@ -60,7 +64,7 @@ class LeaderMark:
 
     def _run(self) -> None:
         right = True
-        while not self._stopping.wait(_LOOK_SECONDS if right else _PAUSE_SECONDS):
+        while not self._clock.wait(self._stopping, _LOOK_SECONDS if right else _PAUSE_SECONDS):
             try:
                 right = self.step()
             except Exception:  # noqa: BLE001 - the outermost loop: without it no label would ever change again

@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from cardwise.clock import SYSTEM, Clock
 
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
 _QUEUE_BUCKETS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
@@ -23,7 +25,8 @@ def most_frequent(reasons: Mapping[str, str]) -> str:
 class Metrics:
     """`registry` is the process's own unless a test brings another."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._seconds = Histogram(
             "cardwise_extender_request_seconds",
             "Time from the request's arrival at the extender to its answer.",
@@ -79,7 +82,7 @@ class Metrics:
     def queued(self, created: str) -> None:
         """A gang whose oldest pod was created then, as the API server writes it, begins to be bound."""
         if created:
-            self._queues.observe(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()))
+            self._queues.observe(max(0.0, (self._clock.wall() - datetime.fromisoformat(created)).total_seconds()))
 
     def ahead(self, outcome: str) -> None:
         """How it went with a pod that was decided about ahead."""

@@ -5,11 +5,11 @@ nothing: here is who was told what and when, and the words.
 """
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.events import EventKind, ObjectRef
@@ -48,7 +48,7 @@ class Notices:
         *,
         active: Callable[[], bool],
         waiting_for: Callable[[str], Iterable[Waiter]],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._events = events
         self._seen = seen
@@ -74,7 +74,7 @@ class Notices:
 
     def waits_for_quota(self, pod: Waiter, full: Full) -> None:
         """The pod could be placed but for this entry. Returns at once."""
-        now = self._clock()
+        now = self._clock.now()
         with self._lock:
             if now - self._told.get(pod.uid, float("-inf")) < _QUIET:
                 return

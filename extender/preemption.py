@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from cardwise.clock import Clock
 from cardwise.core import policies, preemption
 from cardwise.core.gangs import Load
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.preemption import Full, Newcomer, Resident, Victims
 from cardwise.core.quotas import Room
 from cardwise.kube.budgets import Budget, Budgets
-from extender.claims import Clock
 from extender.decisions import Waiter
 from extender.gangpreemption import GangPreemption
 from extender.gangs import Gangs
@@ -84,7 +84,7 @@ class Preemption:
 
     def heard(self, claimant: Claimant, node: str) -> None:
         """The pod waits, and its status names this node, or "". Under the lock."""
-        self._nominations.heard(claimant, node, self._clock())
+        self._nominations.heard(claimant, node, self._clock.now())
 
     def turned_away(self, uid: str, priority: int | None) -> None:
         """The pod waits since no extender answered for it, or None: for another reason. Under the lock."""
@@ -96,7 +96,7 @@ class Preemption:
 
     def may_plan(self, priority: int) -> bool:
         """Whether a gang of this priority may be planned now. Under the lock."""
-        return self._turns.has("", priority, self._clock())
+        return self._turns.has("", priority, self._clock.now())
 
     def over(self, uid: str) -> None:
         """The pod is bound, or is no more. Under the lock."""
@@ -127,13 +127,13 @@ class Preemption:
     def begin(self) -> None:
         """A term begins."""
         with self._lock:
-            self._turns.begin(self._clock())
+            self._turns.begin(self._clock.now())
 
     def step(self) -> None:
         """What time does."""
         with self._lock:
-            ended = self._nominations.step(self._clock())
-            if self._turns.step(self._clock()) or ended:
+            ended = self._nominations.step(self._clock.now())
+            if self._turns.step(self._clock.now()) or ended:
                 self._books.freed()
 
     # What kube-scheduler asks.
@@ -141,7 +141,7 @@ class Preemption:
     def has_turn(self, uid: str, priority: int) -> bool:
         """Whether the pod may be placed now, or comes again once those before it have been here."""
         with self._lock:
-            if self._turns.has(uid, priority, self._clock()):
+            if self._turns.has(uid, priority, self._clock.now()):
                 return True
             self._books.refused(uid)
             return False
@@ -152,7 +152,7 @@ class Preemption:
         """By node the victims whose going makes the pod fit; nodes without such are left out. What is answered is kept
         for the pod. `chosen`: kube-scheduler's own victims. `member`: of a gang that does not run yet, perhaps.
         """
-        until = self._clock() + _SECONDS
+        until = self._clock.now() + _SECONDS
         with self._lock:
             self._books.ready()
             if self._waits(claimant, policy):
@@ -160,7 +160,7 @@ class Preemption:
             own = self._together.unhelped(claimant.uid) if member else []
         found: dict[str, Victims] = {}
         for node in sorted(chosen):
-            if self._clock() > until:
+            if self._clock.now() > until:
                 break
             with self._lock:  # for one node at a time: filter must not wait for all of them
                 victims = self._look(claimant, policy, node, chosen[node], own=own)
@@ -176,14 +176,14 @@ class Preemption:
     def refused(self, claimant: Claimant, policy: str, nodes: Collection[str]) -> None:
         """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would."""
         with self._lock:
-            self._stuck.refused(claimant, policy, nodes, self._clock())
+            self._stuck.refused(claimant, policy, nodes, self._clock.now())
 
     def next_eviction(self) -> Eviction | None:
         """The next that is due, at most one; its cards are kept from now on. Nobody goes whom a disruption budget
         protects.
         """
         with self._lock:
-            now = self._clock()
+            now = self._clock.now()
             self._books.ready()
             due = self._stuck.due(now, self._is_helped)
             if due is None:
@@ -327,12 +327,12 @@ class Preemption:
     def _for_gang(
         self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float
     ) -> dict[str, Victims]:
-        together = self._together.answer(claimant, policy, found, lambda: self._clock() <= until)
+        together = self._together.answer(claimant, policy, found, lambda: self._clock.now() <= until)
         if together is None:
             return {}
         victims = together.victims
         place = Place(victims.assignment, victims.uids, together.rest)
-        self._nominations.answered(claimant, {together.node: place}, self._clock())
+        self._nominations.answered(claimant, {together.node: place}, self._clock.now())
         return {together.node: victims}
 
     def _answered(self, claimant: Claimant, found: dict[str, Victims]) -> dict[str, Victims]:
@@ -344,7 +344,7 @@ class Preemption:
                 if not victims.uids and (going := self._going(node, claimant.request.priority))
             }
         places = {node: Place(victims.assignment, victims.uids) for node, victims in found.items()}
-        self._nominations.answered(claimant, places, self._clock())
+        self._nominations.answered(claimant, places, self._clock.now())
         return found
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:

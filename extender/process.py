@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import prometheus_client
 
+from cardwise.clock import SYSTEM
 from cardwise.core import gangs, policies
 from cardwise.core.quantity import MiB
 from cardwise.kube.client import KubeClient
@@ -75,6 +76,7 @@ class Process:
         rotator: tls.Rotator | None,
         room: int,
     ) -> None:
+        self._clock = clock = SYSTEM
         self._state = State(
             headroom=MiB(settings.headroom),
             max_clients=settings.max_clients,
@@ -82,11 +84,12 @@ class Process:
             patience=Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds),
             of_gangs=_of_gangs(settings, room),
             of_ahead=_of_ahead(settings),
+            clock=clock,
         )
-        self._requests = Requests()
+        self._requests = Requests(clock=clock)
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname())
         seen = Sightings()
-        self._feeds = Feeds(client, self._state, seen, self._events)
+        self._feeds = Feeds(client, self._state, seen, self._events, clock)
         self._leadership: Leadership = Alone()
         if not settings.no_lease:
             self._leadership = leadership.by_lease(
@@ -96,8 +99,9 @@ class Process:
                 duration=settings.lease_duration,
                 state=self._state,
                 catch_up=self._feeds.catch_up,
+                clock=clock,
             )
-        self._mark = LeaderMark(client, *settings.pod, self._leads) if settings.pod is not None else None
+        self._mark = LeaderMark(client, *settings.pod, self._leads, clock) if settings.pod is not None else None
         self._binder = Binder(
             client,
             self._state,
@@ -105,18 +109,21 @@ class Process:
             policy=settings.policy,
             seconds=settings.bind_deadline,
             leadership=self._leadership,
+            clock=clock,
         )
-        self._telling = Telling(client, self._state, seen, self._events, knows=self._knows, leads=self._leads)
-        self._check = LedgerCheck(self._state, seen.cards)
-        self._gangs = GangKeeper(client, self._state, self._events, active=self._knows_and_leads)
-        self._fragments = FragMetrics(self._state)
+        self._telling = Telling(
+            client, self._state, seen, self._events, knows=self._knows, leads=self._leads, clock=clock
+        )
+        self._check = LedgerCheck(self._state, seen.cards, clock=clock)
+        self._gangs = GangKeeper(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
+        self._fragments = FragMetrics(self._state, clock)
         workload = WorkloadKeeper(
-            client, self._state, settings.lease_namespace, leads=self._leads, policy=settings.policy
+            client, self._state, settings.lease_namespace, leads=self._leads, policy=settings.policy, clock=clock
         )
         if settings.policy in policies.SCORED:
             self._state.policies.wanted = True
-        nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads)
-        evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads)
+        nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads, clock=clock)
+        evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads, clock=clock)
         self._upkeep = Upkeep(
             client,
             self._state,
@@ -125,6 +132,7 @@ class Process:
             evict=[evictions.step] if settings.preempt_fragmented else (),
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
             learn=[workload.step, self._fragments.step],
+            clock=clock,
         )
         self._preferences = Preferences(
             policy=settings.policy,
@@ -149,7 +157,7 @@ class Process:
         registry.register(self._fragments)
         if self._shown.certificates is not None:
             registry.register(Expiry(self._shown.certificates))
-        metrics = Metrics(registry)
+        metrics = Metrics(registry, self._clock)
         self._state.gangs.observe(metrics.held, metrics.queued)
         self._state.ahead.observe = metrics.ahead
         parts = Parts(

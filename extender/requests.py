@@ -5,9 +5,9 @@ asks for the same a moment later. Apart from the state because it is a cache: wh
 """
 
 import threading
-import time
 from collections import OrderedDict
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.request import PodRequest
 
 _MOST = 20_000
@@ -18,8 +18,9 @@ _SCORED_SECONDS = 1.0
 class Requests:
     """By pod UID; the oldest go first. A pod's request never changes while it is pending."""
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = _MOST, clock: Clock = SYSTEM) -> None:
         self._most = most
+        self._clock = clock
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, PodRequest] = OrderedDict()
         self._scored: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
@@ -41,7 +42,7 @@ class Requests:
     def put_scores(self, uid: str, scores: dict[str, int]) -> None:
         """What filter has found, node by node."""
         with self._lock:
-            self._scored[uid] = time.monotonic(), scores
+            self._scored[uid] = self._clock.now(), scores
             if len(self._scored) > _MOST_SCORED:
                 self._scored.popitem(last=False)
 
@@ -49,4 +50,4 @@ class Requests:
         """The same, while it is fresh, and once. The order of nodes is no promise: bind looks at the cards again."""
         with self._lock:
             at, scores = self._scored.pop(uid, (0.0, None))
-        return scores if time.monotonic() - at < _SCORED_SECONDS else None
+        return scores if self._clock.now() - at < _SCORED_SECONDS else None

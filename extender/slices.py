@@ -1,22 +1,23 @@
 """Long work under the state's lock, in slices short enough that nobody minds, and with a way in between them."""
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
+
+from cardwise.clock import Clock
 
 _T = TypeVar("_T")
 # Who lets a lock go and takes it again at once mostly gets it: whoever waits for it must be woken first, some 50 us.
 _PAUSE: Final = 0.002  # seconds
 
 
-def slices(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
     """So many at a time; give the lock up before the next is asked for."""
     for at in range(0, len(items), size):
         if at:
-            give_way()
+            give_way(clock)
         yield items[at : at + size]
 
 
-def give_way() -> None:
+def give_way(clock: Clock) -> None:
     """To a call of kube-scheduler that waits for the state."""
-    time.sleep(_PAUSE)
+    clock.sleep(_PAUSE)

@@ -5,11 +5,11 @@ I/O.
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.cards import FULL_CORE
 from cardwise.core.classes import DeviceClass
 from cardwise.core.kinds import UNKNOWN
@@ -21,7 +21,6 @@ from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
 from extender import ahead, gangwords, preemption
 from extender.ahead import Ahead, Nominee
-from extender.claims import Clock
 from extender.decisions import Begun, Decided, Patience, Stage
 from extender.ganglock import LockedGangs
 from extender.gangs import Gangs
@@ -46,7 +45,7 @@ class State:
         max_clients: int | None = None,
         core: int = FULL_CORE,
         patience: Patience | None = None,
-        clock: Clock = time.monotonic,
+        clock: Clock = SYSTEM,
         of_gangs: gangwords.Settings | None = None,
         of_ahead: ahead.Settings | None = None,
     ) -> None:

@@ -5,15 +5,14 @@ lost write, somebody's edit or a change that nobody told of is put right; the ne
 never written. The state is locked for a few nodes or namespaces at a time.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.ledger import Ledger
 from cardwise.core.quotas import Charge
 from cardwise.kube import errors, paths
@@ -68,10 +67,6 @@ class _Write(NamedTuple):
     written: Callable[[], None] = lambda: None
 
 
-def _utc() -> datetime:
-    return datetime.now(UTC)
-
-
 class StatusWriter:
     """`active`: whether to write, which one extender does: the leader, once it knows all pods, nodes and cards.
 
@@ -87,8 +82,7 @@ class StatusWriter:
         *,
         active: Callable[[], bool],
         no_class: Callable[[QuotaRecord, str], None],
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], datetime] = _utc,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._books = books
@@ -96,14 +90,13 @@ class StatusWriter:
         self._active = active
         self._no_class = no_class
         self._clock = clock
-        self._wall = wall
         self._tally = Tally()
         self._schedule = Schedule(_GAPS)
         self._pace, self._in_storm = Pace(_BUSY, _CALM), Pace(_STORM, _STORM)
         self._storm_until = float("-inf")
         self._nodes: dict[str, None] = {}  # to be counted, in this order
         self._audit: Iterator[str] = iter(())
-        self._audited = clock()
+        self._audited = clock.now()
         self._changed_at = float("-inf")
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespaces with a quota
         self._usage_at = float("-inf")
@@ -123,7 +116,7 @@ class StatusWriter:
             self._write()
 
     def _look_at_nodes(self) -> None:
-        now = self._clock()
+        now = self._clock.now()
         changed = self._books.changed_nodes()
         if changed:
             self._changed_at = now
@@ -132,7 +125,7 @@ class StatusWriter:
         for some in (changed, self._seen.cards.changed(), self._to_audit(now)):
             self._nodes.update(dict.fromkeys(some))
         counted = list(islice(self._nodes, _MOST_NODES))
-        for some_nodes in slices(counted, _TOGETHER):
+        for some_nodes in slices(counted, _TOGETHER, self._clock):
             with self._books.view() as ledger:
                 counts = [statuses.count_node(ledger, node) for node in some_nodes]
             for node, count in zip(some_nodes, counts, strict=True):
@@ -165,7 +158,7 @@ class StatusWriter:
         return part
 
     def _look_at_classes(self) -> None:
-        now = self._clock()
+        now = self._clock.now()
         self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.changed()], now)
         before = self._problems, self._automatic
         self._problems = {name: one.problem for name, one in self._seen.classes.snapshot().items()}
@@ -174,7 +167,7 @@ class StatusWriter:
             self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
 
     def _look_at_quotas(self) -> None:
-        now = self._clock()
+        now = self._clock.now()
         self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.changed()], now)
         if now - self._usage_at < _USAGE_SECONDS:
             return
@@ -184,7 +177,7 @@ class StatusWriter:
             keys.setdefault(quota.namespace, []).append(Key(QUOTA, key))
         namespaces = list(keys)
         usage: dict[str, Mapping[int, Charge]] = {}
-        for some_namespaces in slices(namespaces, _NAMESPACES_TOGETHER):
+        for some_namespaces in slices(namespaces, _NAMESPACES_TOGETHER, self._clock):
             with self._books.view() as ledger:
                 usage |= {one: dict(ledger.usage(one)) for one in some_namespaces}
         for namespace in namespaces:
@@ -193,7 +186,7 @@ class StatusWriter:
         self._usage = usage
 
     def _write(self) -> None:
-        began = now = self._clock()
+        began = now = self._clock.now()
         pace = self._in_storm if now < self._storm_until else self._pace
         while now >= self._paused_until and now - began <= _STEP_LIMIT:
             if not pace.ready(now, calm=now - self._changed_at > _CALM_AFTER):
@@ -202,7 +195,7 @@ class StatusWriter:
             if key is None:
                 return
             self._bring(key, pace)
-            now = self._clock()
+            now = self._clock.now()
 
     def _bring(self, key: Key, pace: Pace) -> None:
         """Makes one status what it ought to be, if that takes a write then by this pace."""
@@ -214,24 +207,24 @@ class StatusWriter:
         try:
             self._client.patch(found.path, {"status": found.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock(), _ODD_SECONDS)  # the watch will say what became of it
+            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will say what became of it
         except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
             self._complain(key, error)
-            self._schedule.failed(key, self._clock(), _REFUSED_SECONDS)
+            self._schedule.failed(key, self._clock.now(), _REFUSED_SECONDS)
         except errors.KubeError as error:
             # Not about this object: all others wait as well.
             self._complain(key, error)
             pause = self._backoff.next(error.retry_after)
-            self._paused_until = self._clock() + pause
-            self._schedule.failed(key, self._clock(), pause)
+            self._paused_until = self._clock.now() + pause
+            self._schedule.failed(key, self._clock.now(), pause)
         else:
             self._backoff.reset()
-            self._schedule.wrote(key, found.what, self._clock())
+            self._schedule.wrote(key, found.what, self._clock.now())
             found.written()
 
     def _complain(self, key: Key, error: errors.KubeError) -> None:
         """Says what keeps statuses of this kind from being written, once in a while."""
-        about, now = (key.kind, error.status), self._clock()
+        about, now = (key.kind, error.status), self._clock.now()
         if now - self._complained.get(about, float("-inf")) >= _COMPLAIN_SECONDS:
             self._complained[about] = now
             _log.warning("cannot write a status; it is tried again", kind=key.kind, name=key.key, error=str(error))
@@ -274,4 +267,4 @@ class StatusWriter:
     def _told(self, path: str, wanted: Object, found: Object) -> _Write | None:
         if statuses.same(wanted, found):
             return None
-        return _Write(path, wanted, statuses.patch(wanted, found, self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")))
+        return _Write(path, wanted, statuses.patch(wanted, found, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")))

@@ -5,6 +5,7 @@ Apart from the process that starts it, and from what each of them does: here is 
 
 from collections.abc import Callable
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.client import KubeClient
 from extender.classkeeper import ClassKeeper
 from extender.gangtelling import GangTelling
@@ -31,11 +32,12 @@ class Telling:
         *,
         knows: Callable[[], bool],
         leads: Callable[[], bool],
+        clock: Clock = SYSTEM,
     ) -> None:
-        self.notices = Notices(events, seen, active=leads, waiting_for=state.waiters.asking_for)
-        keeper = ClassKeeper(client, seen, active=leads, in_use=state.class_in_use)
-        writer = StatusWriter(client, state, seen, active=leads, no_class=self.notices.quota_without_class)
-        gangs = GangTelling(client, seen.groups, events, gangs=state.gangs.views, active=leads)
+        self.notices = Notices(events, seen, active=leads, waiting_for=state.waiters.asking_for, clock=clock)
+        keeper = ClassKeeper(client, seen, active=leads, in_use=state.class_in_use, clock=clock)
+        writer = StatusWriter(client, state, seen, active=leads, no_class=self.notices.quota_without_class, clock=clock)
+        gangs = GangTelling(client, seen.groups, events, gangs=state.gangs.views, active=leads, clock=clock)
         steps = (self.notices.step, keeper.step, writer.step, gangs.step)
         self.steps = tuple(_when(knows, step) for step in steps)
 

@@ -5,11 +5,11 @@ it for what is told to the cluster. That has a thread of its own: no slow write 
 """
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -34,10 +34,11 @@ Step = Callable[[], None]
 class Loop:
     """A thread that takes all steps again and again. One that fails is logged and does not keep the others."""
 
-    def __init__(self, name: str, seconds: float, steps: Sequence[Step]) -> None:
+    def __init__(self, name: str, seconds: float, steps: Sequence[Step], clock: Clock) -> None:
         self._name = name
         self._seconds = seconds
         self._steps = steps
+        self._clock = clock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -50,10 +51,10 @@ class Loop:
 
     def join(self, seconds: float) -> None:
         if self._thread.is_alive():
-            self._thread.join(seconds)
+            self._clock.join(self._thread, max(0.0, seconds))
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._seconds):
+        while not self._clock.wait(self._stopping, self._seconds):
             for step in self._steps:
                 try:
                     step()
@@ -77,7 +78,7 @@ class Upkeep:
         evict: Sequence[Step] = (),
         nominate: AheadWriter | None = None,
         learn: Sequence[Step] = (),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
@@ -85,15 +86,18 @@ class Upkeep:
         self._rests_since: float | None = None
         self._keep = keep
         self._nominate = nominate
-        self._loops = [Loop("upkeep", _STEP_SECONDS, [self.step]), Loop("statuses", _TELL_SECONDS, tell)]
+        self._loops = [
+            Loop("upkeep", _STEP_SECONDS, [self.step], clock),
+            Loop("statuses", _TELL_SECONDS, tell, clock),
+        ]
         if evict:
-            self._loops.append(Loop("evictions", _STEP_SECONDS, evict))
+            self._loops.append(Loop("evictions", _STEP_SECONDS, evict, clock))
         if learn:
-            self._loops.append(Loop("workload", _STEP_SECONDS, learn))
+            self._loops.append(Loop("workload", _STEP_SECONDS, learn, clock))
         if keep is not None:
-            self._loops.append(Loop("gangs", _GANG_SECONDS, [keep.step]))
+            self._loops.append(Loop("gangs", _GANG_SECONDS, [keep.step], clock))
         if nominate is not None:
-            self._loops.append(Loop("nominating", _AHEAD_SECONDS, [nominate.step]))
+            self._loops.append(Loop("nominating", _AHEAD_SECONDS, [nominate.step], clock))
 
     def start(self) -> None:
         for loop in self._loops:
@@ -102,9 +106,9 @@ class Upkeep:
     def stop(self) -> None:
         for loop in self._loops:
             loop.stop()
-        until = time.monotonic() + _STOP_SECONDS
+        until = self._clock.now() + _STOP_SECONDS
         for loop in self._loops:
-            loop.join(max(0.0, until - time.monotonic()))
+            loop.join(until - self._clock.now())
         if self._keep is not None:
             self._keep.stop()
         if self._nominate is not None:
@@ -112,21 +116,21 @@ class Upkeep:
 
     def step(self) -> None:
         """One round."""
-        if self._rests_since is not None and self._clock() - self._rests_since > _STALLED_SECONDS:
+        if self._rests_since is not None and self._clock.now() - self._rests_since > _STALLED_SECONDS:
             # kube-scheduler comes back by itself to pods whose filter timed out, but not to those whose preempt did.
             _log.warning("this process stood still; waiting pods are tried again")
             self._state.waiters.wake_all()
-        binder.look_up(self._client, self._state)
+        binder.look_up(self._client, self._state, clock=self._clock)
         self._state.preemption.step()
         node = self._state.waiters.touch_due()
-        if node is not None and not touch(self._client, node):
+        if node is not None and not touch(self._client, node, self._clock):
             self._state.waiters.touch_failed(node)
-        self._rests_since = self._clock()
+        self._rests_since = self._clock.now()
 
 
-def touch(client: KubeClient, node: str) -> bool:
+def touch(client: KubeClient, node: str, clock: Clock) -> bool:
     """Changes an annotation of the node, which makes kube-scheduler try the waiting pods again; whether it could."""
-    patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(time.time_ns())}}}
+    patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(clock.wall_ns())}}}
     try:
         client.patch(paths.nodes(node), patch, "merge", timeout=_TOUCH_SECONDS)
     except errors.KubeError as error:

@@ -5,7 +5,7 @@ Apart from the state, which decides about them, and from `wakeups`, which knows 
 
 import threading
 
-from extender.claims import Clock
+from cardwise.clock import Clock
 from extender.decisions import Waiter
 from extender.holdings import Holdings
 from extender.projection import PodRecord
@@ -48,7 +48,7 @@ class Waiters:
     def by_reason(self) -> dict[str, int]:
         """Pods that filter found no node for, by the most frequent reason among the nodes, for metrics."""
         with self._lock:
-            return self._held.waiting.reasons(self._clock())
+            return self._held.waiting.reasons(self._clock.now())
 
     def wake_all(self) -> None:
         """Touch a node soon, whoever waits: another extender that has refused pods cannot wake them any more."""
@@ -64,7 +64,7 @@ class Waiters:
         """A node to touch so that waiting pods are tried again, at most one a second; see `wakeups`."""
         with self._lock:
             self._held.count_cards()
-            node = self._held.waiting.due(self._clock())
+            node = self._held.waiting.due(self._clock.now())
             nodes = self._held.inventory.nodes
             if node is None or node in nodes:
                 return node

@@ -7,12 +7,12 @@ So the connections of all who wait are watched, and one that closes ends the hol
 import select
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from extender.gangwords import Hold
 
 _log = structlog.get_logger(__name__)
@@ -29,44 +29,44 @@ class Line(Protocol):
 
 
 class Waits:
-    """Thread-safe. Its thread starts with the first who waits, so after the fork. `cancel`: ends a hold that is not
-    decided yet.
-    """
+    """Thread-safe. Its thread runs while somebody waits. `cancel`: ends a hold that is not decided yet."""
 
-    def __init__(self, cancel: Cancel) -> None:
+    def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:
         self._cancel = cancel
+        self._clock = clock
         self._lines: dict[int, tuple[Line, Hold, str]] = {}
-        self._some = threading.Condition()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def wait(self, hold: Hold, name: str, line: Line | None, seconds: float) -> None:
         """Until the hold is decided; ends it where that takes longer, or where the connection closes before."""
         number = self._watch(hold, name, line) if line is not None else None
         try:
-            if not hold.done.wait(max(0.0, seconds)):
+            if not self._clock.wait(hold.done, max(0.0, seconds)):
                 self._cancel(hold, f"{name} waited for the others as long as a bind may take")
             hold.done.wait()
         finally:
             if number is not None:
-                with self._some:
+                with self._lock:
                     self._lines.pop(number, None)
 
     def _watch(self, hold: Hold, name: str, line: Line) -> int | None:
         number = line.fileno()
         if number < 0:
             return None
-        with self._some:
+        with self._lock:
             self._lines[number] = line, hold, name
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="waits", daemon=True)
                 self._thread.start()
-            self._some.notify()
         return number
 
     def _run(self) -> None:
         while True:
-            with self._some:
-                self._some.wait_for(lambda: self._lines)
+            with self._lock:
+                if not self._lines:
+                    self._thread = None
+                    return
                 lines = dict(self._lines)
             try:
                 closed = _closed(lines)
@@ -74,7 +74,7 @@ class Waits:
                     self._cancel(hold, f"kube-scheduler gave up waiting for {name}")
             except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would see connections close
                 _log.exception("cannot look at the connections of waiting binds")
-            time.sleep(_LOOK_SECONDS)
+            self._clock.sleep(_LOOK_SECONDS)
 
 
 def _closed(lines: dict[int, tuple[Line, Hold, str]]) -> list[tuple[Line, Hold, str]]:

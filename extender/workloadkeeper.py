@@ -4,11 +4,11 @@ in which the workload survives this process (docs/design/0008-policies.md).
 Apart from the upkeep: learning takes a tenth of a second, and nothing waits for it.
 """
 
-import time
 from collections.abc import Callable
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names, policies
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -36,7 +36,7 @@ class WorkloadKeeper:
         *,
         leads: Callable[[], bool],
         policy: str = policies.DEFAULT,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
@@ -70,9 +70,9 @@ class WorkloadKeeper:
         for _ in range(_SLICES):
             if not scored.warm(_SLICE):
                 break
-            give_way()
+            give_way(self._clock)
         learned = self._learn()
-        if leads and self._read and (learned or self._clock() >= self._save_at):
+        if leads and self._read and (learned or self._clock.now() >= self._save_at):
             self._save_asks(scored.dump())
 
     def _learn(self) -> bool:
@@ -88,7 +88,7 @@ class WorkloadKeeper:
 
     def _save_asks(self, asks: str) -> None:
         if asks == self._saved or self._save({names.WORKLOAD_ASKS: asks}):
-            self._saved, self._save_at = asks, self._clock() + _SAVE_SECONDS
+            self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
     def _tell(self, *, leads: bool) -> None:
         """The policy, once in each time as the leader; where it cannot, in the 1st, 2nd, 4th, 8th round and so on."""

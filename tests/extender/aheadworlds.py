@@ -13,7 +13,8 @@ from extender.requests import Requests
 from extender.state import State
 from extender.verbs import Preferences
 from extender.wire import FilterArgs, FilterResult
-from tests.extender.worlds import Clock, as_card, as_pod, asking, resource
+from tests.extender.worlds import as_card, as_pod, asking, resource
+from tests.fakes.clock import FakeClock
 
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
 ALWAYS = Settings(when=When.ALWAYS)
@@ -28,7 +29,7 @@ class World:
     def __init__(
         self, *nodes: str, settings: Settings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
     ) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings)
         self.requests = Requests()
         self.outcomes: list[Outcome] = []
@@ -88,7 +89,7 @@ class World:
             again, nominee = self.state.ahead.decide()
             if nominee is not None:
                 found[nominee.name] = nominee.node
-            self.clock.now += 0.6  # past every pause
+            self.clock.advance(0.6)  # past every pause
         return found
 
     def filter(self, name: str, *nodes: str) -> list[str]:
@@ -99,5 +100,5 @@ class World:
         return verbs.filter_nodes(self.state, self.requests, PREFERENCES, args)
 
     def passes(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.advance(seconds)
         self.state.tick()

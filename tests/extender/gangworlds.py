@@ -20,7 +20,8 @@ from extender.state import State
 from extender.verbs import Preferences
 from extender.wire import FilterArgs
 from tests.build import P100, container
-from tests.extender.worlds import Clock, as_card, resource
+from tests.extender.worlds import as_card, resource
+from tests.fakes.clock import FakeClock
 
 GIB = 1 << 30
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
@@ -91,9 +92,9 @@ class NodeSpec:
 
 class World:
     def __init__(
-        self, nodes: dict[str, int | NodeSpec], *, room: int = 100, clock: Clock | None = None, **patience: float
+        self, nodes: dict[str, int | NodeSpec], *, room: int = 100, clock: FakeClock | None = None, **patience: float
     ) -> None:
-        self.clock = clock or Clock()
+        self.clock = clock or FakeClock()
         self.nodes = {name: NodeSpec(spec) if isinstance(spec, int) else spec for name, spec in nodes.items()}
         self.patience = GangPatience(**patience)
         self.room = room
@@ -345,7 +346,7 @@ class World:
                     if why:
                         refusals[name] = why
                     self.settle()
-            self.clock.now += seconds
+            self.clock.advance(seconds)
         return refusals
 
     def phase(self, gang: str = "g", namespace: str = "default") -> str:

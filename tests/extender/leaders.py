@@ -5,7 +5,6 @@ Nothing runs by itself: a Lease is renewed, a watch tells and a term begins when
 
 from collections.abc import Callable
 
-from cardwise.clock import SystemClock
 from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.kube import errors
@@ -16,7 +15,8 @@ from extender.placing import Ask
 from extender.projection import PodRecord
 from extender.requests import Requests
 from extender.wire import BindArgs
-from tests.extender.worlds import RUNNING, Clock, as_pod, as_quota, asking, state, with_cards
+from tests.extender.worlds import RUNNING, as_pod, as_quota, asking, state, with_cards
+from tests.fakes.clock import FakeClock
 from tests.kube.leases import Leases
 
 DURATION = 15.0
@@ -70,15 +70,12 @@ class Api(Leases):
         return [card for card, held in used.items() if held > mem]
 
 
-class _OnClock(SystemClock):
-    def __init__(self, clock: Clock) -> None:
-        self.now = clock
-
-
 class Extender:
     """One process. It is its own KubeClient; `cut`: its calls do not reach the API server."""
 
-    def __init__(self, api: Api, name: str, clock: Clock, *, cards: dict[str, int], quota: dict | None = None) -> None:
+    def __init__(
+        self, api: Api, name: str, clock: FakeClock, *, cards: dict[str, int], quota: dict | None = None
+    ) -> None:
         self.api, self.name, self.clock = api, name, clock
         self.cut = False
         self.events: list[PodRecord] = []  # not told yet
@@ -86,12 +83,12 @@ class Extender:
         self.state = with_cards(state(clock), **cards)
         if quota is not None:
             self.state.set_quota(*as_quota(quota))
-        self.leadership = ByLease("ns/l", self._elect, self.state, self.catch_up)
+        self.leadership = ByLease("ns/l", self._elect, self.state, self.catch_up, clock)
         self.elector = self.leadership._elector = self._elect(self.leadership._on_change)
         self.requests = Requests()
         self.binder = Binder(
             self, self.state, self.requests, policy="binpack", seconds=600.0, leadership=self.leadership,
-            clock=clock, wall_ns=lambda: 1, sleep=self._sleep,
+            clock=clock,
         )  # fmt: skip
         api.extenders.append(self)
 
@@ -103,12 +100,9 @@ class Extender:
             self.name,
             duration=DURATION,
             renew_every=2.0,
-            clock=_OnClock(self.clock),
+            clock=self.clock,
             on_change=on_change,
         )
-
-    def _sleep(self, seconds: float) -> None:
-        self.clock.now += seconds
 
     # As KubeClient.
 
@@ -162,4 +156,4 @@ class Extender:
     def bind(self, name: str, node: str) -> str:
         namespace = self.api.pods[name]["metadata"]["namespace"]
         args = BindArgs(pod_name=name, pod_namespace=namespace, pod_uid=f"uid-{name}", node=node)
-        return self.binder.bind(args, arrived=self.clock.now)
+        return self.binder.bind(args)

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cardwise.core import names
@@ -13,7 +12,7 @@ from cardwise.kube import errors
 from extender import objects
 from extender.sightings import Sightings
 from extender.statuswriter import StatusWriter
-from tests.extender.worlds import Clock
+from tests.fakes.clock import FakeClock
 
 K80 = 11441  # MiB
 
@@ -196,7 +195,7 @@ class World:
     """A writer with its ledger, its API server and a clock to turn."""
 
     def __init__(self, *answers):
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.seen = Sightings()
         self.books = Books()
         self.api = FakeApi(self.seen, *answers)
@@ -204,7 +203,7 @@ class World:
         self.without_class = []
         self.writer = StatusWriter(
             self.api, self.books, self.seen, active=lambda: self.active, no_class=self._no_class,
-            clock=self.clock, wall=lambda: datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=self.clock.now),
+            clock=self.clock,
         )  # fmt: skip
 
     def _no_class(self, quota, text):
@@ -231,7 +230,7 @@ class World:
             if watch:
                 self.api.show()
             self.writer.step()
-            self.clock.now += 0.25
+            self.clock.advance(0.25)
         if watch:
             self.api.show()
 

@@ -53,7 +53,7 @@ class Writing:
     def round(self, *, writes: int) -> None:
         """One round, in which so many are written."""
         before = len(self.client.written)
-        self.world.clock.now += 1.0
+        self.world.clock.advance(1.0)
         self.writer.step()
         for _ in range(writes):
             assert self.client.came.acquire(timeout=60), "what was decided is not written"
@@ -113,7 +113,7 @@ def test_where_writing_fails_it_rests(error, nominee):
     assert free(writing.world.state) == [P100]
     writing.world.create("q", 100)
     writing.round(writes=0)
-    writing.world.clock.now += 5.0
+    writing.world.clock.advance(5.0)
     writing.round(writes=1)
 
 
@@ -154,7 +154,7 @@ def stale(writing: Writing) -> None:
     """What p's status says is not held for it, for longer than the scheduler needs to come."""
     writing.world.tell(writing.world.create("p", 100) | {"status": {"nominatedNodeName": "n1"}})
     writing.round(writes=0)
-    writing.world.clock.now += 2.0
+    writing.world.clock.advance(2.0)
 
 
 def test_a_node_that_is_named_in_vain_is_taken_back(nominee):
@@ -184,7 +184,7 @@ def test_what_could_not_be_taken_back_is_tried_again(error, rests):
     writing.client.pod = told()
     stale(writing)
     writing.round(writes=1)
-    writing.world.clock.now += rests
+    writing.world.clock.advance(rests)
     writing.round(writes=0)  # nothing is held for it since now
-    writing.world.clock.now += 2.0
+    writing.world.clock.advance(2.0)
     writing.round(writes=1)

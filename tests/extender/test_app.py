@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -22,21 +21,21 @@ from extender.metrics import Levels, Metrics, Sources
 from extender.requests import Requests
 from extender.verbs import Preferences
 from tests.extender.test_binder import FakeApi
-from tests.extender.worlds import P100, Clock, asking, state, with_cards
+from tests.extender.worlds import P100, asking, state, with_cards
+from tests.fakes.clock import FakeClock
 
 POD = asking("p", gpu_mem=8138)
 
 
 def parts(missing=(), leadership=None):
-    clock = Clock()
-    clock.now = time.monotonic()  # by which the application tells when a call has arrived
+    clock = FakeClock()
     made = with_cards(state(clock), n1=2)
     requests = Requests()
     return Parts(
         state=made,
         requests=requests,
-        binder=Binder(FakeApi(clock), made, requests, policy="binpack", seconds=5, clock=clock, sleep=lambda _: None),
-        metrics=Metrics(CollectorRegistry()),
+        binder=Binder(FakeApi(clock), made, requests, policy="binpack", seconds=5, clock=clock),
+        metrics=Metrics(CollectorRegistry(), clock),
         preferences=Preferences(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),
         leadership=leadership or Alone(),
@@ -177,7 +176,7 @@ def test_a_prioritize_call_that_cannot_be_read_is_told_so_in_a_line(client):
 def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
     made = parts()
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
-    late = {gthreads.ARRIVED: time.monotonic() - 60}
+    late = {gthreads.ARRIVED: FakeClock().now() - 60}
     answer = (
         create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late)
     )

@@ -11,7 +11,8 @@ from extender.binder import Binder, Failed
 from extender.decisions import Stage
 from extender.requests import Requests
 from extender.wire import BindArgs
-from tests.extender.worlds import P100, Clock, as_pod, asking, bound, free, mark, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, bound, free, mark, state, with_cards
+from tests.fakes.clock import FakeClock
 
 ARGS = BindArgs(pod_name="p", pod_namespace="default", pod_uid="uid-p", node="n1")
 CONFLICT = errors.Conflict(409, "Conflict", "pod p is already assigned to a node")
@@ -20,7 +21,7 @@ CONFLICT = errors.Conflict(409, "Conflict", "pod p is already assigned to a node
 class FakeApi:
     """At the seam of KubeClient. `answers`: for each POST an exception, "land" or "lose" (done, but nobody hears)."""
 
-    def __init__(self, clock: Clock, *answers: object, pod: dict | None = None) -> None:
+    def __init__(self, clock: FakeClock, *answers: object, pod: dict | None = None) -> None:
         self.clock = clock
         self.answers = list(answers)
         self.get_seconds = 0.0
@@ -32,9 +33,9 @@ class FakeApi:
 
     def request(self, method: str, path: str, *, body: dict, timeout: float) -> bytes:
         assert (method, path) == ("POST", "/api/v1/namespaces/default/pods/p/binding")
-        self.posts.append((self.clock.now, body))
+        self.posts.append((self.clock.now(), body))
         answer = self.answers.pop(0) if self.answers else "land"
-        self.clock.now += min(timeout, self.post_seconds)
+        self.clock.advance(min(timeout, self.post_seconds))
         if isinstance(answer, Exception):
             raise answer
         if self.pod["spec"].get("nodeName"):
@@ -47,7 +48,7 @@ class FakeApi:
 
     def get(self, path: str, *, timeout: float) -> dict:
         self.gets += 1
-        self.clock.now += min(timeout, self.get_seconds)
+        self.clock.advance(min(timeout, self.get_seconds))
         if self.get_error is not None:
             raise self.get_error
         if self.pod is None:
@@ -57,20 +58,17 @@ class FakeApi:
 
 class World:
     def __init__(self, *answers: object, seconds: float = 10.0, **how: object) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.state = with_cards(state(self.clock), n1=2, n2=2)
         self.api = FakeApi(self.clock, *answers, **how)
         self.requests = Requests()
         self.binder = Binder(
             self.api, self.state, self.requests, policy="binpack", seconds=seconds,
-            clock=self.clock, wall_ns=lambda: 42, sleep=self.sleep,
+            clock=self.clock,
         )  # fmt: skip
 
-    def sleep(self, seconds: float) -> None:
-        self.clock.now += seconds
-
     def bind(self, args: BindArgs = ARGS) -> str:
-        return self.binder.bind(args, arrived=self.clock.now)
+        return self.binder.bind(args)
 
     def fails(self, outcome: str) -> str:
         with pytest.raises(Failed) as failed:
@@ -81,6 +79,7 @@ class World:
 
 def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():
     world = World()
+    began = world.clock.wall_ns()
     assert world.bind() == "bound"
     ((_, body),) = world.api.posts
     assert body["metadata"]["uid"] == "uid-p"
@@ -89,7 +88,7 @@ def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():
     assert written[names.IDX] == "0"
     assert written[names.POD_MEM] == "8138"
     assert written[names.ASSIGNED] == "false"
-    assert written[names.ASSUME_TIME] == "42"
+    assert written[names.ASSUME_TIME] == str(began)
     assert assignment.decode(written).shares()[0].uuid == "GPU-n1-0"
     assert mark(world.state, "uid-p") == "bound"
 
@@ -163,7 +162,7 @@ def test_a_refusal_frees_the_cards_at_once(error):
 
 def test_nothing_is_posted_after_the_deadline():
     world = World(*[errors.TooManyRequests(429, "", "", retry_after=3.0)] * 9, seconds=10.0)
-    began = world.clock.now
+    began = world.clock.now()
     world.fails("api")
     assert [at - began < 10.0 for at, _ in world.api.posts] == [True] * len(world.api.posts)
     assert 2 <= len(world.api.posts) <= 4
@@ -174,7 +173,7 @@ def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_k
     world = World(*[errors.Unreachable("timed out")] * 99, seconds=5.0)
     world.fails("api")
     assert mark(world.state, "uid-p") == "unsure"
-    world.clock.now += 76
+    world.clock.advance(76)
     binder.look_up(world.api, world.state)
     assert free(world.state) == [P100, P100]
 
@@ -188,7 +187,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
     _, body = world.api.posts[0]
     world.api.pod["spec"]["nodeName"] = "n1"
     world.api.pod["metadata"]["annotations"] = body["metadata"]["annotations"]
-    world.clock.now += 76
+    world.clock.advance(76)
     binder.look_up(world.api, world.state)
     assert mark(world.state, "uid-p") == "unsure"
     world.api.answers.clear()
@@ -294,7 +293,7 @@ def test_an_unbound_pod_that_is_being_deleted_can_never_be_bound_and_is_given_up
 def test_the_deadline_counts_from_the_arrival_of_the_call_not_from_when_a_thread_took_it_up():
     world = World(seconds=4.0)
     with pytest.raises(Failed) as failed:
-        world.binder.bind(ARGS, arrived=world.clock.now - 4.1)
+        world.binder.bind(ARGS, arrived=world.clock.now() - 4.1)
     assert failed.value.outcome == "api"
     assert world.api.posts == []
     assert free(world.state) == [P100, P100]
@@ -306,11 +305,11 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
     for i in range(20):
         world.state.begin_bind(f"u{i}", ("default", f"p{i}"), asked, "n1", "binpack")
         world.state.finish_bind(f"u{i}", Stage.UNSURE)
-    world.clock.now += 76
+    world.clock.advance(76)
     world.api.get_seconds, world.api.get_error = 60.0, errors.Unreachable("timed out")
-    began = world.clock.now
+    began = world.clock.now()
     binder.look_up(world.api, world.state, clock=world.clock)
-    assert world.clock.now - began <= 3.0
+    assert world.clock.now() - began <= 3.0
 
 
 def test_a_look_from_before_a_newer_bind_settles_nothing():
@@ -319,7 +318,7 @@ def test_a_look_from_before_a_newer_bind_settles_nothing():
     for _ in range(2):
         world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
         world.state.finish_bind("uid-p", Stage.UNSURE)
-        world.clock.now += 76
+        world.clock.advance(76)
     assert world.state.tick()
     world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
     world.state.finish_bind("uid-p", Stage.UNSURE)

@@ -6,24 +6,17 @@ from contextlib import ExitStack
 import pytest
 
 from extender.calm import Calm
+from tests.fakes.clock import FakeClock
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def post(calm: Calm, clock: Clock, seconds: float) -> None:
+def post(calm: Calm, clock: FakeClock, seconds: float) -> None:
     with calm.post():
-        clock.now += seconds
+        clock.advance(seconds)
 
 
-def refused(calm: Calm, clock: Clock, seconds: float) -> None:
+def refused(calm: Calm, clock: FakeClock, seconds: float) -> None:
     with calm.post():
-        clock.now += seconds
+        clock.advance(seconds)
         raise OSError("refused")
 
 
@@ -39,7 +32,7 @@ def under_way_until_it_waits(calm: Calm) -> int:
 
 @pytest.mark.parametrize(("seconds", "binds"), [(0.001, 3), (0.01, 3), (0.04, 10), (0.1, 25)])
 def test_a_slow_api_server_needs_more_binds_at_once(seconds, binds):
-    clock = Clock()
+    clock = FakeClock()
     calm = Calm(clock)
     assert under_way_until_it_waits(calm) == 3
     post(calm, clock, seconds)
@@ -47,7 +40,7 @@ def test_a_slow_api_server_needs_more_binds_at_once(seconds, binds):
 
 
 def test_a_busy_one_is_told_by_its_quickest_answer():
-    clock = Clock()
+    clock = FakeClock()
     calm = Calm(clock)
     post(calm, clock, 0.005)
     for _ in range(20):
@@ -59,7 +52,7 @@ def test_a_busy_one_is_told_by_its_quickest_answer():
 
 
 def test_a_refused_binding_says_nothing():
-    clock = Clock()
+    clock = FakeClock()
     calm = Calm(clock)
     with pytest.raises(OSError, match="refused"):
         refused(calm, clock, 0.5)
@@ -67,11 +60,23 @@ def test_a_refused_binding_says_nothing():
 
 
 def test_filter_goes_on_when_a_bind_has_ended():
-    calm = Calm()
+    clock = FakeClock()
+    calm = Calm(clock)
     with ExitStack() as binds:
         for _ in range(3):
             binds.enter_context(calm.bind())
         waits = threading.Thread(target=calm.wait)
         waits.start()
-    waits.join(10)
-    assert not waits.is_alive()
+        clock.until_waiting()
+    assert clock.join(waits, 60)
+
+
+def test_filter_does_not_wait_for_long():
+    clock = FakeClock()
+    calm = Calm(clock)
+    with ExitStack() as binds:
+        for _ in range(3):
+            binds.enter_context(calm.bind())
+        began = clock.now()
+        calm.wait()
+        assert clock.now() - began == pytest.approx(0.05)

@@ -11,7 +11,7 @@ from extender import objects
 from extender.classkeeper import Changes, ClassKeeper, automatic, changes
 from extender.sightings import Sightings
 from tests.extender.telling import FakeApi, class_object, class_path, er_object, er_path
-from tests.extender.worlds import Clock
+from tests.fakes.clock import FakeClock
 
 K80, V100, A100 = "nvidia.tesla.k80", "nvidia.tesla.v100", "nvidia.a100"
 
@@ -72,7 +72,7 @@ def test_all_spellings_of_a_model_are_one_class():
 
 class World:
     def __init__(self, *answers):
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.seen = Sightings()
         self.api = FakeApi(self.seen, *answers)
         self.active = True
@@ -86,7 +86,7 @@ class World:
             if watch:
                 self.api.show()
             self.keeper.step()
-            self.clock.now += 0.25
+            self.clock.advance(0.25)
         self.api.show()
 
     def card(self, uuid="GPU-A", model="Tesla K80"):

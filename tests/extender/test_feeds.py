@@ -15,7 +15,6 @@ from extender.state import State
 from tests.extender.gangworlds import member
 from tests.extender.worlds import (
     P100,
-    Clock,
     asking,
     bound,
     free,
@@ -25,6 +24,7 @@ from tests.extender.worlds import (
     resource,
     resource_class,
 )
+from tests.fakes.clock import FakeClock
 from tests.kube.test_reflector import eventually
 
 
@@ -88,7 +88,7 @@ def api():
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -169,10 +169,10 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     made, feeds = fed
     ready(feeds)
     refuse(made)  # from now on somebody waits to be woken
-    clock.now += 60
+    clock.advance(60)
     made.waiters.touch_due()
     made.changed_nodes()
-    clock.now += 60
+    clock.advance(60)
     card, device_class, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
     api.modify(paths.extendedresources(), card)

@@ -10,21 +10,22 @@ from cardwise.core.scored.engine import Engine
 from extender.fragmetrics import FragMetrics
 from extender.nodeload import NodeRoom
 from tests.extender.test_policies import FGD, ask
-from tests.extender.worlds import ENDED, P100, Clock, as_class, as_pod, asking, bound, resource_class, state, with_cards
+from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, resource_class, state, with_cards
+from tests.fakes.clock import FakeClock
 
 
 class Scraped:
     """The metrics of a state, counted anew at each look."""
 
     def __init__(self, of):
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.metrics = FragMetrics(of, self.clock)
         self.registry = CollectorRegistry(auto_describe=True)
         self.registry.register(self.metrics)
 
     def look(self):
         list(self.registry.collect())
-        self.clock.now += 100
+        self.clock.advance(100)
         self.metrics.step()
 
     def of_all(self, amount):
@@ -98,14 +99,14 @@ def test_what_a_policy_has_learned_is_what_counts():
 
 def test_nothing_is_counted_that_nobody_scrapes():
     made = world()
-    clock = Clock()
+    clock = FakeClock()
     metrics = FragMetrics(made, clock)
     CollectorRegistry(auto_describe=True).register(metrics)
     metrics.step()
     assert list(metrics.collect()) == []
     metrics.step()
     assert list(metrics.collect())
-    clock.now += 1000
+    clock.advance(1000)
     made.set_pod(as_pod(bound("d", 100, 0)))
     metrics.step()
     (told,) = [one for one in metrics.collect() if one.name == "cardwise_cluster_memory_mib"]

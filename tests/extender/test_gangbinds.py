@@ -1,9 +1,8 @@
 """Members that wait in bind, with the real binder and real threads."""
 
 import socket
-import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -16,10 +15,10 @@ from extender.requests import Requests
 from extender.state import State
 from extender.verbs import filter_nodes
 from extender.wire import BindArgs, FilterArgs
-from tests.cluster.processes import wait_for
 from tests.extender.gangworlds import P100, PREFERENCES, member
 from tests.extender.gangworlds import single as single_pod
 from tests.extender.worlds import as_card, as_pod, resource
+from tests.fakes.clock import FakeClock
 
 
 class Api:
@@ -47,12 +46,13 @@ class Server:
 
     def __init__(self, *, seconds: float = 20.0) -> None:
         self.api = Api()
-        self.state = State(of_gangs=Settings(room=50))
+        self.clock = FakeClock()
+        self.state = State(of_gangs=Settings(room=50), clock=self.clock)
         self.state.set_node("n1", NodeRoom())
         for i in range(4):
             self.state.set_card(*as_card(resource(i)))
         self.requests = Requests()
-        self.binder = Binder(self.api, self.state, self.requests, policy="binpack", seconds=seconds)
+        self.binder = Binder(self.api, self.state, self.requests, policy="binpack", seconds=seconds, clock=self.clock)
         self.pool = ThreadPoolExecutor(40)
         self.lines: dict[str, socket.socket] = {}
 
@@ -79,7 +79,7 @@ class Server:
 
         def call() -> str:
             with ours:
-                return self.binder.bind(args, arrived=time.monotonic(), line=ours, **options)
+                return self.binder.bind(args, line=ours, **options)
 
         return self.pool.submit(call)
 
@@ -88,13 +88,14 @@ class Server:
         (view,) = (view for view in self.state.gangs.views() if view.name == gang)
         return view.waiting_for
 
-    def wait(self, *missing: str, gang: str = "g") -> None:
-        """Until threads wait for all but these."""
-        assert wait_for(lambda: self.waiting_for(gang) == missing, 10)
+    def wait(self, binds: int) -> None:
+        """Until so many bind calls wait for others, and one thread looks after their connections."""
+        self.clock.until_waiting(binds + 1)
 
     def close(self) -> None:
         self.state.gangs.stop("the test is over")
         self.pool.shutdown()
+        self.clock.advance(60.0)  # nobody looks after connections any more
         for line in self.lines.values():
             line.close()
 
@@ -109,7 +110,8 @@ def server():
 
 def test_nothing_is_posted_before_the_last_one_has_come(server):
     first, second = server.bind("g0"), server.bind("g1")
-    server.wait("g2")
+    server.wait(2)
+    assert server.waiting_for("g") == ("g2",)
     assert server.api.posts == []
     assert not first.done()
     last = server.bind("g2")
@@ -123,7 +125,8 @@ def test_a_waiting_gang_does_not_hold_up_filter(server):
     server.create(*(member(f"g{i}", "g", 9, gated=False, gpu_mem=100) for i in range(9)))
     for i in range(8):
         server.bind(f"g{i}")
-    server.wait("g8")
+    server.wait(8)
+    assert server.waiting_for("g") == ("g8",)
     assert not server.binder.calm.busy
     server.create(single_pod("x", created=9, gpu_mem=100))
     assert server.bind("x").result(10) == "bound"
@@ -132,9 +135,10 @@ def test_a_waiting_gang_does_not_hold_up_filter(server):
 @pytest.mark.parametrize("how", ["connection", "filter", "deleted", "lease", "stop"])
 def test_all_waiting_binds_fail_with_the_reason(server, how):
     calls = [server.bind("g0"), server.bind("g1")]
-    server.wait("g2")
+    server.wait(2)
     if how == "connection":
         server.lines["g1"].close()
+        server.clock.step()
     elif how == "filter":
         server.filter("g0")
     elif how == "deleted":
@@ -162,6 +166,11 @@ def test_nobody_waits_longer_than_a_call_may_take():
     server = Server(seconds=0.4)
     server.create(*(member(f"g{i}", gated=False, created=i, gpu_mem=P100) for i in range(3)))
     call = server.bind("g0")
+    server.wait(1)
+    server.clock.advance(0.29)
+    server.wait(1)
+    assert not call.done()
+    server.clock.advance(0.01)
     with pytest.raises(Failed, match="g0 waited for the others"):
         call.result(10)
     assert server.api.posts == []
@@ -191,7 +200,8 @@ def test_members_without_cards_wait_and_are_bound_like_the_others(server):
         server.state.remove_pod(as_pod(server.api.pods[name]))
     server.create(member("ps", "t", 2, gated=False), member("w", "t", 2, gated=False, created=1, gpu_mem=100))
     ps = server.bind("ps")
-    server.wait("w", gang="t")
+    server.wait(1)
+    assert server.waiting_for("t") == ("w",)
     assert server.api.posts == []
     assert server.bind("w").result(10) == ps.result(10) == "bound"
     assert "annotations" in server.api.pods["ps"]["metadata"]
@@ -208,33 +218,34 @@ def test_many_gangs_with_threads_that_give_up_at_random():
             *(member(name, f"gang-{k}", 4, gated=False, created=k * 10, gpu_mem=P100 // 8) for name in names_of)
         )
 
-    def disturb() -> None:
-        for i in range(12):
-            lines = list(server.lines.values())
-            if lines:
-                lines[i % len(lines)].close()
-            time.sleep(0.03)
+    left, calls = {name for names_of in gangs for name in names_of}, {}
 
-    disturber = threading.Thread(target=disturb)
-    disturber.start()
-
-    def drive(names_of: list[str]) -> None:
+    def come(names_of: list[str], most: int = 1) -> None:
         """As kube-scheduler does: it comes with one pod while others of its gang wait in bind."""
-        left, calls, until = set(names_of), {}, time.monotonic() + 150
-        while left and time.monotonic() < until:  # a gang that fails again and again backs off, for up to a minute
-            for name in sorted(left - calls.keys()):
-                if server.filter(name) == ["n1"]:
-                    calls[name] = server.call(name)
-            for name in [name for name, call in calls.items() if call.done()]:
+        for name in names_of:
+            if name in calls and calls[name].done():
                 error = calls.pop(name).exception()
-                if error is None:
-                    left.discard(name)
-                elif not isinstance(error, Failed):
-                    raise error
-            time.sleep(0.02)
+                assert error is None or isinstance(error, Failed)
+                left.difference_update([name] if error is None else [])
+        for name in names_of:
+            if most and name in left and name not in calls and server.filter(name) == ["n1"]:
+                calls[name] = server.call(name)
+                most -= 1
 
     with ThreadPoolExecutor(6) as drivers:
-        list(drivers.map(drive, gangs))
-    disturber.join()
+        list(drivers.map(partial(come, most=3), gangs))
+        server.wait(6 * 3)
+        for names_of in gangs[::2]:
+            server.lines[names_of[0]].close()
+        server.clock.step()
+        for name in (name for names_of in gangs[::2] for name in names_of[:3]):
+            assert "gave up waiting" in str(calls[name].exception(60))
+        for turn in range(10_000):
+            list(drivers.map(come, gangs))
+            if not left:
+                break
+            if turn < 12:
+                list(server.lines.values())[turn % len(server.lines)].close()
+            server.clock.advance(0.1)  # a gang that fails again and again backs off, for up to a minute
     server.close()
     assert sorted(posts) == sorted(name for names_of in gangs for name in names_of), "each once"

@@ -111,7 +111,7 @@ def test_it_is_held_once_only_where_kube_scheduler_does_not_bring_its_pods(full)
     full.delete("s0", "s1")
     full.run(3)
     assert full.phase("b") == "Held"
-    full.clock.now += 31
+    full.clock.advance(31)
     full.run(5)
     assert full.phase("b") == "Waiting"
     assert full.phase("a") == "Running"

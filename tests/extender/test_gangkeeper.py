@@ -1,7 +1,6 @@
 """What is written for gangs: gates, evictions, PodGroups and events, by the extender that leads."""
 
 import json
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -61,7 +60,6 @@ class Scene:
         self.keeper = GangKeeper(self.api, world.state, self.events, active=active, clock=clock)
         self.telling = GangTelling(
             self.api, self.seen, self.events, gangs=world.state.gangs.views, active=active, clock=clock,
-            wall=lambda: datetime(2026, 11, 21, tzinfo=UTC) + timedelta(seconds=clock.now),
         )  # fmt: skip
 
     def show(self, obj):
@@ -73,7 +71,7 @@ class Scene:
     def tell(self, seconds=3):
         for _ in range(int(seconds * 4)):
             self.telling.step()
-            self.world.clock.now += 0.25
+            self.world.clock.advance(0.25)
 
 
 def group(name="g", *, auto=False, minimum=3, **status):
@@ -104,7 +102,7 @@ def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
     assert len(scene.api.calls) == 3
     del scene.world.pods["g0"]["spec"]["schedulingGates"]
     scene.world.tell(scene.world.pods["g0"])
-    scene.world.clock.now += 5
+    scene.world.clock.advance(5)
     scene.keeper.step()
     assert len(scene.api.calls) == 5
 
@@ -122,7 +120,7 @@ def test_an_api_server_that_fails_changes_nothing(scene):
     trio(scene)
     scene.api.fail = [errors.ServerError(500), errors.Conflict(409), errors.NotFound(404)]
     scene.keeper.step()
-    scene.world.clock.now += 5
+    scene.world.clock.advance(5)
     scene.keeper.step()
     assert len(scene.api.calls) == 6
 
@@ -133,13 +131,13 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
         scene.world.schedule(name)
     scene.world.settle(only="g0")
     scene.world.settle(land=False)
-    scene.world.clock.now += 121
+    scene.world.clock.advance(121)
     scene.api.fail = [errors.TooManyRequests(429, "TooManyRequests", "disruption budget")]
     scene.keeper.step()
     eviction = ("create", paths.pods("default", "g0", "eviction"))
     assert [call[:2] for call in scene.api.calls] == [eviction]
     assert scene.events.told == []
-    scene.world.clock.now += 6
+    scene.world.clock.advance(6)
     scene.keeper.step()
     assert [call[:2] for call in scene.api.calls] == [eviction, eviction]
     assert scene.api.calls[1][2]["deleteOptions"] == {"preconditions": {"uid": "uid-g0"}}
@@ -158,7 +156,7 @@ def test_a_podgroup_of_coscheduling_says_how_many(scene):
     assert scene.world.phase() == "Pending"
     path = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/g"
     scene.api.foreign[path] = {"spec": {"minMember": 2}}
-    scene.world.clock.now += 6
+    scene.world.clock.advance(6)
     scene.keeper.step()
     assert scene.world.phase() == "Waiting"
     assert len([call for call in scene.api.calls if call[0] == "patch"]) == 2

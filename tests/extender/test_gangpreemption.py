@@ -192,7 +192,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits(how):
     world.create(single("late", created=9, whole_gpu=1))
     assert world.filter("late")[0] == []
     if how == "time":
-        world.clock.now += 61
+        world.clock.advance(61)
         world.state.preemption.step()
     else:
         world.delete(names[0])

@@ -103,16 +103,16 @@ def test_a_hold_ends_when_a_member_does_not_come():
     trio(world)
     world.schedule("g0")
     world.schedule("g1")
-    world.clock.now += 29
+    world.clock.advance(29)
     world.keep()
     assert world.phase() == "Held"
-    world.clock.now += 2
+    world.clock.advance(2)
     world.keep()
     world.settle()
     assert world.errors == [(name, "g2 did not reach bind within 30 s") for name in ("g0", "g1")]
     assert (world.held(), world.phase(), world.bound()) == (0, "Waiting", {})
     assert world.schedule("g0") == BACKS_OFF
-    world.clock.now += 1
+    world.clock.advance(1)
     assert world.schedule("g0") == WAITS, "the one that did not come must show itself first"
     assert world.schedule("g2") == ""
     assert world.schedule("g0") == world.schedule("g1") == ""
@@ -125,7 +125,7 @@ def test_every_member_that_comes_gives_the_others_more_time():
     trio(world)
     for name in ("g0", "g1", "g2"):
         assert world.schedule(name) == ""
-        world.clock.now += 25
+        world.clock.advance(25)
         world.keep()
     world.settle()
     assert len(world.bound()) == 3
@@ -170,7 +170,7 @@ def test_after_the_last_has_come_nothing_goes_back():
     world.settle(only="g0")
     world.state.gangs.cancel(hold, "the connection closed")
     world.filter("g1")
-    world.clock.now += 60
+    world.clock.advance(60)
     world.keep()
     assert world.phase() == "Binding"
     world.settle()

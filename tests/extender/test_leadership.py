@@ -6,16 +6,16 @@ import pytest
 
 from extender.binder import Failed
 from extender.leadership import Alone
-from tests.cluster.processes import wait_for
 from tests.extender.leaders import Api, Extender
-from tests.extender.worlds import P100, Clock, mark
+from tests.extender.worlds import P100, mark
+from tests.fakes.clock import FakeClock
 
 
 class Two:
     """a leads, b stands by."""
 
     def __init__(self, **how) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.api = Api()
         self.api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
         cards = how.pop("cards", {"n1": 1})
@@ -28,7 +28,7 @@ class Two:
     def takes_over(self, heir: Extender) -> None:
         """So much time passes that the Lease ends, and this one takes it."""
         for _ in range(12):
-            self.clock.now += 2.0
+            self.clock.advance(2.0)
             heir.look()
         assert heir.leadership.term() is not None
 
@@ -57,7 +57,7 @@ def test_a_standby_says_who_leads_and_sends_elsewhere(two):
 
 
 def test_before_anybody_is_known_to_lead_nobody_is_named():
-    clock, api = Clock(), Api()
+    clock, api = FakeClock(), Api()
     made = Extender(api, "a", clock, cards={"n1": 1})
     assert "another extender or nobody holds" in made.leadership.denial().text
     api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
@@ -68,10 +68,10 @@ def test_before_anybody_is_known_to_lead_nobody_is_named():
 def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
     two.api.create_pod("p", 100)
     two.a.cut = True
-    two.clock.now += 13.4
+    two.clock.advance(13.4)
     two.a.look()
     assert two.a.leadership.term() is not None
-    two.clock.now += 0.2
+    two.clock.advance(0.2)
     two.a.look()
     assert two.a.leadership.term() is None
     assert "too old" in two.a.leadership.denial().text
@@ -81,10 +81,10 @@ def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
     term = two.a.leadership.term()
     with two.a.leadership.posting(term) as left:
         assert 12.0 < left <= 12.5  # of 15 s: a tenth for clocks, and a second for the answer
-    two.clock.now += 12.0
+    two.clock.advance(12.0)
     with two.a.leadership.posting(term) as left:
         assert 0 < left <= 0.5
-    two.clock.now += 0.6
+    two.clock.advance(0.6)
     with two.a.leadership.posting(term) as left:
         assert left == 0
     assert two.a.leadership.term() == term, "it still answers, what it must not is write"
@@ -92,7 +92,7 @@ def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
 
 def test_a_post_may_take_as_long_as_the_lease_and_no_longer(two, monkeypatch):
     two.api.create_pod("p", 100)
-    two.clock.now += 10.0
+    two.clock.advance(10.0)
     timeouts = []
     monkeypatch.setattr(two.a, "request", lambda *_, timeout, **__: timeouts.append(timeout) or b"{}")
     two.a.bind("p", "n1")
@@ -177,7 +177,7 @@ def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(t
     two.a.bind("p", "n1")
     two.b.reads = lambda: False
     for _ in range(9):
-        two.clock.now += 2.0
+        two.clock.advance(2.0)
         two.b.look()
     denial = two.b.leadership.denial()
     assert (denial.elsewhere, "still reading" in denial.text) == (False, True)
@@ -190,12 +190,12 @@ def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(t
 
 def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):
     def slow():
-        two.clock.now += 20
+        two.clock.advance(20)
         return True
 
     two.b.reads = slow
     for _ in range(9):
-        two.clock.now += 2.0
+        two.clock.advance(2.0)
         two.b.elector.step()
     two.b.leadership.step()
     assert two.b.leadership.term() is None
@@ -206,7 +206,7 @@ def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
     two.a.filter("p", "n1")
     assert mark(two.a.state, "uid-p") == "plan"
     two.a.cut = True
-    two.clock.now += 14
+    two.clock.advance(14)
     two.a.look()
     assert mark(two.a.state, "uid-p") is None
     two.a.filter("p", "n1")  # by a call that was under way
@@ -222,14 +222,18 @@ def test_a_new_leader_wakes_the_pods_that_the_other_had_refused(two):
 
 
 def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
+    told = threading.Event()
+    two.a.state.forget_plans = told.set  # what the elector's thread does first when the term is over
     two.a.elector.start()
     stopping = threading.Thread(target=two.a.leadership.stop)
     with two.a.leadership.posting(two.a.leadership.term()):
         stopping.start()
-        assert wait_for(lambda: two.a.leadership.term() is None, 10)
-        assert not wait_for(lambda: not two.api.holder(), 0.2)
-    assert wait_for(lambda: not two.api.holder(), 10)
-    stopping.join()
+        assert told.wait(60)
+        two.clock.until_waiting()
+        assert two.a.leadership.term() is None
+        assert two.api.holder() == "a"
+    assert two.clock.join(stopping, 60)
+    assert two.api.holder() == ""
 
 
 def test_alone_there_is_nothing_to_wait_for():

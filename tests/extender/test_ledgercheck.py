@@ -9,14 +9,15 @@ from cardwise.core.ledger import Ledger
 from extender.ledgercheck import PATIENCE, Kind, LedgerCheck, differences
 from extender.sightings import CardsSeen
 from tests.build import P100, cards, holding
-from tests.extender.worlds import Clock, as_card, resource
+from tests.extender.worlds import as_card, resource
+from tests.fakes.clock import FakeClock
 
 CARD = names.extended_resource_name("GPU-n1-0")
 
 
 class World:
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.ledger = Ledger()
         self.seen = CardsSeen()
         self.check = LedgerCheck(self, self.seen, clock=self.clock)
@@ -34,7 +35,7 @@ class World:
 
     def run(self, seconds: float) -> dict[str, int]:
         for _ in range(int(seconds)):
-            self.clock.now += 1
+            self.clock.advance(1)
             self.check.step()
         return {kind: count for kind, count in self.check.counts().items() if count}
 

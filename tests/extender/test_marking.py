@@ -7,7 +7,7 @@ import pytest
 from cardwise.core import names
 from cardwise.kube import errors
 from extender.marking import LeaderMark
-from tests.cluster.processes import wait_for
+from tests.fakes.clock import FakeClock
 
 
 class Api:
@@ -69,9 +69,12 @@ def test_what_could_not_be_written_is_written_later(api: Api) -> None:
 
 def test_who_stops_is_found_no_more(api: Api) -> None:
     leads = [True]
-    one = mark(api, leads)
+    clock = FakeClock()
+    one = LeaderMark(api, "system", "extender-1", lambda: leads[-1], clock)  # type: ignore[arg-type]
     one.start()
-    assert wait_for(lambda: api.writes > 0, 5)
+    clock.step()
+    clock.until_waiting()
     assert api.marked
+    assert api.writes == 1
     one.stop()
     assert not api.marked

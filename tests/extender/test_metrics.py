@@ -1,7 +1,7 @@
 """What the extender counts, as Prometheus sees it after calls."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 import structlog
@@ -17,14 +17,15 @@ from extender.verbs import Preferences
 from extender.wakeups import Waiting
 from tests.extender.gangworlds import World, member
 from tests.extender.test_binder import FakeApi
-from tests.extender.worlds import P100, Clock, as_pod, asking, bound, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+from tests.fakes.clock import FakeClock
 
 
 class Serving:
     """The app on a state of one node with one card, and its registry."""
 
     def __init__(self) -> None:
-        clock = Clock()
+        clock = FakeClock()
         self.registry = CollectorRegistry()
         self.state = with_cards(state(clock), n1=1)
         requests = Requests()
@@ -114,8 +115,9 @@ def test_a_gangs_time_in_the_queue_is_told_once_when_all_have_come():
 @pytest.mark.parametrize(("ago", "bucket"), [(0, "1.0"), (50, "60.0"), (7000, "7200.0"), (-100, "1.0")])
 def test_the_queue_counts_from_the_creation(ago, bucket):
     registry = CollectorRegistry()
-    created = datetime.now(UTC) - timedelta(seconds=ago)
-    Metrics(registry).queued(created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    clock = FakeClock()
+    created = clock.wall() - timedelta(seconds=ago)
+    Metrics(registry, clock).queued(created.strftime("%Y-%m-%dT%H:%M:%SZ"))
     assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_bucket", {"le": bucket}) == 1
     assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_count") == 1
 

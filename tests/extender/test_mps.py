@@ -14,14 +14,15 @@ from extender.requests import Requests
 from extender.state import State
 from extender.verbs import Preferences
 from tests.extender.gangworlds import member
-from tests.extender.worlds import Clock, as_card, as_pod, asking, bound, held, resource, state
+from tests.extender.worlds import as_card, as_pod, asking, bound, held, resource, state
+from tests.fakes.clock import FakeClock
 
 ROOMY = 4000  # MiB, of which every card has some
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -84,9 +85,9 @@ def test_only_a_ready_card_gets_pods_and_the_others_wait_with_a_reason(world):
 def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     tell(world, 0, state="Down")
     place(world, "waits")
-    clock.now += 5
+    clock.advance(5)
     world.waiters.touch_due()
-    clock.now += 5
+    clock.advance(5)
     tell(world, 0, state="Down", reason="the daemon does not start", ceilingMiB=512)
     assert world.waiters.touch_due() is None, "only another reason: nobody fits for that"
     tell(world, 0, state="Ready")
@@ -188,7 +189,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
         return made
 
     def planned(mode, **told):
-        fresh = state(Clock())
+        fresh = state(FakeClock())
         tell(fresh, 0, **told)
         asked = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
         return fresh.plan(Ask("uid-a", ("default", "a"), asked, ["n1"], "binpack"))
@@ -199,7 +200,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
     assert isinstance(planned("off", multiUser=False), Placement), "without MPS nobody asks"
     assert isinstance(planned("required", multiUser=True), Placement)
     for user in (None, 1000):  # one that was bound all the same
-        again = state(Clock())
+        again = state(FakeClock())
         tell(again, 0, multiUser=False)
         again.set_pod(as_pod(own(saying(bound("own", 1000, 0), "required", user))))
         assert place(again, "d", "required", user=user) is Refusal.MPS_USER

@@ -10,7 +10,7 @@ from extender.notices import Full, Notices
 from extender.objects import QuotaRecord
 from extender.sightings import Sightings
 from tests.extender.telling import FakeApi, class_object, class_path, er_object, er_path
-from tests.extender.worlds import Clock
+from tests.fakes.clock import FakeClock
 
 
 class Pod(NamedTuple):
@@ -29,7 +29,7 @@ class Events:
 
 class World:
     def __init__(self):
-        self.clock, self.seen, self.events, self.active = Clock(), Sightings(), Events(), True
+        self.clock, self.seen, self.events, self.active = FakeClock(), Sightings(), Events(), True
         self.api = FakeApi(self.seen)
         self.waiting = {"k80": [Pod("u1", "team", "a"), Pod("u2", "team", "b")]}
         self.notices = Notices(
@@ -103,9 +103,9 @@ def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
     for _ in range(10):
         for uid in ("u1", "u2"):
             world.notices.waits_for_quota(Pod(uid, "team", uid), full(shares=5))
-        world.clock.now += 29
+        world.clock.advance(29)
     assert len(world.events.told) == 2
-    world.clock.now += 20
+    world.clock.advance(20)
     world.notices.waits_for_quota(Pod("u1", "team", "u1"), full(shares=5))
     assert len(world.events.told) == 3
 

@@ -17,7 +17,6 @@ from tests.build import container, shares
 from tests.core.others import asking, wanting
 from tests.extender.worlds import (
     ENDED,
-    Clock,
     as_card,
     as_class,
     as_pod,
@@ -27,6 +26,7 @@ from tests.extender.worlds import (
     state,
     with_cards,
 )
+from tests.fakes.clock import FakeClock
 
 RDMA = as_class(resource_class("rdma", kind="rdma"))
 SHARE = container(gpu_mem=8138)
@@ -42,7 +42,7 @@ def device(index, *, node="n1", kind="rdma", health="Healthy", held=(), **proper
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(
     refused = plan(world, "b", wanting(rdma=1))
     assert isinstance(refused, Unplaceable)
     assert refused.refusals == {"n1": Refusal.NO_DEVICE, "n2": Refusal.NO_SUCH_DEVICE}
-    clock.now += 31  # the plan of the first ends
+    clock.advance(31)  # the plan of the first ends
     world.tick()
     assert world.waiters.touch_due() is not None
     assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)

@@ -12,7 +12,8 @@ from extender.requests import Requests
 from extender.verbs import Preferences
 from extender.wire import FilterArgs
 from extender.workloadkeeper import WorkloadKeeper
-from tests.extender.worlds import P100, Clock, as_pod, asking, bound, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+from tests.fakes.clock import FakeClock
 
 FGD = Preferences(policy="fgd", one_best_node=True)
 PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
@@ -163,19 +164,19 @@ def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
 
 
 def test_what_came_since_the_last_learning_outlives_the_process():
-    api, clock, made = Api(), Clock(), world(n1=[HALF])
+    api, clock, made = Api(), FakeClock(), world(n1=[HALF])
     keeping = WorkloadKeeper(api, made, "cardwise-system", leads=lambda: True, clock=clock)
     taught(made, keeping, HALF)
     ask(made, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
     keeping.step()
     assert arrivals(api) == 20
-    clock.now += 60
+    clock.advance(60)
     keeping.step()
     assert arrivals(api) == 21
     again = world(n1=[HALF])
     keeping = WorkloadKeeper(api, again, "cardwise-system", leads=lambda: True, clock=clock)
     taught(again, keeping, HALF, pods=1)
-    clock.now += 60
+    clock.advance(60)
     keeping.step()
     assert arrivals(api) == 22
 

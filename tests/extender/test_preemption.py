@@ -18,7 +18,8 @@ from extender.state import State
 from extender.verbs import Preferences
 from extender.wire import FilterArgs
 from tests.extender.test_app import parts
-from tests.extender.worlds import P100, Clock, as_card, as_pod, asking, bound, resource, state
+from tests.extender.worlds import P100, as_card, as_pod, asking, bound, resource, state
+from tests.fakes.clock import FakeClock
 
 HALF = P100 // 2
 LOW, MIDDLE, HIGH = 0, 100, 1000
@@ -29,7 +30,7 @@ class World:
     """Nodes with two cards, and what happens to their pods; `said` is what the API server has of them."""
 
     def __init__(self, *nodes: str, cpu: int = 64_000) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.state: State = state(self.clock)
         self.requests = Requests()
         self.said: dict[str, dict] = {}
@@ -236,7 +237,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, how):
         freed.state.set_node("n2")
         freed.nominate(wanted, "n2")
     else:
-        freed.clock.now += 61
+        freed.clock.advance(61)
         freed.state.preemption.step()
     assert freed.filter(freed.wants("low", 1000, priority=LOW)) == ["n1"]
 
@@ -248,11 +249,11 @@ def test_while_victims_end_slowly_it_stays_kept(full):
     for name in victims:
         full.ends(name)
     for _ in range(10):
-        full.clock.now += 50
+        full.clock.advance(50)
         full.state.preemption.step()
     for name in victims:
         full.gone(name)
-    full.clock.now += 50
+    full.clock.advance(50)
     full.state.preemption.step()
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
 
@@ -352,7 +353,7 @@ class Scene:
     def rounds(self, count: int = 1, *, seconds: float = 4.0) -> None:
         for _ in range(count):
             assert self.world.filter(self.wanted) == [] or self.api.evicted
-            self.world.clock.now += seconds
+            self.world.clock.advance(seconds)
             self.world.state.preemption.step()
             self.evictions.step()
 

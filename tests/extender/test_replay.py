@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.state import State
-from tests.extender.worlds import ENDED, P100, RUNNING, Clock, as_card, as_pod, bound, held, resource, state
+from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, held, resource, state
+from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2"]
 UIDS = [f"u{i}" for i in range(5)]
@@ -132,9 +133,9 @@ def interleaved(feeds: dict[str, list], draw: random.Random) -> list:
     return mixed
 
 
-def picture(made: State, clock: Clock) -> dict:
+def picture(made: State, clock: FakeClock) -> dict:
     """Free memory of every card once all grace times are over."""
-    clock.now += 1000
+    clock.advance(1000)
     made.tick()
     with made.view() as ledger:
         assert all(set(node.uids) == {h.uid for h in ledger.holdings(node.name)} for node in ledger.nodes())
@@ -145,7 +146,7 @@ def picture(made: State, clock: Clock) -> dict:
 @given(steps, st.randoms(use_true_random=False), st.integers(0, 40))
 def test_events_in_any_interleaving_a_relist_and_a_gap_come_to_the_same_ledger(history, draw, gap):
     truth = Truth()
-    clock = Clock()
+    clock = FakeClock()
     with_gap = state(clock)
     for number, step in enumerate(history):
         truth.play(step)
@@ -187,7 +188,7 @@ def _relist(made: State, truth: Truth, before: tuple) -> None:
 @given(steps)
 def test_what_exists_and_runs_is_always_held_and_in_the_end_nothing_else_is(history):
     truth = Truth()
-    clock = Clock()
+    clock = FakeClock()
     made = state(clock)
     for step in history:
         for feed in truth.events.values():
@@ -207,7 +208,7 @@ def test_what_exists_and_runs_is_always_held_and_in_the_end_nothing_else_is(hist
         truth.events["cards"].clear()
         truth.play(("unreport", *key))
         truth.events["cards"][0](made)
-    clock.now += 1000
+    clock.advance(1000)
     made.tick()
     with made.view() as ledger:
         assert ledger.holdings() == []

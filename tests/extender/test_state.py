@@ -17,7 +17,6 @@ from tests.extender.worlds import (
     P100,
     RUNNING,
     WAITING,
-    Clock,
     as_card,
     as_pod,
     as_quota,
@@ -31,11 +30,12 @@ from tests.extender.worlds import (
     state,
     with_cards,
 )
+from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_finished_pod_whose_container_still_runs_holds_its_share_for_the_grace
     world.set_pod(as_pod(bound("a", 4069, 1)))
     world.set_pod(as_pod(bound("a", 4069, 1, phase="Failed", containers=RUNNING)))
     assert free(world) == [P100, P100 - 4069]
-    clock.now += 21
+    clock.advance(21)
     world.tick()
     assert free(world) == [P100, P100]
 
@@ -103,10 +103,10 @@ def test_a_vanished_pod_without_proof_counts_for_the_grace_time(world, clock, la
     world.remove_pod(as_pod(last))
     assert mark(world, "uid-a") == "ghost"
     assert free(world) == [P100, P100 - 4069]
-    clock.now += 19
+    clock.advance(19)
     world.tick()
     assert free(world) == [P100, P100 - 4069]
-    clock.now += 2
+    clock.advance(2)
     world.tick()
     assert free(world) == [P100, P100]
 
@@ -116,7 +116,7 @@ def test_a_ghost_that_its_node_reports_counts_until_the_node_lets_go(world, cloc
     world.set_pod(last)
     world.remove_pod(last)
     world.set_card(*as_card(resource(1, held=[held("uid-a", 4069)])))
-    clock.now += 1000
+    clock.advance(1000)
     world.tick()
     assert mark(world, "uid-a") == "held"
     assert free(world) == [P100, P100 - 4069]
@@ -254,7 +254,7 @@ def test_a_plan_ends_with_its_pod(world):
 
 def test_a_plan_ends_with_its_time(world, clock):
     plan(world)
-    clock.now += 31
+    clock.advance(31)
     world.tick()
     assert free(world) == [P100, P100]
 
@@ -361,7 +361,7 @@ def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists,
     begin(world)
     world.finish_bind("uid-p", Stage.UNSURE)
     assert world.tick() == []
-    clock.now += 76
+    clock.advance(76)
     (holding,) = world.tick()
     world.looked_up(holding.uid, bound=bound_, exists=exists)
     assert mark(world, "uid-p") == then
@@ -372,9 +372,9 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
     world.set_pod(last)
     world.remove_pod(last)
     refuse(world)
-    clock.now += 5
+    clock.advance(5)
     assert world.waiters.touch_due() is None
-    clock.now += 30
+    clock.advance(30)
     world.tick()
     assert world.waiters.touch_due() == "n1"
     assert world.waiters.touch_due() is None
@@ -382,7 +382,7 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
 
 def test_nobody_is_woken_when_nobody_waits(world, clock):
     plan(world)
-    clock.now += 31
+    clock.advance(31)
     world.tick()
     assert world.waiters.touch_due() is None
 
@@ -393,7 +393,7 @@ def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world
         world.set_card(*as_card(resource(0, health="Unhealthy")))
         world.set_card(*as_card(resource(0)))
         assert world.waiters.touch_due() == expected
-    clock.now += 1.1
+    clock.advance(1.1)
     assert world.waiters.touch_due() == "n1"
 
 
@@ -402,7 +402,7 @@ def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(wor
     world.waiters.touch_due()
     world.set_pod(last)
     refuse(world)
-    clock.now += 10
+    clock.advance(10)
     world.remove_pod(last)
     assert world.waiters.touch_due() is None
     world.set_pod(last)
@@ -437,9 +437,9 @@ def waiting(clock):
     made = with_cards(state(clock), n1=1, n2=1)
     plan(made, "a", P100, ["n1"])
     assert isinstance(plan(made, "b", P100, ["n1"]), Unplaceable)
-    clock.now += 5
+    clock.advance(5)
     made.waiters.touch_due()
-    clock.now += 5
+    clock.advance(5)
     assert made.waiters.touch_due() is None
     return made
 
@@ -468,7 +468,7 @@ def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
     """Freed by another thread right after filter has decided, before its answer is out."""
     plan(world, "a", P100)
     plan(world, "b", P100)
-    clock.now += 31
+    clock.advance(31)
     assert isinstance(plan(world, "c", P100), Unplaceable)
     world.tick()
     assert world.waiters.touch_due() == "n1"
@@ -477,7 +477,7 @@ def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
 def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     plan(world, "a", P100)
     plan(world, "b", P100)
-    clock.now += 31
+    clock.advance(31)
     asked = request.parse(asking("c", gpu_mem=P100))
     assert isinstance(world.fitting(Ask("uid-c", ("default", "c"), asked, ["n1"], "binpack")), Unplaceable)
     world.tick()
@@ -487,7 +487,7 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):
     waiting.remove_node("n1")
-    clock.now += 2
+    clock.advance(2)
     assert waiting.waiters.touch_due() == "n2"
 
 
@@ -496,7 +496,7 @@ def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
     world.remove_pod(as_pod(asking("w", gpu_mem=P100 + 1)))
     refuse(world)  # filter was under way when the pod vanished
     world.waiters.refused_because("uid-w", "full")
-    clock.now += 601
+    clock.advance(601)
     refuse(world, "x")
     world.waiters.refused_because("uid-x", "full")
     assert world.waiters.by_reason() == {"full": 1}

@@ -417,7 +417,7 @@ def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
     try:
         for _ in range(3000):
             world.writer.step()
-            world.clock.now += 0.25
+            world.clock.advance(0.25)
     finally:
         stop.set()
         thread.join()

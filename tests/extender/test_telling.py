@@ -6,7 +6,7 @@ from extender.sightings import Sightings
 from extender.state import State
 from extender.telling import Telling
 from tests.extender.telling import FakeApi, er_object, er_path
-from tests.extender.worlds import Clock
+from tests.fakes.clock import FakeClock
 
 
 class Recorder:
@@ -19,7 +19,7 @@ class World:
         self.knows = self.leads = True
         seen = Sightings()
         self.api = FakeApi(seen)
-        self.state = State(clock=Clock())
+        self.state = State(clock=FakeClock())
         self.telling = Telling(
             self.api, self.state, seen, Recorder(), knows=lambda: self.knows, leads=lambda: self.leads
         )

@@ -50,7 +50,7 @@ def test_one_that_does_not_come_after_it_need_not_wait(world, priority):
 
 
 def test_it_is_over_after_a_while(world):
-    world.clock.now += 12.0
+    world.clock.advance(12.0)
     assert low(world) == ["n1"]
 
 
@@ -68,7 +68,7 @@ def test_one_that_was_not_turned_away_keeps_nobody_waiting():
 
 
 def test_in_the_middle_of_a_term_nobody_waits(world):
-    world.clock.now += 100.0
+    world.clock.advance(100.0)
     turned_away(world, world.wants("other"))
     assert low(world) == ["n1"]
 
@@ -77,7 +77,7 @@ def test_in_the_middle_of_a_term_nobody_waits(world):
 def test_who_was_put_off_is_woken(world, how):
     assert low(world) == []
     world.state.waiters.touch_due()  # for the cards, which are new
-    world.clock.now += 3.0
+    world.clock.advance(3.0)
     world.state.preemption.step()
     assert world.state.waiters.touch_due() is None
     if how == "came":
@@ -85,7 +85,7 @@ def test_who_was_put_off_is_woken(world, how):
     elif how == "gone":
         world.gone("high")
     else:
-        world.clock.now += 9.0
+        world.clock.advance(9.0)
     world.state.preemption.step()
     assert world.state.waiters.touch_due() is not None
 
@@ -99,7 +99,7 @@ def test_a_gang_of_lower_priority_waits_as_well():
     world.create(*(member(f"g{i}", minimum=2, created=i, gated=False, gpu_mem=100) for i in range(2)))
     world.state.preemption.begin()
     assert world.schedule("g0") == Refusal.GANG_WAITS.text
-    world.clock.now += 12.0
+    world.clock.advance(12.0)
     world.state.preemption.step()
     for name in ("g0", "g1"):
         assert world.schedule(name) == ""

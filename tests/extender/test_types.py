@@ -16,7 +16,6 @@ from extender.placing import Ask
 from tests.extender.worlds import (
     ENDED,
     P100,
-    Clock,
     as_card,
     as_class,
     as_pod,
@@ -34,6 +33,7 @@ from tests.extender.worlds import (
     state,
     with_cards,
 )
+from tests.fakes.clock import FakeClock
 
 K80 = as_class(resource_class("k80", model="Tesla K80"))
 OF_P100, OF_K80 = "nvidia.p100", "nvidia.tesla.k80"
@@ -41,7 +41,7 @@ OF_P100, OF_K80 = "nvidia.p100", "nvidia.tesla.k80"
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -66,15 +66,15 @@ def classes_of(made, node="n1"):
 
 def woken(made, clock):
     """Whether a node is touched now."""
-    clock.now += 5
+    clock.advance(5)
     return made.waiters.touch_due() is not None
 
 
 def calm(made, clock):
     """All that has happened until now has had its touch."""
-    clock.now += 5
+    clock.advance(5)
     made.waiters.touch_due()
-    clock.now += 5
+    clock.advance(5)
 
 
 def refused(found):
@@ -345,7 +345,7 @@ def test_what_ends_unseen_in_the_namespace_wakes_who_its_quota_held_back(world, 
     world.remove_pod(last)
     assert refused(plan(world, "w", 100)) == {Refusal.QUOTA}
     calm(world, clock)
-    clock.now += 20
+    clock.advance(20)
     world.tick()
     assert woken(world, clock)
     assert isinstance(plan(world, "w", 100), Placement)
@@ -377,7 +377,7 @@ def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_se
     chosen = begin(world, "a", 8138, term=1).assignment
     world.finish_bind("uid-a", Stage.UNSURE)
     assert begin(world, "a", 8138, term=2) == Decided(node="n1", assignment=chosen, stage=Stage.UNSURE)
-    clock.now += 76
+    clock.advance(76)
     (holding,) = world.tick()
     world.looked_up(holding.uid, bound=False, exists=True)
     assert begin(world, "a", 8138, term=2) == Begun(assignment=chosen, unsure=False)

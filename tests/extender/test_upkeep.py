@@ -1,12 +1,12 @@
 """The loops: what fails once is done at the next round, and what is slow keeps nothing else from being done."""
 
 import threading
-import time
 
 from cardwise.core import names
 from cardwise.kube import errors
 from extender.upkeep import Loop, Upkeep
-from tests.extender.worlds import Clock, as_card, refuse, resource, state, with_cards
+from tests.extender.worlds import as_card, refuse, resource, state, with_cards
+from tests.fakes.clock import FakeClock
 
 
 class FakeApi:
@@ -36,17 +36,17 @@ def test_who_waits_is_tried_again_when_a_card_is_uncordoned():
 
 
 def test_a_touch_that_failed_is_tried_again():
-    clock = Clock()
+    clock = FakeClock()
     made = with_cards(state(clock), n1=1)
     made.waiters.touch_due()
     refuse(made)
     made.set_card(*as_card(resource(0, health="Unhealthy")))
     made.set_card(*as_card(resource(0)))
     api = FakeApi(errors.Unreachable("timed out"), errors.ServerError(500, "InternalError", ""))
-    upkeep = Upkeep(api, made)
+    upkeep = Upkeep(api, made, clock=clock)
     for _ in range(4):
         upkeep.step()
-        clock.now += 1.5
+        clock.advance(1.5)
     assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"] * 3
     assert names.NODE_CHANGED in api.touched[-1][1]["metadata"]["annotations"]
 
@@ -54,14 +54,16 @@ def test_a_touch_that_failed_is_tried_again():
 def test_a_process_that_stood_still_has_waiting_pods_tried_again():
     made = with_cards(state(), n1=1)
     made.waiters.touch_due()
-    now = iter([0.0, 0.5, 0.5, 1.0 + 8.0, 9.0, 9.5, 9.5])  # at the begin of each round but the first, and at its end
-    api = FakeApi()
-    upkeep = Upkeep(api, made, clock=lambda: next(now))
+    api, clock = FakeApi(), FakeClock()
+    upkeep = Upkeep(api, made, clock=clock)
     upkeep.step()
+    clock.advance(0.5)
     upkeep.step()
     assert api.touched == [], "nobody waits that we know of"
+    clock.advance(8.0)
     upkeep.step()
     assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"]
+    clock.advance(0.5)
     upkeep.step()
     assert len(api.touched) == 1
 
@@ -76,15 +78,16 @@ def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken():
 
     def hang():
         hanging.set()
-        go_on.wait(30)
+        go_on.wait(60)
 
-    upkeep = Upkeep(api, made, tell=[hang])
+    clock = FakeClock()
+    upkeep = Upkeep(api, made, tell=[hang], clock=clock)
     upkeep.start()
     try:
-        assert hanging.wait(5)
-        until = time.monotonic() + 5
-        while not api.touched and time.monotonic() < until:
-            time.sleep(0.02)
+        clock.step(threads=2)
+        assert hanging.wait(60)
+        clock.step()
+        clock.until_waiting()
         assert api.touched, "the other loop goes on"
     finally:
         go_on.set()
@@ -97,14 +100,13 @@ def test_a_step_that_fails_keeps_neither_the_others_nor_the_next_round():
     def fails():
         raise RuntimeError("odd")
 
-    loop = Loop("test", 0.01, [fails, lambda: rounds.append(1)])
+    clock = FakeClock()
+    loop = Loop("test", 0.01, [fails, lambda: rounds.append(1)], clock)
     loop.start()
-    until = time.monotonic() + 5
-    while len(rounds) < 2 and time.monotonic() < until:
-        time.sleep(0.01)
+    clock.step()
+    clock.step()
+    clock.until_waiting()
+    assert len(rounds) == 2
     loop.stop()
-    loop.join(5)
-    count = len(rounds)
-    assert count >= 2
-    time.sleep(0.1)
-    assert len(rounds) == count, "it has stopped"
+    loop.join(60)
+    assert len(rounds) == 2

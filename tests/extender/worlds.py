@@ -14,20 +14,15 @@ from extender.decisions import Begun, Decided, Patience
 from extender.placing import Ask
 from extender.state import State
 from tests.build import P100, container, pod, shares
+from tests.fakes.clock import FakeClock
 
 WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def state(clock: Clock | None = None, **patience: float) -> State:
-    return State(clock=clock or Clock(), patience=Patience(**{"hold": 30.0, "ghost": 20.0, "confirm": 75.0} | patience))
+def state(clock: FakeClock | None = None, **patience: float) -> State:
+    return State(
+        clock=clock or FakeClock(), patience=Patience(**{"hold": 30.0, "ghost": 20.0, "confirm": 75.0} | patience)
+    )
 
 
 def asking(

@@ -15,7 +15,6 @@ from extender.decisions import Begun
 from extender.requests import Requests
 from tests.extender.worlds import (
     RUNNING,
-    Clock,
     as_card,
     as_pod,
     held,
@@ -23,6 +22,7 @@ from tests.extender.worlds import (
     state,
     with_cards,
 )
+from tests.fakes.clock import FakeClock
 
 CARDS = {"n1": 1, "n2": 1}
 NODES = sorted(CARDS)
@@ -34,12 +34,12 @@ class LateWorld:
 
     def __init__(self):
         super().__init__()
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.state = with_cards(state(self.clock), **CARDS)
         self.requests = Requests()
         self.binder = Binder(
             self, self.state, self.requests, policy="binpack", seconds=4.0,
-            clock=self.clock, wall_ns=lambda: 1, sleep=self.sleep,
+            clock=self.clock,
         )  # fmt: skip
         self.pods = {}  # name -> JSON, as the API server has it
         self.slots = [""] * SLOTS  # names
@@ -60,13 +60,10 @@ class LateWorld:
 
     # The API server, at the seam of KubeClient.
 
-    def sleep(self, seconds):
-        self.clock.now += seconds
-
     def request(self, method, path, *, body, timeout):
         name = path.split("/")[-2]
         answer = self.script.pop(0) if self.script else "429"
-        self.clock.now += 0.1
+        self.clock.advance(0.1)
         if answer == "vanish":
             self._delete(name)
             self._tell_all()
@@ -76,7 +73,7 @@ class LateWorld:
         if answer == "403":
             raise errors.Forbidden(403, "Forbidden", "denied")
         if answer in ("late", "blind"):
-            self.late.append((self.clock.now, name, body))
+            self.late.append((self.clock.now(), name, body))
         if answer in ("late", "blind", "never"):
             raise errors.Unreachable("timed out")
         self._land(name, body)

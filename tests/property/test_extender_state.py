@@ -92,7 +92,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         else:
             found = self.state.fitting(Ask(uid, ("default", name), asked, nodes, "binpack"))
         if isinstance(found, Unplaceable) and name in self.pods:
-            self.refused[name] = (self.clock.now, nodes)
+            self.refused[name] = (self.clock.now(), nodes)
         else:
             self.refused.pop(name, None)
 
@@ -112,7 +112,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         self.script = list(script)
         args = BindArgs(pod_name=name, pod_namespace="default", pod_uid=f"uid-{name}", node=node)
         with contextlib.suppress(Failed):
-            self.binder.bind(args, arrived=self.clock.now)
+            self.binder.bind(args)
         self.script = []
         self.refused.pop(name, None)
 
@@ -136,7 +136,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         }
         stage = Stage.UNSURE if begun.unsure else None
         if outcome == "late":
-            self.late.append((self.clock.now, name, body))
+            self.late.append((self.clock.now(), name, body))
             stage = Stage.UNSURE
         elif outcome != "refused":
             try:
@@ -217,9 +217,9 @@ class Machine(LateWorld, RuleBasedStateMachine):
         # Watches lag and nodes report, but within the grace times.
         self._tell_all()
         self._report_all()
-        self._resolve_late(data, self.clock.now + seconds - WORK)
+        self._resolve_late(data, self.clock.now() + seconds - WORK)
         self._tell_all()
-        self.clock.now += seconds
+        self.clock.advance(seconds)
         self._upkeep()
 
     def _upkeep(self):
@@ -247,7 +247,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         have_room = []
         with self.state.view() as ledger:
             for name, (at, nodes) in self.refused.items():
-                if name not in self.pods or self.clock.now - at > AGAIN:
+                if name not in self.pods or self.clock.now() - at > AGAIN:
                     continue
                 rooms = [
                     quotas.room(entry, ledger.used("default", entry))
@@ -268,7 +268,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         self.running.clear()
         self._report_all()
         for _ in range(3):
-            self.clock.now += 100.0
+            self.clock.advance(100.0)
             self._upkeep()
         with self.state.view() as ledger:
             assert ledger.holdings() == []

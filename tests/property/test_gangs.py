@@ -140,7 +140,7 @@ class Gangs(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 31.0, 70.0]))
     def wait(self, seconds):
-        self.world.clock.now += seconds
+        self.world.clock.advance(seconds)
 
     @rule(data=st.data(), node=st.sampled_from(sorted(NODES)))
     def bind_by_somebody_else(self, data, node):

@@ -14,7 +14,8 @@ from cardwise.core import assignment, names, request
 from cardwise.kube import errors
 from extender.decisions import Begun, Stage
 from tests.extender.leaders import DURATION, Api, Extender
-from tests.extender.worlds import P100, Clock
+from tests.extender.worlds import P100
+from tests.fakes.clock import FakeClock
 
 CARDS = {"n1": 2}
 PODS = 4
@@ -27,7 +28,7 @@ pods = st.integers(0, PODS - 1).map("p{}".format)
 class Machine(RuleBasedStateMachine):
     @initialize(mems=st.lists(st.sampled_from([P100 // 2, P100 // 2 + 1, P100]), min_size=PODS, max_size=PODS))
     def begin(self, mems):
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.api = Api()
         self.api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
         self.extenders = [Extender(self.api, name, self.clock, cards=CARDS, quota={"shares": QUOTA}) for name in "ab"]
@@ -40,7 +41,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 4.0]))
     def all_is_well(self, seconds):
-        self.clock.now += seconds
+        self.clock.advance(seconds)
         for each in self.extenders:
             each.look()
             each.state.tick()
@@ -48,13 +49,13 @@ class Machine(RuleBasedStateMachine):
     @rule(which=whose, seconds=st.sampled_from([0.0, 4.0, DURATION]))
     def one_only_renews(self, which, seconds):
         """Its term does not begin yet; the other does nothing."""
-        self.clock.now += seconds
+        self.clock.advance(seconds)
         self.extenders[which].elector.step()
 
     @rule(which=whose)
     def one_stands_still_until_the_other_has_taken_over(self, which):
         for _ in range(4):
-            self.clock.now += DURATION / 2
+            self.clock.advance(DURATION / 2)
             self.extenders[which].look()
 
     @rule(which=whose, cut=st.booleans())
