@@ -35,7 +35,7 @@ class Places:
         self._last_offer: frozenset[str] = frozenset()
         self._offered = 0  # counts what the scheduler has offered anew
         self._freed = 0
-        self._tried: dict[str, tuple[int, int]] = {}  # `_state` of the last plan that failed
+        self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
         self._not_before: dict[str, float] = {}
 
     # What is known of nodes.
@@ -94,7 +94,8 @@ class Places:
 
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Not where it did not fit a moment ago and nothing has changed."""
-        return self._tried.get(gang.key) != self._state() and now >= self._not_before.get(gang.key, float("-inf"))
+        paused = now < self._not_before.get(gang.key, float("-inf"))
+        return not paused and self._tried.get(gang.key) != self._state(gang, now)
 
     def attempt(self, gang: Gang, now: float) -> bool:
         """Plans all who are missing, where they may fit."""
@@ -105,7 +106,7 @@ class Places:
             self._tried.pop(gang.key, None)
             return True
         cost = time.thread_time() - began
-        self._tried[gang.key] = self._state()
+        self._tried[gang.key] = self._state(gang, now)
         if cost > CHEAP:
             self._not_before[gang.key] = now + min(_LONGEST_PAUSE, COSTLY * cost)
         gang.refused(now)
@@ -221,5 +222,7 @@ class Places:
             closed=self._reserve.against(books.ledger, gang.key, gang.rank()),
         )
 
-    def _state(self) -> tuple[int, int]:
-        return self._freed + self._books.freed() + self._books.loads.freed, self._offered
+    def _state(self, gang: Gang, now: float) -> object:
+        """While it is the same, a plan that failed would fail again."""
+        freed = self._freed + self._books.freed() + self._books.loads.freed
+        return freed, self._offered, tuple(gang.avoided(now))

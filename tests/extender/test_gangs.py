@@ -120,6 +120,16 @@ def test_a_hold_ends_when_a_member_does_not_come():
     assert len(world.bound()) == 3
 
 
+def test_where_nothing_else_changes_a_node_that_failed_once_is_tried_again():
+    world = World({"n1": 3})
+    trio(world)
+    assert world.filter("g0")[0] == ["n1"]
+    world.clock.advance(31)
+    world.keep()  # the hold has ended: g0 was answered n1, and did not come to bind
+    world.run(10)
+    assert set(world.bound()) == {"g0", "g1", "g2"}
+
+
 def test_every_member_that_comes_gives_the_others_more_time():
     world = World({"n1": 3})
     trio(world)
