@@ -40,15 +40,19 @@ class Feeds:
         self._clock = clock
         # What another extender may have decided, by which limits, and how far gangs had come with it.
         self._decisive: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.podgroups(), podgroups.record, _Groups(state, seen.groups)),
-            Reflector(client, paths.gpuquotas(), objects.quota, _Quotas(state, seen.quotas)),
-            Reflector(client, paths.pods(), projection.pod, _Pods(state, events), named=projection.named),
+            Reflector(client, paths.podgroups(), podgroups.record, _Groups(state, seen.groups), clock=clock),
+            Reflector(client, paths.gpuquotas(), objects.quota, _Quotas(state, seen.quotas), clock=clock),
+            Reflector(client, paths.pods(), projection.pod, _Pods(state, events), named=projection.named, clock=clock),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.nodes(), projection.node, _Nodes(state), named=_by_key),
-            Reflector(client, paths.resourceclasses(), objects.resource_class, _Classes(state, seen.classes)),
-            Reflector(client, paths.extendedresources(), objects.card, _Cards(state, seen.cards), named=_by_key),
-            Reflector(client, paths.poddisruptionbudgets(), budgets.record, _Budgets(state)),
+            Reflector(client, paths.nodes(), projection.node, _Nodes(state), named=_by_key, clock=clock),
+            Reflector(
+                client, paths.resourceclasses(), objects.resource_class, _Classes(state, seen.classes), clock=clock
+            ),
+            Reflector(
+                client, paths.extendedresources(), objects.card, _Cards(state, seen.cards), named=_by_key, clock=clock
+            ),
+            Reflector(client, paths.poddisruptionbudgets(), budgets.record, _Budgets(state), clock=clock),
             *self._decisive,
         )
 

@@ -87,7 +87,7 @@ class Process:
             clock=clock,
         )
         self._requests = Requests(clock=clock)
-        self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname())
+        self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
         seen = Sightings()
         self._feeds = Feeds(client, self._state, seen, self._events, clock)
         self._leadership: Leadership = Alone()
