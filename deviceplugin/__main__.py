@@ -21,6 +21,7 @@ from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
+from cardwise.kube.events import EventRecorder
 from cardwise.runtime import configz, logs
 from cardwise.runtime.health import HealthServer
 from cardwise.runtime.settings import (
@@ -33,6 +34,8 @@ from cardwise.runtime.settings import (
 from deviceplugin import metrics, slots
 from deviceplugin.access import Access
 from deviceplugin.agent import COMPONENT, Agent, Settings
+from deviceplugin.containers import Containers
+from deviceplugin.kubelet import Kubelet
 from deviceplugin.nocards import NoCards
 
 _log = structlog.get_logger(__name__)
@@ -248,7 +251,15 @@ def main(
             NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=sysfs, dev=dev, node=node_name)
         )
         client = KubeClient.load(common.kubeconfig, user_agent=COMPONENT)
-        agent = Agent(settings, client, gpus, devices)
+        agent = Agent(
+            settings,
+            client=client,
+            gpus=gpus,
+            devices=devices,
+            kubelet=Kubelet(kubelet_dir),
+            containers=Containers(cri_socket),
+            events=EventRecorder(client, COMPONENT, instance=node_name),
+        )
         config = configz.of(click.get_current_context(), {"slot_ids": len(slot_ids)})
         health = HealthServer(common.metrics_bind, ready=agent.problems, config=config)
     except (GpusUnavailable, InvalidRequest, KubeConfigError, OSError) as error:

@@ -1,13 +1,12 @@
 """The parts of the device plugin put together: what is made from what, and in which order it starts and stops."""
 
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.cards import FULL_CORE
 from cardwise.core.mps import DEFAULT_ROOT, Mode
 from cardwise.devices.protocol import Devices, OtherDevice
@@ -26,6 +25,7 @@ from deviceplugin.grants import Grant, GrantStore
 from deviceplugin.hardware import Hardware
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import Kubelet, KubeletSilent
+from deviceplugin.loops import Loop
 from deviceplugin.marking import Marker
 from deviceplugin.mpssaid import MpsSaid
 from deviceplugin.mpswait import MpsWait
@@ -38,7 +38,7 @@ from deviceplugin.server import PluginServer
 _log = structlog.get_logger(__name__)
 
 COMPONENT = "cardwise-deviceplugin"
-_RETRY_SECONDS = 2.0
+_RELEASE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,26 +67,38 @@ class Settings:
 class Agent:
     """`start`, then `stop`. Raises OSError when its folders cannot be used."""
 
-    def __init__(self, settings: Settings, client: KubeClient, gpus: Gpus, devices: Devices) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        client: KubeClient,
+        gpus: Gpus,
+        devices: Devices,
+        kubelet: Kubelet,
+        containers: Containers,
+        events: EventRecorder,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self._settings = settings
+        self._clock = clock
         self._chosen = None if settings.cards is None else ChosenGpus(gpus, settings.cards)
         self._gpus = gpus = self._chosen or gpus
         self._devices = devices
         self._access = settings.access
         self._restored = False
-        self._stopping = threading.Event()
-        self.grants = GrantStore(settings.state_dir / "grants", core=settings.core_overcommit)
+        self._settled = False
+        self.grants = GrantStore(settings.state_dir / "grants", settings.core_overcommit, clock)
         nvidia = None if settings.nvidia_specs is None else cdi.NvidiaSpecs(settings.nvidia_specs)
         self._delivery = Delivery(settings.cdi_dir, nvidia)
-        self._containers = Containers(settings.cri_socket)
-        self._kubelet = Kubelet(settings.kubelet_dir)
+        self._containers = containers
+        self._kubelet = kubelet
         self._former = Former(settings.kubelet_dir)
-        self._events = EventRecorder(client, COMPONENT, instance=settings.node)
-        self._marker = Marker(client)
+        self._events = events
+        self._marker = Marker(client, clock)
         self.pods = Pods(client, settings.node, self._pod_ended)
         self._releaser = Releaser(
             pods=self.pods,
-            containers=self._containers,
+            containers=containers,
             grants=self.grants,
             delivery=self._delivery,
             on_change=self._held_changed,
@@ -103,13 +115,14 @@ class Agent:
             held=self._releaser.held,
             granted=self.grants.held,
             cordons=Cordons(settings.state_dir / "cordons.json"),
-            events=self._events,
+            events=events,
             split=settings.cards is not None,
-            mps=MpsSaid(settings.mps, settings.mps_root),
+            mps=MpsSaid(settings.mps, settings.mps_root, clock),
             core=settings.core_overcommit,
+            clock=clock,
         )
         self._prestart = PreStart(
-            kubelet=self._kubelet,
+            kubelet=kubelet,
             pods=self.pods,
             gpus=gpus,
             devices=devices,
@@ -117,17 +130,29 @@ class Agent:
             delivery=self._delivery,
             access=lambda: self._access,
             health=self._health,
-            mps_wait=MpsWait(settings.mps, settings.mps_root, settings.state_dir),
+            mps_wait=MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock),
             release=self._releaser.free,
             granted=self._marker.mark,
             start_on_sick_cards=settings.start_on_sick_cards,
+            clock=clock,
         )
         self._registration = Registration(
-            settings.kubelet_dir / "device-plugins", self._serve, self._inventory.node.share_allocatable
+            settings.kubelet_dir / "device-plugins", self._serve, self._inventory.node.share_allocatable, clock
         )
-        self._settling = threading.Thread(target=self._settle, name="settle", daemon=True)
+        self._release = Loop(
+            "release", self._look_after_grants, failed="a release round failed", every=_RELEASE_SECONDS, clock=clock
+        )
 
     def start(self) -> None:
+        self._tell_problems()
+        self.pods.start()
+        self._marker.start()
+        self._release.start()
+        self._inventory.start()
+        self._registration.start()
+
+    def _tell_problems(self) -> None:
+        """What the start has found, and where metrics come from."""
         metrics.observe(
             lambda: len(self.grants.all()),
             lambda: sum(map(len, self._releaser.held().values())),
@@ -140,12 +165,6 @@ class Agent:
             # Not refused: a card may only be off the bus just now, and one setting is for nodes of several kinds.
             _log.error("a setting does not fit this node", problem=problem)
             self._events.record(ObjectRef.node(self._settings.node), "CardsSettingUnfit", problem, "Warning")
-        self.pods.start()
-        self._marker.start()
-        self._releaser.start()
-        self._inventory.start()
-        self._registration.start()
-        self._settling.start()
 
     def leave(self) -> None:
         """Before `stop`, where the node and its kubelet go on: takes some seconds, in which all is served."""
@@ -154,20 +173,19 @@ class Agent:
             node.withdraw_slots,
             lambda: node.share_allocatable() not in ("", "0"),
             lambda: leaving.not_admitted(self.pods.all(), self._kubelet),
+            self._clock,
         )
 
     def stop(self) -> None:
         """In the order of who calls whom. Grants and CDI specs stay: the containers go on."""
-        self._stopping.set()
         self._registration.stop()
         self._inventory.node.withdraw_slots()
         self._gpus.close()  # ends the inventory's wait for a change
         self._devices.close()
         self._inventory.stop()
-        self._releaser.stop()
+        self._release.stop()
         self._marker.stop()
         self.pods.stop()
-        self._settling.join(10.0)
         self._events.stop()
         self._kubelet.close()
         self._containers.close()
@@ -218,7 +236,7 @@ class Agent:
         return {uuid: Health(healthy=not trouble, reason=trouble) for uuid, trouble in troubles.items()}
 
     def _pod_ended(self) -> None:
-        self._releaser.wake()
+        self._release.wake()
         self._inventory.wake()
 
     def _held_changed(self) -> None:
@@ -241,7 +259,7 @@ class Agent:
         return self._access
 
     def _timed_prestart(self, slots: Sequence[str]) -> Grant:
-        began = time.monotonic()
+        began = self._clock.now()
         outcome = "failed"
         try:
             grant = self._prestart(slots)
@@ -250,27 +268,26 @@ class Agent:
             outcome = "refused"
             raise
         finally:
-            metrics.PRE_START.labels(outcome).observe(time.monotonic() - began)
+            metrics.PRE_START.labels(outcome).observe(self._clock.now() - began)
         return grant
+
+    def _look_after_grants(self) -> None:
+        self._releaser.sweep()
+        if self.pods.synced and not self._settled:
+            self._settle()
 
     def _settle(self) -> None:
         """Once after the start: what may have been lost or left undone while nobody ran here."""
-        while not self._stopping.is_set():
-            if self.pods.synced:
-                try:
-                    self._adopt()
-                except (KubeletSilent, RuntimeSilent, OSError) as error:
-                    _log.warning("running containers are not compared with the grants yet", error=str(error))
-                except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                    metrics.FAILURES.labels("settle").inc()
-                    _log.exception("running containers are not compared with the grants yet")
-                else:
-                    break
-            self._stopping.wait(_RETRY_SECONDS)
+        try:
+            self._adopt()
+        except (KubeletSilent, RuntimeSilent, OSError) as error:
+            _log.warning("running containers are not compared with the grants yet", error=str(error))
+            return
         granted = {grant.pod_uid for grant in self.grants.all()}
         for pod in self.pods.all():
             if pod.uid in granted:
                 self._marker.mark(pod)
+        self._settled = True
 
     def _adopt(self) -> None:
         known = self._kubelet.checkpoint()

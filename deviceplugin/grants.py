@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import shareagent
 from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.cards import FULL_CORE
@@ -172,10 +172,11 @@ Conflict = Overfull | Taken
 class GrantStore:
     """All grants of this node. Thread-safe; the lock is held for the check and the entry in memory, not for disk."""
 
-    def __init__(self, folder: Path, core: int = FULL_CORE) -> None:
+    def __init__(self, folder: Path, core: int = FULL_CORE, clock: Clock = SYSTEM) -> None:
         """Reads what is on disk; see `unreadable` for what could not be read. `core`: percent given of each card."""
         self._folder = folder
         self._core = core
+        self._clock = clock
         self._aside = folder.with_name(folder.name + "-unreadable")
         self._lock = threading.Lock()
         self._grants: dict[tuple[str, str], Grant] = {}
@@ -211,7 +212,7 @@ class GrantStore:
         The grant is on disk when this returns None. Raises OSError; it then stays in memory, where the next try and
         `drop` find it.
         """
-        return self._enter(grant, lambda: self._overfull(grant, totals) or self._taken(grant), time.time_ns())
+        return self._enter(grant, lambda: self._overfull(grant, totals) or self._taken(grant), self._clock.wall_ns())
 
     def adopt(self, grant: Grant) -> None:
         """Enter a grant whose container runs already, whatever the card has. Raises OSError.
@@ -343,7 +344,7 @@ class GrantStore:
 
     def _move_aside(self, path: Path, why: str) -> None:
         self._aside.mkdir(parents=True, exist_ok=True, mode=0o700)
-        target = self._aside / f"{path.parent.name}.{path.name}.{time.time_ns()}"
+        target = self._aside / f"{path.parent.name}.{path.name}.{self._clock.wall_ns()}"
         path.rename(target)
         self.unreadable.append(f"{path}: {why}; moved to {target}")
         _log.error("a grant on disk is unreadable and was moved aside", path=str(path), to=str(target), error=why)

@@ -5,13 +5,13 @@ kubelet that registers anew zeroes capacities it does not know, and people edit 
 """
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import classes, names
 from cardwise.core.cards import FULL_CORE
 from cardwise.core.classes import DeviceClass
@@ -19,16 +19,15 @@ from cardwise.core.quantity import MiB
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
-from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
 from cardwise.kube.reflector import Reflector, Woken
 from cardwise.kube.wire import ExtendedResource, HeldShare
 from deviceplugin import cards as tell
-from deviceplugin import metrics
 from deviceplugin.access import Access
 from deviceplugin.classes import Classes
 from deviceplugin.cordons import Cordons
+from deviceplugin.loops import Loop
 from deviceplugin.mpssaid import MpsSaid
 from deviceplugin.node import OwnNode
 from deviceplugin.pods import Pods
@@ -37,6 +36,7 @@ from deviceplugin.writes import Writes
 _log = structlog.get_logger(__name__)
 
 _EVERY_SECONDS = 1.0
+_SOON_SECONDS = 0.1
 _WAKE_DELAY = 0.3  # the extender must have read the news before the scheduler asks it again
 
 _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
@@ -74,6 +74,7 @@ class Inventory:
         split: bool,
         mps: MpsSaid,
         core: int = FULL_CORE,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._node = node
@@ -88,82 +89,62 @@ class Inventory:
         self._cordons = cordons
         self._mps = mps
         self._core = core
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
-        self._writes = Writes(self._wake_later)
+        self._clock = clock
+        self._loop = Loop(
+            "inventory",
+            self._reconcile,
+            failed="the cluster was not told of the cards",
+            expected=(errors.KubeError,),
+            every=_EVERY_SECONDS,
+            clock=clock,
+        )
+        self._writes = Writes(self._look_soon, clock)
         self._touch_at: float | None = None
         self._last_news: Any = None
         self._settled = threading.Event()
-        self.node = OwnNode(client, node, events=events, writes=self._writes, on_change=self._wake.set, split=split)
-        self._classes = Classes(client, self._wake.set)
+        self.node = OwnNode(
+            client, node, events=events, writes=self._writes, on_change=self._loop.wake, split=split, clock=clock
+        )
+        self._classes = Classes(client, self._loop.wake)
         self._resources: Reflector[ExtendedResource] = Reflector(
             client,
             paths.extendedresources(),
             _project_resource,
-            Woken(self._wake.set),
+            Woken(self._loop.wake),
             query={"labelSelector": f"{names.NODE_LABEL}={node}"},
             name="extendedresources",
         )
-        self._threads = [
-            threading.Thread(target=self._run, name="inventory", daemon=True),
-            threading.Thread(target=self._watch, args=("cards", gpus), name="cards", daemon=True),
-            threading.Thread(target=self._watch, args=("devices", devices), name="devices", daemon=True),
-        ]
+        self._watches = [self._watch("cards", gpus), self._watch("devices", devices)]
 
     def start(self) -> None:
         self.node.start()
         self._classes.start()
         self._resources.start()
-        for thread in self._threads:
-            thread.start()
+        for loop in (self._loop, *self._watches):
+            loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(5.0)
+        for loop in (self._loop, *self._watches):
+            loop.stop()
         self.node.stop()
         self._classes.stop()
         self._resources.stop()
 
     def wake(self) -> None:
         """Look now: something of ours has changed."""
-        self._wake.set()
+        self._loop.wake()
 
     @property
     def settled(self) -> bool:
         """Whether the API server has had all of it once."""
         return self._settled.is_set()
 
-    def _watch(self, what: str, source: Gpus | Devices) -> None:
-        while not self._stopping.is_set():
-            try:
-                if source.wait_change(_EVERY_SECONDS):
-                    self._wake.set()
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.FAILURES.labels(what).inc()
-                _log.exception("what this node has is not watched", what=what)
-                self._stopping.wait(_EVERY_SECONDS)
+    def _watch(self, what: str, source: Gpus | Devices) -> Loop:
+        def turn() -> None:
+            if source.wait_change(_EVERY_SECONDS):
+                self._loop.wake()
 
-    def _run(self) -> None:
-        backoff = Backoff(initial=0.2, cap=5.0)
-        while not self._stopping.is_set():
-            self._wake.wait(_EVERY_SECONDS)
-            self._wake.clear()
-            if self._stopping.is_set():
-                return
-            try:
-                self._reconcile()
-                backoff.reset()
-            except errors.KubeError as error:
-                delay = backoff.next(error.retry_after)
-                _log.warning("the cluster was not told of the cards", error=str(error), retry_in=round(delay, 1))
-                self._stopping.wait(delay)
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.FAILURES.labels("inventory").inc()
-                _log.exception("the cluster was not told of the cards")
-                self._stopping.wait(backoff.next())
+        return Loop(what, turn, failed="what this node has is not watched", every=0.0, clock=self._clock)
 
     def _reconcile(self) -> None:
         if not (self.node.synced and self._resources.synced.is_set() and self._pods.synced):
@@ -232,7 +213,7 @@ class Inventory:
         news = {uuid: (status["health"], status["held"]) for uuid, status in statuses.items()}
         if news != self._last_news:
             if self._last_news is not None:
-                self._touch_at = time.monotonic() + _WAKE_DELAY
+                self._touch_at = self._clock.now() + _WAKE_DELAY
             self._last_news = news
         return done
 
@@ -269,7 +250,7 @@ class Inventory:
             try:
                 self._client.patch(path, {"status": status}, "merge")
             except errors.NotFound:
-                self._wake_later()
+                self._look_soon()
                 return False
             except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
                 _log.error("a status was refused; is the CRD of this release?", resource=name, error=str(error))
@@ -292,12 +273,11 @@ class Inventory:
     def _touch_if_due(self) -> None:
         if self._touch_at is None:
             return
-        if time.monotonic() < self._touch_at:
-            self._wake_later()
+        if self._clock.now() < self._touch_at:
+            self._look_soon()
             return
         self.node.touch()
         self._touch_at = None  # only now: one that failed is tried again
 
-    def _wake_later(self) -> None:
-        self._stopping.wait(0.1)
-        self._wake.set()
+    def _look_soon(self) -> None:
+        self._loop.soon(_SOON_SECONDS)

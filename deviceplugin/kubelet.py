@@ -7,7 +7,6 @@ question was asked; questions that come together share one.
 """
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import grpc
 import msgspec
 from msgspec import Struct
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from deviceplugin.api import podresources_v1_pb2 as wire
 from deviceplugin.api import podresources_v1_pb2_grpc as stubs
@@ -107,12 +107,13 @@ def parse_listing(listing: wire.ListPodResourcesResponse) -> dict[str, list[Name
 class Kubelet:
     """The sources of one kubelet below its root folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._socket = folder / "pod-resources" / "kubelet.sock"
         self._checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
-        self._fresh = Shared(self._read)
+        self._fresh = Shared(self._read, clock)
 
     def holders(self) -> Holders:
         """Who has which slot, from a look that began after this call. Raises KubeletSilent."""
@@ -138,7 +139,7 @@ class Kubelet:
         return Holders(named=parse_listing(listing), known=self.checkpoint())
 
     def _list(self) -> wire.ListPodResourcesResponse:
-        deadline = time.monotonic() + LIST_TIMEOUT
+        deadline = self._clock.now() + LIST_TIMEOUT
         while True:
             try:
                 stub = stubs.PodResourcesListerStub(self._connect())
@@ -147,9 +148,9 @@ class Kubelet:
                 code, details = error.code(), error.details()
                 if code == grpc.StatusCode.UNAVAILABLE:
                     self.close()  # another kubelet may be behind the path now, and gRPC would wait before it looks
-                if time.monotonic() >= deadline or code == grpc.StatusCode.DEADLINE_EXCEEDED:
+                if self._clock.now() >= deadline or code == grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise KubeletSilent(f"PodResources at {self._socket}: {code.name}: {details}") from error
-            time.sleep(_RATE_LIMIT_PAUSE)
+            self._clock.sleep(_RATE_LIMIT_PAUSE)
 
     def _connect(self) -> grpc.Channel:
         with self._lock:
@@ -161,8 +162,9 @@ class Kubelet:
 class Shared(Generic[T]):
     """Runs `call` for many threads at once: each gets a result, or the exception, of a run begun after it asked."""
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, call: Callable[[], T], clock: Clock = SYSTEM) -> None:
         self._call = call
+        self._clock = clock
         self._changed = threading.Condition()
         self._running = False
         self._begun = 0
@@ -173,14 +175,11 @@ class Shared(Generic[T]):
     def get(self) -> T:
         with self._changed:
             wanted = self._begun + 1
-            while self._done < wanted:
-                if not self._running:
-                    self._running = True
-                    self._begun += 1
-                    break
-                self._changed.wait()
-            else:
+            self._clock.wait_for(self._changed, lambda: self._done >= wanted or not self._running, None)
+            if self._done >= wanted:
                 return self._outcome()
+            self._running = True
+            self._begun += 1
         result, failure = None, None
         try:
             result = self._call()

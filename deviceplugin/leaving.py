@@ -6,12 +6,12 @@ The kubelet asks for a pod's slots when it admits the pod. One that finds no plu
 on until those that are bound here have been admitted. Their containers start later: that the kubelet tries again.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import assignment
 from deviceplugin.kubelet import Kubelet, KubeletSilent
 from deviceplugin.pods import PodView
@@ -46,16 +46,14 @@ def leave(
     withdraw: Callable[[], None],
     offered: Callable[[], bool],
     coming: Callable[[], list[str]],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = SYSTEM,
 ) -> None:
     """Returns when the agent may end. `withdraw`: the node offers no slots; `offered`: whether it does, as far as is
     known, since the kubelet's own report brings them back; `coming`: who may still ask for one.
     """
-    began = without = clock()
+    began = without = clock.now()
     offers, withdrawn = True, float("-inf")
-    while (now := clock()) - began < _MOST:
+    while (now := clock.now()) - began < _MOST:
         before, offers = offers, offered()
         back = offers and not before
         if back:
@@ -65,7 +63,7 @@ def leave(
             withdrawn = now
         if now - without >= LEAST and not coming():
             return
-        sleep(_PAUSE)
+        clock.sleep(_PAUSE)
     left = coming()
     if left:
         _log.warning("ends before these pods were admitted; they may fail", pods=left)

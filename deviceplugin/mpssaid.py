@@ -4,11 +4,9 @@ The manager tells the cluster itself, and whatever ends it in bad order leaves i
 ever, on which nothing starts. The node's files say whether it lives, and the device plugin is there to read them.
 """
 
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.mps import Mode, State
 from cardwise.gpus import mpsnode
 from cardwise.kube.wire import ExtendedResource
@@ -21,12 +19,9 @@ _REASON = "the node's MPS manager is gone or hangs"
 class MpsSaid:
     """For one thread. `setting` and `root` as MpsWait has them."""
 
-    def __init__(
-        self, setting: Mode, root: Path, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, setting: Mode, root: Path, clock: Clock = SYSTEM) -> None:
         self._setting = setting
         self._root = root
-        self._patience = patience
         self._clock = clock
         self._silent_since: dict[str, float] = {}  # by UUID
 
@@ -38,9 +33,9 @@ class MpsSaid:
         if said is None or said.state == State.DOWN or not mpsnode.silent(self._root, uuid):
             self._silent_since.pop(uuid, None)
             return {}
-        now = self._clock()
-        if now - self._silent_since.setdefault(uuid, now) < self._patience:
+        now = self._clock.now()
+        if now - self._silent_since.setdefault(uuid, now) < PATIENCE:
             return {}
         # The rest stays: it is what the manager will do again, and it makes the card a managed one.
-        changed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        changed = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         return {"mps": {"state": str(State.DOWN), "reason": _REASON, "lastChange": changed}}

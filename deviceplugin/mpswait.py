@@ -5,7 +5,6 @@ nothing here needs the API server, and nothing is remembered but that this node 
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import mps
 from cardwise.core.mps import Mode, State
 from cardwise.core.quantity import MiB
@@ -50,12 +50,12 @@ class Verdict:
 class MpsWait:
     """`wait` before a container starts, `confirm` right before its grant is delivered."""
 
-    def __init__(self, setting: Mode, root: Path, state_dir: Path, seconds: float = SECONDS) -> None:
+    def __init__(self, setting: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM) -> None:
         """`state_dir` must survive reboots. Raises OSError."""
         self._setting = setting
         self._root = root
         self._seen = state_dir / _SEEN
-        self._seconds = seconds
+        self._clock = clock
         if setting is Mode.OFF:
             self._seen.unlink(missing_ok=True)
         self._has_manager()  # also where nothing starts before the next reboot
@@ -83,9 +83,9 @@ class MpsWait:
             raise NotYet(verdict.problem or _CHANGED)
 
     def _in_time(self, grant: Grant, wanted: State | None, verdict: Verdict) -> Verdict:
-        deadline = time.monotonic() + self._seconds
-        while verdict.problem and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
+        deadline = self._clock.now() + SECONDS
+        while verdict.problem and self._clock.now() < deadline:
+            self._clock.sleep(_PAUSE)
             verdict = self._look(grant, wanted)
         return verdict
 

@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Mapping
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.gpus.protocol import GpuCard, Health
 
 
 class NoCards:
     """`Gpus` of such a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._closed = threading.Event()
 
     def cards(self) -> list[GpuCard]:
@@ -19,7 +21,7 @@ class NoCards:
         return {}
 
     def wait_change(self, timeout: float) -> bool:
-        self._closed.wait(timeout)
+        self._clock.wait(self._closed, timeout)
         return False
 
     def close(self) -> None:

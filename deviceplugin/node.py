@@ -4,7 +4,6 @@ Apart from the inventory, which says what is to be told, because others write th
 registers anew zeroes capacities it does not know, NVIDIA's plugin has a capacity there, and people set labels.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names, quantity
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -97,6 +97,7 @@ class OwnNode:
         writes: Writes,
         on_change: Callable[[], None],
         split: bool,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._name = name
@@ -104,6 +105,7 @@ class OwnNode:
         self._writes = writes
         self._wake = on_change
         self._split = split
+        self._clock = clock
         self._refused_label: str | None = None
         self._reflector: Reflector[NodeFacts] = Reflector(
             client, paths.nodes(), _project, self, query={"fieldSelector": f"metadata.name={name}"}, name="node"
@@ -174,7 +176,7 @@ class OwnNode:
 
     def touch(self) -> None:
         """Makes kube-scheduler try parked pods again."""
-        change = {"metadata": {"annotations": {names.NODE_CHANGED: str(time.time_ns())}}}
+        change = {"metadata": {"annotations": {names.NODE_CHANGED: str(self._clock.wall_ns())}}}
         self._client.patch(paths.nodes(self._name), change, "merge")
 
     def withdraw_slots(self) -> None:

@@ -6,13 +6,13 @@ every start; k8s-mechanisms.md 1.9), so every refusal says what is the matter an
 """
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import assignment as codec
 from cardwise.core import mps, shareagent
 from cardwise.devices.protocol import Devices, OtherDevice
@@ -162,7 +162,7 @@ class PreStart:
         release: Callable[[set[str]], None],
         granted: Callable[[PodView], None],
         start_on_sick_cards: bool = False,
-        conflict_seconds: float = _CONFLICT_SECONDS,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._kubelet = kubelet
         self._pods = pods
@@ -176,12 +176,12 @@ class PreStart:
         self._release = release
         self._granted = granted
         self._start_on_sick_cards = start_on_sick_cards
-        self._conflict_seconds = conflict_seconds
+        self._clock = clock
         self._waiting = threading.BoundedSemaphore(_MAX_WAITING)
 
     def __call__(self, slots: Sequence[str]) -> Grant:
         """Raises Refused."""
-        began = time.monotonic()
+        began = self._clock.now()
         try:
             who, uid = identify(slots, self._kubelet.holders(), self._name_of)
         except KubeletSilent as error:
@@ -222,7 +222,7 @@ class PreStart:
             mib=sum(share.mem for share in grant.shares),
             devices=[device.uuid for device in grant.devices],
             mps=bool(grant.mps),
-            ms=round((time.monotonic() - began) * 1000, 1),
+            ms=round((self._clock.now() - began) * 1000, 1),
         )
         return grant
 
@@ -285,12 +285,12 @@ class PreStart:
 
     def _wait_for_room(self, conflict: Conflict, grant: Grant, totals: dict[str, int]) -> Conflict | None:
         """What holds the card or device has mostly ended already, and only nobody has asked the runtime yet."""
-        deadline = time.monotonic() + self._conflict_seconds
+        deadline = self._clock.now() + _CONFLICT_SECONDS
         left: Conflict | None = conflict
         while left is not None:
             self._release({holder.pod_uid for holder in left.holders})
             left = self._grants.claim(grant, totals)
-            if left is None or time.monotonic() >= deadline:
+            if left is None or self._clock.now() >= deadline:
                 break
-            time.sleep(_CONFLICT_PAUSE)
+            self._clock.sleep(_CONFLICT_PAUSE)
         return left

@@ -7,8 +7,6 @@ no slots.
 """
 
 import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +14,12 @@ from pathlib import Path
 import grpc
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
-from cardwise.kube.backoff import Backoff
-from deviceplugin import metrics
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
 from deviceplugin.kubelet import CHANNEL_OPTIONS
+from deviceplugin.loops import Loop
 from deviceplugin.server import OPTIONS, PluginServer
 
 _log = structlog.get_logger(__name__)
@@ -73,6 +71,10 @@ def why_again(sight: Sight) -> str:
     return ""
 
 
+class NotRegistered(Exception):
+    """The kubelet did not take the registration, or it is too early for one."""
+
+
 class Registration:
     """One thread. `serve` makes the server for a socket path, None while it is too early to serve."""
 
@@ -81,6 +83,7 @@ class Registration:
         folder: Path,
         serve: Callable[[Path], PluginServer | None],
         share_allocatable: Callable[[], str],
+        clock: Clock = SYSTEM,
     ) -> None:
         self._folder = folder
         self._kubelet_socket = folder / "kubelet.sock"
@@ -91,18 +94,21 @@ class Registration:
         self._stream_lost: float | None = None
         self._zero_since: float | None = None
         self._count = 0
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
+        self._clock = clock
+        self._loop = Loop(
+            "registration",
+            self._look_after_it,
+            failed="registration failed",
+            expected=(NotRegistered, OSError),
+            every=_POLL_SECONDS,
+            clock=clock,
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(15.0)
+        self._loop.stop(timeout=15.0)
         self._end_server(grace=2.0)
 
     @property
@@ -115,33 +121,14 @@ class Registration:
             return f"the kubelet at {self._kubelet_socket} is gone or new"
         return "" if server.streams else "the kubelet has not connected back"
 
-    def _run(self) -> None:
-        backoff = Backoff(initial=0.5, cap=15.0)
-        while not self._stopping.is_set():
-            try:
-                why = why_again(self._look())
-                if why:
-                    _log.info("registering", why=why)
-                    if not self._register():
-                        self._stopping.wait(backoff.next())
-                        continue
-                elif self._server is not None and self._server.streams:
-                    backoff.reset()
-            except (grpc.RpcError, OSError) as error:
-                told = error.details() if isinstance(error, grpc.RpcError) else str(error)
-                delay = backoff.next()
-                _log.warning("registration failed", error=told, retry_in=round(delay, 1))
-                self._registered_with = None
-                self._stopping.wait(delay)
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.FAILURES.labels("registration").inc()
-                _log.exception("registration failed")
-                self._registered_with = None
-                self._stopping.wait(backoff.next())
-            self._wake.wait(_POLL_SECONDS)
+    def _look_after_it(self) -> None:
+        why = why_again(self._look())
+        if why:
+            _log.info("registering", why=why)
+            self._register()
 
     def _look(self) -> Sight:
-        now = time.monotonic()
+        now = self._clock.now()
         server = self._server
         if server is None or server.streams:
             self._stream_lost = None
@@ -159,27 +146,30 @@ class Registration:
             showing_zero=None if self._zero_since is None else now - self._zero_since,
         )
 
-    def _register(self) -> bool:
+    def _register(self) -> None:
+        """Raises NotRegistered or OSError."""
         # The old stream ends first: the kubelet up to 1.36 takes a late end for the new plugin's.
         self._end_server(grace=0.5)
         kubelet = identity(self._kubelet_socket)
         self._count += 1
-        socket = self._folder / f"{PREFIX}{os.getpid()}-{time.time_ns() // 1_000_000 % 10**9}-{self._count}.sock"
+        socket = self._folder / f"{PREFIX}{os.getpid()}-{self._clock.wall_ns() // 1_000_000 % 10**9}-{self._count}.sock"
         server = self._serve(socket)
-        if server is None or kubelet is None:
-            return False
+        if server is None:
+            raise NotRegistered("the container runtime has not said yet how containers get their cards")
         self._remove_stale()
         server.start()
         self._server = server
         message = wire.RegisterRequest(
             version=API_VERSION, endpoint=socket.name, resource_name=names.SHARE, options=OPTIONS
         )
-        with grpc.insecure_channel(f"unix:{self._kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
-            stubs.RegistrationStub(channel).Register(message, timeout=_REGISTER_TIMEOUT)
+        try:
+            with grpc.insecure_channel(f"unix:{self._kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
+                stubs.RegistrationStub(channel).Register(message, timeout=_REGISTER_TIMEOUT)
+        except grpc.RpcError as error:
+            raise NotRegistered(error.details()) from error
         self._registered_with = kubelet
         self._stream_lost = self._zero_since = None
         _log.info("registered", resource=names.SHARE, socket=socket.name)
-        return True
 
     def _end_server(self, grace: float) -> None:
         server, self._server = self._server, None

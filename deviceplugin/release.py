@@ -15,15 +15,12 @@ import structlog
 
 from cardwise.kube import errors
 from cardwise.kube.wire import HeldShare
-from deviceplugin import metrics
 from deviceplugin.access import Delivery
 from deviceplugin.containers import Containers, RuntimeSilent
 from deviceplugin.grants import Grant, GrantStore, by_pod
 from deviceplugin.pods import Pods
 
 _log = structlog.get_logger(__name__)
-
-_EVERY_SECONDS = 1.0
 
 
 def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
@@ -43,7 +40,7 @@ def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
 
 
 class Releaser:
-    """One thread that frees; `free` may also be called by who needs room now. `on_change`: held shares changed."""
+    """`sweep` again and again; `free` may also be called by who needs room now. `on_change`: held shares changed."""
 
     def __init__(
         self,
@@ -53,35 +50,17 @@ class Releaser:
         grants: GrantStore,
         delivery: Delivery,
         on_change: Callable[[], None],
-        every_seconds: float = _EVERY_SECONDS,
     ) -> None:
         self._pods = pods
         self._containers = containers
         self._grants = grants
         self._delivery = delivery
         self._on_change = on_change
-        self._every = every_seconds
         self._lock = threading.Lock()
         self._held: dict[str, list[HeldShare]] = {}
         # Written by the threads of PreStart as well.
         self._ended: dict[str, int] = {}  # pod UID -> rounds that it has been ended but not gone
         self._silent = ""
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="release", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(5.0)
-
-    def wake(self) -> None:
-        """Look now: a pod has ended."""
-        self._wake.set()
 
     def held(self) -> Mapping[str, list[HeldShare]]:
         """By UUID, of pods that have ended by the API server's word and are alive by the runtime's."""
@@ -180,16 +159,3 @@ class Releaser:
             self._held = held
         if changed:
             self._on_change()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._wake.wait(self._every)
-            self._wake.clear()
-            if self._stopping.is_set():
-                return
-            try:
-                self.sweep()
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.FAILURES.labels("release").inc()
-                _log.exception("a release round failed")
-                self._stopping.wait(self._every)

@@ -46,9 +46,8 @@ class PluginServer:
         self._known = frozenset(slot_ids)
         self._access = access
         self._prestart = prestart
-        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._streams = 0
+        self._streams: set[threading.Event] = set()  # each is set when its stream is to end
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc")
         self._server = grpc.server(self._threads, options=_SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -63,7 +62,9 @@ class PluginServer:
 
     def stop(self, grace: float = 0.0) -> None:
         """Ends the streams, lets calls under way finish for `grace` seconds, and removes the socket."""
-        self._stopping.set()
+        with self._lock:
+            for ended in self._streams:
+                ended.set()
         self._server.stop(grace).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.socket.unlink(missing_ok=True)
@@ -72,7 +73,7 @@ class PluginServer:
     def streams(self) -> int:
         """How many ListAndWatch streams are open: the kubelet holds one while it counts on us."""
         with self._lock:
-            return self._streams
+            return sum(not ended.is_set() for ended in self._streams)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         # Requests are decoded here, not by gRPC, which would log a traceback for every malformed one.
@@ -99,15 +100,13 @@ class PluginServer:
         if not context.add_callback(ended.set):
             return
         with self._lock:
-            self._streams += 1
+            self._streams.add(ended)
         try:
             yield self._listing
-            # Slots never change. The stream itself is the message: we are here.
-            while not (ended.wait(0.5) or self._stopping.is_set()):
-                pass
+            ended.wait()  # slots never change: the stream itself is the message that we are here
         finally:
             with self._lock:
-                self._streams -= 1
+                self._streams.discard(ended)
 
     def _allocate(self, request: wire.AllocateRequest) -> wire.AllocateResponse:
         answer = wire.AllocateResponse()

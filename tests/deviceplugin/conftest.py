@@ -20,17 +20,23 @@ from cardwise.core.mps import Mode
 from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import chosen
 from cardwise.gpus.simulated import SimulatedGpus
+from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
+from cardwise.kube.events import ObjectRef
 from deviceplugin import slots
 from deviceplugin.access import Access
 from deviceplugin.agent import Agent, Settings
+from deviceplugin.containers import Containers
+from deviceplugin.kubelet import Kubelet
 from tests.deviceplugin.fakeapi import FakeApi, merge
-from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime
+from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime, Plugin, SeenKubelet, SeenRuntime
+from tests.fakes.clock import FakeClock
 
 NODE = "n1"
 P100 = 16276  # MiB
 PODS, NODES, RESOURCES = "/api/v1/pods", "/api/v1/nodes", "/apis/cardwise.dev/v1alpha1/extendedresources"
-CLASSES, EVENTS = "/apis/cardwise.dev/v1alpha1/resourceclasses", "/api/v1/events"
+CLASSES = "/apis/cardwise.dev/v1alpha1/resourceclasses"
+_QUIET_SECONDS = 3  # the agent repeats a write after two
 
 
 def card_uuid(index: int) -> str:
@@ -45,11 +51,28 @@ def eventually(ask: Callable[[], object], timeout: float = 10, what: str = "") -
     return answer
 
 
+class Told:
+    """The events that were recorded."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def record(self, regarding: ObjectRef, reason: str, message: str, type: str = "Normal") -> None:  # noqa: A002
+        self.events.append((reason, message))
+
+    def stop(self) -> None: ...
+
+
 class Rig:
-    """A node with two cards and an agent on it."""
+    """A node with two cards and the agent of it, whose threads are not started: `settle` does their work.
+
+    Its clock is the test's, so that what waits in the test's thread only moves it. tests/deviceplugin/served.py has the
+    same node with all threads and sockets.
+    """
 
     def __init__(self, folder: Path, cards: int = 2, access: Access | None = None, **runtime: object) -> None:
         self.folder = folder
+        self.clock = FakeClock()
         self.cards_file = folder / "cards.yaml"
         self.cards = [
             {"index": i, "uuid": card_uuid(i), "model": "Tesla-P100", "memoryMiB": P100, "device": self.device(i)}
@@ -59,10 +82,8 @@ class Rig:
         self.access = access
         self.chosen: str | None = None  # --cards
         self.devices: Devices = NoDevices()
-        self.conflict_seconds = 1.0
         self.mps = Mode.PREFERRED
         self.mps_root = folder / "mps"
-        self.mps_seconds = 1.0
         self.core_overcommit = 100
         self.api = FakeApi()
         self.api.put(
@@ -70,7 +91,8 @@ class Rig:
             {"metadata": {"name": NODE, "uid": "uid-n1"}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}},
         )
         self.kubelet = FakeKubelet(folder / "kubelet")
-        self.runtime = FakeRuntime(folder / "cri.sock", **runtime)
+        self.runtime = FakeRuntime(**runtime)
+        self.told = Told()
         self.gpus: SimulatedGpus | None = None
         self.agent: Agent | None = None
         self.client: KubeClient | None = None
@@ -88,13 +110,13 @@ class Rig:
         scratch.write_text(yaml.safe_dump({"cards": self.cards}))
         scratch.rename(self.cards_file)
 
-    def start(self) -> "Rig":
+    def make(self, kubelet: Kubelet, containers: Containers) -> Agent:
         settings = Settings(
             node=NODE,
             kubelet_dir=self.kubelet.folder,
             cdi_dir=self.folder / "cdi",
             state_dir=self.folder / "state",
-            cri_socket=self.runtime.socket,
+            cri_socket=self.folder / "cri.sock",
             access=self.access,
             slots=slots.slot_ids(32),
             nvidia_specs=None,
@@ -105,14 +127,60 @@ class Rig:
         )
         self.client = KubeClient(self.api.url)
         self.gpus = SimulatedGpus(self.cards_file)
-        self.agent = Agent(settings, self.client, self.gpus, self.devices)
-        self.agent._prestart._conflict_seconds = self.conflict_seconds
-        self.agent._prestart._mps._seconds = self.mps_seconds
-        before = len(self.kubelet.registered)
-        self.agent.start()
-        if self.kubelet.registration is not None:
-            self.kubelet.wait_registered(before + 1)
+        self.agent = Agent(
+            settings,
+            client=self.client,
+            gpus=self.gpus,
+            devices=self.devices,
+            kubelet=kubelet,
+            containers=containers,
+            events=self.told,
+            clock=self.clock,
+        )
+        return self.agent
+
+    def start(self) -> "Rig":
+        agent = self.make(SeenKubelet(self.kubelet, self.clock), SeenRuntime(self.runtime))
+        agent._tell_problems()
+        inventory = agent._inventory
+        self.reflectors = [each._reflector for each in (agent.pods, inventory.node, inventory._classes)]
+        self.reflectors.append(inventory._resources)
+        self.seen: object = None
+        self.kubelet.plugin = Plugin(agent._serve(self.folder / "plugin.sock"))
+        self.kubelet.devices = list(slots.slot_ids(32))
+        self.settle()
         return self
+
+    def see(self) -> None:
+        """The watches tell the agent what there is by now."""
+        now = (self.api.version, self.api.down, *self.api.missing)
+        if now == self.seen:
+            return
+        self.seen = now
+        for reflector in self.reflectors:
+            try:
+                reflector._relist()
+            except errors.KubeError:
+                reflector.errors += 1
+
+    def settle(self) -> None:
+        """Lets time pass until the agent has done all that it does by itself."""
+        quiet = 0
+        while quiet < _QUIET_SECONDS:
+            before = self.api.version
+            self.pass_second()
+            quiet = quiet + 1 if self.api.version == before else 0
+
+    def pass_second(self) -> None:
+        """Each thread of the agent takes its turn."""
+        self.see()
+        for loop in (self.agent._release, self.agent._inventory._loop, self.agent._marker._loop):
+            loop.turn()
+        self.clock.advance(1.0)
+
+    def problems(self) -> list[str]:
+        """Why it is not ready, but for the registration, which has no socket here."""
+        return [problem for problem in self.agent.problems() if "not registered" not in problem]
 
     def stop(self) -> None:
         if self.agent is not None:
@@ -122,8 +190,6 @@ class Rig:
 
     def close(self) -> None:
         self.stop()
-        self.kubelet.stop()
-        self.runtime.stop()
         self.api.close()
 
     def bind(
@@ -147,6 +213,7 @@ class Rig:
 
     def run(self, pod: dict, container: str = "main", slot: str | None = None) -> str:
         """All that the kubelet does to start a container. Raises grpc.RpcError."""
+        self.see()
         slot = self.kubelet.admit(pod, container, slot)
         self.kubelet.pre_start(slot)
         self.runtime.run(pod, container)
@@ -196,7 +263,7 @@ class Rig:
 
     def events(self, reason: str) -> list[str]:
         """The messages of events of this reason."""
-        return [event["message"] for event in list(self.api.objects[EVENTS].values()) if event["reason"] == reason]
+        return [message for why, message in self.told.events if why == reason]
 
     def held_on_disk(self, index: int) -> int:
         total = 0
@@ -233,10 +300,8 @@ def idle_rig(folder: Path) -> Iterator[Rig]:
 
 
 def offers(rig: Rig, resource: str, amount: str | None) -> None:
-    eventually(
-        lambda: rig.capacity(resource) == amount,
-        what=f"{resource} is {rig.capacity(resource)}, not {amount}",
-    )
+    rig.settle()
+    assert rig.capacity(resource) == amount
 
 
 def health(rig: Rig) -> list[str | None]:

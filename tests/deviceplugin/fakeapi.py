@@ -117,6 +117,7 @@ def _differs(change: dict, metadata: dict) -> bool:
 class _Handler(BaseHTTPRequestHandler):
     fake: FakeApi
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass

@@ -1,15 +1,19 @@
-"""A kubelet and a container runtime as the device plugin sees them: three gRPC services and a checkpoint file."""
+"""A kubelet and a container runtime as the device plugin sees them: what they answer, and three gRPC services of it."""
 
 # The names of the verbs are gRPC's.
 # ruff: noqa: N802
 
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 
+from cardwise.clock import Clock
 from cardwise.core import names
 from deviceplugin.api import cri_v1_pb2 as cri
 from deviceplugin.api import cri_v1_pb2_grpc as cri_stubs
@@ -17,23 +21,44 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as plugin_stubs
 from deviceplugin.api import podresources_v1_pb2 as resources
 from deviceplugin.api import podresources_v1_pb2_grpc as resources_stubs
+from deviceplugin.containers import Containers, RuntimeSilent
+from deviceplugin.kubelet import Kubelet
+from deviceplugin.server import SERVICE, PluginServer
+
+PATIENCE = 60.0  # seconds after which a test that waits for an event is broken
 
 
-class _Service:
-    def __init__(self, socket: Path, add) -> None:
-        self.socket = socket
-        self.server = grpc.server(ThreadPoolExecutor(16))
-        add(self.server)
-        self.server.add_insecure_port(f"unix:{socket}")
-        self.server.start()
+class Ended(grpc.RpcError):
+    """How a call ends that has no socket."""
 
-    def stop(self) -> None:
-        self.server.stop(0).wait()
-        self.socket.unlink(missing_ok=True)
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(code, details)
+        self.code = lambda: code
+        self.details = lambda: details
+
+
+class Plugin:
+    """A stub of a server's verbs that calls them in the caller's thread."""
+
+    def __init__(self, server: PluginServer) -> None:
+        self._server = server
+
+    def Allocate(self, request: plugin.AllocateRequest, timeout: float) -> plugin.AllocateResponse:
+        return self.call("Allocate", request.SerializeToString())
+
+    def PreStartContainer(self, request: plugin.PreStartContainerRequest, timeout: float) -> None:
+        self.call("PreStartContainer", request.SerializeToString())
+
+    def call(self, verb: str, body: bytes) -> Any:
+        details = SimpleNamespace(method=f"/{SERVICE}/{verb}")
+        return self._server._handlers().service(details).unary_unary(body, self)
+
+    def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Ended(code, details)
 
 
 class FakeKubelet:
-    """Hands out slots to containers, and calls the plugin as the kubelet does."""
+    """Hands out slots to containers, and calls the plugin as the kubelet does: `plugin` is whose turn it is."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,75 +67,14 @@ class FakeKubelet:
         (folder / "pod-resources").mkdir()
         self.lock = threading.Lock()
         self.holders: dict[str, list[tuple[str, str, str, str]]] = {}  # slot -> (namespace, pod, uid, container)
-        self.registered: list[plugin.RegisterRequest] = []
         self.devices: list[str] = []
+        self.plugin: Any = None
         self.lists = 0
-        self.refuse_lists = 0  # so many Lists are answered as over the rate limit
-        self.channel: grpc.Channel | None = None
-        self.stream = None
-        self.changed = threading.Condition()
         self.write_checkpoint()
-        self.start()
-
-    def start(self) -> None:
-        self.registration = _Service(
-            self.plugins / "kubelet.sock", lambda s: plugin_stubs.add_RegistrationServicer_to_server(self, s)
-        )
-        self.resources = _Service(
-            self.folder / "pod-resources" / "kubelet.sock",
-            lambda s: resources_stubs.add_PodResourcesListerServicer_to_server(self, s),
-        )
-
-    def stop(self) -> None:
-        self.disconnect()
-        self.registration.stop()
-        self.resources.stop()
-
-    def restart(self) -> None:
-        """As the kubelet: forgets its plugins, and deletes every socket in the folder when it starts."""
-        self.stop()
-        for path in self.plugins.glob("*.sock"):
-            path.unlink()
-        self.start()
-
-    def disconnect(self) -> None:
-        channel, self.channel = self.channel, None
-        if self.stream is not None:
-            self.stream.cancel()
-            self.stream = None
-        if channel is not None:
-            channel.close()
-
-    def Register(self, request, context):
-        self.disconnect()
-        channel = grpc.insecure_channel(f"unix:{self.plugins / request.endpoint}")
-        stub = plugin_stubs.DevicePluginStub(channel)
-        options = stub.GetDevicePluginOptions(plugin.Empty(), timeout=5)
-        assert options.pre_start_required
-        self.stream = stub.ListAndWatch(plugin.Empty())
-        first = next(self.stream)
-        with self.changed:
-            self.channel = channel
-            self.devices = [device.ID for device in first.devices]
-            self.registered.append(request)
-            self.changed.notify_all()
-        return plugin.Empty()
-
-    def wait_registered(self, count: int = 1, timeout: float = 10) -> None:
-        with self.changed:
-            done = self.changed.wait_for(lambda: len(self.registered) >= count, timeout)
-        assert done, f"{len(self.registered)} registrations, not {count}"
-
-    @property
-    def plugin(self) -> plugin_stubs.DevicePluginStub:
-        return plugin_stubs.DevicePluginStub(self.channel)
 
     def List(self, request, context):
         with self.lock:
             self.lists += 1
-            if self.refuse_lists:
-                self.refuse_lists -= 1
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
             answer = resources.ListPodResourcesResponse()
             for slot, holders in self.holders.items():
                 for namespace, pod, _, container in holders:
@@ -128,7 +92,8 @@ class FakeKubelet:
             )
             self.write_checkpoint()
         self.allocation = self.plugin.Allocate(
-            plugin.AllocateRequest(container_requests=[plugin.ContainerAllocateRequest(devices_ids=[slot])]), timeout=5
+            plugin.AllocateRequest(container_requests=[plugin.ContainerAllocateRequest(devices_ids=[slot])]),
+            timeout=PATIENCE,
         )
         return slot
 
@@ -143,8 +108,8 @@ class FakeKubelet:
                     del self.holders[slot]
             self.write_checkpoint()
 
-    def pre_start(self, slot: str, timeout: float = 30) -> None:
-        self.plugin.PreStartContainer(plugin.PreStartContainerRequest(devices_ids=[slot]), timeout=timeout)
+    def pre_start(self, slot: str) -> None:
+        self.plugin.PreStartContainer(plugin.PreStartContainerRequest(devices_ids=[slot]), timeout=PATIENCE)
 
     def write_checkpoint(self) -> None:
         entries = [
@@ -164,25 +129,26 @@ class FakeKubelet:
         scratch.rename(path)
 
 
+class SeenKubelet(Kubelet):
+    """The sources of a fake kubelet, asked without a socket."""
+
+    def __init__(self, kubelet: FakeKubelet, clock: Clock) -> None:
+        super().__init__(kubelet.folder, clock)
+        self._kubelet = kubelet
+
+    def _list(self) -> resources.ListPodResourcesResponse:
+        return self._kubelet.List(None, None)
+
+
 class FakeRuntime:
     """Containers that are alive, by pod UID."""
 
-    def __init__(self, socket: Path, *, cdi: bool | None = True, version: str = "v2.1.4") -> None:
-        self.socket = socket
+    def __init__(self, *, cdi: bool | None = True, version: str = "v2.1.4") -> None:
         self.cdi = cdi
         self.version = version
         self.running: dict[str, set[str]] = {}
         self.sandboxes: set[str] = set()
-        self.service: _Service | None = None
-        self.start()
-
-    def start(self) -> None:
-        self.service = _Service(self.socket, lambda s: cri_stubs.add_RuntimeServiceServicer_to_server(self, s))
-
-    def stop(self) -> None:
-        if self.service is not None:
-            self.service.stop()
-            self.service = None
+        self.silent = False
 
     def run(self, pod: dict, container: str) -> None:
         self.sandboxes.add(pod["metadata"]["uid"])
@@ -212,3 +178,100 @@ class FakeRuntime:
                 labels = {"io.kubernetes.pod.uid": uid, "io.kubernetes.container.name": name}
                 answer.containers.add(id=f"{uid}/{name}", state=cri.CONTAINER_RUNNING, labels=labels)
         return answer
+
+
+class SeenRuntime(Containers):
+    """The containers of a fake runtime, asked without a socket."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__(Path("/none"))
+        self._runtime = runtime
+
+    def _call(self, method: str, message: Any) -> Any:
+        if self._runtime.silent:
+            raise RuntimeSilent(f"{method}: silent")
+        return getattr(self._runtime, method)(message, None)
+
+
+class _Service:
+    def __init__(self, socket: Path, add: Callable[[grpc.Server], None]) -> None:
+        self.socket = socket
+        self.server = grpc.server(ThreadPoolExecutor(32))
+        add(self.server)
+        self.server.add_insecure_port(f"unix:{socket}")
+        self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop(0).wait()
+        self.socket.unlink(missing_ok=True)
+
+
+class ServedKubelet(FakeKubelet):
+    """On its sockets. Plugins register with it, and it connects back."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.registered: list[plugin.RegisterRequest] = []
+        self.refuse_lists = 0  # so many Lists are answered as over the rate limit
+        self.channel: grpc.Channel | None = None
+        self.stream = None
+        self.start()
+
+    def start(self) -> None:
+        self.resources = _Service(
+            self.folder / "pod-resources" / "kubelet.sock",
+            lambda s: resources_stubs.add_PodResourcesListerServicer_to_server(self, s),
+        )
+        self.registration = _Service(
+            self.plugins / "kubelet.sock", lambda s: plugin_stubs.add_RegistrationServicer_to_server(self, s)
+        )
+
+    def stop(self) -> None:
+        self.disconnect()
+        self.registration.stop()
+        self.resources.stop()
+
+    def restart(self) -> None:
+        """As the kubelet: forgets its plugins, and deletes every socket in the folder when it starts."""
+        self.stop()
+        for path in self.plugins.glob("*.sock"):
+            path.unlink()
+        self.start()
+
+    def disconnect(self) -> None:
+        channel, self.channel = self.channel, None
+        if self.stream is not None:
+            self.stream.cancel()
+            self.stream = None
+        if channel is not None:
+            channel.close()
+
+    def Register(self, request, context):
+        self.disconnect()
+        channel = grpc.insecure_channel(f"unix:{self.plugins / request.endpoint}")
+        stub = plugin_stubs.DevicePluginStub(channel)
+        options = stub.GetDevicePluginOptions(plugin.Empty(), timeout=PATIENCE)
+        assert options.pre_start_required
+        self.stream = stub.ListAndWatch(plugin.Empty())
+        first = next(self.stream)
+        self.channel, self.plugin = channel, stub
+        self.devices = [device.ID for device in first.devices]
+        self.registered.append(request)
+        return plugin.Empty()
+
+    def List(self, request, context):
+        if self.refuse_lists:
+            self.refuse_lists -= 1
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        return super().List(request, context)
+
+
+class ServedRuntime(FakeRuntime):
+    """On its CRI socket."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__()
+        self._service = _Service(socket, lambda s: cri_stubs.add_RuntimeServiceServicer_to_server(self, s))
+
+    def stop(self) -> None:
+        self._service.stop()

@@ -3,7 +3,6 @@
 from deviceplugin.access import Access
 from tests.deviceplugin.conftest import (
     Rig,
-    eventually,
     refusal,
 )
 
@@ -16,7 +15,8 @@ def test_without_cdi_the_answer_is_empty_and_it_is_told(folder):
         assert not rig.kubelet.allocation.container_responses[0].ListFields()
         assert rig.spec(slot) is None
         assert rig.held_on_disk(1) == 8138
-        eventually(lambda: rig.status(1).get("cardAccess") == "env")
+        rig.settle()
+        assert rig.status(1).get("cardAccess") == "env"
     finally:
         rig.close()
 
@@ -30,7 +30,8 @@ def test_open_access_asks_for_no_device(folder):
         slot = rig.run(rig.bind("a", [(1, 8138)]))
         assert not rig.kubelet.allocation.container_responses[0].ListFields()
         assert rig.spec(slot) is None
-        eventually(lambda: rig.status(1).get("health") == "Healthy")
+        rig.settle()
+        assert rig.status(1).get("health") == "Healthy"
         assert rig.status(1)["cardAccess"] == "env"
     finally:
         rig.close()
@@ -41,9 +42,8 @@ def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):
     device, rig.cards[1]["device"] = rig.cards[1]["device"], str(rig.folder / "later")
     rig.write_cards()
     rig.start()
-    eventually(lambda: rig.status(1).get("health") == "Unhealthy")
+    assert rig.status(1).get("health") == "Unhealthy"
     assert "later: No such file" in rig.status(1)["reason"]
-    eventually(lambda: rig.status(0).get("health") == "Healthy")
     assert rig.status(0)["cardAccess"] == rig.status(1)["cardAccess"] == "cdi"
     assert rig.spec(rig.run(rig.bind("a", [(0, 100)])))
     assert not any("later" in problem for problem in rig.agent.problems())
@@ -51,7 +51,8 @@ def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):
     assert "later: No such file" in refusal(lambda: rig.run(pod))[1]
     assert rig.kubelet.allocation.container_responses[0].cdi_devices
     (rig.folder / "later").symlink_to(device)
-    eventually(lambda: rig.status(1).get("health") == "Healthy", timeout=3)
+    rig.settle()
+    assert rig.status(1).get("health") == "Healthy"
     rig.kubelet.pre_start(max(rig.kubelet.holders))
 
 
@@ -62,9 +63,10 @@ def test_without_any_device_it_is_not_ready_and_nothing_is_open(idle_rig):
         card["device"] = str(rig.folder / f"later{index}")
     rig.write_cards()
     rig.start()
-    eventually(lambda: [rig.status(index).get("health") for index in (0, 1)] == ["Unhealthy"] * 2)
+    assert [rig.status(index).get("health") for index in (0, 1)] == ["Unhealthy"] * 2
     assert rig.status(0)["cardAccess"] == "cdi"
     assert any("later0: No such file" in problem for problem in rig.agent.problems())
     for index, device in enumerate(devices):
         (rig.folder / f"later{index}").symlink_to(device)
-    eventually(lambda: rig.agent.problems() == [])
+    rig.settle()
+    assert rig.problems() == []

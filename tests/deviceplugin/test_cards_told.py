@@ -1,7 +1,5 @@
 """What the cluster is told of a node's cards, and what becomes of what others say of them."""
 
-import time
-
 from prometheus_client import REGISTRY
 
 from cardwise.core import names
@@ -14,7 +12,6 @@ from tests.deviceplugin.conftest import (
     P100,
     RESOURCES,
     card_uuid,
-    eventually,
     refusal,
 )
 
@@ -22,7 +19,7 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-n1"}
 
 
 def test_the_cluster_learns_of_the_cards(rig):
-    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    assert rig.status(1).get("health") == "Healthy"
     capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
     assert capacity == {
         "cpu": "8",
@@ -45,29 +42,31 @@ def test_the_cluster_learns_of_the_cards(rig):
         "properties": {},
     }
     assert rig.status(1) == {"health": "Healthy", "reason": "", "cardAccess": "cdi", "held": []}
-    eventually(lambda: rig.agent.problems() == [])
+    rig.settle()
+    assert rig.problems() == []
 
 
 def test_a_node_that_is_to_have_no_manager_forgets_what_one_has_said(idle_rig):
     idle_rig.mps = Mode.OFF
     idle_rig.start()
-    eventually(lambda: idle_rig.status(1).get("health") == "Healthy")
+    assert idle_rig.status(1).get("health") == "Healthy"
     card = idle_rig.card(1)
     card["status"]["mps"] = {"mode": "card", "state": "Down", "reason": "the manager was uninstalled"}
     idle_rig.api.put(RESOURCES, card)
-    eventually(lambda: "mps" not in idle_rig.status(1))
+    idle_rig.settle()
+    assert "mps" not in idle_rig.status(1)
     assert idle_rig.status(1)["health"] == "Healthy"
 
 
 def test_a_manager_that_is_only_away_is_not_forgotten(rig):
-    eventually(lambda: rig.status(1).get("health") == "Healthy")
     said = {"mode": "card", "state": "Down", "reason": "it stops"}
     card = rig.card(1)
     card["status"]["mps"] = said
     rig.api.put(RESOURCES, card)
     rig.cards[0] |= {"healthy": False, "reason": "x"}
     rig.write_cards()
-    eventually(lambda: rig.status(0)["health"] == "Unhealthy")
+    rig.settle()
+    assert rig.status(0)["health"] == "Unhealthy"
     assert rig.status(1)["mps"] == said
 
 
@@ -76,7 +75,9 @@ def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
     rig = idle_rig
     rig.start()
     rig.run(rig.bind("a", [(1, 100)]))
-    eventually(lambda: rig.card(0) and rig.card(1))
+    rig.settle()
+    assert rig.card(0)
+    assert rig.card(1)
     rig.stop()
     for index in range(2):
         card = rig.card(index)
@@ -85,69 +86,70 @@ def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
     del rig.cards[1]
     rig.write_cards()
     rig.start()
-    eventually(lambda: [rig.card(index)["metadata"].get("ownerReferences") for index in range(2)] == [[OWNER]] * 2)
-    eventually(lambda: rig.agent.problems() == [])
+    assert [rig.card(index)["metadata"].get("ownerReferences") for index in range(2)] == [[OWNER]] * 2
     before = len(rig.api.patches)
-    time.sleep(1.5)
+    rig.settle()
     assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
 
 
 def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
-    eventually(lambda: rig.card(0) and rig.card(1))
     node = rig.node()
     rig.api.delete(NODES, NODE)
     for index in range(2):
         rig.api.delete(RESOURCES, card_uuid(index).lower())  # Kubernetes' garbage collector
-    time.sleep(1.5)
+    rig.settle()
     assert rig.card(0) is rig.card(1) is None, "nobody would remove them"
     rig.api.put(NODES, node | {"metadata": {"name": NODE, "uid": "uid-later"}})
     later = [OWNER | {"uid": "uid-later"}]
-    eventually(
-        lambda: all((rig.card(i) or {"metadata": {}})["metadata"].get("ownerReferences") == later for i in (0, 1))
-    )
+    rig.settle()
+    assert all((rig.card(i) or {"metadata": {}})["metadata"].get("ownerReferences") == later for i in (0, 1))
     rig.edit_node(metadata={"uid": "uid-last"})  # it came before the collector had looked
     last = [OWNER | {"uid": "uid-last"}]
-    eventually(lambda: all(rig.card(index)["metadata"]["ownerReferences"] == last for index in range(2)))
+    rig.settle()
+    assert all(rig.card(index)["metadata"]["ownerReferences"] == last for index in range(2))
 
 
 def test_a_sick_card_is_told_and_recovers(rig):
-    eventually(lambda: rig.status(1).get("health") == "Healthy")
     rig.cards[1] |= {"healthy": False, "reason": "Xid 79: fallen off the bus"}
     rig.write_cards()
-    eventually(lambda: rig.status(1).get("health") == "Unhealthy", timeout=2)
+    rig.settle()
+    assert rig.status(1).get("health") == "Unhealthy"
     assert rig.status(1)["reason"] == "Xid 79: fallen off the bus"
     assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
-    eventually(lambda: names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {}))
+    assert names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {})
     pod = rig.bind("a", [(1, 100)])
     assert "is unhealthy: Xid 79" in refusal(lambda: rig.run(pod))[1]
     rig.cards[1]["healthy"] = True
     rig.write_cards()
-    eventually(lambda: rig.status(1).get("health") == "Healthy", timeout=2)
+    rig.settle()
+    assert rig.status(1).get("health") == "Healthy"
     rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
 
 
 def test_a_card_that_left_is_forgotten_when_nothing_holds_it(rig):
     pod = rig.bind("a", [(1, 8138)])
     rig.run(pod)
-    eventually(lambda: rig.status(1).get("health") == "Healthy")
+    rig.settle()
+    assert rig.status(1).get("health") == "Healthy"
     del rig.cards[1]
     rig.write_cards()
-    eventually(lambda: rig.status(1).get("health") == "Unhealthy")
+    rig.settle()
+    assert rig.status(1).get("health") == "Unhealthy"
     assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
     rig.end(pod)
-    eventually(lambda: rig.card(1) is None)
-    eventually(lambda: rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == str(P100))
+    rig.settle()
+    assert rig.card(1) is None
+    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == str(P100)
 
 
 def test_capacities_are_asserted_again(rig):
-    eventually(lambda: "aliyun.com/gpu-mem" in rig.api.get(NODES, NODE)["status"]["capacity"])
     node = rig.api.get(NODES, NODE)
     rig.api.put(NODES, node | {"status": {"capacity": {"aliyun.com/gpu-mem": "0"}}})
-    eventually(lambda: rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552")
+    rig.settle()
+    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
 
 
 def test_a_failed_wake_up_is_tried_again(rig):
-    eventually(lambda: rig.agent.problems() == [])
     patch, failed = rig.client.patch, []
 
     def once(path, change, *rest, **options):
@@ -159,31 +161,37 @@ def test_a_failed_wake_up_is_tried_again(rig):
     rig.client.patch = once
     rig.cards[1]["healthy"] = False
     rig.write_cards()
-    eventually(lambda: names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {}))
+    rig.settle()
+    assert names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {})
     assert failed
 
 
 def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):
-    eventually(lambda: rig.status(1).get("health") == "Healthy")
-    wait_change, asked = rig.gpus.wait_change, []
+    answers = iter([TypeError("not what the binding says"), True, False])
 
-    def fails_once(timeout):
-        asked.append(timeout)
-        if len(asked) == 1:
-            raise TypeError("not what the binding says")
-        return wait_change(timeout)
+    def wait_change(_):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def failures():
         return REGISTRY.get_sample_value("cardwise_thread_failures_total", {"thread": "cards"}) or 0.0
 
     before = failures()
-    rig.gpus.wait_change = fails_once
-    eventually(lambda: len(asked) > 1, what="it is watched no more")
+    rig.gpus.wait_change = wait_change
+    watch, woken = rig.agent._inventory._watches[0], rig.agent._inventory._loop._wake
+    assert watch.turn() > 0
     assert failures() == before + 1
+    assert not woken.is_set()
+    assert watch.turn() is None
+    assert woken.is_set(), "a change is looked at at once"
+    woken.clear()
+    assert watch.turn() is None
+    assert not woken.is_set(), "no change wakes nobody"
 
 
 def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(rig):
-    eventually(lambda: rig.agent.problems() == [])
     capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
     assert capacity["aliyun.com/gpu-core.percentage"] == "200"
     told = b'{"metadata":{"name":"n"},"status":{"capacity":{"aliyun.com/gpu-mem":"40k","aliyun.com/gpu-count":"2"}}}'
@@ -192,7 +200,6 @@ def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(r
 
 
 def test_a_node_whose_plugin_ends_offers_no_slots(rig):
-    eventually(lambda: rig.agent.problems() == [])
     rig.agent.stop()
     assert rig.api.get(NODES, NODE)["status"]["allocatable"]["cardwise.dev/share"] == "0"
 
@@ -207,50 +214,52 @@ def cordon(rig, index, **cordon):
 def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
     """Also over a restart of the device plugin, which is when a node is made anew."""
     why = {"reason": "it smokes", "by": "jane", "at": "2026-11-21T10:00:00Z"}
-    eventually(lambda: rig.card(0) and rig.status(1).get("health") == "Healthy")
     cordon(rig, 1, **why)
     # A write of ours to its spec keeps it.
     rig.api.put(RESOURCES, rig.card(1) | {"metadata": rig.card(1)["metadata"] | {"ownerReferences": []}})
-    eventually(lambda: rig.card(1)["metadata"]["ownerReferences"] == [OWNER])
+    rig.settle()
+    assert rig.card(1)["metadata"]["ownerReferences"] == [OWNER]
     assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
     remembered = rig.folder / "state" / "cordons.json"
-    eventually(lambda: remembered.exists() and card_uuid(1) in remembered.read_text())
+    assert card_uuid(1) in remembered.read_text()
     rig.stop()
     rig.api.delete(RESOURCES, card_uuid(1).lower())
     rig.start()
-    eventually(lambda: rig.card(1))
     assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
     assert "unschedulable" not in rig.card(0)["spec"]
     assert rig.capacity(names.GPU_MEM) == str(2 * 16276), "the sum of the node does not change"
 
 
 def test_a_card_that_was_given_back_is_not_cordoned_anew(rig):
-    eventually(lambda: rig.card(1))
     cordon(rig, 1)
     remembered = rig.folder / "state" / "cordons.json"
-    eventually(lambda: remembered.exists() and card_uuid(1) in remembered.read_text())
+    rig.settle()
+    assert card_uuid(1) in remembered.read_text()
     card = rig.card(1)
     del card["spec"]["unschedulable"], card["spec"]["cordon"]
     rig.api.put(RESOURCES, card)
-    eventually(lambda: card_uuid(1) not in remembered.read_text())
+    rig.settle()
+    assert card_uuid(1) not in remembered.read_text()
     rig.api.delete(RESOURCES, card_uuid(1).lower())
-    eventually(lambda: rig.card(1))
+    rig.settle()
+    assert rig.card(1)
     assert "unschedulable" not in rig.card(1)["spec"]
 
 
 def test_what_the_extender_says_of_a_card_is_left_alone(rig):
-    eventually(lambda: rig.status(0).get("health") == "Healthy")
     theirs = {"allocated": {"memoryMiB": 100, "pods": 1}, "freeMiB": 16176, "classes": ["p100"]}
     with rig.api.changed:
         card = rig.card(0)
         rig.api.put(RESOURCES, card | {"status": card["status"] | theirs})
-    eventually(lambda: rig.agent.problems() == [])
+    rig.settle()
+    assert rig.problems() == []
     before = len(rig.api.patches)
-    time.sleep(1.5)
+    rig.settle()
     assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
     rig.cards[0] |= {"healthy": False, "reason": "hot", "properties": {"clock": 1480}}
     rig.write_cards()
-    eventually(lambda: rig.status(0).get("reason") == "hot")
-    eventually(lambda: rig.card(0)["spec"]["properties"] == {"clock": "1480"})
+    rig.settle()
+    assert rig.status(0).get("reason") == "hot"
+    assert rig.card(0)["spec"]["properties"] == {"clock": "1480"}
     assert rig.status(0).items() >= theirs.items()
     assert not any(theirs.keys() & change.get("status", {}).keys() for _, change in rig.api.patches)

@@ -7,7 +7,6 @@ from tests.deviceplugin.conftest import (
     P100,
     Rig,
     card_uuid,
-    eventually,
     health,
     offers,
     refusal,
@@ -19,16 +18,16 @@ class TestNvidiasPlugin:
         rig.edit_node(status={"capacity": {names.NVIDIA_GPU: count}})
 
     def test_while_it_serves_the_node_nothing_is_shared(self, rig):
-        eventually(lambda: health(rig) == ["Healthy", "Healthy"])
         running = rig.run(rig.bind("running", [(0, 100)]))
         self.serve(rig, "2")
-        eventually(lambda: health(rig) == ["Unhealthy", "Unhealthy"], timeout=3)
+        rig.settle()
+        assert health(rig) == ["Unhealthy", "Unhealthy"]
         why = (
             "NVIDIA's device plugin serves this node (nvidia.com/gpu: 2): stop it there, or give --cards the cards "
             "that Cardwise may share"
         )
         assert rig.status(0)["reason"] == rig.status(1)["reason"] == why
-        assert eventually(lambda: rig.events("NvidiaServesNode")) == [why]
+        assert rig.events("NvidiaServesNode") == [why]
         code, told = refusal(lambda: rig.run(rig.bind("new", [(1, 100)])))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert why in told
@@ -36,29 +35,31 @@ class TestNvidiasPlugin:
         assert rig.spec(running)
         assert rig.capacity(names.GPU_MEM) == str(2 * P100), "running pods stay admitted"
         self.serve(rig, "0")
-        eventually(lambda: health(rig) == ["Healthy", "Healthy"], timeout=3)
+        rig.settle()
+        assert health(rig) == ["Healthy", "Healthy"]
         assert rig.status(0)["reason"] == ""
-        eventually(lambda: rig.events("NvidiaLeftNode"))
-        eventually(lambda: names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {}))
+        assert rig.events("NvidiaLeftNode")
+        assert names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {})
         rig.run(rig.bind("later", [(1, 100)]))
 
     def test_it_was_there_first(self, idle_rig):
         self.serve(idle_rig, "1")
         idle_rig.start()
-        eventually(lambda: health(idle_rig) == ["Unhealthy", "Unhealthy"])
+        assert health(idle_rig) == ["Unhealthy", "Unhealthy"]
         assert not any(
             change["status"].get("health") == "Healthy" for _, change in idle_rig.api.patches if "status" in change
         ), "not for a moment"
         self.serve(idle_rig, None)
-        eventually(lambda: health(idle_rig) == ["Healthy", "Healthy"])
+        idle_rig.settle()
+        assert health(idle_rig) == ["Healthy", "Healthy"]
 
     def test_a_node_split_by_hand(self, idle_rig):
         rig = idle_rig
         self.serve(rig, "1")
         rig.chosen = card_uuid(1).upper()
         rig.start()
-        eventually(lambda: rig.status(1).get("health") == "Healthy")
-        eventually(lambda: rig.agent.problems() == [])
+        assert rig.status(1).get("health") == "Healthy"
+        assert rig.problems() == []
         assert rig.card(0) is None
         assert {name: rig.capacity(name) for name in (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)} == {
             names.GPU_MEM: str(P100),
@@ -77,33 +78,33 @@ class TestCardsSetting:
     def test_a_card_that_is_left_out_now_stays_while_pods_hold_it(self, rig):
         pod = rig.bind("a", [(0, 100)])
         rig.run(pod)
-        eventually(lambda: health(rig) == ["Healthy", "Healthy"])
         rig.stop()
         rig.chosen = "1"
         rig.start()
-        eventually(lambda: rig.status(0).get("health") == "Unhealthy")
+        assert rig.status(0).get("health") == "Unhealthy"
         assert "--cards leaves it out" in rig.status(0)["reason"]
         assert rig.capacity(names.GPU_COUNT) == "2"
         rig.end(pod)
-        eventually(lambda: rig.card(0) is None)
         offers(rig, names.GPU_COUNT, "1")
+        assert rig.card(0) is None
 
     def test_a_card_that_is_not_there_is_told_and_the_others_are_served(self, idle_rig):
         rig = idle_rig
         rig.chosen = "1,7"
         rig.start()
-        eventually(lambda: rig.status(1).get("health") == "Healthy")
-        (told,) = eventually(lambda: rig.events("CardsSettingUnfit"))
+        assert rig.status(1).get("health") == "Healthy"
+        (told,) = rig.events("CardsSettingUnfit")
         here = f"0 ({card_uuid(0)}), 1 ({card_uuid(1)})"
         assert told == f"--cards: 7 is no card of this node; it has {here}: write one of these"
-        eventually(lambda: rig.agent.problems() == [])
+        assert rig.problems() == []
         rig.cards.append(rig.cards[0] | {"index": 7, "uuid": card_uuid(7), "device": rig.device(7)})
         rig.write_cards()
-        eventually(lambda: rig.status(7).get("health") == "Healthy")
+        rig.settle()
+        assert rig.status(7).get("health") == "Healthy"
 
     def test_without_any_card_it_is_not_ready(self, idle_rig):
         idle_rig.chosen = "7"
         idle_rig.start()
-        eventually(lambda: any("--cards: 7 is no card of this node" in one for one in idle_rig.agent.problems()))
-        eventually(lambda: idle_rig.capacity(names.GPU_COUNT) == "0")
+        assert any("--cards: 7 is no card of this node" in one for one in idle_rig.agent.problems())
+        assert idle_rig.capacity(names.GPU_COUNT) == "0"
         assert idle_rig.card(0) is None

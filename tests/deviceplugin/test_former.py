@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cardwise.core import names
 from deviceplugin.former import Former, parse, why_not
-from tests.deviceplugin.conftest import NODE, PODS, Rig, eventually
+from tests.deviceplugin.conftest import NODE, PODS, Rig
 
 
 def checkpoint(devices: list[str] | None, *holders: str, resource: str = names.GPU_MEM) -> bytes:
@@ -63,9 +63,10 @@ def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):
         },
     )
     rig.start()
-    eventually(lambda: rig.status(0).get("health") == "Healthy")
     (rig.kubelet.plugins / "kubelet_internal_checkpoint").write_bytes(checkpoint(None, "uid-former"))
-    eventually(lambda: rig.status(0)["health"] == "Unhealthy")
+    rig.settle()
+    assert rig.status(0)["health"] == "Unhealthy"
     assert "run on this node (1): wait for their end" in rig.status(0)["reason"]
     rig.api.delete(PODS, "former", "default")
-    eventually(lambda: rig.status(0)["health"] == "Healthy")
+    rig.settle()
+    assert rig.status(0)["health"] == "Healthy"

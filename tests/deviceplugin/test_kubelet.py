@@ -1,16 +1,18 @@
 """What is read of the kubelet, when to register with it again, and the slots that it is offered."""
 
+import itertools
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cardwise.core import names
 from deviceplugin import slots
-from deviceplugin.kubelet import KnownContainer, KubeletSilent, Shared, parse_checkpoint
+from deviceplugin.kubelet import KnownContainer, Kubelet, KubeletSilent, NamedContainer, Shared, parse_checkpoint
 from deviceplugin.registration import Sight, why_again
+from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet
+from tests.fakes.clock import FakeClock
 
 KUBELET = (1, 2, 3)
 
@@ -29,26 +31,38 @@ def test_the_checkpoint_is_read_by_resource():
 
 
 def test_a_shared_answer_began_after_every_question():
-    counter, lock = iter(range(10**6)), threading.Lock()
-    began: list[float] = []
-
-    def call() -> float:
-        with lock:
-            next(counter)
-        at = time.monotonic()
-        began.append(at)
-        time.sleep(0.002)
-        return at
-
-    shared = Shared(call)
+    moments = itertools.count()
+    shared = Shared(lambda: next(moments))
 
     def ask(_: int) -> bool:
-        asked = time.monotonic()
-        return shared.get() >= asked
+        asked = next(moments)
+        return shared.get() > asked
 
     with ThreadPoolExecutor(32) as threads:
         assert all(threads.map(ask, range(600)))
-    assert len(began) < 300
+
+
+def test_who_asks_while_another_is_answered_shares_the_next_answer():
+    clock = FakeClock()
+    begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    calls: list[int] = []
+
+    def call() -> int:
+        calls.append(len(calls) + 1)
+        begun.release()
+        assert go_on.acquire(timeout=PATIENCE)
+        return calls[-1]
+
+    shared = Shared(call, clock)
+    with ThreadPoolExecutor(9) as threads:
+        first = threads.submit(shared.get)
+        assert begun.acquire(timeout=PATIENCE)
+        others = [threads.submit(shared.get) for _ in range(8)]
+        clock.until_waiting(8)
+        go_on.release(2)
+        assert first.result() == 1
+        assert [other.result() for other in others] == [2] * 8
+    assert calls == [1, 2]
 
 
 def test_a_shared_failure_reaches_everyone_and_is_not_kept():
@@ -64,6 +78,44 @@ def test_a_shared_failure_reaches_everyone_and_is_not_kept():
     with pytest.raises(KubeletSilent):
         shared.get()
     assert shared.get() == 1
+
+
+class TestPodResources:
+    """Over their socket."""
+
+    @pytest.fixture
+    def served(self, folder):
+        made = ServedKubelet(folder)
+        made.holders["s1"] = [("default", "a", "uid-a", "main")]
+        made.write_checkpoint()
+        yield made
+        made.stop()
+
+    @pytest.fixture
+    def kubelet(self, served):
+        made = Kubelet(served.folder, FakeClock())
+        yield made
+        made.close()
+
+    def test_a_holder_is_known_by_both_sources(self, kubelet):
+        holders = kubelet.holders()
+        assert holders.named == {"s1": [NamedContainer("default", "a", "main")]}
+        assert holders.known == {"s1": [KnownContainer("uid-a", "main")]}
+
+    def test_the_rate_limit_is_waited_out(self, served, kubelet):
+        served.refuse_lists = 3
+        assert kubelet.holders().named
+        assert served.refuse_lists == 0
+
+    def test_who_is_refused_for_too_long_is_told(self, served, kubelet):
+        served.refuse_lists = 10_000
+        with pytest.raises(KubeletSilent, match="RESOURCE_EXHAUSTED: rejected by rate limit"):
+            kubelet.holders()
+
+    def test_another_kubelet_behind_the_path_is_asked_at_once(self, served, kubelet):
+        assert kubelet.holders().named
+        served.restart()
+        assert kubelet.holders().named
 
 
 @pytest.mark.parametrize(

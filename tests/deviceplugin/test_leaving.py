@@ -1,6 +1,8 @@
 """An agent that is told to end, as in a rolling update: whoever is on the way to the node still finds it."""
 
-import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from structlog.testing import capture_logs
@@ -8,74 +10,94 @@ from structlog.testing import capture_logs
 from cardwise.core import names
 from deviceplugin import leaving
 from deviceplugin.kubelet import Kubelet
-from tests.deviceplugin.conftest import PODS, eventually
-
-
-def left(rig) -> threading.Thread:
-    """The agent ends, in a thread of its own."""
-    thread = threading.Thread(target=rig.agent.leave)
-    thread.start()
-    eventually(lambda: rig.node()["status"]["allocatable"].get(names.SHARE) == "0", what="the slots are withdrawn")
-    return thread
+from tests.deviceplugin.conftest import PODS
+from tests.fakes.clock import FakeClock
 
 
 def coming(rig, name: str, **settings) -> dict:
     """A pod that is bound here, and the agent knows of it."""
     pod = rig.bind(name, [(0, 100)], **settings)
-    eventually(lambda: rig.agent.pods.known(pod["metadata"]["uid"]))
+    rig.see()
     return pod
+
+
+@contextmanager
+def left(rig) -> Iterator[Future[None]]:
+    """The agent ends, in a thread of its own."""
+    with ThreadPoolExecutor() as threads:
+        leaves = threads.submit(rig.agent.leave)
+        rig.clock.until_waiting()
+        assert rig.node()["status"]["allocatable"].get(names.SHARE) == "0", "the slots are withdrawn"
+        rig.see()
+        yield leaves
+
+
+def passes(rig, seconds: float) -> None:
+    """So long the agent looks after those who are on the way."""
+    until = rig.clock.now() + seconds
+    while rig.clock.now() < until:
+        rig.clock.step()
+    rig.clock.until_waiting()
 
 
 @pytest.fixture
 def rig(rig):
     rig.edit_node(status={"allocatable": {names.SHARE: "32"}})
+    rig.settle()
     return rig
 
 
 def test_a_pod_that_was_bound_before_is_admitted(rig):
     pod = coming(rig, "late", containers=("a", "b"))
-    thread = left(rig)
-    rig.kubelet.admit(pod, "a")
-    thread.join(2 * leaving.LEAST)
-    assert thread.is_alive(), "it waits for the other container"
-    rig.kubelet.admit(pod, "b")
-    thread.join(10)
-    assert not thread.is_alive()
+    with left(rig) as leaves:
+        rig.kubelet.admit(pod, "a")
+        passes(rig, 2 * leaving.LEAST)
+        assert not leaves.done(), "it waits for the other container"
+        rig.kubelet.admit(pod, "b")
+        rig.clock.step()
+        leaves.result()
 
 
 def test_a_report_of_the_kubelet_does_not_bring_pods_here(rig):
     pod = coming(rig, "late")
-    thread = left(rig)
-    rig.edit_node(status={"allocatable": {names.SHARE: "32"}})
-    eventually(lambda: rig.node()["status"]["allocatable"][names.SHARE] == "0", what="withdrawn again")
-    rig.kubelet.admit(pod, "main")
-    thread.join(10)
-    assert not thread.is_alive()
+    with left(rig) as leaves:
+        passes(rig, 0.5)
+        rig.edit_node(status={"allocatable": {names.SHARE: "32"}})
+        rig.see()
+        passes(rig, 0.25)
+        assert rig.node()["status"]["allocatable"][names.SHARE] == "0", "withdrawn again"
+        rig.see()
+        rig.kubelet.admit(pod, "main")
+        passes(rig, leaving.LEAST - 0.25)
+        assert not leaves.done()
+        rig.clock.step()
+        leaves.result()
 
 
 class Node:
     """What an agent that leaves sees, by a clock of its own: the kubelet reports slots at these times."""
 
     def __init__(self, *reports: float, patch: float = 0.0, watched: bool = True) -> None:
-        self.now = 0.0
+        self.clock = FakeClock(now=0.0)
         self.withdrawn: list[float] = []
         self._reports = [0.0, *reports]
         self._patch = patch
         self._watched = watched
 
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
     def leave(self, coming=list) -> None:
-        leaving.leave(self._withdraw, self._offered, coming, clock=lambda: self.now, sleep=self._sleep)
+        leaving.leave(self._withdraw, self._offered, coming, self.clock)
 
     def _withdraw(self) -> None:
         self.withdrawn.append(self.now)
         self._reports = [at for at in self._reports if at > self.now]
-        self._sleep(self._patch)
+        self.clock.advance(self._patch)
 
     def _offered(self) -> bool:
         return not self._watched or any(at <= self.now for at in self._reports)
-
-    def _sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def test_when_the_kubelet_offers_slots_again_the_time_for_binds_under_way_begins_anew():
@@ -115,7 +137,8 @@ def test_only_those_who_may_still_ask_for_slots_are_waited_for(rig):
     for name, phase in phases.items():
         rig.api.put(PODS, rig.bind(name, [(0, 100)]) | {"status": {"phase": phase}})
     known = phases | {"admitted": "Pending"}
-    eventually(lambda: {pod.name: pod.phase for pod in rig.agent.pods.all()} == known)
+    rig.see()
+    assert {pod.name: pod.phase for pod in rig.agent.pods.all()} == known
     assert leaving.not_admitted(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
 
 

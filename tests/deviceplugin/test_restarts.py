@@ -1,11 +1,9 @@
-"""Restarts of containers, of the kubelet and of the agent itself."""
+"""Restarts of the agent, and of containers while the API server is away."""
 
 import grpc
 
-from tests.deviceplugin.conftest import (
-    eventually,
-    refusal,
-)
+from deviceplugin.access import Access
+from tests.deviceplugin.conftest import refusal
 
 
 def test_a_restart_of_a_container_needs_no_api_server(rig):
@@ -24,30 +22,6 @@ def test_a_restart_of_a_container_needs_no_api_server(rig):
     assert "the API server does not answer" in why
 
 
-def test_the_kubelet_restarts(rig):
-    slot = rig.run(rig.bind("a", [(1, 8138)]))
-    rig.kubelet.restart()
-    rig.kubelet.wait_registered(2)
-    first, second = rig.kubelet.registered
-    assert first.endpoint != second.endpoint
-    rig.kubelet.pre_start(slot)
-    assert [path.name for path in rig.kubelet.plugins.glob("cardwise-*.sock")] == [second.endpoint]
-
-
-def test_a_lost_stream_is_registered_again(rig):
-    rig.kubelet.disconnect()
-    rig.kubelet.wait_registered(2, timeout=15)
-
-
-def test_the_agent_leaves_no_socket_and_removes_those_of_a_killed_one(rig):
-    stale = rig.kubelet.plugins / "cardwise-share-1-1-1.sock"
-    stale.touch()
-    rig.stop()
-    assert [path.name for path in rig.kubelet.plugins.glob("cardwise-*.sock")] == [stale.name]
-    rig.start()
-    assert not stale.exists()
-
-
 def test_a_running_container_without_a_grant_is_adopted(rig):
     pod = rig.bind("a", [(1, 8138)])
     slot = rig.run(pod)
@@ -56,5 +30,19 @@ def test_a_running_container_without_a_grant_is_adopted(rig):
     (rig.folder / "state" / "grants" / uid / "main.json").write_text("{")
     rig.start()
     assert any(uid in problem for problem in rig.agent.grants.unreadable)
-    eventually(lambda: rig.held_on_disk(1) == 8138)
+    assert rig.held_on_disk(1) == 8138
     assert rig.agent.grants.owner(slot).pod_uid == uid
+
+
+def test_running_containers_are_compared_with_the_grants_once_the_runtime_answers(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    rig.run(pod)
+    rig.stop()
+    (rig.folder / "state" / "grants" / pod["metadata"]["uid"] / "main.json").unlink()
+    rig.runtime.silent = True
+    rig.access = Access.CDI  # nobody is asked for it
+    rig.start()
+    assert not rig.agent.grants.all()
+    rig.runtime.silent = False
+    rig.settle()
+    assert rig.held_on_disk(1) == 8138

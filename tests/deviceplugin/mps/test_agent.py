@@ -5,7 +5,7 @@ import pytest
 from cardwise.core import mps, names, shareagent
 from cardwise.core.mps import Mode, State
 from mps.agent import telling
-from tests.deviceplugin.conftest import PODS, eventually, refused
+from tests.deviceplugin.conftest import PODS, refused
 from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, start, why_not
 
 
@@ -90,4 +90,5 @@ def test_a_user_cannot_call_a_container_without_share_the_agent_of_a_pod_without
     pod = bound(rig, agent=True)
     pod["metadata"]["annotations"][names.ASSIGNMENT] = '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}'
     rig.api.put(PODS, pod)
-    eventually(lambda: "no card or device" in refused(lambda: start(rig, pod, shareagent.CONTAINER)))
+    rig.settle()
+    assert "no card or device" in refused(lambda: start(rig, pod, shareagent.CONTAINER))

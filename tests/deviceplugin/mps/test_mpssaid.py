@@ -8,7 +8,8 @@ from cardwise.gpus import mpsnode
 from cardwise.kube import mpsread, wire
 from deviceplugin import mpssaid
 from deviceplugin.mpssaid import MpsSaid
-from tests.deviceplugin.conftest import RESOURCES, card_uuid, eventually
+from tests.deviceplugin.conftest import RESOURCES, card_uuid
+from tests.fakes.clock import FakeClock
 
 AGES = 5000.0  # seconds, in which nobody has looked
 
@@ -17,11 +18,11 @@ class Seen:
     """The device plugin's looks at one card, by a clock of ours."""
 
     def __init__(self, root, setting=Mode.PREFERRED) -> None:
-        self.now = 100.0
-        self.said = MpsSaid(setting, root, clock=lambda: self.now)
+        self.clock = FakeClock()
+        self.said = MpsSaid(setting, root, self.clock)
 
     def after(self, seconds, state="Ready", *, index=0):
-        self.now += seconds
+        self.clock.advance(seconds)
         told = wire.MpsStatus("card", state, "", multi_user=False, max_clients=48) if state else None
         uuid = card_uuid(index)
         found = wire.ExtendedResource(
@@ -87,18 +88,19 @@ def test_one_daemon_for_all_cards_is_known_for_each(world):
     assert mpsnode.read(world.root / mps.NODE).scope is Scope.NODE
 
 
-def test_a_killed_managers_cards_take_no_pods_any_more(world, monkeypatch):
+def test_a_killed_managers_cards_take_no_pods_any_more(world):
     """In the cluster: its last word was Ready."""
-    monkeypatch.setattr(mpssaid.MpsSaid.__init__, "__defaults__", (0.2, *mpssaid.MpsSaid.__init__.__defaults__[1:]))
     rig = world.rig
     rig.start()
-    eventually(lambda: rig.status(1).get("health") == "Healthy")
     card = rig.card(1)
     said = {"mode": "card", "state": "Ready", "reason": "", "multiUser": True, "ceilingMiB": 512, "maxClients": 48}
     card["status"]["mps"] = said
     rig.api.put(RESOURCES, card)
     world.end()
-    eventually(lambda: rig.status(1)["mps"]["state"] == "Down", timeout=60)
+    rig.settle()
+    assert rig.status(1)["mps"]["state"] == "Ready", "it may be back at once"
+    rig.clock.advance(mpssaid.PATIENCE)
+    rig.settle()
     told = rig.status(1)["mps"]
     assert told | {"lastChange": ""} == said | {
         "state": "Down",

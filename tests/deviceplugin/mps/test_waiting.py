@@ -1,6 +1,6 @@
 """What the start of a container waits for: a card that MPS serves, or that is without it."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,7 +8,7 @@ from cardwise.core import mps
 from cardwise.core.mps import Mode, State
 from cardwise.core.quantity import MiB
 from cardwise.gpus import mpsnode
-from tests.deviceplugin.conftest import P100, card_uuid, eventually, refused
+from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, start, why_not
 
 ILL = {
@@ -41,17 +41,18 @@ def test_nothing_starts_while_its_card_is_ill_and_the_other_card_goes_on(world, 
 
 
 def test_who_waits_starts_as_soon_as_its_card_is_healed(world):
-    world.rig.mps_seconds = 20.0
     rig = world.rig.start()
     world.cards[0].says(state=State.STARTING)
     pod = bound(rig)
     slot = rig.kubelet.admit(pod, "c0")
-    waiting = threading.Thread(target=rig.kubelet.pre_start, args=(slot,))
-    waiting.start()
-    start(rig, bound(rig, "b", [(1, HALF)]))
-    assert rig.spec(slot) is None
-    world.cards[0].says(state=State.READY)
-    waiting.join(20)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(rig.kubelet.pre_start, slot)
+        rig.clock.until_waiting()
+        start(rig, bound(rig, "b", [(1, HALF)]))
+        assert rig.spec(slot) is None
+        world.cards[0].says(state=State.READY)
+        rig.clock.step()
+        waiting.result()
     assert rig.env(slot)[LIMIT_ENV] == f"0={HALF}M"
 
 
@@ -77,27 +78,28 @@ def test_after_a_reboot_specs_are_made_with_the_pipe_they_had(world):
     for path in (rig.folder / "cdi").iterdir():
         path.unlink()
     rig.start()
-    assert eventually(lambda: rig.spec(slot)) == before
+    assert rig.spec(slot) == before
 
 
 def test_mps_that_breaks_while_the_card_is_awaited_counts(world):
     """Room on the card came late; by then the daemon was gone."""
     rig = world.rig
-    rig.conflict_seconds = 20.0
     rig.start()
     first = bound(rig, "a", [(0, P100)])
     start(rig, first)
     rig.force_delete(first)
     second = bound(rig, "b", [(0, P100)])
     slot = rig.kubelet.admit(second, "c0")
-    why: list[str] = []
-    waiting = threading.Thread(target=lambda: why.append(refused(lambda: rig.kubelet.pre_start(slot))))
-    waiting.start()
-    eventually(lambda: rig.status(0).get("held"), what="the first pod's share is held")
-    world.cards[0].dies()
-    rig.runtime.kill(first["metadata"]["uid"])
-    waiting.join(20)
-    assert "takes no connection" in why[0]
+    rig.see()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(refused, lambda: rig.kubelet.pre_start(slot))
+        rig.clock.until_waiting()
+        assert rig.agent.grants.of_pod(first["metadata"]["uid"]), "the first pod's share is held"
+        world.cards[0].dies()
+        rig.runtime.kill(first["metadata"]["uid"])
+        rig.clock.step()
+        assert "takes no connection" in waiting.result()
+    assert not rig.agent.grants.of_pod(first["metadata"]["uid"])
     assert rig.spec(slot) is None
 
 
@@ -133,7 +135,7 @@ def test_a_node_that_is_to_have_no_mps_takes_no_notice_of_one(world):
 
 
 def test_a_node_that_must_have_it_waits_for_a_manager_that_never_came(idle_rig):
-    idle_rig.mps, idle_rig.mps_seconds = Mode.REQUIRED, 0.5
+    idle_rig.mps = Mode.REQUIRED
     rig = idle_rig.start()
     _, why = why_not(rig, bound(rig))
     assert "no MPS manager runs on this node" in why

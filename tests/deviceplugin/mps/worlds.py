@@ -23,7 +23,6 @@ class World:
 
     def __init__(self, rig) -> None:
         self.rig = rig
-        rig.mps_seconds = 0.5
         self.root = rig.mps_root
         self.root.mkdir()
         self.lock: int | None = None

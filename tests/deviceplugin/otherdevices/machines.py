@@ -9,7 +9,7 @@ from cardwise.core import assignment as codec
 from cardwise.core import names
 from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from cardwise.devices.offered import OfferedDevices
-from tests.deviceplugin.conftest import NODE, P100, PODS, RESOURCES, Rig, card_uuid, eventually
+from tests.deviceplugin.conftest import NODE, P100, PODS, RESOURCES, Rig, card_uuid
 from tests.devices.trees import Tree, connectx5
 
 FIRST, SECOND, FPGA = "rdma-0c42-a103-0016-0542", "rdma-0c42-a103-0016-0543", "pci-n1-0000-d8-00.0"
@@ -49,10 +49,11 @@ class Machine:
     def status(self, name: str) -> dict:
         return self.resource(name).get("status") or {}
 
-    def healthy(self, name: str, *, is_healthy: bool = True, timeout: float = 10) -> dict:
-        word = "Healthy" if is_healthy else "Unhealthy"
-        eventually(lambda: self.status(name).get("health") == word, timeout, f"{name}: {self.status(name)}")
-        return self.status(name)
+    def healthy(self, name: str, *, is_healthy: bool = True) -> dict:
+        self.rig.settle()
+        status = self.status(name)
+        assert status.get("health") == ("Healthy" if is_healthy else "Unhealthy")
+        return status
 
 
 def bind(

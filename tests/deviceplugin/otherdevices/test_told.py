@@ -1,11 +1,10 @@
 """What the cluster is told of devices that are not GPUs, and an admin of a file that is wrong."""
 
-import subprocess
-import sys
+from click.testing import CliRunner
 
 from cardwise.core import names
 from deviceplugin import __main__ as command
-from tests.deviceplugin.conftest import NODE, P100, RESOURCES, eventually
+from tests.deviceplugin.conftest import NODE, P100, RESOURCES
 from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind
 
 RDMA_CLASS = {"selector": {"matchLabels": {"kind": "rdma"}}}
@@ -25,13 +24,15 @@ class TestWhatTheClusterIsTold:
         assert machine.resource(FPGA)["spec"]["kind"] == "fpga"
         assert machine.resource(FPGA)["spec"]["index"] == 0
         assert rig.card(0)["spec"]["kind"] == "nvidia-gpu"
-        eventually(lambda: rig.agent.problems() == [])
+        rig.settle()
+        assert rig.problems() == []
 
     def test_it_is_told_once(self, machine, rig):
         machine.healthy(FPGA)
-        eventually(lambda: rig.agent.problems() == [])
+        rig.settle()
+        assert rig.problems() == []
         before = len(rig.api.patches)
-        machine.tree.port(machine.ports[0], 1, "1: DOWN")
+        machine.tree.port(machine.ports[0], 1, "1: DOWN", rate="100 Gb/sec")
         machine.healthy(FIRST, is_healthy=False)
         paths = {path for path, _ in rig.api.patches[before:] if "extendedresources" in path}
         assert paths == {f"{RESOURCES}/{FIRST}/status"}
@@ -42,8 +43,9 @@ class TestWhatTheClusterIsTold:
         rig.make_class(
             "fast", {"selector": {"matchExpressions": [{"key": "rate", "operator": "Gt", "values": ["50"]}]}}
         )
-        eventually(lambda: rig.capacity(RDMA) == "2")
-        eventually(lambda: rig.capacity(FPGAS) == "1")
+        rig.settle()
+        assert rig.capacity(RDMA) == "2"
+        assert rig.capacity(FPGAS) == "1"
         assert rig.capacity(names.CLASS_PREFIX + "fast") is None, "a class that says no kind is of GPUs"
         machine.tree.port(machine.ports[0], 1, "1: DOWN")
         machine.healthy(FIRST, is_healthy=False)
@@ -51,19 +53,23 @@ class TestWhatTheClusterIsTold:
         assert rig.capacity(names.GPU_MEM) == str(2 * P100), "devices are no memory"
 
     def test_the_marker_of_pods_without_a_card_is_offered_while_there_are_devices(self, machine, rig):
-        eventually(lambda: rig.capacity(names.PLACE_MARKER) == "1000000")
+        assert rig.capacity(names.PLACE_MARKER) == "1000000"
         machine.file.write_text("devices: []")
-        eventually(lambda: rig.capacity(names.PLACE_MARKER) is None)
+        rig.settle()
+        assert rig.capacity(names.PLACE_MARKER) is None
 
     def test_the_capacity_is_never_below_what_living_pods_ask(self, machine, rig):
         rig.make_class("rdma", RDMA_CLASS)
-        eventually(lambda: rig.capacity(RDMA) == "2")
+        rig.settle()
+        assert rig.capacity(RDMA) == "2"
         pod = bind(rig, "a", {"0": [("rdma", FIRST), ("rdma", SECOND)]})
         machine.file.write_text("devices: []")
-        eventually(lambda: not machine.resource(SECOND))
+        rig.settle()
+        assert not machine.resource(SECOND)
         assert rig.capacity(RDMA) == "2"
         rig.end(pod)
-        eventually(lambda: rig.capacity(RDMA) is None)
+        rig.settle()
+        assert rig.capacity(RDMA) is None
 
     def test_a_port_that_comes_up_wakes_waiting_pods(self, machine, rig):
         machine.tree.port(machine.ports[0], 1, "1: DOWN")
@@ -71,7 +77,8 @@ class TestWhatTheClusterIsTold:
         before = rig.node()["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
         machine.tree.port(machine.ports[0], 1, "4: ACTIVE")
         machine.healthy(FIRST)
-        eventually(lambda: rig.node()["metadata"].get("annotations", {}).get(names.NODE_CHANGED) != before)
+        rig.settle()
+        assert rig.node()["metadata"].get("annotations", {}).get(names.NODE_CHANGED) != before
 
     def test_a_missing_device_node_is_a_reason(self, machine, rig):
         machine.healthy(FPGA)
@@ -86,11 +93,13 @@ class TestWhatTheClusterIsTold:
         machine.tree.remove("0000:d8:00.0")
         assert "--devices leaves it out" in machine.healthy(FPGA, is_healthy=False)["reason"]
         rig.end(pod)
-        eventually(lambda: not machine.resource(FPGA))
+        rig.settle()
+        assert not machine.resource(FPGA)
 
     def test_nvidias_plugin_on_the_node_is_no_trouble_for_them(self, machine, rig):
         rig.edit_node(status={"capacity": {names.NVIDIA_GPU: "2"}})
-        eventually(lambda: rig.status(0).get("health") == "Unhealthy")
+        rig.settle()
+        assert rig.status(0).get("health") == "Unhealthy"
         machine.healthy(FIRST)
         rig.run(bind(rig, "a", {"0": [("rdma", FIRST)]}), "c0")
 
@@ -101,7 +110,8 @@ class TestTheCommand:
         machine.rig.write_cards()
         rig = machine.start()
         machine.healthy(FIRST)
-        eventually(lambda: rig.agent.problems() == [])
+        rig.settle()
+        assert rig.problems() == []
         slot = rig.run(bind(rig, "a", {"0": [("rdma", FIRST)]}), "c0")
         assert rig.env(slot)["CARDWISE_RDMA_DEVICES"] == "mlx5_0"
 
@@ -113,12 +123,7 @@ class TestTheCommand:
         file, cards = tmp_path / "devices.yaml", tmp_path / "cards.yaml"
         file.write_text("devices: [{kind: nic, pci: {vendor: 8086}}]")
         cards.write_text("cards: []")
-        done = subprocess.run(
-            [sys.executable, "-m", "deviceplugin", "--node-name=n1", f"--simulated-cards={cards}",
-             f"--devices={file}"],
-            capture_output=True, text=True, check=False, timeout=50,
-        )  # fmt: skip
-        assert done.returncode == 1
-        told = done.stdout + done.stderr
-        assert "devices[0].pci.vendor: 8086 is not that" in told
-        assert "four hexadecimal digits in quotes" in told
+        done = CliRunner().invoke(command.main, ["--node-name=n1", f"--simulated-cards={cards}", f"--devices={file}"])
+        assert done.exit_code == 1
+        assert "devices[0].pci.vendor: 8086 is not that" in done.output
+        assert "four hexadecimal digits in quotes" in done.output

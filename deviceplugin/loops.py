@@ -1,0 +1,83 @@
+"""A thread that takes turns at something: when it is woken, and every so often."""
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.kube.backoff import Backoff
+from deviceplugin import metrics
+
+_log = structlog.get_logger(__name__)
+
+
+class Loop:
+    """Takes its first turn when it starts. A turn that raises is logged as `failed` and taken again after a while, in
+    which nobody wakes it; `expected` errors are no faults of ours.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], None],
+        *,
+        failed: str,
+        expected: tuple[type[Exception], ...] = (),
+        every: float | None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """`every`: seconds from the end of a turn to the next, None: when woken only."""
+        self._name = name
+        self._turn = turn
+        self._failed = failed
+        self._expected = expected
+        self._every = self._pause = every
+        self._clock = clock
+        self._backoff = Backoff(initial=0.2, cap=5.0)
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Waits for the turn that is under way, `timeout` seconds at most."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def wake(self) -> None:
+        """Take a turn now. From any thread."""
+        self._wake.set()
+
+    def soon(self, seconds: float) -> None:
+        """Take the next turn after so many seconds at most. From within a turn."""
+        self._pause = seconds if self._pause is None else min(self._pause, seconds)
+
+    def turn(self) -> float | None:
+        """One turn, in the caller's thread; how long to stay away after it has failed, None when it has not."""
+        self._wake.clear()
+        self._pause = self._every
+        try:
+            self._turn()
+        except self._expected as error:
+            delay = self._backoff.next(getattr(error, "retry_after", None))
+            _log.warning(self._failed, error=str(error), retry_in=round(delay, 1))
+            return delay
+        except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+            metrics.FAILURES.labels(self._name).inc()
+            _log.exception(self._failed)
+            return self._backoff.next()
+        self._backoff.reset()
+        return None
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            delay = self.turn()
+            if delay is None:
+                self._clock.wait(self._wake, self._pause)
+            else:
+                self._clock.wait(self._stopping, delay)

@@ -1,0 +1,109 @@
+"""The turns of a thread: when they come, and what becomes of those that fail."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from cardwise.kube import errors
+from deviceplugin.loops import Loop
+from tests.deviceplugin.fakenode import PATIENCE
+from tests.fakes.clock import FakeClock
+
+
+class Turns:
+    """A loop and when it took its turns. `do` is what the next ones are."""
+
+    def __init__(self, every: float | None = 1.0) -> None:
+        self.clock = FakeClock()
+        self.taken: list[float] = []
+        self.do: list[Callable[[], object]] = []
+        self.loop = Loop(
+            "test", self._turn, failed="it failed", expected=(errors.KubeError,), every=every, clock=self.clock
+        )
+
+    def _turn(self) -> None:
+        self.taken.append(round(self.clock.now() - 1000, 3))
+        if self.do:
+            self.do.pop(0)()
+
+    def start(self, *turns: Callable[[], object]) -> None:
+        self.do += turns
+        self.loop.start()
+        self.clock.until_waiting()
+
+    def step(self) -> list[float]:
+        """When turns were taken, up to the next moment at which something happens."""
+        self.clock.step()
+        self.clock.until_waiting()
+        return self.taken
+
+
+def fails(error: Exception) -> Callable[[], object]:
+    def turn() -> None:
+        raise error
+
+    return turn
+
+
+@pytest.fixture(params=[1.0])
+def turns(request) -> Iterator[Turns]:
+    made = Turns(request.param)
+    yield made
+    made.loop.stop(PATIENCE)
+    assert not made.loop._thread.is_alive()
+
+
+def test_turns_come_at_once_and_every_so_often(turns):
+    turns.start()
+    assert turns.taken == [0]
+    assert turns.step() == [0, 1]
+    assert turns.step() == [0, 1, 2]
+
+
+def test_a_turn_can_have_the_next_one_earlier_but_not_later(turns):
+    turns.start(lambda: turns.loop.soon(0.1), lambda: turns.loop.soon(5.0))
+    assert turns.step() == [0, 0.1]
+    assert turns.step() == [0, 0.1, 1.1]
+
+
+@pytest.mark.parametrize("turns", [None], indirect=True)
+def test_who_wakes_it_is_heard_also_during_a_turn(turns):
+    turns.start(turns.loop.wake)
+    assert turns.taken == [0, 0]
+    turns.loop.wake()
+    turns.clock.until_waiting()
+    assert turns.taken == [0, 0, 0]
+
+
+def test_a_turn_that_fails_is_taken_again_and_nobody_hurries_it(turns):
+    refused = errors.TooManyRequests(429, "TooManyRequests", "later", retry_after=3.0)
+    with capture_logs() as said:
+        turns.start(fails(refused))
+        turns.loop.wake()
+        turns.clock.advance(2.9)
+        turns.clock.until_waiting()
+        assert turns.taken == [0]
+        turns.step()
+    assert 3 <= turns.taken[1] <= 4
+    assert [(line["log_level"], line["event"]) for line in said] == [("warning", "it failed")]
+
+
+def test_an_unforeseen_error_is_counted_and_told_with_its_traceback(turns):
+    def failures() -> float:
+        return REGISTRY.get_sample_value("cardwise_thread_failures_total", {"thread": "test"}) or 0.0
+
+    before = failures()
+    with capture_logs() as said:
+        turns.start(*[fails(TypeError("not what the binding says"))] * 8)
+        for _ in range(9):
+            turns.step()
+    assert failures() == before + 8
+    assert [line["exc_info"] for line in said] == [True] * 8
+    pauses = [after - at for at, after in pairwise(turns.taken)]
+    assert pauses[0] <= 0.2, "the first time it is soon tried again"
+    assert max(pauses[:8]) <= 5.0
+    assert min(pauses[6:8]) >= 2.5, "and less and less often"
+    assert pauses[8] == pytest.approx(1.0), "until it works"
