@@ -58,7 +58,7 @@ binaries: env ## build Kubernetes, containerd and Helm for the tests into the us
 
 .PHONY: integration
 integration: binaries ## tests on the real Kubernetes of tests/cluster
-	$(BIN)/pytest -v -p no:randomly --numprocesses 2 --dist loadfile $(AGAIN) -m cluster $(if $(findstring tests/,$(ARGS)),,tests/integration tests/fakes) $(ARGS)
+	$(BIN)/pytest -q -p no:randomly --numprocesses 2 --dist loadgroup --durations 10 $(AGAIN) -m cluster $(if $(findstring tests/,$(ARGS)),,tests/integration tests/fakes) $(ARGS)
 
 .PHONY: test-frameworks
 test-frameworks: env .venv-frameworks/.locked ## the hook under the real TensorFlow, PyTorch, JAX (loads 3 GB)

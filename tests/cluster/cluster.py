@@ -7,6 +7,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,11 +22,8 @@ from tests.cluster.chart import Chart
 from tests.cluster.controlplane import SERVICES, ControlPlane
 from tests.cluster.network import Network
 from tests.cluster.node import Node
-from tests.cluster.processes import Process, wait_for
+from tests.cluster.processes import PATIENCE, Process, wait_for
 from tests.cluster.services import Services
-
-# The order in which things end: those who would complain of a loss first.
-_STOP_FIRST = ("deviceplugin", "extender", "webhook", "simnodes", "kubelet", "kube-scheduler", "kube-controller")
 
 _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the path of one has at most 107
 
@@ -85,6 +83,8 @@ class Cluster:
         spec.state_dir.mkdir(parents=True, exist_ok=True)
         cluster = cls(spec.state_dir, say)
         try:
+            if spec.nodes:
+                _mount(spec.state_dir)
             cluster._start(spec)
         except BaseException as error:
             kept = None if isinstance(error, KeyboardInterrupt) else cluster._keep_logs()
@@ -145,10 +145,17 @@ class Cluster:
         text = documents if isinstance(documents, str) else yaml.safe_dump_all([dict(d) for d in documents])
         return self.kubectl("apply", "-f", "-", stdin=text)
 
-    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 60) -> None:
+    def wait(self, ready: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition. Raises AssertionError that names it."""
         if not wait_for(ready, timeout):
             raise AssertionError(f"{what}: not so after {timeout:.0f} s")
+
+    def simulate(self, nodes: Mapping[str, Sequence[cards.TestCard]], *, keeper: bool = True) -> None:
+        """Simulated nodes with these cards; `keeper`: it plays their kubelets."""
+        simnodes.create(self.api, nodes)
+        if keeper and not self.process("simnodes").alive():
+            command = [str(_python()), "-m", "tests.cluster.simnodes", str(self.kubeconfig)]
+            self.process("simnodes").start(command, {"PYTHONPATH": str(parts.ROOT)})
 
     def environment(self) -> dict[str, str]:
         """What a shell needs to look at the cluster."""
@@ -171,15 +178,15 @@ class Cluster:
             self._api.close()
         noted = processes.noted_names(self.state_dir)
         Services(self.state_dir, self.bin_dir).stop()
-        first = [name for prefix in _STOP_FIRST for name in noted if name.startswith(prefix)]
-        for name in first:
-            self.process(name).kill()
+        # Nobody has the time to mind the others' end, least of all to start a container again.
+        for wait in (False, True):
+            for name in noted:
+                self.process(name).kill(wait=wait)
         node.cleanup(self.state_dir)
-        for name in reversed([name for name in noted if name not in first]):
-            self.process(name).kill()
         processes.kill_marked(self.state_dir)
         node.remove_mps_cgroups()
         self.network.remove()
+        _unmount(self.state_dir)
         shutil.rmtree(self.state_dir, ignore_errors=True)
 
     @staticmethod
@@ -220,11 +227,16 @@ class Cluster:
             self.network.forward()
             self.control_plane.address = self.network.node_address(1)
         self.control_plane.write_credentials(real)
-        self.control_plane.start_api()
-        clock.say("etcd and kube-apiserver are ready")
-        self.control_plane.start_controllers(simulated_nodes=bool(simulated))
+        with ThreadPoolExecutor(1) as pool:
+            runtimes = pool.submit(self._start_runtimes, real, inventory, spec)
+            self.control_plane.start_api()
+            clock.say("etcd and kube-apiserver are ready")
+            self.control_plane.start_controllers()
+            if not spec.chart:
+                self.parts.apply_crds(self.api)
+            runtimes.result()
         if real:
-            self._start_nodes(real, inventory, spec)
+            self._start_kubelets(real)
             clock.say(f"{len(real)} kubelets and containerds have started")
         stanzas: list[dict[str, Any]] = []
         if spec.chart:
@@ -232,23 +244,21 @@ class Cluster:
             clock.say("the chart is installed")
             stanzas = self.chart.stanzas(self.api)
             self.process("kube-scheduler").stop()
-        else:
-            self.parts.apply_crds(self._kubectl)
-        if simulated:
-            of_node = [(name, inventory.get(name, inventory["default"])) for name in simulated]
-            simnodes.create(self.api, of_node)
-            if spec.keeper:
-                keeper = [str(_python()), "-m", "tests.cluster.simnodes", str(self.kubeconfig)]
-                self.process("simnodes").start(keeper, {"PYTHONPATH": str(parts.ROOT)})
-            clock.say(f"{len(simulated)} simulated nodes are there")
         if spec.parts and not spec.chart:
-            self.parts.apply_chart(self._kubectl, self.api, self._say)
+            self.parts.apply_chart(self.api)
             self.parts.start(self.nodes)
             if spec.mps:
                 self.parts.start_mps(self.nodes)
+            clock.say("the chart is applied and its parts have started")
+        if simulated:
+            of_node = {name: inventory.get(name, inventory["default"]) for name in simulated}
+            self.simulate(of_node, keeper=spec.keeper)
+            clock.say(f"{len(simulated)} simulated nodes are there")
+        if spec.parts and not spec.chart:
+            self.parts.wait_certified()
             stanzas = self.parts.stanzas()
-            clock.say("webhook and extender are ready")
         self.control_plane.start_scheduler(stanzas)
+        clock.say("kube-scheduler is ready")
         self._wait_ready(real, spec)
         clock.say("the cluster is ready")
 
@@ -257,7 +267,7 @@ class Cluster:
         Services(self.state_dir, self.bin_dir).start(self.control_plane.kubeconfig(services.PROXY), self.network)
         self.control_plane.start_scheduler([])
         for name in real:
-            self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready", 60)
+            self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready")
             self.kubectl("label", "node", name, f"{chart.GPU_LABEL}=true")
         try:
             self.chart.install()
@@ -275,9 +285,11 @@ class Cluster:
         partsimage.write(folder / "former.tar", self._say, former, partsimage.FORMER)
         return [folder / "cardwise.tar", folder / "former.tar"]
 
-    def _start_nodes(
+    def _start_runtimes(
         self, real: Sequence[str], inventory: Mapping[str, Sequence[cards.TestCard]], spec: ClusterSpec
     ) -> None:
+        if not real:
+            return
         node_bin = binaries.containerd(self._say)
         archives = self._archives(spec.former) if spec.chart or spec.agent else []
         for number, name in enumerate(real, start=1):
@@ -286,15 +298,20 @@ class Cluster:
             cards.write_inventory(self.node(name).folder, name, of_node, seen_at)
             if spec.rdma_devices:
                 devices.write(self.node(name).folder, name, spec.rdma_devices, len(of_node))
-            self.node(name).start(
+            self.node(name).start_runtime(
                 node_bin=node_bin,
-                kube_bin=self.bin_dir,
-                kubeconfig=self.control_plane.kubeconfig(f"kubelet-{name}"),
                 network=self.network,
                 number=number,
                 archives=archives,
                 routed=SERVICES if spec.chart else "",
                 hosts_parts=spec.chart,
+            )
+
+    def _start_kubelets(self, real: Sequence[str]) -> None:
+        for number, name in enumerate(real, start=1):
+            kubeconfig = self.control_plane.kubeconfig(f"kubelet-{name}")
+            self.node(name).start_kubelet(
+                kube_bin=self.bin_dir, kubeconfig=kubeconfig, network=self.network, number=number
             )
 
     def _wait_ready(self, real: Sequence[str], spec: ClusterSpec) -> None:
@@ -306,15 +323,17 @@ class Cluster:
             return True
 
         manager = self.process("kube-controller-manager")
-        manager.wait_until(default_account, "the default service account", 30)
+        manager.wait_until(default_account, "the default service account")
         for name in real:
-            self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready", 60)
+            self.process(f"kubelet-{name}").wait_until(lambda name=name: self._node_ready(name), "Ready")
             if spec.parts:
                 watched = self.process(f"kubelet-{name}" if spec.chart else f"deviceplugin-{name}")
-                watched.wait_until(lambda name=name: self._node_has_cards(name), "cards in the node's status", 30)
+                watched.wait_until(lambda name=name: self._node_has_cards(name), "cards in the node's status")
         if spec.parts and not spec.chart:
+            self.parts.wait_ready("extender")
+            self.parts.wait_ready("webhook")
             webhook = self.process("webhook")
-            webhook.wait_until(lambda: parts.ca_is_patched(self.api), "caBundle in the webhook configuration", 30)
+            webhook.wait_until(lambda: parts.ca_is_patched(self.api), "caBundle in the webhook configuration")
 
     def _node_ready(self, name: str) -> bool:
         try:
@@ -370,6 +389,16 @@ def _require_node_tools(say: binaries.Say) -> None:
             done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise processes.CommandFailed(f"{' '.join(command)} failed: {done.stderr.strip()}")
+
+
+def _mount(state_dir: Path) -> None:
+    """In memory: images are unpacked there, and thousands of files go at the end without the disk."""
+    processes.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "cardwise", str(state_dir.resolve())])
+
+
+def _unmount(state_dir: Path) -> None:
+    if any(line.split()[4] == str(state_dir) for line in _mounts()):
+        processes.run(["umount", "--lazy", str(state_dir)])
 
 
 def _mounts() -> list[str]:

@@ -131,10 +131,8 @@ class ControlPlane:
         # Anonymous users may look at it (ClusterRole system:public-info-viewer).
         apiserver.wait_until(lambda: _answers(f"{self.url}/readyz"), "/readyz", _TIMEOUT)
 
-    def start_controllers(self, *, simulated_nodes: bool, extra: Sequence[str] = ()) -> None:
+    def start_controllers(self, extra: Sequence[str] = ()) -> None:
         """kube-controller-manager; without waiting for it."""
-        # Simulated nodes renew no Lease: for thousands of them that would cost more than what is measured.
-        grace = ["--node-monitor-grace-period=240h"] if simulated_nodes else []
         self.process(CONTROLLERS).start(
             [
                 str(self._bin / CONTROLLERS),
@@ -145,7 +143,8 @@ class ControlPlane:
                 f"--root-ca-file={self._pki / 'ca.crt'}",
                 "--use-service-account-credentials",
                 "--leader-elect=false",
-                *grace,
+                # Simulated nodes renew no Lease: for thousands of them that would cost more than what is measured.
+                "--node-monitor-grace-period=240h",
                 *extra,
             ]
         )

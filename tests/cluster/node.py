@@ -70,19 +70,17 @@ class Node:
     def process(self, part: str) -> Process:
         return Process(self.state, f"{part}-{self.name}")
 
-    def start(
+    def start_runtime(
         self,
         *,
         node_bin: Path,
-        kube_bin: Path,
-        kubeconfig: Path,
         network: Network,
         number: int,
         archives: Sequence[Path] = (),
         routed: str = "",
         hosts_parts: bool = False,
     ) -> None:
-        """From nothing to a registered node; `number` (from 1) gives its address.
+        """All that needs no API server: containerd with its images; `number` (from 1) gives the node's address.
 
         `archives` are images besides those that every node has. `routed`: see `Network.write_cni`. `hosts_parts`: pods
         on it find the folders of kubelet and containerd where they usually are, and the node's own at `OWN_FOLDER`.
@@ -91,13 +89,11 @@ class Node:
             path.mkdir(parents=True, exist_ok=True)
         cdi_dir = USUAL["cdi"] if hosts_parts else str(self.cdi_dir)
         self._write_containerd_config(network.write_cni(self.folder, number, routed), cdi_dir)
-        address = network.node_address(number)
-        self._write_kubelet_config(address, self.manifests if hosts_parts else None)
+        self._write_kubelet_config(network.node_address(number), self.manifests if hosts_parts else None)
         self._hold_namespace(hosts_parts=hosts_parts)
         self._start_containerd(node_bin)
         for archive in [*images.write_all(self.state / "images"), *archives]:
             self.load_image(archive)
-        self._start_kubelet(kube_bin, kubeconfig, address)
 
     def load_image(self, archive: Path) -> None:
         """Give this node an image: an OCI archive as `images.write` makes it."""
@@ -145,7 +141,8 @@ class Node:
         process.start(self._inside(str(node_bin / "containerd"), "--config", str(config)), {"PATH": path})
         self._wait_booted(0)
 
-    def _start_kubelet(self, kube_bin: Path, kubeconfig: Path, address: str) -> None:
+    def start_kubelet(self, *, kube_bin: Path, kubeconfig: Path, network: Network, number: int) -> None:
+        """It registers the node; without waiting for that."""
         command = self._inside(
             str(kube_bin / "kubelet"),
             f"--config={self.folder / 'kubelet.yaml'}",
@@ -153,7 +150,7 @@ class Node:
             f"--hostname-override={self.name}",
             f"--root-dir={self.kubelet_dir}",
             f"--cert-dir={self.folder / 'kubelet-pki'}",
-            f"--node-ip={address}",
+            f"--node-ip={network.node_address(number)}",
         )
         self.process("kubelet").start(command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
 

@@ -6,6 +6,7 @@ admission policies are those that people install; each part runs with a token of
 
 import base64
 import contextlib
+import functools
 import json
 import sys
 import urllib.error
@@ -14,15 +15,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from cardwise.core import names, schedulerconfig
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import binaries, devices, mps, pki, ports
+from tests.cluster.applying import apply
 from tests.cluster.node import Node
-from tests.cluster.processes import Process, run
+from tests.cluster.processes import PATIENCE, NotReady, Process, run, wait_for
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "cardwise"
+_CRDS = 60  # seconds until the apiserver serves them
+_SOME_URL = "https://webhook.invalid"  # stands for the webhook's address in what is rendered once
 SERVICE_ACCOUNTS = ("cardwise-webhook", "cardwise-extender", "cardwise-deviceplugin")
 
 
@@ -58,28 +64,20 @@ class Parts:
     def url(self, part: str) -> str:
         return f"https://127.0.0.1:{self.ports[part]}"
 
-    def apply_crds(self, kubectl: Sequence[str]) -> None:
+    def apply_crds(self, client: KubeClient) -> None:
         """The chart's CustomResourceDefinitions, until the apiserver serves them."""
-        crds = [flag for path in sorted((CHART / "files" / "crds").glob("*.yaml")) for flag in ("-f", str(path))]
-        run([*kubectl, "apply", "--server-side", *crds])
-        run([*kubectl, "wait", "--for=condition=Established", "--timeout=30s", *crds])
+        crds = [yaml.safe_load(path.read_text()) for path in sorted((CHART / "files" / "crds").glob("*.yaml"))]
+        apply(client, crds)
+        for crd in crds:
+            spec = crd["spec"]
+            path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+            if not wait_for(functools.partial(_is_served, client, path), _CRDS):
+                raise NotReady(f"the apiserver does not serve {path} after {_CRDS} s")
 
-    def apply_chart(self, kubectl: Sequence[str], client: KubeClient, say: binaries.Say) -> None:
+    def apply_chart(self, client: KubeClient) -> None:
         """RBAC, webhook configurations and policies, and a kubeconfig per part."""
-        helm = str(binaries.helm(say) / "helm")
-        settings = {
-            "webhook.enabled": "false",
-            "extender.enabled": "false",
-            "deviceplugin.enabled": "false",
-            "deviceplugin.restrictToNode": "false",  # they are no pods here, so their tokens name no node
-            "webhook.url": self.url("webhook"),
-        }
-        flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
-        version = ["--kube-version", binaries.KUBERNETES]
-        where = ["-n", names.NAMESPACE, "--no-hooks"]
-        rendered = run([helm, "template", "cardwise", str(CHART), *where, *version, *flags])
         _create(client, paths.namespaces(), {"metadata": {"name": names.NAMESPACE}})
-        run([*kubectl, "apply", "--server-side", "--force-conflicts", "-n", names.NAMESPACE, "-f", "-"], stdin=rendered)
+        apply(client, rendered(self.url("webhook")), names.NAMESPACE)
         # Given back by nobody: who takes a Lease that did not exist waits for its whole duration.
         lease = {"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}}
         _create(client, paths.leases(names.NAMESPACE), lease)
@@ -97,7 +95,7 @@ class Parts:
         return self._state / "kubeconfig" / account
 
     def start(self, nodes: Sequence[Node]) -> None:
-        """All parts; returns when webhook and extender say they are ready."""
+        """All parts; `wait_ready` waits for them."""
         self._start(
             "webhook",
             "cardwise-webhook",
@@ -128,8 +126,6 @@ class Parts:
                 *devices.flags(node.folder),
                 f"--metrics-bind=127.0.0.1:{self.metrics_port(f'deviceplugin-{node.name}')}",
             )
-        for part in ("webhook", "extender"):
-            self.wait_ready(part, 30)
 
     def start_mps(self, nodes: Sequence[Node]) -> None:
         """An MPS manager on each node."""
@@ -140,9 +136,14 @@ class Parts:
             account, environment = "cardwise-deviceplugin", mps.environment()
             self._start(f"mps-{node.name}", "cardwise-mps", *flags, account=account, environment=environment)
 
-    def wait_ready(self, part: str, timeout: float) -> None:
+    def wait_ready(self, part: str, timeout: float = PATIENCE) -> None:
         """Until /readyz of webhook or extender says yes."""
         Process(self._state, part).wait_until(lambda: says_ready(self.ports[f"{part}-metrics"]), "/readyz", timeout)
+
+    def wait_certified(self) -> None:
+        """Until the extender has made the certificates that kube-scheduler reads when it starts."""
+        files = [self.tls_dir / name for name in ("ca.crt", "client.crt", "client.key")]
+        Process(self._state, "extender").wait_until(lambda: all(f.exists() for f in files), "certificates", PATIENCE)
 
     def stanzas(self) -> list[dict[str, Any]]:
         """What kube-scheduler needs to reach the extender."""
@@ -165,6 +166,35 @@ class Parts:
         Process(self._state, name).start(
             [*command, *self._extra.get(part, ())], {"TMPDIR": str(scratch), **(environment or {})}
         )
+
+
+@functools.cache  # the same for all clusters of a run but for the address
+def _rendered() -> str:
+    settings = {
+        "webhook.enabled": "false",
+        "extender.enabled": "false",
+        "deviceplugin.enabled": "false",
+        "deviceplugin.restrictToNode": "false",  # they are no pods here, so their tokens name no node
+        "webhook.url": _SOME_URL,
+    }
+    flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
+    version = ["--kube-version", binaries.KUBERNETES]
+    where = ["-n", names.NAMESPACE, "--no-hooks"]
+    return run([str(binaries.helm(print) / "helm"), "template", "cardwise", str(CHART), *where, *version, *flags])
+
+
+def rendered(webhook_url: str) -> list[dict[str, Any]]:
+    """The chart's objects without its workloads and CRDs, for a webhook at this address."""
+    objects = yaml.load_all(_rendered().replace(_SOME_URL, webhook_url), yaml.CSafeLoader)
+    return [obj for obj in objects if obj]
+
+
+def _is_served(client: KubeClient, path: str) -> bool:
+    try:
+        client.get(path)
+    except errors.KubeError:
+        return False
+    return True
 
 
 def _create(client: KubeClient, path: str, made: dict[str, Any]) -> None:

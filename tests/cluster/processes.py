@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-POLL = 0.05  # seconds
+POLL = 0.02, 0.2  # seconds between two looks: at first, and after some seconds
+# The one deadline of all waits, in seconds. It only decides how late a broken test fails.
+PATIENCE = 120.0
 MARK = "CARDWISE_TEST_CLUSTER"  # environment variable of every process of a cluster: its state folder
 
 
@@ -101,10 +103,11 @@ class Process:
             child.poll()
         return start_time(noted.pid) == noted.started
 
-    def kill(self) -> None:
+    def kill(self, *, wait: bool = True) -> None:
         """SIGKILL for it and its workers, as when a container is killed; wait until it is gone."""
         self._signal_group(signal.SIGKILL)
-        self._gone(5)
+        if wait:
+            self._gone(5)
 
     def stop(self, timeout: float = 10) -> None:
         """SIGTERM, and SIGKILL when that does not help within `timeout` seconds."""
@@ -136,7 +139,7 @@ class Process:
         except FileNotFoundError:
             return ""
 
-    def wait_until(self, ready: Callable[[], bool], what: str, timeout: float) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition of this process. Raises NotReady with the end of its log."""
         if not wait_for(ready, timeout, self.alive):
             state = "does not run" if not self.alive() else f"was not ready in {timeout:.0f} s"
@@ -152,13 +155,15 @@ class Process:
         return wait_for(lambda: not self.alive(), timeout)
 
 
-def wait_for(ready: Callable[[], bool], timeout: float, while_: Callable[[], bool] = lambda: True) -> bool:
+def wait_for(ready: Callable[[], bool], timeout: float = PATIENCE, while_: Callable[[], bool] = lambda: True) -> bool:
     """Poll until `ready`; False after `timeout` seconds, or as soon as `while_` is false."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    first, last = POLL
     while not ready():
-        if time.monotonic() > deadline or not while_():
+        waited = time.monotonic() - began
+        if waited > timeout or not while_():
             return ready()
-        time.sleep(POLL)
+        time.sleep(min(last, max(first, waited / 20)))
     return True
 
 
@@ -193,7 +198,7 @@ def kill_marked(state: Path, timeout: float = 10) -> None:
     while (pids := marked(state)) and time.monotonic() < deadline:
         for pid in pids:
             _kill_if(pid, lambda pid: _is_of(pid, state))
-        time.sleep(POLL)
+        time.sleep(POLL[0])
 
 
 def _kill_if(pid: int, ours: Callable[[int], bool]) -> None:

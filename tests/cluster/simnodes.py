@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -29,11 +30,19 @@ _WORKERS = 4
 _GONE = (errors.NotFound, errors.Conflict)
 
 
-def create(client: KubeClient, nodes: Sequence[tuple[str, Sequence[TestCard]]]) -> None:
+def create(client: KubeClient, nodes: Mapping[str, Sequence[TestCard]]) -> None:
     """Nodes that are Ready, with their cards. Existing ones are left as they are."""
     with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(_create_node, client, name, cards) for name, cards in nodes]:
+        for done in [pool.submit(_create_node, client, name, cards) for name, cards in nodes.items()]:
             done.result()
+
+
+def remove(client: KubeClient, nodes: Sequence[str]) -> None:
+    """The nodes and their cards; what ran there is for the caller to delete."""
+    client.delete(paths.extendedresources(), query={"labelSelector": f"{names.NODE_LABEL} in ({','.join(nodes)})"})
+    for name in nodes:
+        with suppress(errors.NotFound):
+            client.delete(paths.nodes(name))
 
 
 def _create_node(client: KubeClient, name: str, cards: Sequence[TestCard]) -> None:
@@ -81,6 +90,10 @@ def _create_card(client: KubeClient, node: str, node_uid: str, index: int, card:
     client.patch(paths.extendedresources(name, "status"), status)
 
 
+class _Named(msgspec.Struct):
+    metadata: wire.ObjectMeta
+
+
 class _Container(msgspec.Struct):
     name: str
     image: str = ""
@@ -109,7 +122,8 @@ class Keeper:
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._nodes: set[str] = set()
+        self._is_simulated: dict[str, bool] = {}  # by name of a node
+        self._changed = threading.Event()  # nodes, classes or cards
         self._workers = [ThreadPoolExecutor(1) for _ in range(_WORKERS)]
         self._ending: list[tuple[float, str, _Pod]] = []  # (when, uid, pod): the uid settles ties
         self._lock = threading.Lock()
@@ -119,6 +133,8 @@ class Keeper:
         """Watch pods for ever; a broken watch starts anew."""
         threading.Thread(target=self._end_pods, daemon=True).start()
         threading.Thread(target=self._tell_classes, daemon=True).start()
+        for path in (paths.nodes(), paths.resourceclasses(), paths.extendedresources()):
+            threading.Thread(target=self._notice, args=(path,), daemon=True).start()
         while True:
             try:
                 self._watch()
@@ -127,9 +143,6 @@ class Keeper:
                 time.sleep(0.5)
 
     def _watch(self) -> None:
-        for page in self._client.list_pages(paths.nodes(), {"labelSelector": f"{LABEL}=true"}):
-            nodes = msgspec.json.decode(page)["items"]
-            self._nodes |= {node["metadata"]["name"] for node in nodes}
         version = ""
         for page in self._client.list_pages(paths.pods(), {"fieldSelector": "spec.nodeName!="}):
             parts = msgspec.json.decode(page, type=wire.List)
@@ -146,7 +159,7 @@ class Keeper:
 
     def _take(self, pod: _Pod) -> None:
         meta = pod.metadata
-        if pod.spec.node_name not in self._nodes:
+        if not self._simulates(pod.spec.node_name):
             return
         wanted = "delete" if meta.deletion_timestamp else "run" if pod.status.phase == "Pending" else ""
         with self._lock:
@@ -157,6 +170,15 @@ class Keeper:
             if wanted == "run" and seconds:
                 heapq.heappush(self._ending, (time.monotonic() + float(seconds), meta.uid, pod))
         self._do(self._delete if wanted == "delete" else self._mark_running, pod)
+
+    def _simulates(self, node: str) -> bool:
+        if node not in self._is_simulated:
+            try:
+                found = self._client.get(paths.nodes(node))
+            except errors.KubeError:
+                return False  # it has gone meanwhile
+            self._is_simulated[node] = LABEL in found["metadata"].get("labels", {})
+        return self._is_simulated[node]
 
     def _do(self, action: Callable[[_Pod], None], pod: _Pod) -> None:
         """In order for each pod, as kubelets do: else a late "running" may follow the word that all has ended."""
@@ -201,37 +223,56 @@ class Keeper:
                 self._do(self._mark_succeeded, pod)
             time.sleep(0.2)
 
+    def _notice(self, path: str) -> None:
+        """Any change below this path."""
+        while True:
+            try:
+                version = self._client.get(path, {"limit": "1"})["metadata"]["resourceVersion"]
+                self._changed.set()
+                for _ in self._client.watch(path, {}, version, 600):
+                    self._changed.set()
+            except errors.KubeError:
+                time.sleep(0.5)
+
     def _tell_classes(self) -> None:
         told: dict[str, dict[str, str]] = {}
-        while True:
+        while self._changed.wait():
+            self._changed.clear()
             try:
                 self._tell_changed(told)
             except errors.KubeError as error:
                 print(f"classes: {error}", flush=True)
-            time.sleep(0.5)
+                self._changed.set()
+            time.sleep(0.2)
 
     def _tell_changed(self, told: dict[str, dict[str, str]]) -> None:
         """`told`: what each node says of classes by now."""
         known = [found for raw in self._items(paths.resourceclasses()) if (found := _class_of(raw)) is not None]
         classifier = Classifier(known)
-        wanted: dict[str, Counter[str]] = {name: Counter() for name in self._nodes}
+        nodes = self._items(paths.nodes(), {"labelSelector": f"{LABEL}=true"})
+        wanted: dict[str, Counter[str]] = {
+            msgspec.json.decode(raw, type=_Named).metadata.name: Counter() for raw in nodes
+        }
         for raw in self._items(paths.extendedresources()):
             resource = msgspec.json.decode(raw, type=wire.ExtendedResource)
             spec = resource.spec
             if spec.node in wanted:
                 selecting = classifier.selecting(survey.labels_of(resource))
                 wanted[spec.node].update({one.name: classes.most_shares(spec.memory_mib, one) for one in selecting})
+        for node in told.keys() - wanted.keys():
+            del told[node]
         for node, counts in wanted.items():
             now = {names.CLASS_PREFIX + name: str(count) for name, count in counts.items()}
             before = told.get(node, {})
             if now != before:
                 change = dict.fromkeys(before) | now
                 status = {"status": {"capacity": change, "allocatable": change}}
-                self._client.patch(paths.nodes(node, "status"), status)
+                with suppress(errors.NotFound):  # it has gone meanwhile
+                    self._client.patch(paths.nodes(node, "status"), status)
                 told[node] = now
 
-    def _items(self, path: str) -> Iterator[msgspec.Raw]:
-        for page in self._client.list_pages(path):
+    def _items(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[msgspec.Raw]:
+        for page in self._client.list_pages(path, query):
             yield from msgspec.json.decode(page, type=wire.List).items or ()
 
     def _patch_status(self, pod: _Pod, phase: str | None, state: str, detail: Mapping[str, object]) -> None:

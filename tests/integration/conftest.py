@@ -1,6 +1,11 @@
-"""Real clusters for the tests of this folder, each started once per session, and their logs when a test fails."""
+"""Real clusters for the tests of this folder, which files share, and their logs when a test fails.
 
+tests/cluster/README.md, "Clusters that tests share", says how a file uses them.
+"""
+
+import itertools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,18 +15,13 @@ import pytest
 
 from cardwise.core.policies import BY_CARDS
 from tests.cluster import Cluster, ClusterSpec
+from tests.integration.progress import Progress
+from tests.integration.scheduling import ByCluster, group
+from tests.integration.sharing import Space
 
 SOAK = bool(os.environ.get("CARDWISE_SOAK"))
 _LOG_LINES, _LOG_WIDTH = 8, 300
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need a kubelet are skipped without root; soak tests run by `make soak` only."""
-    for item in items:
-        if item.get_closest_marker("node") and os.geteuid() != 0:
-            item.add_marker(pytest.mark.skip(reason="real nodes need root: kubelet, mounts, bridges"))
-        if item.get_closest_marker("soak") and not SOAK:
-            item.add_marker(pytest.mark.skip(reason="big counts: make soak"))
+_spaces = itertools.count(1)
 
 
 def started(spec_of: "SpecOf") -> Iterator[Cluster]:
@@ -50,6 +50,97 @@ class SpecOf:
 
     def __call__(self, state: Path) -> ClusterSpec:
         return ClusterSpec(state_dir=state, **self._settings)  # type: ignore[arg-type]
+
+
+# The clusters that files share, by the name that they give to `pytest.mark.cluster`; the order is that of the run.
+KINDS: Mapping[str, SpecOf] = {
+    "bare": SpecOf(nodes=2, parts=False),
+    "nodes": SpecOf(nodes=2),
+    "sim": SpecOf(),
+}
+
+
+class Clusters:
+    """The shared cluster of this process: one at a time, of the kind that was asked for last."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._running: Iterator[Cluster] | None = None
+        self._cluster: Cluster | None = None
+
+    def of(self, kind: str) -> Cluster:
+        if kind != self._kind or self._cluster is None:
+            self.stop()
+            self._running = started(KINDS[kind])
+            self._cluster = next(self._running)
+            self._kind = kind
+        return self._cluster
+
+    def stop(self) -> None:
+        """Asserts that nothing is left."""
+        running, self._running, self._cluster = self._running, None, None
+        if running is not None:
+            assert next(running, None) is None
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    made = Clusters()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Cluster:
+    """The shared cluster that the file names: `pytestmark = pytest.mark.cluster("sim")`."""
+    return clusters.of(_kind(request.node))
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """A namespace of the test's own; `space.nodes()` are simulated nodes of its own."""
+    yield from spaces(cluster, request)
+
+
+def spaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """For fixtures that add something of their own to it."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))
+    with Space(cluster, f"{words[:30].strip('-')}-{next(_spaces)}") as made:
+        yield made
+
+
+def _kind(node: pytest.Item | pytest.Collector) -> str:
+    """Of the shared cluster; empty for files with one of their own."""
+    mark = node.get_closest_marker("cluster")
+    return str(mark.args[0]) if mark and mark.args else ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a kubelet are skipped without root; soak tests run by `make soak` only. Files with the same
+    cluster follow each other.
+    """
+    ranks = ["", *KINDS]
+    items.sort(key=lambda item: ranks.index(_kind(item)))
+    for item in items:
+        if item.get_closest_marker("node") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="real nodes need root: kubelet, mounts, bridges"))
+        if item.get_closest_marker("soak") and not SOAK:
+            item.add_marker(pytest.mark.skip(reason="big counts: make soak"))
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.xdist_group(group(_kind(item) or item.path.stem, item.path.name)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster | None:
+    return ByCluster(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(trylast=True)  # once there is a reporter
+def pytest_configure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(reporter))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Several extenders and webhooks of one cluster, each kind behind a balancer, and everybody told so."""
 
-import ssl
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from tests.cluster import Cluster, ports
 from tests.cluster.parts import says_ready
 from tests.cluster.processes import Process
 from tests.integration.balancer import Balancer
+from tests.integration.sharing import scheduler_tls
 
 _START = 60.0  # seconds for a replica to be ready on a busy machine
 
@@ -102,16 +102,11 @@ class Pair:
     def _says(self, name: str) -> str:
         url = f"https://127.0.0.1:{self.ports[name]}/readyz?verbose"
         try:
-            with urllib.request.urlopen(url, context=self._context(), timeout=2) as answer:
+            context = scheduler_tls(self.cluster.parts.tls_dir)
+            with urllib.request.urlopen(url, context=context, timeout=2) as answer:
                 return str(answer.read())
         except OSError:
             return ""
-
-    def _context(self) -> ssl.SSLContext:
-        tls = self.cluster.parts.tls_dir
-        context = ssl.create_default_context(cafile=str(tls / "ca.crt"))
-        context.load_cert_chain(tls / "client.crt", tls / "client.key")
-        return context
 
 
 @contextmanager

@@ -1,13 +1,15 @@
 """What tests of whole clusters say over and over: make a pod, wait for it, see its card from outside and inside."""
 
+import functools
 import json
 import os
 import signal
 import ssl
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -15,9 +17,10 @@ from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment
 from cardwise.kube import errors, paths
 from tests.build import container
-from tests.cluster import Cluster
+from tests.cluster import Cluster, simnodes
+from tests.cluster.cards import DEFAULT, TestCard
 from tests.cluster.images import IDLE
-from tests.cluster.processes import Process, wait_for
+from tests.cluster.processes import PATIENCE, Process, wait_for
 
 Json = dict[str, Any]
 
@@ -61,20 +64,43 @@ def deployment(name: str, replicas: int, **settings: Any) -> Json:
 
 
 class Space:
-    """A namespace of a cluster with what a test does in it."""
+    """A namespace of a cluster with what a test does in it, and its own simulated nodes where it makes some.
+
+    As a context manager it leaves nothing behind that another test could feel.
+    """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
         self.name = name
-        try:
-            cluster.api.create(paths.namespaces(), {"metadata": {"name": name}})
-        except errors.Conflict:
-            return
-        account = f"{paths.namespaces(name)}/serviceaccounts/default"
-        self.wait(lambda: self._exists(account), "the namespace's service account")
+        self._nodes: list[str] = []
+        account = f"{paths.namespaces(name)}/serviceaccounts"
+        for path, made in ((paths.namespaces(), name), (account, "default")):  # before its controller makes it
+            with suppress(errors.Conflict):
+                cluster.api.create(path, {"metadata": {"name": made}})
 
-    def wait(self, ready: Callable[[], bool], what: str, timeout: float = 60) -> None:
-        assert wait_for(ready, timeout), f"not so after {timeout:.0f} s: {what}\n{self.story()}"
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+        if self._nodes:
+            simnodes.remove(self.cluster.api, self._nodes)
+            self._nodes.clear()
+
+    def nodes(self, count: int = 1, cards: Sequence[TestCard] = DEFAULT) -> list[str]:
+        """Simulated nodes with these cards, which go with the space; the extender knows them. In a cluster of kind
+        `sim` there are no others.
+        """
+        first = len(self._nodes)
+        made = [f"{self.name}-{i:02}" for i in range(first, first + count)]
+        self._nodes += made
+        self.cluster.simulate(dict.fromkeys(made, cards))
+        wanted = {(node, index) for node in made for index in range(len(cards))}
+        self.wait(lambda: wanted <= inspect(self.cluster).keys(), "the extender knows the cards")
+        return made
+
+    def wait(self, ready: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+        assert wait_for(lambda: bool(ready()), timeout), f"not so after {timeout:.0f} s: {what}\n{self.story()}"
 
     def kubectl(self, *args: str, **options: Any) -> str:
         return self.cluster.kubectl("-n", self.name, *args, **options)
@@ -83,6 +109,14 @@ class Space:
         """Returns the UID."""
         made = self.cluster.api.create(paths.pods(self.name), pod)
         return str(made["metadata"]["uid"])
+
+    def delete(self, *pods: str, grace: int | None = None) -> None:
+        """Without waiting for their end."""
+        for name in pods:
+            with suppress(errors.NotFound):
+                self.cluster.api.delete(
+                    paths.pods(self.name, name), None if grace is None else {"gracePeriodSeconds": grace}
+                )
 
     def get(self, name: str) -> Json:
         return self.cluster.api.get(paths.pods(self.name, name))
@@ -94,17 +128,34 @@ class Space:
     def phase(self, name: str) -> str:
         return str(self.get(name)["status"].get("phase", ""))
 
-    def placed(self, name: str, timeout: float = 60) -> tuple[str, str]:
-        """Where the pod landed: node, and card indices as its annotation names them.
-
-        By default it may wait for what a pod of the test before has left: the extender counts the share of a pod that
-        went before its node knew of it for half a minute more.
-        """
-        self.wait(lambda: bool(self.get(name)["spec"].get("nodeName")), f"{name} has a node", timeout)
+    def placed(self, name: str, timeout: float = PATIENCE) -> tuple[str, str]:
+        """Where the pod landed: node, and card indices as its annotation names them."""
+        self.wait(lambda: self.get(name)["spec"].get("nodeName"), f"{name} has a node", timeout)
         return where(self.get(name))
 
-    def running(self, *pods: str, timeout: float = 60) -> None:
-        self.wait(lambda: all(self.phase(name) == "Running" for name in pods), f"{', '.join(pods)} run", timeout)
+    def running(self, *pods: str, timeout: float = PATIENCE) -> None:
+        """All of them run."""
+        wanted = set(pods)
+
+        def so() -> bool:
+            phases = {pod["metadata"]["name"]: pod["status"].get("phase") for pod in self.pods()}
+            return all(phases.get(name) == "Running" for name in wanted)
+
+        self.wait(so, f"{', '.join(pods)} run", timeout)
+
+    def gone(self, *pods: str) -> None:
+        """None of them is there any more."""
+        wanted = set(pods)
+        self.wait(lambda: not wanted & {pod["metadata"]["name"] for pod in self.pods()}, f"{', '.join(pods)} are gone")
+
+    def refused(self, name: str, why: str = "") -> None:
+        """kube-scheduler has tried the pod and says why it does not fit."""
+
+        def said() -> bool:
+            conditions = self.get(name)["status"].get("conditions") or ()
+            return any(one["type"] == "PodScheduled" and why in one.get("message", "") for one in conditions)
+
+        self.wait(said, f"{name} is refused: {why}")
 
     def put(self, pod: Json) -> tuple[str, str]:
         """Create and see where it lands."""
@@ -126,10 +177,27 @@ class Space:
         return "\n".join(f"{event['reason']}: {event['message']}" for event in events)
 
     def clear(self) -> None:
-        """Nothing left of what the test made."""
-        self.kubectl("delete", "deployments,replicasets", "--all", "--cascade=background", "--wait=false")
-        self.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
-        self.wait(lambda: not self.pods(), "the namespace is empty")
+        """Nothing left of what the test made: first who would make pods again, then the pods."""
+        api, apps = self.cluster.api, f"/apis/apps/v1/namespaces/{self.name}"
+        # On simulated nodes no containers would have to end.
+        grace = 0 if self._nodes and not self.cluster.nodes else 1
+        for path in (
+            f"{apps}/deployments",
+            f"{apps}/statefulsets",
+            f"{apps}/daemonsets",
+            f"{apps}/replicasets",
+            f"/apis/batch/v1/namespaces/{self.name}/jobs",
+        ):
+            if api.get(path, {"limit": "1"})["items"]:
+                api.delete(path, {"propagationPolicy": "Background"})
+
+        def empty() -> bool:
+            found = self.pods()
+            if any("deletionTimestamp" not in pod["metadata"] for pod in found):
+                api.delete(paths.pods(self.name), {"gracePeriodSeconds": grace}, timeout=PATIENCE)
+            return not found
+
+        self.wait(empty, "the namespace is empty")
 
     def story(self) -> str:
         """Pods that have trouble, for a failed wait."""
@@ -138,13 +206,6 @@ class Space:
             name, status = pod["metadata"]["name"], pod["status"]
             lines.append(f"{name}: {status.get('phase')} at {where(pod)}; {self.reasons(name)[-600:]}")
         return "\n".join(lines)
-
-    def _exists(self, path: str) -> bool:
-        try:
-            self.cluster.api.get(path)
-        except errors.NotFound:
-            return False
-        return True
 
 
 def where(pod: Json) -> tuple[str, str]:
@@ -181,11 +242,8 @@ def probed(numbers: dict[str, str], index: str) -> list[str]:
 
 def inspect(cluster: Cluster) -> dict[tuple[str, int], tuple[int, int, dict[str, int]]]:
     """The extender's ledger as its users see it: total, used and MiB by pod, for each (node, card)."""
-    folder = cluster.parts.tls_dir
-    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    context.load_cert_chain(folder / "client.crt", folder / "client.key")
     url = f"{cluster.parts.url('extender')}{names.EXTENDER_PREFIX}/inspect"
-    with urllib.request.urlopen(url, context=context, timeout=10) as answer:
+    with urllib.request.urlopen(url, context=scheduler_tls(cluster.parts.tls_dir), timeout=PATIENCE) as answer:
         nodes = json.loads(answer.read())["nodes"]
     return {
         (node["name"], card["id"]): (
@@ -196,6 +254,36 @@ def inspect(cluster: Cluster) -> dict[tuple[str, int], tuple[int, int, dict[str,
         for node in nodes
         for card in node["devs"]
     }
+
+
+@functools.cache
+def scheduler_tls(folder: Path) -> ssl.SSLContext:
+    """What kube-scheduler shows the extender of a cluster; `folder`: `parts.tls_dir`."""
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    context.load_cert_chain(folder / "client.crt", folder / "client.key")
+    return context
+
+
+@contextmanager
+def flags(cluster: Cluster, part: str, *more: str) -> Iterator[None]:
+    """`extender` or `webhook` runs with these options besides its own; those that come last count."""
+    process = cluster.process(part)
+    noted = process.noted
+    assert noted is not None
+    try:
+        _again(cluster, part, [*noted.command, *more])
+        yield
+    finally:
+        _again(cluster, part, noted.command)
+
+
+def _again(cluster: Cluster, part: str, command: Sequence[str]) -> None:
+    process = cluster.process(part)
+    noted = process.noted
+    assert noted is not None
+    process.stop()
+    process.start(command, noted.environment)
+    cluster.parts.wait_ready(part)
 
 
 def kill9(process: Process) -> None:

@@ -122,10 +122,10 @@ class Migration:
         helm = str(binaries.helm(print) / "helm")
         self.rendered = run([helm, "template", *settings, "--kube-version", binaries.KUBERNETES, "--no-hooks"])
         parts = self.cluster.parts
-        parts.apply_chart(
-            [str(self.cluster.bin_dir / "kubectl"), f"--kubeconfig={self.cluster.kubeconfig}"], self.cluster.api, print
-        )
+        parts.apply_chart(self.cluster.api)
         parts.start([])
+        for part in ("webhook", "extender"):
+            parts.wait_ready(part)
         # "Then give kube-scheduler Cardwise's stanzas".
         self.cluster.process("kube-scheduler").stop()
         self.cluster.control_plane.start_scheduler(parts.stanzas())

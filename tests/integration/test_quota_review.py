@@ -76,7 +76,7 @@ def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(sp
     client.start()
     try:
         for node, model in (("sim-old", "Tesla T4"), ("sim-new", "NVIDIA Tesla T4")):
-            simnodes.create(space.cluster.api, [(node, [TestCard(model=model, memory_mib=15109)])])
+            simnodes.create(space.cluster.api, {node: [TestCard(model=model, memory_mib=15109)]})
         space.wait(
             lambda: resource_class(space, T4_CLASS).get("status", {}).get("cards") == 2, "the class has both cards"
         )

@@ -1,0 +1,34 @@
+"""Server-side apply of manifests through our own client: kubectl alone takes a fifth of a second to start."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from cardwise.kube import paths
+from cardwise.kube.client import KubeClient
+
+MANAGER = "tests-cluster"
+_THREADS = 8
+
+
+def apply(client: KubeClient, objects: Iterable[Mapping[str, Any]], namespace: str = "default") -> None:
+    """All of them, in any order; `namespace` is for those that are namespaced and name none."""
+
+    @cache
+    def resources(api_version: str) -> dict[str, tuple[str, bool]]:
+        """Name and whether it is namespaced, by kind."""
+        base = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        listed = client.get(base)["resources"]
+        return {one["kind"]: (one["name"], one["namespaced"]) for one in listed if "/" not in one["name"]}
+
+    def apply_one(obj: Mapping[str, Any]) -> None:
+        version, metadata = obj["apiVersion"], obj["metadata"]
+        plural, namespaced = resources(version)[obj["kind"]]
+        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        collection = paths.namespaced(base, plural, metadata.get("namespace", namespace) if namespaced else "")
+        client.patch(f"{collection}/{metadata['name']}", obj, "apply", MANAGER, force=True, timeout=60)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for done in [pool.submit(apply_one, obj) for obj in objects]:
+            done.result()
