@@ -240,11 +240,15 @@ def many(nodes: int, each: int, size: int, policy: str) -> tuple[Ledger, list[Mo
 def test_of_each_node_as_many_cards_are_freed_as_can_be(nodes, each, goal):
     """Four of the pods have room on one card."""
     ledger, pods = many(nodes, each, 16_276, "binpack")
-    found = plan(world(ledger), free_cards(goal), pods)
+    found = plan(world(ledger), free_cards(goal), pods, effort=500)
     assert (found.fits[-1], len(found.moves), found.cordons) == (goal, goal, False)
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(4, 8), (20, 2)])
+def test_of_more_cards_than_can_be_freed_as_many_are_as_can_be(nodes, each):
     ledger, pods = many(nodes, each, 16_276, "binpack")
     most = nodes * each * 3 // 4
-    beyond = plan(world(ledger), free_cards(most + 1), pods)
+    beyond = plan(world(ledger), free_cards(most + 1), pods, effort=500)
     assert (beyond.fits[-1], beyond.searched) == (most, False)
 
 
@@ -257,8 +261,8 @@ def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(
         workload.saw(Ask(1, mem, 0, "", 0, 0), 50)
     engine = Deciding(ledger, {}, workload.dump())
     asked = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
-    assert plan(World(ledger, engine, lambda _: ()), asked, pods, cordon=False, effort=500).fits[-1] == 0
-    found = plan(World(ledger, engine, lambda _: ()), asked, pods, effort=500)
+    assert plan(World(ledger, engine, lambda _: ()), asked, pods, cordon=False, effort=100).fits[-1] == 0
+    found = plan(World(ledger, engine, lambda _: ()), asked, pods, effort=100)
     assert (found.fits[-1], len(found.moves), found.cordons) == (goal, moved, True)
 
 

@@ -1,7 +1,7 @@
 """How much of what is idle the pods that come cannot use."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core import fragmentation
@@ -123,7 +123,6 @@ def test_pods_without_cards_are_left_out_by_who_wants_to():
     assert fragmentation.of_cards({plain: 5, ask(10): 1}) == {ask(10): 1}
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(1, 900)), max_size=12),
     st.dictionaries(st.builds(ask, st.integers(0, 1000), count=st.integers(1, 3)), st.integers(1, 5), max_size=4),

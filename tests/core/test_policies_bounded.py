@@ -103,7 +103,7 @@ def test_nodes_that_have_just_filled_get_no_score():
 
 def test_among_a_few_nodes_it_decides_as_if_it_knew_all():
     draw = random.Random(5)
-    frees = {f"n{i}": [draw.randrange(0, CARD, 10) for _ in range(4)] for i in range(600)}
+    frees = {f"n{i}": [draw.randrange(0, CARD, 10) for _ in range(4)] for i in range(300)}
     _, _, engine = bounded(frees, at_once=30)
     _, _, all_knowing = bounded(frees, at_once=None)
     for mem in range(100, 900, 20):

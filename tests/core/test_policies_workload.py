@@ -14,6 +14,7 @@ from cardwise.core.request import ContainerRequest, PodRequest
 from cardwise.core.scored.asks import Ask
 from cardwise.core.scored.engine import Engine
 from cardwise.core.scored.workload import MOST_ASKS, NOTHING, InvalidWorkload, Study, Workload, learn
+from tests.examples import examples
 
 HALF = Ask(1, 500, 0, "", 0, 0)
 SIZES = {1000: 4}
@@ -129,7 +130,7 @@ TEXTS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, soak=1000))
 @given(TEXTS)
 @example(saved([6400, 0, 0, "", 2**62 - 1, 2**62 - 1, 20_000], [6400, 2**31, 640_000, "", 0, 0, 0.001]))
 @example(saved([0, 2**31, 0, "", 0, 0, 1]))
