@@ -13,6 +13,7 @@ from cardwise.core import names
 from cardwise.core.classes import DeviceClass
 from cardwise.kube import errors
 from tests import build
+from tests.examples import examples
 from tests.webhook.reviews import Known, body, device_classes, resource_class, review
 from webhook import app as shell
 from webhook.decisions import Settings
@@ -143,7 +144,7 @@ def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -
     assert post(client, path, json.dumps(data).encode()).status_code == 400
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60, soak=1000))
 @given(
     path=st.sampled_from(PATHS),
     resource=_RESOURCES,
@@ -154,7 +155,7 @@ def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: 
     assert post(client, path, body(obj, resource, **about)).status_code in {200, 400}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60, soak=1000))
 @given(
     path=st.sampled_from(PATHS),
     resource=st.sampled_from(["resourceclasses", "gpuquotas"]),
@@ -189,7 +190,7 @@ def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resour
         assert f"request.oldObject is not shaped like one of {resource}" in answer.text
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60, soak=1000))
 @given(path=st.sampled_from(PATHS), container=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=6))
 def test_random_containers_never_fail_us(client: FlaskClient, path: str, container: Any) -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [container, build.container("x", gpu_mem=1)]}}

@@ -41,7 +41,44 @@ CLASSES = device_classes(
     *(resource_class(kind, selector={"matchLabels": {"kind": kind}}) for kind in ("rdma", "fpga")),
 )
 VOCABULARY = Vocabulary(CLASSES.get, take_nvidia=True)
-_LIMITS = st.fixed_dictionaries({}, optional=_AMOUNTS)
+
+
+def _of(*resources: str) -> st.SearchStrategy[Json]:
+    """One of the resources, or several that say the same."""
+    return st.builds(
+        dict.fromkeys,
+        st.lists(st.sampled_from(resources), min_size=1, max_size=2, unique=True), st.sampled_from(["1", "2"]),
+    )  # fmt: skip
+
+
+def _some(*resources: str) -> st.SearchStrategy[Json]:
+    return st.fixed_dictionaries({}, optional={name: _AMOUNTS[name] for name in resources})
+
+
+def _all_of(*parts: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
+    return st.tuples(*parts).map(lambda found: {name: amount for part in found for name, amount in part.items()})
+
+
+_NOTHING: st.SearchStrategy[Json] = st.just({})
+_K80, _HALF = _of("k80", f"{names.CLASS_PREFIX}k80"), _of("half", f"{names.CLASS_PREFIX}half")
+_MEMORY = st.fixed_dictionaries(
+    {names.GPU_MEM: st.sampled_from(["8138", "8Gi", "0.5Gi", "8000", "8k", "1e3", "1024Mi"])}
+)
+_CARDS = st.one_of(
+    _NOTHING,
+    _all_of(_MEMORY, _some(names.GPU_COUNT, names.GPU_CORE)),
+    _all_of(_MEMORY, st.fixed_dictionaries({"k80": st.just("1")})),
+    _of(names.WHOLE_GPU, names.NVIDIA_GPU),
+    _K80,
+    _HALF,
+    st.fixed_dictionaries({"half": st.just("1"), names.GPU_CORE: st.just("20")}),
+)
+_DEVICES = st.one_of(
+    _NOTHING, _NOTHING, _of("rdma", f"{names.CLASS_PREFIX}rdma"), _some(f"{names.CLASS_PREFIX}fpga"),
+)  # fmt: skip
+# What people mean, now and then beside anything at all: most of that is refused.
+_MEANT = _all_of(_CARDS, _DEVICES, _some(names.SHARE, names.PLACE_MARKER, "cpu"))
+_LIMITS = st.integers(0, 7).flatmap(lambda drawn: _MEANT if drawn else st.fixed_dictionaries({}, optional=_AMOUNTS))
 _REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.IDX, "mine"]
 _ENV_NAMES = [
     "A", "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", names.IDX, names.CONTAINER_MEM, names.ENV_XLA_FRACTION,
@@ -73,17 +110,19 @@ def named(letter: str, containers: list[Json]) -> list[Json]:
 
 
 _SIDECARS = _CONTAINERS.map(lambda container: container | {"restartPolicy": "Always"})
-_ANNOTATIONS = st.dictionaries(
-    st.sampled_from(
-        [
-            names.IDX, names.ASSIGNMENT, names.GPU_COUNTS, "mine",
-            names.DEVICE_CLASSES,
-        ]
-    ),
-    st.sampled_from(["1", "2", "k80", "fpga,k80", "c0=2", "c0=3,c1=2,i0=2", "c0="]),
-).flatmap(
-    lambda found: st.sampled_from([found, found, *(found | {names.CLASS: name} for name in ("k80", "half", "rdma"))])
-)  # fmt: skip
+_TEXTS = ["1", "2", "k80", "fpga,k80", "c0="]
+_COUNTS = ["c0=2", "c0=3,c1=2,i0=2"]
+_ANNOTATIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        names.IDX: st.sampled_from(_TEXTS),
+        names.ASSIGNMENT: st.sampled_from(_TEXTS),
+        "mine": st.sampled_from(_TEXTS),
+        names.DEVICE_CLASSES: st.sampled_from([*_TEXTS, *_COUNTS]),
+        names.GPU_COUNTS: st.sampled_from([*_COUNTS, *_COUNTS, *_COUNTS, "c0=", "2"]),
+        names.CLASS: st.sampled_from(["k80", "k80", "half", "half", "rdma"]),
+    },
+)
 PODS = st.builds(
     lambda containers, init, annotations, node: {
         "metadata": {"name": "p", "annotations": annotations, "resourceVersion": "1"},

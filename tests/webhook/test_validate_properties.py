@@ -12,6 +12,7 @@ from cardwise.core.ledger import Ledger
 from cardwise.core.placement import Placement
 from cardwise.core.quantity import MiB
 from tests import build
+from tests.examples import examples
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook import decisions, review, validate
 from webhook.decisions import Settings
@@ -41,7 +42,7 @@ def most(nodes: list[list[tuple[int, frozenset[str]]]], device_class: str) -> Ca
 
 
 @given(nodes, st.lists(containers, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=examples(80, soak=2000))
 def test_what_an_empty_node_could_run_is_never_refused(
     described: list[list[tuple[int, frozenset[str]]]], parts: list[tuple[tuple[int, int], str]]
 ) -> None:
