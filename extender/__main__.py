@@ -151,6 +151,12 @@ def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tu
     help="The same after so many times that it did not fit.",
 )
 @click.option(
+    "--gang-reserve-limit-seconds",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    help="How long a gang may keep cards from others; for as long after that it may not.",
+)
+@click.option(
     "--gang-rollback-seconds",
     type=click.FloatRange(min=1),
     default=120.0,

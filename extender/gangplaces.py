@@ -30,7 +30,7 @@ class Places:
     def __init__(self, books: Books, policy: str) -> None:
         self._books = books
         self._policy = policy
-        self._reserve = Reserve()
+        self._reserve = Reserve(books.rooms)
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
         self._last_offer: frozenset[str] = frozenset()
         self._offered = 0  # counts what the scheduler has offered anew
@@ -83,9 +83,9 @@ class Places:
         """The nodes among these that are kept from a pod of this rank."""
         return self._reserve.closed(self._books.ledger, rank, request, nodes)
 
-    def reserve(self, gang: Gang | None, now: float) -> bool:
-        """The first in order that has waited too long. Whether others may have what was kept from them."""
-        ended = self._reserve.turn_to(gang, self._books.ledger, self._books.loads, self._policy, now)
+    def reserve(self, due: Sequence[Gang], now: float) -> bool:
+        """These have waited too long, in their order. Whether others may have what was kept from them."""
+        ended = self._reserve.turn_to(due, self._books.ledger, self._books.loads, self._policy, now)
         if ended:
             self._freed += 1
         return ended
@@ -132,7 +132,8 @@ class Places:
             if isinstance(found, Unplanned) and books.ahead().gives_way(gang.namespace, -priority, created, fits):
                 found = self._planned(gang, members, offers, now)
         if isinstance(found, Unplanned):
-            gang.reason = f"there is no place for {found.member.name} beside the others"
+            hopeless = self._reserve.hopeless(gang.key)
+            gang.reason = hopeless or f"there is no place for {found.member.name} beside the others"
             return False
         for member in members:
             holding = found.holdings.get(member.uid)

@@ -395,9 +395,8 @@ class Gangs:
             hold.settle(go=False, reason=ended.reason)
 
     def _look_at_reserve(self, now: float) -> None:
-        due = [gang for gang in self._gangs.values() if gang.reserves(now)]
-        first = min(due, key=Gang.rank) if due else None
-        if self._places.reserve(first, now):
+        due = sorted((gang for gang in self._gangs.values() if gang.reserves(now)), key=Gang.rank)
+        if self._places.reserve(due, now):
             self._wakes.all(now)
 
     def _regroup(self, gang: Gang, member: Member | None = None) -> None:

@@ -55,6 +55,7 @@ class Settings:
     gang_seconds: float
     gang_reserve_seconds: float
     gang_reserve_refusals: int
+    gang_reserve_limit_seconds: float
     gang_rollback_seconds: float
     preempt_fragmented: bool
     ghost_seconds: float
@@ -235,5 +236,6 @@ def _of_gangs(settings: Settings, room: int) -> gangwords.Settings:
         rollback=settings.gang_rollback_seconds,
         reserve=settings.gang_reserve_seconds,
         refusals=settings.gang_reserve_refusals,
+        keep=settings.gang_reserve_limit_seconds,
     )
     return gangwords.Settings(patience=patience, policy=settings.policy, room=room)

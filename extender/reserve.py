@@ -1,34 +1,48 @@
-"""The one gang that keeps cards from those who come after it, because it has waited long.
+"""The reserve: nodes that one gang, which has waited long, keeps from pods that come after it.
 
-Apart from the gangs, who only ask which nodes are closed to whom. Nodes are kept as a whole where one of their cards
-would do for a member; so a pod that could have another card of such a node waits as well. Not thread-safe.
+A gang keeps nodes only if it fits there whole once the pods that hold cards there have ended, by everything that
+decides at placement: its namespace's quotas as they are used now, cores, clients, MPS, and what kube-scheduler has
+offered. It keeps as few of the emptiest nodes as that takes, for `Patience.keep` seconds at most, and then leaves them
+to others for as long. A gang that fits nowhere whatever ends keeps nothing and is told so. Nodes are kept whole where
+one of their cards would do, so a pod that could have another card of such a node waits as well. Not thread-safe.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from cardwise.core import gangplan
-from cardwise.core.gangplan import Planned, Terms
+from cardwise.core.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs import Load, Member, Rank
 from cardwise.core.gangstate import Gang
 from cardwise.core.kinds import Kinds
 from cardwise.core.ledger import Ledger
 from cardwise.core.nodestate import NodeState
+from cardwise.core.quotas import Room
 from cardwise.core.request import PodRequest
 from extender.nodeload import NodeLoads
 
-_LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could ever fit
+_LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit
 _AT_ONCE = 0.01  # seconds of one part of such a look
+
+Rooms = Callable[[str], Sequence[Room]]  # what quotas leave to a namespace now
 
 
 class Reserve:
-    """`offered`: what kube-scheduler has ever offered to the members of waiting gangs."""
+    """At most one gang keeps nodes: the first in the order of those that have waited too long and could fit.
 
-    def __init__(self) -> None:
+    `rooms` is of the live ledger.
+    """
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
         self._gang: Gang | None = None
-        self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape
+        self._nodes: frozenset[str] = frozenset()
+        self._since = 0.0
+        self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape, what was ever offered to members
         self._last: dict[tuple[str, str], frozenset[str]] = {}
-        self._looked: tuple[str, float, bool] = "", float("-inf"), False
+        self._looked: dict[str, _Look] = {}  # by gang
+        self._rests: dict[str, float] = {}  # until when, by gang
         self._draft: _Draft | None = None
 
     def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
@@ -41,15 +55,31 @@ class Reserve:
         """The gang is no more."""
         for shape in self._offers.pop(key, {}):
             del self._last[key, shape]
+        self._looked.pop(key, None)
+        self._rests.pop(key, None)
         if self._gang is not None and self._gang.key == key:
-            self._gang = None
+            self._end()
 
-    def turn_to(self, gang: Gang | None, ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> bool:
-        """The first in order of those that have waited too long. Whether others may have what was kept from them."""
-        if gang is not None and not self._could_fit(gang, ledger, loads, policy, now):
-            gang = None
-        before, self._gang = self._gang, gang
-        return before is not None and before is not gang
+    def turn_to(self, due: Sequence[Gang], ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> bool:
+        """Who keeps nodes from now on, of the gangs that have waited too long, in their order. Whether others may have
+        what was kept from them.
+        """
+        kept = self._nodes if self._gang is not None else frozenset()
+        if self._gang is not None and now - self._since >= self._gang.patience.keep:
+            self._rests[self._gang.key] = now + self._gang.patience.keep
+            self._end()
+        first, nodes = self._first(due, ledger, loads, policy, now)
+        if first is None:
+            self._end()
+        elif self._gang is not first:
+            self._gang, self._since = first, now
+        self._nodes = nodes
+        return not kept <= nodes
+
+    def hopeless(self, key: str) -> str:
+        """Why the gang cannot run whatever else ends, or ""."""
+        look = self._looked.get(key)
+        return look.problem if look is not None else ""
 
     @property
     def gang(self) -> Gang | None:
@@ -60,12 +90,12 @@ class Reserve:
         gang = self._gang
         if gang is None or rank <= gang.rank():
             return set()
-        wants = [_Want(ledger.kinds, member, self._nodes(member)) for member in _by_shape(gang)]
+        wants = [_Want(ledger.kinds, member, self._offered_to(member)) for member in _by_shape(gang)]
         asked = _classes(request)
         by_name = ledger.by_name()
         return {
             name
-            for name in nodes
+            for name in self._nodes.intersection(nodes)
             if (state := by_name.get(name)) is not None and any(want.meets(state, asked) for want in wants)
         }
 
@@ -86,24 +116,56 @@ class Reserve:
 
         return closed
 
-    def _nodes(self, member: Member) -> Collection[str] | None:
+    def _offered_to(self, member: Member) -> Collection[str] | None:
         gang = self._gang
         return self._offers.get(gang.key, {}).get(member.shape) if gang is not None else None
 
-    def _could_fit(self, gang: Gang, ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> bool:
-        """Whether it would if all that holds cards ended. What was known of it before holds until that is found out."""
-        key, at, could = self._looked
-        if key == gang.key and now - at < _LOOK_AGAIN:
-            return could
+    def _end(self) -> None:
+        self._gang, self._nodes = None, frozenset()
+
+    def _first(
+        self, due: Sequence[Gang], ledger: Ledger, loads: NodeLoads, policy: str, now: float
+    ) -> tuple[Gang | None, frozenset[str]]:
+        """One gang is looked at in a call, so that the next call goes on with the same. Until then what was known of it
+        before counts, and those after it may keep nodes.
+        """
+        looking = False
+        for gang in due:
+            if now < self._rests.get(gang.key, now):
+                continue
+            look = self._looked.get(gang.key)
+            if not looking and (look is None or now - look.at >= _LOOK_AGAIN):
+                found = self._look(gang, ledger, loads, policy, now)
+                looking = found is None
+                look = found or look
+            if look is not None and look.nodes:
+                return gang, look.nodes
+        return None, frozenset()
+
+    def _look(self, gang: Gang, ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> "_Look | None":
+        """Which nodes would do if all that holds cards there ended; None: not known yet, the next call goes on."""
         if self._draft is None or self._draft.key != gang.key:
             self._draft = _Draft(gang.key, ledger, loads)
         if not self._draft.go_on(gang, ledger):
-            return could and key == gang.key
-        offers = dict(self._offers.get(gang.key, {}))
-        terms = Terms(namespace=gang.namespace, policy=policy, mark="reserve", offers=offers)
-        could = isinstance(gangplan.plan(self._draft.empty, self._draft.free, gang.wanted(), terms), Planned)
-        self._looked, self._draft = (gang.key, now, could), None
-        return could
+            return None
+        draft, self._draft = self._draft, None
+        found = draft.nodes_for(gang, self._offers.get(gang.key, {}), self._rooms(gang.namespace), policy)
+        if isinstance(found, Unplanned):
+            problem = f"it cannot run whatever else ends: there is no place for {found.member.name} beside the others"
+            look = _Look(now, frozenset(), problem)
+            gang.reason = problem
+        else:
+            look = _Look(now, found, "")
+        self._looked[gang.key] = look
+        return look
+
+
+class _Look(NamedTuple):
+    """What was found out of a gang: the nodes that it could have, or why there are none."""
+
+    at: float
+    nodes: frozenset[str]
+    problem: str
 
 
 class _Draft:
@@ -111,8 +173,9 @@ class _Draft:
 
     def __init__(self, key: str, ledger: Ledger, loads: NodeLoads) -> None:
         self.key = key
-        self.empty = Ledger(headroom=ledger.headroom, max_clients=ledger.max_clients)
-        self.free = _Freed(loads)
+        self._empty = ledger.like()
+        self._free = _Freed(loads)
+        self._busy: dict[str, int] = {}  # MiB that others hold, by node
         self._left = sorted(ledger.by_name(), reverse=True)
 
     def go_on(self, gang: Gang, ledger: Ledger) -> bool:
@@ -127,16 +190,58 @@ class _Draft:
         return True
 
     def _add(self, state: NodeState, gang: Gang, ledger: Ledger) -> None:
-        self.empty.set_cards(state.name, state.cards)
-        self.empty.set_devices(state.name, state.devices)
+        self._empty.set_cards(state.name, state.cards)
+        self._empty.set_devices(state.name, state.devices)
         for holding in ledger.holdings(state.name):
             if holding.uid in gang.members:
-                self.empty.hold(holding)
+                self._empty.hold(holding)
             else:
-                self.free.give_back(state.name, holding.uid)
-        made = self.empty.node(state.name)
+                self._free.give_back(state.name, holding.uid)
+                held = sum(share.mem for share in holding.assignment.shares())
+                self._busy[state.name] = self._busy.get(state.name, 0) + held
+        made = self._empty.node(state.name)
         if made is not None:
             made.empties()  # remembered, so that the plan has it at once
+
+    def nodes_for(
+        self, gang: Gang, offers: Mapping[str, Collection[str]], rooms: Sequence[Room], policy: str
+    ) -> frozenset[str] | Unplanned:
+        """As few of the emptiest nodes as it fits on, to a factor of two; or for whom there is no place on all."""
+        names = sorted(self._free.names(), key=lambda name: (self._busy.get(name, 0), name))
+        found = self._plan(gang, offers, names, rooms, policy)
+        count = 1
+        while count < len(names) and isinstance(found, Planned):
+            fewer = self._plan(gang, offers, names[:count], rooms, policy)
+            if isinstance(fewer, Planned):
+                found = fewer
+                break
+            count *= 2
+        return frozenset(found.nodes.values()) if isinstance(found, Planned) else found
+
+    def _plan(
+        self,
+        gang: Gang,
+        offers: Mapping[str, Collection[str]],
+        names: Sequence[str],
+        rooms: Sequence[Room],
+        policy: str,
+    ) -> Planned | Unplanned:
+        """Nothing of it stays held."""
+        among, wanted = frozenset(names), gang.wanted()
+        offers = {each.shape: among.intersection(offers.get(each.shape, among)) for each in wanted}
+        held = {room.entry: self._empty.used(gang.namespace, room.entry) for room in rooms}
+
+        def left() -> list[Room]:
+            """`rooms` count what the members have that are bound: here only what the plan takes is new."""
+            used = ((room, self._empty.used(gang.namespace, room.entry)) for room in rooms)
+            return [room.less(now.minus(held[room.entry])) for room, now in used]
+
+        terms = Terms(namespace=gang.namespace, policy=policy, mark="reserve", rooms=left, offers=offers)
+        found = gangplan.plan(self._empty, self._free, wanted, terms)
+        if isinstance(found, Planned):
+            for uid in found.holdings:
+                self._empty.release(uid)
+        return found
 
 
 class _Freed:

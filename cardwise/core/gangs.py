@@ -160,12 +160,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Seconds. `reserve` and `refusals`: from when on a gang that is refused keeps cards from others."""
+    """Seconds. `reserve` and `refusals`: from when on a gang that is refused keeps cards from others; `keep`: for how
+    long at most, and then not again for as long.
+    """
 
     hold: float = 30.0
     rollback: float = 120.0
     reserve: float = 60.0
     refusals: int = 20
+    keep: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,11 +152,11 @@ class Gang:
 
     def refusal(self, now: float) -> Refusal | None:
         """Why nothing can be planned now; the last of it is for the planner to say."""
-        if self.evicting or self.stale:
+        if self.stale or (self.evicting and not self.forward):
             return Refusal.GANG_BACKS_OFF
         if not self.complete:
             return Refusal.GANG_INCOMPLETE
-        if not self.forward and now < self._backoff_until:
+        if (self.evicting or not self.forward) and now < self._backoff_until:
             return Refusal.GANG_BACKS_OFF
         if self._late and any(member.uid in self._late for member in self.wanted()):
             return Refusal.GANG_WAITS
@@ -272,15 +272,19 @@ class Gang:
 
     def rollback_due(self, now: float) -> bool:
         """Whether the rest could not be bound for so long that what is bound must go."""
-        if not self.forward or self.ran or self.problem:
+        if not self.forward or self.evicting or self.ran or self.problem:
             return False
         return now - self._progress >= self.patience.rollback
 
     def roll_back(self, now: float) -> Ended:
-        """The bound members are to be evicted, `evicting`; the others are planned nowhere."""
+        """The bound members are to be evicted, `evicting`; the others are planned nowhere.
+
+        Evictions may be refused for ever (a PodDisruptionBudget), so until the first member goes the gang still goes
+        forward where it can: what comes first, the rest's cards or the first eviction, decides.
+        """
         self.evicting = {member.uid for member in self.bound}
         ended = Ended("the gang could not be bound whole and is rolled back", tuple(self.plan), whole=True)
-        self.forward = self.committed = False
+        self.committed = False
         self._back_off(ended.reason, now)
         return ended
 
@@ -321,7 +325,7 @@ class Gang:
         if self.ran and not counted.bound:
             self.ran = False
             self.since = now
-        if not self.ran and not self.evicting and counted.bound:
+        if not self.ran and counted.bound and (self.forward or not self.evicting):
             whole = not counted.problem and len(counted.bound) >= counted.minimum
             if whole or (self.group.running and not self.forward):
                 return self._run(now)
@@ -342,6 +346,7 @@ class Gang:
         self._clear()
         self.ran = True
         self.forward = self.committed = False
+        self.evicting.clear()
         self._failures, self._backoff_until, self.reason = 0, float("-inf"), ""
         self._refused_since, self._refusals = None, 0
         self.since = now
@@ -349,6 +354,13 @@ class Gang:
 
     def _lost(self, member: Member, now: float) -> Ended:
         """The member does not count any more."""
+        if member.uid in self.evicting and self.forward:
+            ended = Ended("the gang is rolled back", tuple(self.plan), whole=True)
+            self._clear()
+            self.forward = False
+            self.evicting = {each.uid for each in self.bound}
+            self._settle(now)
+            return ended
         ended = self._unplanned(member, f"{member.name} is gone", now, whole=member.uid in self.plan)
         if ended.whole:
             self._start_over(now)

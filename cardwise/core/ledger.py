@@ -68,6 +68,10 @@ class Ledger:
         self._holdings: dict[str, Holding] = {}
         self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
 
+    def like(self) -> "Ledger":
+        """Another of the same settings, without nodes."""
+        return Ledger(headroom=self.headroom, max_clients=self.max_clients, core=self.core)
+
     def node(self, name: str) -> NodeState | None:
         """A node that has cards or devices, or holdings on such as are yet unknown."""
         return self._nodes.get(name)

@@ -70,6 +70,15 @@ class Room:
             and (self.cards is None or not charge.cards or charge.cards <= self.cards)
         )
 
+    def less(self, charge: Charge) -> "Room":
+        """What is left when the charge is taken as well."""
+        return Room(
+            entry=self.entry,
+            shares=None if self.shares is None else self.shares - charge.shares,
+            memory=None if self.memory is None else self.memory - charge.memory,
+            cards=None if self.cards is None else self.cards - charge.cards,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUQuota:
@@ -83,12 +92,7 @@ class GPUQuota:
 
 def room(entry: Entry, used: Charge) -> Room:
     """What is left of the entry when `used` is held."""
-    return Room(
-        entry=entry,
-        shares=None if entry.shares is None else entry.shares - used.shares,
-        memory=None if entry.memory is None else entry.memory - used.memory,
-        cards=None if entry.cards is None else entry.cards - used.cards,
-    )
+    return Room(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).less(used)
 
 
 def charge(share: CardShare) -> Charge:

@@ -92,12 +92,19 @@ class NodeSpec:
 
 class World:
     def __init__(
-        self, nodes: dict[str, int | NodeSpec], *, room: int = 100, clock: FakeClock | None = None, **patience: float
+        self,
+        nodes: dict[str, int | NodeSpec],
+        *,
+        room: int = 100,
+        core: int = 100,
+        clock: FakeClock | None = None,
+        **patience: float,
     ) -> None:
         self.clock = clock or FakeClock()
         self.nodes = {name: NodeSpec(spec) if isinstance(spec, int) else spec for name, spec in nodes.items()}
         self.patience = GangPatience(**patience)
         self.room = room
+        self.core = core
         self.pods: dict[str, dict] = {}
         self.groups: dict[str, dict] = {}
         self.assumed: dict[str, str] = {}  # the scheduler's: node by pod name
@@ -105,6 +112,7 @@ class World:
         self.binding: list[Bind] = []
         self.errors: list[tuple[str, str]] = []
         self.evicted: list[str] = []
+        self.budget = False  # a PodDisruptionBudget keeps all pods: evictions are refused
         self.partly: list[str] = []
         self.restart()
 
@@ -116,7 +124,8 @@ class World:
             self.unassume(bind.pod)
         self.binding = []
         settings = Settings(patience=self.patience, room=self.room)
-        self.state = State(clock=self.clock, patience=Patience(hold=30.0, ghost=0.0, confirm=75.0), of_gangs=settings)
+        patience = Patience(hold=30.0, ghost=0.0, confirm=75.0)
+        self.state = State(clock=self.clock, patience=patience, of_gangs=settings, core=self.core)
         self.requests = Requests()
         for name, spec in self.nodes.items():
             self.state.set_node(name, NodeRoom(Load(spec.cpu * 1000, 512 * GIB, 500)))
@@ -148,8 +157,9 @@ class World:
             if found is not None and found["spec"].pop("schedulingGates", None):
                 self.tell(found)
         for pod, _ in work.evict:
-            self.evicted.append(pod.name)
-            self.delete(pod.name)
+            if not self.budget:
+                self.evicted.append(pod.name)
+                self.delete(pod.name)
         self.tell_groups()
 
     def tell_groups(self) -> None:

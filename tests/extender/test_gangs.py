@@ -245,6 +245,38 @@ def test_a_half_that_cannot_be_finished_is_evicted_and_tried_whole():
     assert set(world.bound()) == {"g0", "g2", "g1-again"}
 
 
+@pytest.mark.parametrize("comes_first", ["cards", "the eviction"])
+def test_a_half_whose_eviction_a_budget_forbids_takes_what_comes_first(comes_first):
+    world = World({"n1": 3}, rollback=120.0)
+    world.budget = True
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        world.schedule(name)
+    world.settle(only="g1")
+    world.nodes["n1"].cards = 1
+    world.restart()
+    world.run(200)
+    assert world.phase() == "Rolling"
+    assert set(world.bound()) == {"g1"}, "neither can it go, nor come to be whole"
+    if comes_first == "cards":
+        world.add_node("n2", NodeSpec(2))
+        world.run(70)
+        assert world.phase() == "Running"
+        assert set(world.bound()) == {"g0", "g1", "g2"}
+        world.budget = False
+        world.run(200)
+        assert world.evicted == [], "it runs: nobody is to go any more"
+    else:
+        world.budget = False
+        world.run(3)
+        assert world.evicted == ["g1"]
+        assert world.bound() == {}
+        world.create(member("g1-again", created=9, gpu_mem=P100))
+        world.add_node("n2", NodeSpec(2))
+        world.run(70)
+        assert set(world.bound()) == {"g0", "g2", "g1-again"}
+
+
 def test_a_gang_that_lost_a_member_is_not_half_bound():
     """What runs is told by the PodGroup, so that another leader does not evict it."""
     world = World({"n1": 3})

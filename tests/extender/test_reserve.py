@@ -1,0 +1,100 @@
+"""What a gang that has waited long may keep from others: what it can really have, and not for ever."""
+
+from cardwise.core.verdict import Refusal
+from tests.extender.gangworlds import P100, NodeSpec, World, member, single
+from tests.extender.worlds import as_quota
+
+RESERVED = Refusal.GANG_RESERVED.text
+
+
+def waiting_long(world: World, *members: dict) -> None:
+    """The gang has been refused for longer than `reserve`, and whether it could fit is known."""
+    world.create(*members)
+    world.run(3)
+    world.clock.advance(61)
+    world.run(3)
+
+
+def test_a_gang_of_one_that_no_quota_can_take_stops_nobody():
+    """Seen: 12Gi of quota, a whole card of 16276 MiB, the first place in the queue, and nobody was placed any more."""
+    world = World({"n1": 2, "n2": 2})
+    world.state.set_quota(*as_quota({"memoryMiB": 12288}))
+    waiting_long(
+        world, member("evil", "evil", 1, whole_gpu=1, annotations={"cardwise.dev/queue-priority": "999999999"})
+    )
+    other = single("other", created=90, gpu_mem=P100)
+    other["metadata"]["namespace"] = "team-b"
+    world.create(other)
+    assert world.schedule("other") == ""
+    assert "whatever else ends" in world.reason("evil")
+
+
+def test_quota_that_is_used_by_its_own_namespace_keeps_nothing_from_others():
+    """Others could end, and the gang would wait for its own pods still."""
+    world = World({"n1": 2, "n2": 2})
+    world.state.set_quota(*as_quota({"memoryMiB": 2 * P100}))
+    world.create(single("own", gpu_mem=P100))
+    world.run(2)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.create(single("other", created=90, gpu_mem=P100, namespace="team-b"))
+    assert world.schedule("other") == ""
+
+
+def test_it_keeps_the_nodes_that_it_could_have_and_no_more():
+    """Of eight nodes that are full but for one card, a gang of two cards keeps one, not all."""
+    world = World({f"n{i}": NodeSpec(2, labels={"name": f"n{i}"}) for i in range(8)})
+    world.create(*(single(f"s{i}", created=i, selector={"name": f"n{i}"}, gpu_mem=P100) for i in range(8)))
+    world.run(2)
+    waiting_long(world, member("g", "g", 1, created=30, whole_gpu=2))
+    world.create(*(single(f"t{i}", created=90 + i, gpu_mem=P100) for i in range(8)))
+    world.run(2)
+    went = [name for name in world.bound() if name.startswith("t")]
+    assert len(went) == 7, "one node is kept"
+
+
+def test_it_keeps_nodes_no_longer_than_its_time():
+    world = World({"n1": 2}, keep=120.0)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.clock.advance(121)
+    world.run(2)
+    assert "z" in world.bound()
+    world.delete("z")
+    world.create(single("y", created=95, gpu_mem=P100))
+    world.clock.advance(60)
+    world.run(1)
+    assert "y" in world.bound(), "for as long it leaves them to others"
+    world.delete("y")
+    world.clock.advance(61)
+    world.run(3)
+    world.create(single("w", created=99, gpu_mem=P100))
+    assert world.schedule("w") == RESERVED
+
+
+def test_a_gang_that_can_never_run_does_not_take_the_turn_of_the_next():
+    world = World({"n1": 2})
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    world.create(*(member(f"a{i}", "a", 3, created=1 + i, gpu_mem=P100) for i in range(3)))
+    waiting_long(world, *(member(f"b{i}", "b", 2, created=11 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.delete("x")
+    world.run(5)
+    assert {"b0", "b1"} <= set(world.bound())
+
+
+def test_cores_count_in_what_it_could_have():
+    """Of a card that gives 200 percent of its SMs two members have 100 each; others have it now."""
+    world = World({"n1": 1}, core=200)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100 // 2, gpu_core=100) for i in range(2)))
+    world.delete("x")
+    world.create(single("z", created=90, gpu_mem=64))
+    assert world.schedule("z") == RESERVED
+    world.run(2)
+    assert {"g0", "g1"} <= set(world.bound())
