@@ -116,6 +116,10 @@ class Places:
         """Places for all of these members, held and in the gang's plan; or nothing."""
         books = self._books
         self.give_up(member.uid for member in members)
+        for member in members:
+            if books.claims.decided(member.uid) is not None:
+                gang.reason = f"{member.name} may be bound already; that is found out first"
+                return False
         offers = self._offers.get(gang.key, {})
         priority, _, created, _ = gang.rank()
 

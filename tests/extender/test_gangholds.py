@@ -2,9 +2,10 @@
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core import names, request
 from cardwise.core.verdict import Refusal
 from extender import reserve
+from extender.decisions import Stage
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 
 
@@ -77,6 +78,27 @@ def test_a_member_that_goes_forward_and_is_bound_by_somebody_else_holds_nothing(
     world.run(2)
     assert world.phase("a") == "Running"
     assert world.held() == 0
+
+
+def test_a_member_that_may_be_bound_already_is_not_planned_anew_in_a_later_term():
+    """Its Binding's answer was lost, the Lease too, and then it came back: its card is its own until it is known."""
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.keep()
+    assert world.schedule("a0") == world.schedule("a1") == ""
+    first = next(bind for bind in world.binding if bind.pod["metadata"]["name"] == "a0")
+    world.state.begin_bind("uid-a0", ("default", "a0"), request.parse(first.pod), first.node, "binpack")
+    world.state.finish_bind("uid-a0", Stage.UNSURE)
+    world.binding.clear()
+    world.assumed.clear()
+    world.state.forget_plans()
+    card = world.state.decided("uid-a0")
+    world.run(5)
+    assert world.state.decided("uid-a0") == card
+    world.create(*(single(f"s{i}", created=20 + i, gpu_mem=P100) for i in range(3)))
+    world.run(5)
+    assert first.node not in world.bound().values()
+    assert "a0 may be bound already" in world.reason("a")
 
 
 @pytest.fixture
