@@ -120,8 +120,9 @@ class Reflector(Generic[T]):
         self._stopping = threading.Event()
         self._expired_before = False
         self._asked: list[threading.Event] = []  # for lists that are to begin yet
-        # What the handler failed on: key -> the value that it last took (None: it never took the key).
-        self._owed: dict[str, T | None] = {}
+        # What the handler failed on: key -> the value that it last took (None: it never took the key), and that which
+        # was known last.
+        self._owed: dict[str, tuple[T | None, T]] = {}
         self._settle_at: float | None = None
         self._settle_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
         self._lock = threading.Lock()
@@ -293,31 +294,30 @@ class Reflector(Generic[T]):
             self._tell_changed(key, None, new)
 
     def _tell_changed(self, key: str, old: T | None, new: T) -> None:
-        taken = self._owed.pop(key, old)
+        taken, _ = self._owed.pop(key, (old, new))
         if not self._call(self._handler.on_change, key, taken, new):
-            self._owe(key, taken)
+            self._owe(key, taken, new)
 
     def _tell_deleted(self, key: str, old: T) -> None:
+        taken, _ = self._owed.pop(key, (old, old))
         # It may have taken the half of an addition that it failed on.
-        taken = self._owed.pop(key, None)
-        last = old if taken is None else taken
-        if not self._call(self._handler.on_delete, key, last):
-            self._owe(key, last)
+        if not self._call(self._handler.on_delete, key, old if taken is None else taken):
+            self._owe(key, taken, old)
 
-    def _owe(self, key: str, taken: T | None) -> None:
-        self._owed[key] = taken
+    def _owe(self, key: str, taken: T | None, last: T) -> None:
+        self._owed[key] = taken, last
         if self._settle_at is None:
             self._settle_at = self._clock.now() + self._settle_backoff.next()
 
     def _settle(self) -> None:
         """Hands over again what the handler failed on."""
         self._settle_at = None
-        for key, taken in list(self._owed.items()):
+        for key, (taken, last) in list(self._owed.items()):
             value = self.store.get(key)
             if value is not None:
                 self._tell_changed(key, taken, value)
-            elif taken is not None:
-                self._tell_deleted(key, taken)
+            else:
+                self._tell_deleted(key, last)
         if not self._owed:
             self._settle_backoff.reset()
 
