@@ -116,6 +116,9 @@ class Rule:
         self.left -= 1
         return True
 
+    def end(self) -> None:
+        self.left = 0
+
 
 _Key = tuple[str, str, str]  # collection, namespace, name
 
@@ -136,7 +139,7 @@ class ApiServer:
         self.changed = threading.Condition()  # notified of whatever happens here
         self.requests: list[Request] = []
         self.missing: set[str] = set()  # collections whose kind is not installed
-        # What else there is, by path: a JSON value, bytes, or what makes them of the request.
+        # What else there is, by path: a JSON value, bytes, an Answer, or what makes one of the request.
         self.answers: dict[str, Any] = {
             "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
             "/readyz": b"ok",
@@ -311,7 +314,7 @@ class ApiServer:
             raise TimeoutError("timed out")
         if fault.lost:
             raise ConnectionResetError("connection reset by peer")
-        answer.headers["Date"] = format_datetime(self.clock.wall(), usegmt=True)
+        answer.headers.setdefault("Date", format_datetime(self.clock.wall(), usegmt=True))
         return answer
 
     def _answer(self, request: Request, fault: Fault) -> Answer:
@@ -325,6 +328,8 @@ class ApiServer:
         if request.path in self.answers:
             value = self.answers[request.path]
             value = value(request) if callable(value) else value
+            if isinstance(value, Answer):
+                return value
             return Answer(200, value if isinstance(value, bytes) else _encode(value))
         target = Target.of(request.path)
         kind = KINDS.get(target.collection)
@@ -364,7 +369,7 @@ class ApiServer:
         return {"kind": f"{kind.name}List", "apiVersion": "v1", "metadata": metadata, "items": items[start:end]}
 
     def _create(self, kind: Kind, target: Target, request: Request) -> Json:
-        obj = request.body
+        obj = _copy(request.body)
         if kind.custom and obj.get("kind") != kind.name:
             raise Refused(400, f"the kind of the object is not {kind.name}")
         metadata = obj.setdefault("metadata", {})
@@ -386,7 +391,7 @@ class ApiServer:
         return self._written(target, request, key, {}, obj)
 
     def _update(self, kind: Kind, target: Target, request: Request) -> Json:
-        obj = request.body
+        obj = _copy(request.body)
         metadata = obj["metadata"]
         if kind.name == "Lease" and _key(target) not in self._objects:
             if metadata.get("uid"):
@@ -627,7 +632,7 @@ class Stream:
                 seconds = min(limits, default=math.inf) - clock.now()
                 clock.wait_for(api.changed, self._ready, None if seconds == math.inf else seconds)
                 fresh, silent, how = self._fresh(), self._silent(), self._how()
-            now = clock.now()
+            now = clock.now() + 1e-6  # a sum of seconds may lie just behind the moment that was waited for
             if self._closed:
                 return
             for line in fresh:

@@ -3,22 +3,26 @@ from collections.abc import Iterator
 import pytest
 
 from cardwise.kube.client import KubeClient
-from tests.kube.fakeapi import FakeApi
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.clock import FakeClock
 from tests.kube.leases import World
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
-    fake = FakeApi()
-    yield fake
-    fake.close()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def client(api: FakeApi) -> Iterator[KubeClient]:
-    made = KubeClient(api.url)
+def api(clock: FakeClock) -> Iterator[ApiServer]:
+    made = ApiServer(clock)
     yield made
     made.close()
+
+
+@pytest.fixture
+def client(api: ApiServer, clock: FakeClock) -> KubeClient:
+    return api.client(clock=clock)
 
 
 @pytest.fixture

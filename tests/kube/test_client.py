@@ -4,9 +4,7 @@ import os
 import socket
 import ssl
 import threading
-import time
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 import yaml
@@ -15,7 +13,22 @@ from urllib3.exceptions import InsecureRequestWarning
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import certs
-from tests.kube.fakeapi import FakeApi, Fault, status_body
+from tests.fakes.apiserver import Answer, ApiServer, Fault
+
+
+@pytest.fixture
+def api(api: ApiServer) -> ApiServer:
+    """Of which everything at /x says what was sent there."""
+    api.answers["/x"] = lambda request: request.body
+    return api
+
+
+@pytest.fixture
+def client(api: ApiServer, clock):
+    """Over sockets."""
+    made = KubeClient(api.serve(), clock=clock)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -36,45 +49,43 @@ from tests.kube.fakeapi import FakeApi, Fault, status_body
         (418, "", errors.KubeError),
     ],
 )
-def test_answers_become_errors_by_status(api: FakeApi, client: KubeClient, status, reason, kind):
-    api.faults["POST"].append(Fault(status=status, body=status_body(status, reason, "because")))
+def test_answers_become_errors_by_status(api: ApiServer, client: KubeClient, status, reason, kind):
+    api.fault(Fault(status=status, reason=reason, message="because"), "create")
     with pytest.raises(errors.KubeError) as caught:
         client.create(paths.pods("ns", "p", "binding"), {})
     assert type(caught.value) is kind
     assert (caught.value.status, caught.value.reason, caught.value.message) == (status, reason, "because")
 
 
-def test_retry_after_comes_from_header_or_body(api: FakeApi, client: KubeClient):
-    api.faults["POST"].append(Fault(status=429, headers={"Retry-After": "7"}))
+def test_retry_after_comes_from_header_or_body(api: ApiServer, client: KubeClient):
+    api.fault(Fault(status=429, retry_after=7))
     with pytest.raises(errors.TooManyRequests) as caught:
         client.create("/x", {})
     assert caught.value.retry_after == 7.0
     body = json.dumps({"reason": "Timeout", "details": {"retryAfterSeconds": 3}}).encode()
-    api.faults["POST"].append(Fault(status=504, body=body))
+    api.fault(Fault(status=504, body=body))
     with pytest.raises(errors.ServerError) as caught:
         client.create("/x", {})
     assert caught.value.retry_after == 3.0
 
 
-def test_the_clock_is_that_of_the_other_side(api: FakeApi, client: KubeClient, monkeypatch):
-    api.faults["list"].append(Fault(status=200, body=b"{}"))
-    monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", lambda *_: "Fri, 01 Mar 2024 10:00:00 GMT")
+def test_the_clock_is_that_of_the_other_side(api: ApiServer, client: KubeClient, clock):
+    clock.set_wall(datetime(2024, 3, 1, 10, tzinfo=UTC))
     assert client.clock() == datetime(2024, 3, 1, 10, tzinfo=UTC)
-    api.faults["list"].append(Fault(status=200, body=b"{}"))
-    monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", lambda *_: "noon")
+    api.answers["/version"] = Answer(200, b"{}", {"Date": "noon"})
     assert client.clock() is None
 
 
-def test_error_bodies_are_truncated_and_need_not_be_json(api: FakeApi, client: KubeClient):
-    api.faults["POST"].append(Fault(status=502, body=b"<html>" + b"x" * 5000))
+def test_error_bodies_are_truncated_and_need_not_be_json(api: ApiServer, client: KubeClient):
+    api.fault(Fault(status=502, body=b"<html>" + b"x" * 5000))
     with pytest.raises(errors.ServerError) as caught:
         client.create("/x", {})
     assert caught.value.message.startswith("<html>")
     assert len(str(caught.value)) < 600
 
 
-def test_cut_and_refused_connections_are_unreachable(api: FakeApi, client: KubeClient):
-    api.faults["POST"].append(Fault(then="cut"))
+def test_cut_and_refused_connections_are_unreachable(api: ApiServer, client: KubeClient):
+    api.fault(Fault(lost=True))
     with pytest.raises(errors.Unreachable):
         client.create("/x", {})
     assert client.create("/x", {"a": 1}) == {"a": 1}  # the next one gets a fresh connection
@@ -94,52 +105,57 @@ def test_silence_is_unreachable_after_the_timeout():
         gc.collect()
 
 
-def test_patch_kinds_and_bodies(api: FakeApi, client: KubeClient):
-    assert client.patch("/p", [{"op": "test"}], "json", "me") == {"value": [{"op": "test"}]}
-    client.patch("/p", {"a": 1}, "apply", "me", force=True)
-    client.delete("/p", {"gracePeriodSeconds": 0})
-    assert client.request("PUT", "/p", body=b'{"raw":1}') == b'{"raw":1}'
-    with api.condition:
-        queries = [query for _, _, query, _ in api.requests]
-    assert queries[:2] == [{"fieldManager": "me"}, {"fieldManager": "me", "force": "true"}]
+def test_patch_kinds_and_bodies(api: ApiServer, client: KubeClient):
+    assert client.patch("/x", [{"op": "test"}], "json", "me") == {"value": [{"op": "test"}]}
+    client.patch("/x", {"a": 1}, "apply", "me", force=True)
+    client.delete("/x", {"gracePeriodSeconds": 0})
+    assert client.request("PUT", "/x", body=b'{"raw":1}') == b'{"raw":1}'
+    assert [request.query for request in api.sent("patch")] == [
+        {"fieldManager": "me"},
+        {"fieldManager": "me", "force": "true"},
+    ]
+    assert [request.headers["Content-Type"] for request in api.sent("patch")] == [
+        "application/json-patch+json",
+        "application/apply-patch+yaml",
+    ]
+    assert [request.raw for request in api.sent("delete")] == [b'{"gracePeriodSeconds":0}']
     with pytest.raises(ValueError, match="field_manager"):
-        client.patch("/p", {}, "apply")
+        client.patch("/x", {}, "apply")
 
 
-def test_pages_follow_continue(api: FakeApi, client: KubeClient):
+def test_pages_follow_continue(api: ApiServer, client: KubeClient):
     for number in range(7):
-        api.put(f"p{number}")
+        api.put(paths.pods(), {"metadata": {"name": f"p{number}"}})
     pages = [json.loads(page)["items"] for page in client.list_pages(paths.pods(), limit=3)]
     assert [len(page) for page in pages] == [3, 3, 1]
 
 
-def test_token_is_asked_for_again_after_a_while_and_after_401(api: FakeApi):
+def test_token_is_asked_for_again_after_a_while_and_after_401(api: ApiServer, clock):
     tokens = iter(["Bearer one", "bearer two\n", "Bearer three"])
-    client = KubeClient(api.url, authorization=lambda: next(tokens))
+    client = api.client(authorization=lambda: next(tokens), clock=clock)
     client.create("/x", {})
     client.create("/x", {})
-    assert client._headers["application/json"]["Authorization"] == "Bearer one"
-    api.faults["POST"].append(Fault(status=401))
+    api.fault(Fault(status=401))
     with pytest.raises(errors.Unauthorized):
         client.create("/x", {})
     client.create("/x", {})
-    assert client._headers["application/json"]["Authorization"] == "bearer two"
-    client._headers_until = 0
-    client.get("/x")
-    assert client._headers[""]["Authorization"] == "Bearer three"
-    client.close()
+    clock.advance(11)
+    client.get("/version")
+    said = [request.headers["Authorization"] for request in api.sent()]
+    assert said == ["Bearer one", "Bearer one", "Bearer one", "bearer two", "Bearer three"]
 
 
-def test_nothing_is_sent_when_the_credentials_took_all_of_its_time(api: FakeApi):
-    client = KubeClient(api.url, authorization=lambda: time.sleep(0.3) or "Bearer late")
+def test_nothing_is_sent_when_the_credentials_took_all_of_its_time(api: ApiServer, clock):
+    client = api.client(authorization=lambda: clock.sleep(3) or "Bearer late", clock=clock)
     with pytest.raises(errors.Unreachable, match="credentials took"):
-        client.create("/x", {}, timeout=0.1)
-    client.create("/y", {}, timeout=5)
-    assert api.count("POST") == 1
-    client.close()
+        client.create("/x", {}, timeout=1)
+    assert api.sent() == []
+    clock.advance(11)
+    client.create("/x", {}, timeout=5)
+    assert [request.timeout for request in api.sent()] == [2]  # what they have left of it
 
 
-def test_child_of_a_fork_does_not_use_the_parents_connection(api: FakeApi, client: KubeClient):
+def test_child_of_a_fork_does_not_use_the_parents_connection(api: ApiServer, client: KubeClient):
     client.create("/x", {})
     before = client._pool
     client._pid = os.getppid()  # as if this were the child
@@ -148,7 +164,7 @@ def test_child_of_a_fork_does_not_use_the_parents_connection(api: FakeApi, clien
     before.close()
 
 
-def test_threads_share_it(api: FakeApi, client: KubeClient):
+def test_threads_share_it(api: ApiServer, client: KubeClient):
     answers: list[dict] = []
 
     def work(number: int) -> None:
@@ -190,7 +206,6 @@ def tls_server(tmp_path):
                         line = b'{"type":"ADDED","object":{}}\n'
                         connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
                         connection.sendall(b"%x\r\n%s\r\n" % (len(line), line))
-                        connection.settimeout(5)
                         connection.recv(1)
                     else:
                         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
@@ -258,13 +273,13 @@ def test_watch_over_tls_can_be_ended_from_another_thread(tls_server):
             **{"certificate-authority": str(directory / "ca.crt"), "tls-server-name": "kube.test"},
         )
     )
-    watch = client.watch("/api/v1/pods", resource_version="1", timeout_seconds=60)
-    lines = []
-    started = time.monotonic()
-    threading.Timer(0.2, watch.close).start()
-    lines.extend(watch)
-    assert lines == [b'{"type":"ADDED","object":{}}']
-    assert time.monotonic() - started < 5
+    watch = client.watch("/api/v1/pods", resource_version="1", timeout_seconds=3600)
+    lines = iter(watch)
+    assert next(lines) == b'{"type":"ADDED","object":{}}'
+    closing = threading.Thread(target=watch.close)
+    closing.start()
+    assert list(lines) == []
+    closing.join(60)
     client.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cardwise.kube import errors
 from cardwise.kube.election import Call, Election
-from tests.kube.leases import DURATION, EVERY, MARGIN, NOON, Leases
+from tests.kube.leases import DURATION, EVERY, MARGIN, NOON, World
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class ElectionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.time = 0.0
-        self.leases = Leases()
+        self.leases = World()
         self.started = 0
         self.on_the_way: list[tuple[Process, Call]] = []
         starts = (("p0", 0.951), ("p1", 1.049), ("p2", 1.0), ("p0", 1.049))
@@ -59,7 +59,7 @@ class ElectionMachine(RuleBasedStateMachine):
     @initialize(released=st.booleans())
     def begins(self, released: bool) -> None:
         if released:
-            self.leases.put({"metadata": {"name": "l"}, "spec": {"holderIdentity": ""}})
+            self.leases.put({"holderIdentity": ""})
 
     def launch(self, name: str, rate: float) -> Process:
         self.started += 1
@@ -182,12 +182,12 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @rule()
     def somebody_deletes_it(self) -> None:
-        self.leases.lease = None
+        self.leases.remove()
 
     @rule(spec=st.sampled_from([{}, {"holderIdentity": 5}, {"holderIdentity": "x", "leaseDurationSeconds": 15}]))
     def somebody_writes_it(self, spec: dict) -> None:
         if self.leases.lease is not None:
-            self.leases.put({**self.leases.lease, "spec": spec})
+            self.leases.put(spec)
 
     @invariant()
     def no_two_hold(self) -> None:

@@ -1,32 +1,30 @@
-import json
 import threading
-import time
 
 import pytest
 
+from cardwise.kube import paths
 from cardwise.kube.events import EventRecorder, ObjectRef
-from tests.kube.fakeapi import Fault
+from tests.fakes.apiserver import Fault
 
 POD = ObjectRef.pod("ns", "p", "uid-1")
 
 
 @pytest.fixture
-def recorder(client):
-    made = EventRecorder(client, "cardwise-extender", instance="me", burst=5, refill_seconds=1000)
+def recorder(client, clock):
+    made = EventRecorder(client, "cardwise-extender", instance="me", burst=5, refill_seconds=1000, clock=clock)
     yield made
     made.stop()
 
 
 def sent(api):
-    with api.condition:
-        return [(method, path, json.loads(body)) for method, path, _, body in api.requests]
+    return [(request.verb, request.path, request.body) for request in api.sent()]
 
 
 def test_event_is_written_with_what_kubectl_shows(api, recorder):
     recorder.record(POD, "GpuMemoryExhausted", "m" * 3000, "Warning")
     recorder.stop()
-    ((method, path, event),) = sent(api)
-    assert (method, path) == ("POST", "/api/v1/namespaces/ns/events")
+    ((verb, path, event),) = sent(api)
+    assert (verb, path) == ("create", paths.events("ns"))
     assert event["involvedObject"] == {
         "apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "ns", "uid": "uid-1"
     }  # fmt: skip
@@ -42,16 +40,17 @@ def test_repeats_are_counted_in_one_object(api, recorder):
     recorder.record(POD, "Waiting", "for something else")
     recorder.stop()
     calls = sent(api)
-    assert [method for method, _, _ in calls] == ["POST", "PATCH", "PATCH", "POST"]
+    assert [verb for verb, _, _ in calls] == ["create", "patch", "patch", "create"]
     assert [body["count"] for _, _, body in calls] == [1, 2, 3, 1]
+    assert sorted(event["count"] for event in api.all(paths.events())) == [1, 3]
 
 
 def test_repeat_of_an_event_that_expired_is_a_new_one(api, recorder):
-    api.faults["PATCH"].append(Fault(status=404))
+    api.before(lambda request: api.remove(request.path), "patch")
     recorder.record(POD, "Waiting", "for its gang")
     recorder.record(POD, "Waiting", "for its gang")
     recorder.stop()
-    assert [method for method, _, _ in sent(api)] == ["POST", "PATCH", "POST"]
+    assert [verb for verb, _, _ in sent(api)] == ["create", "patch", "create"]
     assert (recorder.written, recorder.failed) == (2, 0)
 
 
@@ -61,11 +60,12 @@ def test_noisy_object_is_cut_off_and_others_are_not(api, recorder):
     recorder.record(ObjectRef.node("n1"), "Quiet", "one line")
     recorder.stop()
     assert (recorder.written, recorder.dropped) == (6, 15)
-    assert sent(api)[-1][1] == "/api/v1/namespaces/default/events"
+    assert sent(api)[-1][1] == paths.events("default")
 
 
 def test_failures_are_counted_and_never_raised(api, recorder, capsys):
-    api.faults["POST"].extend([Fault(status=403), Fault(then="cut")])
+    api.fault(Fault(status=403))
+    api.fault(Fault(lost=True))
     for number in range(3):
         recorder.record(POD, "Some", f"number {number}")
     recorder.stop()
@@ -73,15 +73,17 @@ def test_failures_are_counted_and_never_raised(api, recorder, capsys):
     assert "event not written" in capsys.readouterr().out
 
 
-def test_full_queue_drops_and_returns_at_once(client):
-    recorder = EventRecorder(client, "x", capacity=2)
-    stuck = threading.Event()
-    recorder._write = lambda note: stuck.wait(5)
-    started = time.monotonic()
-    for number in range(10):
+def test_full_queue_drops_and_returns_at_once(api, client, clock):
+    recorder = EventRecorder(client, "x", capacity=2, clock=clock)
+    writing, answered = threading.Event(), threading.Event()
+    api.before(lambda _: (writing.set(), answered.wait(60)))
+    recorder.record(POD, "Some", "the first")
+    assert writing.wait(60)
+    for number in range(9):
         recorder.record(POD, "Some", f"number {number}")
-    assert time.monotonic() - started < 3.0
-    assert recorder.dropped >= 7
-    stuck.set()
+    assert recorder.dropped == 7
+    assert not api.all(paths.events())  # nobody has waited for the API server
+    answered.set()
     recorder.stop()
+    assert recorder.written == 3
     recorder.record(POD, "Late", "after stop")  # dropped, not raised

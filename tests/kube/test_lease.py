@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.kube.election import Election
 from cardwise.kube.lease import identity
-from tests.kube.leases import DURATION, EVERY, MARGIN, NOON, World, leading, nothing
+from tests.kube.leases import DURATION, EVERY, MARGIN, NOON, World, leading
 
 
 def test_a_released_lease_is_taken_at_once_and_kept(world: World):
@@ -28,10 +28,7 @@ def test_a_released_lease_is_taken_at_once_and_kept(world: World):
 
 
 def test_validity_counts_from_before_the_request_was_sent(world: World):
-    def slow(verb: str) -> None:
-        world.now += 4
-
-    world.after = slow
+    world.after(lambda: world.clock.advance(4))
     a = world.elector("a")
     a.step()
     sent = world.now
@@ -44,7 +41,7 @@ def test_validity_counts_from_before_the_request_was_sent(world: World):
 
 def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world: World):
     a = leading(world)
-    world.spec.update(renewTime="1999-01-01T00:00:00.000000Z", acquireTime="1999-01-01T00:00:00.000000Z")
+    world.put(world.spec | dict.fromkeys(("renewTime", "acquireTime"), "1999-01-01T00:00:00.000000Z"))
     b = world.elector("b")
     b.step()
     seen = world.now
@@ -60,12 +57,11 @@ def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world
 def test_the_wait_counts_from_after_the_news_came(world: World):
     a, b = leading(world), world.elector("b")
 
-    def held_up(verb: str) -> None:
-        world.before = nothing
+    def held_up() -> None:
         world.now += 5
         a.step()
 
-    world.before = held_up
+    world.api.before(lambda _: held_up())
     b.step()
     came = world.now
     while not b.leader:
@@ -96,20 +92,19 @@ def test_a_conflict_is_read_again_and_the_loser_stands_by(world: World):
     a, b = world.elector("a"), world.elector("b")
     a.step()
     world.run(b, seconds=1)
-    world.calls.clear()
+    before = len(world.calls)
     a.step()
-    assert world.calls == ["update"]
+    assert world.calls[before:] == ["update"]
     world.now += 1
     a.step()
-    assert world.calls == ["update", "get"]
+    assert world.calls[before:] == ["update", "get"]
     assert (a.leader, b.leader) == (False, True)
 
 
 def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
     told: list[bool] = []
     a = leading(world, on_change=told.append)
-    world.spec["holderIdentity"] = "b"
-    world.put(world.lease)
+    world.put(world.spec | {"holderIdentity": "b"})
     world.run(a, seconds=4)
     assert not a.leader
     assert told == [True, False]
@@ -119,7 +114,7 @@ def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
 def test_a_missing_lease_is_created_and_waited_for(world: World):
     a = leading(world)
     until = world.now + a.remaining()
-    world.lease = None
+    world.remove()
     b = world.elector("b")
     b.step()
     b.step()
@@ -139,10 +134,10 @@ def test_a_missing_lease_is_created_and_waited_for(world: World):
 
 
 def test_somebody_else_created_it_first(world: World):
-    world.lease = None
+    world.remove()
     a = world.elector("a")
     a.step()
-    world.put({"metadata": {"name": "l"}, "spec": {"holderIdentity": "b", "leaseDurationSeconds": 15}})
+    world.put({"holderIdentity": "b", "leaseDurationSeconds": 15})
     world.run(a, seconds=10)
     assert not a.leader
     assert world.spec["holderIdentity"] == "b"

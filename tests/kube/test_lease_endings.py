@@ -1,6 +1,6 @@
 """Who stops: it tells that it does not lead any more, and gives back what is its own."""
 
-from tests.kube.leases import EVERY, World, leading, nothing, unreachable
+from tests.kube.leases import EVERY, World, leading
 
 
 def test_stop_gives_the_lease_back_after_telling(world: World):
@@ -37,10 +37,10 @@ def test_at_stop_also_who_was_never_told_that_it_leads_is_told_that_it_does_not(
 
 def test_giving_back_finds_its_lost_renewal(world: World):
     a = leading(world)
-    world.after = lambda verb: unreachable(verb) if verb == "update" else None
+    unheard = world.unheard("update")
     world.now += 2
     a.step()
-    world.after = nothing
+    unheard.end()
     a.leave()
     assert world.spec["holderIdentity"] == ""
 
@@ -54,7 +54,7 @@ def test_what_is_not_ours_is_not_given_back(world: World):
 
 
 def test_who_only_waits_for_the_lease_it_made_does_not_give_it_back(world: World):
-    world.lease = None
+    world.remove()
     b = world.elector("b")
     world.run(b, seconds=5)
     b.leave()

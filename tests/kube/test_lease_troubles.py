@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from cardwise.kube import errors
-from tests.kube.leases import DURATION, EVERY, MARGIN, World, leading, nothing, unreachable
+from tests.fakes.apiserver import Fault
+from tests.kube.leases import DURATION, EVERY, MARGIN, World, leading
 
 
 def test_leadership_ends_while_the_api_server_hangs(world: World):
@@ -14,13 +14,13 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
     epoch = a.epoch
     seen: list[tuple[bool, float]] = []
 
-    def hangs(verb: str) -> None:
+    def hangs() -> None:
         for _ in range(40):
             world.now += 0.5
             seen.append((a.leader, a.remaining()))
-        raise errors.Unreachable("timed out")
+        raise TimeoutError("timed out")
 
-    world.before = hangs
+    world.api.before(lambda _: hangs())
     world.now += 1
     a.step()
     assert seen[0][0]
@@ -28,7 +28,6 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
     assert sum(leads for leads, _ in seen) * 0.5 <= DURATION - MARGIN
     assert told == [True, False]
     # Nobody took it. It is ours again, as a new epoch: who read for the old one must read again.
-    world.before = nothing
     world.run(a, seconds=3)
     assert told == [True, False, True]
     assert a.epoch == epoch + 1
@@ -38,12 +37,12 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
 
 def test_a_renewal_whose_answer_was_lost_is_recognised(world: World):
     a = leading(world)
-    world.after = lambda verb: unreachable(verb) if verb == "update" else None
+    unheard = world.unheard("update")
     world.now += 2
     a.step()
     assert world.spec["renewTime"]
     before = a.remaining()
-    world.after = nothing
+    unheard.end()
     a.step()  # reads
     assert a.remaining() == before
     a.step()  # writes
@@ -52,13 +51,13 @@ def test_a_renewal_whose_answer_was_lost_is_recognised(world: World):
 
 
 def test_a_takeover_whose_answer_was_lost_is_recognised(world: World):
-    world.after = lambda verb: unreachable(verb) if verb == "update" else None
+    unheard = world.unheard("update")
     a = world.elector("a")
     a.step()
     a.step()
     assert world.spec["holderIdentity"] == "a"
     assert not a.leader
-    world.after = nothing
+    unheard.end()
     world.run(a, seconds=1)
     assert a.leader
     assert world.spec["leaseTransitions"] == 5
@@ -76,7 +75,7 @@ def test_a_takeover_whose_answer_was_lost_is_recognised(world: World):
     ],
 )
 def test_a_lease_that_cannot_be_read_is_held_by_somebody(world: World, spec: object):
-    world.put({"metadata": {"name": "l"}, "spec": spec})
+    world.put(spec)
     a = world.elector("a")
     world.run(a, seconds=DURATION - 0.25)
     assert not a.leader
@@ -86,7 +85,7 @@ def test_a_lease_that_cannot_be_read_is_held_by_somebody(world: World, spec: obj
 
 
 def test_an_answer_that_is_no_object_is_trouble_and_not_a_free_lease(world: World):
-    world.lease = {"metadata": {}, "kind": "Ingress page"}
+    world.api.fault(Fault(status=200, body=b'{"metadata": {}, "kind": "Ingress page"}'), times=5)
     a = world.elector("a")
     for _ in range(5):
         world.now += 20
@@ -97,13 +96,13 @@ def test_an_answer_that_is_no_object_is_trouble_and_not_a_free_lease(world: Worl
 
 def test_a_creation_whose_answer_was_lost_is_waited_for(world: World):
     a = leading(world)
-    world.lease = None
+    world.remove()
     b = world.elector("b")
     b.step()
-    world.after = unreachable
+    unheard = world.unheard()
     b.step()
     assert world.spec["holderIdentity"] == "b"
-    world.after = nothing
+    unheard.end()
     created = world.now
     while not b.leader:
         world.now += 0.5
@@ -116,7 +115,7 @@ def test_a_standby_is_not_in_a_hurry_and_errors_are_retried_soon(world: World):
     leading(world)
     b = world.elector("b")
     assert b.step() == EVERY / 2
-    world.before = unreachable
+    world.unreachable()
     delays = [b.step() for _ in range(12)]
     assert delays[0] < 0.2
     assert max(delays) <= EVERY
@@ -136,11 +135,11 @@ def test_the_thread_survives_what_is_no_answer_at_all(world: World):
     changed = threading.Event()
     failures = iter([RuntimeError("the credentials plugin"), OSError("too")])
 
-    def fails(verb: str) -> None:
+    def fails() -> None:
         for error in failures:
             raise error
 
-    world.before = fails
+    world.api.before(lambda _: fails(), times=3)
     a = world.elector("a", on_change=lambda leads: changed.set())
     a.start()
     try:

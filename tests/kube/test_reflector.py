@@ -1,18 +1,21 @@
 """The reflector against a server that misbehaves in every way we know; what counts is the state it ends in."""
 
 import json
+import math
 import random
+import socket
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
+from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Pace, Reflector
-from tests.kube.fakeapi import FakeApi, Fault
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
 
-QUICK = Pace(watch_min=1.0, watch_max=2.0, slack=0.3, backoff_initial=0.02, backoff_cap=0.1)
+PODS = paths.pods()
 
 
 class Recorder:
@@ -52,30 +55,46 @@ def project(raw: bytes) -> tuple[str, int] | None:
     return (obj["metadata"]["uid"], size) if size else None
 
 
-def truth(api: FakeApi) -> dict[str, int]:
-    with api.condition:
-        shown = [project(json.dumps(obj).encode()) for obj in api.objects.values()]
+def put(api: ApiServer, name: str, *, uid: str = "", **spec: object) -> None:
+    api.put(PODS, {"metadata": {"name": name, "uid": uid or f"uid-{name}"}, "spec": spec})
+
+
+def remove(api: ApiServer, name: str) -> None:
+    api.remove(paths.pods("default", name))
+
+
+def truth(api: ApiServer) -> dict[str, int]:
+    shown = [project(json.dumps(obj).encode()) for obj in api.all(PODS)]
     return dict(each for each in shown if each is not None)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 8.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not come true in time"
-        time.sleep(0.01)
+@pytest.fixture
+def eventually(clock: FakeClock) -> Callable[[Callable[[], object]], None]:
+    """Lets time pass until it is so. Whatever takes no time has happened whenever it is asked."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        for _ in range(10_000):
+            clock.until_waiting()
+            if condition():
+                return
+            clock.step()
+        raise AssertionError("did not come true in time")
+
+    return wait
 
 
 @pytest.fixture
-def following(api, client):
+def following(client: KubeClient, clock: FakeClock):
+    """Starts a reflector, which has done then whatever takes no time."""
     started: list[Reflector] = []
 
-    def follow(handler: Recorder | None = None, pace: Pace = QUICK, limit: int = 3) -> tuple[Reflector, Recorder]:
+    def follow(handler: Recorder | None = None, pace: Pace | None = None) -> tuple[Reflector, Recorder]:
         handler = handler or Recorder()
-        reflector = Reflector(
-            client, "/api/v1/pods", project, handler, query={"fieldSelector": "x=y"}, list_limit=limit, pace=pace
-        )
+        query = {"fieldSelector": "spec.nodeName="}
+        reflector = Reflector(client, PODS, project, handler, query=query, list_limit=3, pace=pace, clock=clock)
         reflector.start()
         started.append(reflector)
+        clock.until_waiting()
         return reflector, handler
 
     yield follow
@@ -84,66 +103,88 @@ def following(api, client):
         assert not reflector._thread.is_alive()
 
 
-def test_lists_in_pages_then_follows_events(api: FakeApi, following):
+def test_lists_in_pages_then_follows_events(api: ApiServer, clock, following):
     for number in range(10):
-        api.put(f"p{number}", size=number)
+        put(api, f"p{number}", size=number)
     reflector, handler = following()
-    assert reflector.synced.wait(5)
+    assert reflector.synced.is_set()
     assert handler.values == truth(api) == reflector.store.snapshot()
     assert len(handler.values) == 9  # p0 is of no interest
-    api.put("p3", size=33)
-    api.put("p4", size=0)  # no longer of interest: a deletion
-    api.remove("p5")
-    api.put("p5", uid="other", size=5)
-    eventually(lambda: handler.values == truth(api) and "other" in handler.values)
+    put(api, "p3", size=33)
+    put(api, "p4", size=0)  # no longer of interest: a deletion
+    remove(api, "p5")
+    put(api, "p5", uid="other", size=5)
+    clock.until_waiting()
+    assert handler.values == truth(api)
+    assert "other" in handler.values
     assert "uid-p4" not in handler.values
     assert reflector.relists == 1
-    lists = [query for _, _, query, _ in api.requests if "watch" not in query]
+    lists = [request.query for request in api.sent("list")]
     assert len(lists) == 4
     assert all("resourceVersion" not in query for query in lists)  # consistent, never from a stale cache
-    watch = next(query for _, _, query, _ in api.requests if "watch" in query)
-    assert watch["allowWatchBookmarks"] == "true"
-    assert watch["fieldSelector"] == "x=y"
+    (watch,) = api.sent("watch")
+    assert watch.query["allowWatchBookmarks"] == "true"
+    assert watch.query["fieldSelector"] == "spec.nodeName="
 
 
-def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_not_told(api: FakeApi, following):
-    api.put("a", size=1)
-    pace = Pace(watch_min=60.0, watch_max=60.0, slack=30.0, backoff_initial=0.02, backoff_cap=0.1)
-    reflector, handler = following(pace=pace)
-    assert reflector.synced.wait(5)
-    api.faults["watch"].append(Fault(events=1, then="silence"))
-    api.put("b", size=2)
-    eventually(lambda: "uid-b" in handler.values)
+def test_a_watch_that_ended_is_followed_by_one_from_where_it_was(api: ApiServer, clock, following, eventually):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    put(api, "b", size=2)
+    api.hold(PODS)
+    eventually(lambda: len(api.sent("watch")) == 3)
+    put(api, "c", size=3)
+    api.let_through(PODS)
+    clock.until_waiting()
+    assert handler.values == truth(api)
+    assert (reflector.relists, reflector.errors) == (1, 0)
+    first, second, third = (int(request.query["resourceVersion"]) for request in api.sent("watch"))
+    assert first < second <= third
+
+
+def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_not_told(api, clock, following):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    api.fault(Fault(events=1, then="silence"), "watch")
+    put(api, "b", size=2)
+    clock.until_waiting()
+    assert "uid-b" in handler.values
     # The old watch ends with its list; the next is the one that falls silent after an event.
-    assert reflector.relist().wait(5)
-    api.put("c", size=3)
-    eventually(lambda: "uid-c" in handler.values)
-    api.put("d", size=4)
-    assert reflector.relist().wait(5)
+    assert reflector.relist().wait(60)
+    put(api, "c", size=3)
+    clock.until_waiting()
+    assert "uid-c" in handler.values
+    put(api, "d", size=4)
+    clock.until_waiting()
+    assert "uid-d" not in handler.values
+    assert reflector.relist().wait(60)
     assert handler.values == truth(api)
-    api.put("e", size=5)
-    eventually(lambda: handler.values == truth(api))
+    put(api, "e", size=5)
+    clock.until_waiting()
+    assert handler.values == truth(api)
+    assert clock.now() == 1000
 
 
-def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api: FakeApi, following):
-    api.put("a", size=1)
-    reflector, handler = following(pace=Pace(watch_min=60.0, watch_max=60.0, backoff_initial=0.02, backoff_cap=0.1))
-    assert reflector.synced.wait(5)
-    api.faults["list"].extend([Fault(status=500), Fault(status=429, headers={"Retry-After": "0"})])
-    before = api.count("list")
+def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api, following, eventually):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    api.fault(Fault(status=500), "list")
+    api.fault(Fault(status=429, retry_after=0), "list")
+    before = len(api.sent("list"))
     done = [reflector.relist() for _ in range(3)]
-    assert all(each.wait(5) for each in done)
-    assert api.count("list") - before <= 2 + 2
+    eventually(lambda: all(each.is_set() for each in done))
+    assert len(api.sent("list")) - before <= 2 + 2
     assert handler.values == truth(api)
-    eventually(lambda: api.count("watch") >= 2)  # and it watches on
+    assert api.watches() == 1  # and it watches on
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"),
+    ("verb", "fault"),
     [
         ("list", Fault(status=500)),
-        ("list", Fault(status=429, headers={"Retry-After": "0"})),
-        ("watch", Fault(status=429, headers={"Retry-After": "0"})),
+        ("list", Fault(status=429, retry_after=0)),
+        ("list", Fault(seconds=math.inf)),
+        ("watch", Fault(status=429, retry_after=0)),
         ("watch", Fault(status=500)),
         ("watch", Fault(status=410)),
         ("watch", Fault(events=2, then="gone")),
@@ -151,95 +192,98 @@ def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api
         ("watch", Fault(events=1, then="garbage")),
         ("watch", Fault(events=1, then="silence")),
     ],
-    ids=lambda value: value if isinstance(value, str) else f"{value.status or value.then}",
+    ids=lambda value: value if isinstance(value, str) else f"{value.status or value.then or value.seconds}",
 )
-def test_state_is_right_after_a_fault(api: FakeApi, following, kind, fault):
-    api.put("a", size=1)
-    api.faults[kind].append(fault)
-    pace = Pace(watch_min=0.2, watch_max=0.3, slack=0.2, backoff_initial=0.02, backoff_cap=0.1)
-    reflector, handler = following(pace=pace)
-    assert reflector.synced.wait(5)
+def test_state_is_right_after_a_fault(api: ApiServer, following, eventually, verb, fault):
+    put(api, "a", size=1)
+    ordered = api.fault(fault, verb)
+    reflector, handler = following()
+    eventually(reflector.synced.is_set)
     for number in range(6):
-        api.put(f"p{number}", size=number + 1)
-    api.remove("a")
+        put(api, f"p{number}", size=number + 1)
+    remove(api, "a")
     eventually(lambda: handler.values == truth(api))
-    assert not api.faults[kind]
+    assert ordered.left == 0
 
 
-def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: FakeApi, following):
+def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServer, following, eventually):
     for number in range(10):
-        api.put(f"p{number}", size=number + 1)
-    with api.condition:
-        # The second page of the first list.
-        api.faults["list"] = type(api.faults["list"])([Fault(), Fault(status=410)])
+        put(api, f"p{number}", size=number + 1)
+    api.fault(Fault(), "list")
+    api.fault(Fault(status=410), "list")  # the second page
     reflector, handler = following()
-    assert reflector.synced.wait(5)
+    eventually(reflector.synced.is_set)
     assert handler.values == truth(api)
-    lists = [query for _, _, query, _ in api.requests if "watch" not in query]
-    assert "limit" not in lists[-1]
+    assert "limit" not in api.sent("list")[-1].query
 
 
-def test_relist_tells_only_what_changed_meanwhile(api: FakeApi, following):
+def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, following, eventually):
     for name in "abc":
-        api.put(name, size=1)
-    api.faults["watch"].append(Fault(status=500, headers={"Retry-After": "1"}))
+        put(api, name, size=1)
+    api.fault(Fault(status=500, retry_after=1), "watch")
     reflector, handler = following()
-    assert reflector.synced.wait(5)
     handler.calls.clear()
-    api.remove("a")
-    api.put("b", size=2)
-    api.put("d", size=4)
+    remove(api, "a")
+    put(api, "b", size=2)
+    put(api, "d", size=4)
     api.compact()
-    eventually(lambda: handler.values == truth(api) and reflector.relists == 2)
+    eventually(lambda: reflector.relists == 2)
+    assert handler.values == truth(api)
     assert sorted(handler.calls, key=str) == sorted([("uid-a", 1, None), ("uid-b", 1, 2), ("uid-d", None, 4)], key=str)
     assert handler.synced == 2
 
 
-def test_bookmarks_keep_the_version_fresh_and_the_reflector_not_stale(api: FakeApi, following):
-    api.put("a", size=1)
+def test_bookmarks_keep_the_version_fresh_and_the_reflector_not_stale(api: ApiServer, clock, following):
+    put(api, "a", size=1)
     reflector, _ = following()
-    assert reflector.staleness_seconds() >= 0
-    assert reflector.synced.wait(5)
-    eventually(lambda: reflector.events >= 2)
-    assert reflector.staleness_seconds() < 1.0
-    api.version += 50
-    eventually(lambda: reflector._version == str(api.version))
+    assert reflector.staleness_seconds() == 0
+    last = api.put(paths.nodes(), {"metadata": {"name": "n"}})
+    clock.advance(59)
+    assert (reflector.events, reflector.staleness_seconds()) == (0, 59)
+    clock.step()
+    clock.until_waiting()
+    assert (reflector.events, reflector.staleness_seconds()) == (1, 0)
+    assert reflector._version == last["metadata"]["resourceVersion"]
     assert reflector.handler_errors == 0
 
 
-def test_silent_server_makes_it_stale(api: FakeApi, following):
-    api.faults["watch"].append(Fault(then="silence"))
+def test_silent_server_makes_it_stale(api: ApiServer, clock, following):
+    api.fault(Fault(then="silence"), "watch")
     reflector, _ = following()
-    assert reflector.synced.wait(5)
-    eventually(lambda: reflector.staleness_seconds() > 0.3)
+    clock.advance(200)
+    assert reflector.staleness_seconds() == 200
+    clock.until_waiting()
+    clock.step()  # it hears no longer than it was to watch
+    clock.until_waiting()
+    assert (reflector.errors, api.watches()) == (1, 0)
 
 
-def test_failing_handler_and_unreadable_object_do_not_stop_it(api: FakeApi, following, capsys):
+def test_failing_handler_and_unreadable_object_do_not_stop_it(api: ApiServer, clock, following, capsys):
     handler = Recorder()
     handler.fail_on = {"uid-a"}
-    api.put("a", size=1)
-    api.put("b", size=1)
+    put(api, "a", size=1)
+    put(api, "b", size=1)
     reflector, handler = following(handler)
-    assert reflector.synced.wait(5)
-    api.put("b", size=-1)  # stays as it was
-    api.put("c", size=3)
-    eventually(lambda: handler.values == {"uid-b": 1, "uid-c": 3})
-    assert reflector.handler_errors >= 2
+    put(api, "b", size=-1)  # stays as it was
+    put(api, "c", size=3)
+    clock.until_waiting()
+    assert handler.values == {"uid-b": 1, "uid-c": 3}
+    assert reflector.handler_errors == 2
     assert "handler broke" in capsys.readouterr().out
 
 
-def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api: FakeApi, following):
+def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api, clock, following, eventually):
     for name in "abc":
-        api.put(name, size=1)
+        put(api, name, size=1)
     reflector, handler = following()
-    assert reflector.synced.wait(5)
     handler.fail_on = {"uid-a", "uid-b", "uid-d"}
-    api.put("a", size=2)  # nothing else ever happens to it
-    api.remove("b")
-    api.put("d", size=4)
-    api.put("a", size=3)
-    api.put("c", size=5)
-    eventually(lambda: reflector.handler_errors >= 4 and handler.values.get("uid-c") == 5)
+    put(api, "a", size=2)  # nothing else ever happens to it
+    remove(api, "b")
+    put(api, "d", size=4)
+    put(api, "a", size=3)
+    put(api, "c", size=5)
+    clock.until_waiting()
+    assert reflector.handler_errors >= 4
     assert handler.values == {"uid-a": 1, "uid-b": 1, "uid-c": 5}
     handler.fail_on = set()
     eventually(lambda: handler.values == truth(api))
@@ -247,85 +291,107 @@ def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(ap
     assert reflector.relists == 1
 
 
-def test_handler_that_always_fails_slows_nothing_down(api: FakeApi, following):
+def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end_of_one_before(
+    api, clock, following, eventually
+):
+    reflector, handler = following()
+    handler.fail_on = {"uid-a"}
+    for size in (1, 2):
+        put(api, "a", size=size)
+        remove(api, "a")
+        clock.until_waiting()
+    put(api, "a", size=3)
+    handler.fail_on = set()
+    eventually(lambda: handler.calls)
+    assert handler.calls == [("uid-a", None, 3)]
+    assert reflector.relists == 1
+
+
+def test_the_end_of_what_the_handler_never_took_is_told_until_it_takes_that(api, clock, following, eventually):
+    _, handler = following()
+    handler.fail_on = {"uid-a"}
+    put(api, "a", size=1)
+    remove(api, "a")
+    clock.until_waiting()
+    handler.fail_on = set()  # a half of it may be there
+    eventually(lambda: handler.calls)
+    assert handler.calls == [("uid-a", 1, None)]
+
+
+def test_handler_that_always_fails_slows_nothing_down(api: ApiServer, clock, following):
     handler = Recorder()
     handler.fail_on = {"uid-bad"}
     reflector, _ = following(handler, pace=Pace(backoff_initial=1.0, backoff_cap=60))
-    assert reflector.synced.wait(5)
     for number in range(50):
-        api.put("bad", size=number + 1)
-        api.put("good", size=number + 1)
-        time.sleep(0.01)
-    # Each failure is logged with its traceback: seconds on a busy machine. Slowed down it would be a minute.
-    eventually(lambda: handler.values == {"uid-good": 50}, 40)
+        put(api, "bad", size=number + 1)
+        put(api, "good", size=number + 1)
+        clock.until_waiting()
+        assert handler.values == {"uid-good": number + 1}
+        clock.advance(0.05)
     assert reflector.relists == 1
-    assert api.count("watch") < 10
+    assert len(api.sent("watch")) < 10
 
 
-def test_watch_that_ends_at_once_does_not_spin(api: FakeApi, client: KubeClient, following):
-    api.faults["watch"].extend(Fault(status=200, body=b"") for _ in range(1000))
-    reflector, _ = following(pace=Pace(backoff_initial=0.1, backoff_cap=0.1))
-    assert reflector.synced.wait(5)
-    time.sleep(0.6)
-    assert api.count("watch") < 15
+def test_watch_that_ends_at_once_does_not_spin(api: ApiServer, clock, following, eventually):
+    api.fault(Fault(then="end"), "watch", times=math.inf)
+    following(pace=Pace(backoff_initial=0.1, backoff_cap=0.1))
+    eventually(lambda: clock.now() >= 1000.6)
+    assert len(api.sent("watch")) < 15
 
 
-def test_stop_ends_a_silent_watch_at_once(api: FakeApi, client: KubeClient):
-    api.bookmark_every = 60
-    reflector = Reflector(client, "/api/v1/pods", project, Recorder())
-    reflector.start()
-    assert reflector.synced.wait(5)
-    eventually(lambda: api.count("watch") == 1)
-    time.sleep(0.05)
-    started = time.monotonic()
+def test_stop_ends_a_silent_watch_at_once(api: ApiServer, clock, following):
+    api.fault(Fault(then="silence"), "watch")
+    reflector, _ = following()
+    assert api.watches() == 1
     reflector.stop()
     assert not reflector._thread.is_alive()
-    assert time.monotonic() - started < 5.0
+    assert api.watches() == 0
+    assert clock.now() == 1000
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_history_under_random_faults_ends_in_the_truth(api: FakeApi, following, seed):
+@pytest.mark.parametrize("seed", range(20))
+def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, clock, following, eventually, seed):
     chance = random.Random(seed)
-    pace = Pace(watch_min=0.1, watch_max=0.3, slack=0.1, backoff_initial=0.01, backoff_cap=0.05)
-    reflector, handler = following(pace=pace)
+    reflector, handler = following()
     for _ in range(300):
         name = f"p{chance.randrange(12)}"
         what = chance.random()
         if what < 0.5:
-            api.put(name, size=chance.randrange(4))
+            put(api, name, size=chance.randrange(4))
         elif what < 0.7:
-            api.remove(name)
+            remove(api, name)
         elif what < 0.75:
-            api.remove(name)
-            api.put(name, uid=f"uid-{name}-{chance.random()}", size=1)
+            remove(api, name)
+            put(api, name, uid=f"uid-{name}-{chance.random()}", size=1)
         elif what < 0.78:
             api.compact()
         elif what < 0.86:
             how = chance.choice(["cut", "silence", "gone", "garbage"])
-            api.faults["watch"].append(Fault(events=chance.randrange(4), then=how))
+            api.fault(Fault(events=chance.randrange(4), then=how), "watch")
         elif what < 0.88:
             handler.fail_on = {f"uid-p{chance.randrange(12)}", f"uid-p{chance.randrange(12)}"}
         elif what < 0.92:
-            kind = chance.choice(["list", "watch"])
-            api.faults[kind].append(Fault(status=chance.choice([410, 429, 500, 503])))
+            api.fault(Fault(status=chance.choice([410, 429, 500, 503])), chance.choice(["list", "watch"]))
+        elif what < 0.96:
+            clock.advance(chance.choice([0.1, 1.0, 10.0, 100.0]))
         else:
-            time.sleep(0.002)
+            clock.until_waiting()
     handler.fail_on = set()
-    api.put("last", size=7)
-    eventually(lambda: handler.values == truth(api) == reflector.store.snapshot(), 20)
+    put(api, "last", size=7)
+    eventually(lambda: handler.values == truth(api) == reflector.store.snapshot())
     assert reflector.handler_errors == len(handler.failed)
 
 
 def test_stop_before_the_server_answers_anything():
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = KubeClient(f"http://127.0.0.1:{server.getsockname()[1]}")
         reflector = Reflector(client, "/api/v1/pods", project, Recorder())
         reflector.start()
         accepted, _ = server.accept()
-        threading.Timer(0.1, accepted.close).start()
-        reflector.stop()
+        closing = threading.Thread(target=lambda: (reflector._stopping.wait(60), accepted.close()))
+        closing.start()
+        reflector.stop(60)
+        closing.join(60)
         assert not reflector._thread.is_alive()
         assert not reflector.synced.is_set()
         client.close()
