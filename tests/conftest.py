@@ -1,6 +1,8 @@
 """What holds for every test: logging is plain, and what a test has set up ends with it."""
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -8,6 +10,10 @@ import pytest
 import structlog
 
 from tests.examples import SOAK, examples
+
+# Images of Python set it. All that is imported would be compiled anew by each of the many programs that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The same examples for everybody, and no clock: what is green stays green, on a busy machine too. `make soak` draws
 # others, and more. A fixture of a function may serve many examples: those that are used so keep nothing between them.
