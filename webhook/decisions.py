@@ -28,6 +28,7 @@ from webhook import (
     quotas,
     reapplied,
     resourceclasses,
+    sizes,
     templates,
     validate,
 )
@@ -109,7 +110,7 @@ def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
         case "pods" if _concerns(review, settings):
             return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
         case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
-            return _refusable(lambda: _patch(review.object, reapplied.as_stored(review.object, review.old or {})))
+            return _refusable(lambda: _reapply_pod(review))
         case "resourcequotas":
             return _refusable(lambda: _mutate_quota(review, view, settings))
         case "limitranges":
@@ -160,6 +161,7 @@ def _vocabulary(view: View, settings: Settings) -> Vocabulary:
 
 def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:
     def decide() -> Decision:
+        sizes.check(review.object, review.size)
         gang = gangs.of(review.object, settings.gang_schedulers)
         pod, given = classes.rewritten(review.object, _vocabulary(view, settings)), Defaults()
         if known is not None and defaults.wants(pod):
@@ -188,7 +190,14 @@ def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Se
     return _refusable(decide)
 
 
+def _reapply_pod(review: Review) -> Decision:
+    sizes.check(review.object, review.size)
+    return _patch(review.object, reapplied.as_stored(review.object, review.old or {}))
+
+
 def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:
+    path, template = templates.template_of(review.object, review.resource)
+    sizes.check(template, review.size, f"{path}.")
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
     done = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=update)
     return _patch(review.object, done.workload, done.warnings)
@@ -206,6 +215,7 @@ def _mutate_limit_range(review: Review) -> Decision:
 
 
 def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
+    sizes.check(review.object, review.size)
     asked, warnings = validate.pod(review.object, view, settings.oversize)
     gang = gangs.of(review.object, settings.gang_schedulers)
     told = gangs.check(review.object, gang, asked)

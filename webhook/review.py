@@ -217,7 +217,7 @@ _encode = msgspec.json.Encoder().encode
 class Review:
     """What is asked. `resource` is the plural with its subresource, such as `pods/binding`.
 
-    `old` is the stored object at an UPDATE of a kind that is compared with it, None else.
+    `old` is the stored object at an UPDATE of a kind that is compared with it, None else. `size`: of the object, bytes.
     """
 
     uid: str
@@ -228,6 +228,7 @@ class Review:
     username: str
     object: Json
     old: Json | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +267,7 @@ def decode(body: bytes) -> Review:
         username=request.user_info.username,
         object=obj,
         old=old,
+        size=memoryview(request.object).nbytes,
     )
 
 

@@ -24,6 +24,7 @@ from webhook.defaults import Defaults
 from webhook.gangnumbers import GangNumbers
 from webhook.gpuquotas import Standing
 from webhook.limitranges import Bounds
+from webhook.newclasses import NewClasses
 from webhook.validate import Cards
 
 Json = dict[str, Any]
@@ -50,6 +51,7 @@ class ClusterView:
         self._client = client
         self._sums = CardSums()
         self._numbers = GangNumbers(client)
+        self._new_classes = NewClasses(client)
         self._standings: _ByNamespace[Standing] = _ByNamespace()
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._unreadable: dict[str, str] = {}
@@ -118,11 +120,11 @@ class ClusterView:
         known = self._classes_known.store.get(name)
         if known is not None:
             return known
-        # It may have been made a moment ago. The name is a user's, and becomes part of a path.
+        # It may have been made a moment ago.
+        found = self._new_classes.get(name)
         try:
-            classes.check_name(name)
-            return classes.parse(self._client.get(paths.resourceclasses(name), timeout=2.0))
-        except (errors.NotFound, InvalidRequest):
+            return classes.parse(found) if found is not None else None
+        except InvalidRequest:
             return None
 
     def quotas(self, namespace: str) -> Sequence[Standing]:

@@ -344,3 +344,21 @@ QUOTAS_AND_RIGHTS = (
         ],
     ),
 )
+
+CARDWISE_ITSELF = (
+    Attack(
+        "T49",
+        "a pod of thousands of unknown classes, containers or annotations, which keeps the webhook from others",
+        [
+            creates(made, By.WEBHOOK, says, "at most")
+            for made, says in (
+                (one_container(resources={"limits": {f"no.class-{i}": "1" for i in range(5000)}}), "5000 different"),
+                (
+                    with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(2000)]),
+                    "2000 containers",
+                ),
+                (ours(annotations={f"{names.GPUSHARE_PREFIX}{i}": "" for i in range(5000)}), "5000 are too many"),
+            )
+        ],
+    ),
+)

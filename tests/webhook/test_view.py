@@ -128,20 +128,14 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(started):
 
 
 def test_a_class_that_the_watch_has_not_told_of_is_read(started):
-    client = Client(lists(), {paths.resourceclasses("new"): resource_class("new")})
+    broken = resource_class("broken", share={"memoryMiB": 0})
+    client = Client(lists(), {paths.resourceclasses(): {"items": [resource_class("new"), broken]}})
     view = started(client)
     known = view.device_class("new")
     assert known is not None
     assert view.cards(known) == Cards(MiB(11441), 2)
+    assert view.device_class("broken") is None
     assert view.device_class("none") is None
-    assert client.read == [paths.resourceclasses("new"), paths.resourceclasses("none")]
-
-
-@pytest.mark.parametrize("name", ["", "../pods", "a/b", "x?y", "Upper"])
-def test_what_is_no_name_is_not_asked_for(started, name):
-    client = Client(lists())
-    assert started(client).device_class(name) is None
-    assert client.read == []
 
 
 def test_quotas_are_those_of_the_namespace_with_what_is_used(started):

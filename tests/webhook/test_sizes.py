@@ -1,0 +1,71 @@
+"""Pods and templates that are too large to be anybody's are refused before work begins on them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cardwise.core import names
+from tests.build import container, pod
+from tests.webhook.reviews import Known, body
+from webhook import decisions, review, sizes
+from webhook.decisions import Decide, Settings
+
+Json = dict[str, Any]
+
+
+def naming(count: int) -> Json:
+    """A pod that asks for a share and names `count` resources."""
+    limits = {f"no.class-{i}": "1" for i in range(count - 1)} | {names.GPU_MEM: "8"}
+    return pod("big", containers=[container() | {"resources": {"limits": limits}}])
+
+
+def of_containers(count: int) -> Json:
+    return pod("big", containers=[container(f"c{i}", gpu_mem=8) for i in range(count)])
+
+
+def of_annotations(count: int) -> Json:
+    return pod("big", gpu_mem=8, annotations={f"a{i}": "" for i in range(count)})
+
+
+def of_bytes(count: int) -> Json:
+    made = pod("big", gpu_mem=8, annotations={"a": ""})
+    made["metadata"]["annotations"]["a"] = "x" * (count - len(body(made)) + len(body(None)) - len("null"))
+    return made
+
+
+def said(decide: Decide, obj: Json, resource: str = "pods") -> str:
+    return decide(review.decode(body(obj, resource)), Known(), Settings()).message
+
+
+SHAPES = pytest.mark.parametrize(
+    ("shape", "most", "says"),
+    [
+        (naming, sizes.MOST_NAMES, "spec.containers: the containers name {} different resources"),
+        (of_containers, sizes.MOST_CONTAINERS, "spec.containers: {} containers are too many"),
+        (of_annotations, sizes.MOST_ANNOTATIONS, "metadata.annotations: {} are too many"),
+        (of_bytes, sizes.MOST_BYTES, "metadata: the object has 512 KiB, which is too much"),
+    ],
+)
+
+
+@SHAPES
+@pytest.mark.parametrize("decide", [decisions.on_mutate, decisions.on_defaults, decisions.on_validate])
+def test_a_pod_has_limits(shape: Callable[[int], Json], most: int, says: str, decide: Decide) -> None:
+    told = said(decide, shape(most + 1))
+    assert told.startswith(says.format(most + 1))
+    assert str(sizes.MOST_BYTES >> 10 if shape is of_bytes else most) in told.partition("; ")[2]
+    assert "too m" not in said(decide, shape(most))
+
+
+@SHAPES
+def test_a_template_has_the_same(shape: Callable[[int], Json], most: int, says: str) -> None:
+    template = {"metadata": (made := shape(most + 1))["metadata"], "spec": made["spec"]}
+    told = said(decisions.on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
+    where = "" if shape is of_bytes else "spec.template."
+    assert told.startswith(where + says.format(most + 1))
+
+
+def test_an_update_of_a_pod_has_the_same() -> None:
+    updated = body(of_containers(sizes.MOST_CONTAINERS + 1), operation="UPDATE", old=of_containers(1))
+    assert "too many" in decisions.on_mutate(review.decode(updated), Known(), Settings()).message
