@@ -14,6 +14,7 @@ from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
+from cardwise.runtime.loops import Loop
 from deviceplugin import access as card_access
 from deviceplugin import adoption, cardlevels, cdi, leaving, metrics
 from deviceplugin.access import Access, Delivery
@@ -25,7 +26,6 @@ from deviceplugin.grants import Grant, GrantStore
 from deviceplugin.hardware import Hardware
 from deviceplugin.inventory import Inventory
 from deviceplugin.kubelet import Kubelet, KubeletSilent
-from deviceplugin.loops import Loop
 from deviceplugin.marking import Marker
 from deviceplugin.mpssaid import MpsSaid
 from deviceplugin.mpswait import MpsWait
@@ -140,7 +140,12 @@ class Agent:
             settings.kubelet_dir / "device-plugins", self._serve, self._inventory.node.share_allocatable, clock
         )
         self._release = Loop(
-            "release", self._look_after_grants, failed="a release round failed", every=_RELEASE_SECONDS, clock=clock
+            "release",
+            self._look_after_grants,
+            failed="a release round failed",
+            failures=metrics.FAILURES,
+            every=_RELEASE_SECONDS,
+            clock=clock,
         )
 
     def start(self) -> None:

@@ -23,11 +23,12 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
 from cardwise.kube.reflector import Reflector, Woken
 from cardwise.kube.wire import ExtendedResource, HeldShare
+from cardwise.runtime.loops import Loop
 from deviceplugin import cards as tell
+from deviceplugin import metrics
 from deviceplugin.access import Access
 from deviceplugin.classes import Classes
 from deviceplugin.cordons import Cordons
-from deviceplugin.loops import Loop
 from deviceplugin.mpssaid import MpsSaid
 from deviceplugin.node import OwnNode
 from deviceplugin.pods import Pods
@@ -94,6 +95,7 @@ class Inventory:
             "inventory",
             self._reconcile,
             failed="the cluster was not told of the cards",
+            failures=metrics.FAILURES,
             expected=(errors.KubeError,),
             every=_EVERY_SECONDS,
             clock=clock,
@@ -144,7 +146,14 @@ class Inventory:
             if source.wait_change(_EVERY_SECONDS):
                 self._loop.wake()
 
-        return Loop(what, turn, failed="what this node has is not watched", every=0.0, clock=self._clock)
+        return Loop(
+            what,
+            turn,
+            failed="what this node has is not watched",
+            failures=metrics.FAILURES,
+            every=0.0,
+            clock=self._clock,
+        )
 
     def _reconcile(self) -> None:
         if not (self.node.synced and self._resources.synced.is_set() and self._pods.synced):

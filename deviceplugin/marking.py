@@ -12,7 +12,8 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from deviceplugin.loops import Loop
+from cardwise.runtime.loops import Loop
+from deviceplugin import metrics
 from deviceplugin.pods import PodView
 
 _log = structlog.get_logger(__name__)
@@ -29,7 +30,13 @@ class Marker:
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, PodView] = OrderedDict()
         self._loop = Loop(
-            "marking", self._mark_next, failed=_FAILED, expected=(errors.KubeError,), every=None, clock=clock
+            "marking",
+            self._mark_next,
+            failed=_FAILED,
+            failures=metrics.FAILURES,
+            expected=(errors.KubeError,),
+            every=None,
+            clock=clock,
         )
 
     def start(self) -> None:

@@ -16,10 +16,11 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
+from cardwise.runtime.loops import Loop
+from deviceplugin import metrics
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
 from deviceplugin.kubelet import CHANNEL_OPTIONS
-from deviceplugin.loops import Loop
 from deviceplugin.server import OPTIONS, PluginServer
 
 _log = structlog.get_logger(__name__)
@@ -99,6 +100,7 @@ class Registration:
             "registration",
             self._look_after_it,
             failed="registration failed",
+            failures=metrics.FAILURES,
             expected=(NotRegistered, OSError),
             every=_POLL_SECONDS,
             clock=clock,

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from cardwise.kube import errors
-from deviceplugin.loops import Loop
-from tests.deviceplugin.fakenode import PATIENCE
+from cardwise.runtime.loops import Loop
 from tests.fakes.clock import FakeClock
+
+FAILURES = Counter("failures", "", ["thread"], registry=CollectorRegistry())
 
 
 class Turns:
@@ -21,7 +22,13 @@ class Turns:
         self.taken: list[float] = []
         self.do: list[Callable[[], object]] = []
         self.loop = Loop(
-            "test", self._turn, failed="it failed", expected=(errors.KubeError,), every=every, clock=self.clock
+            "test",
+            self._turn,
+            failed="it failed",
+            failures=FAILURES,
+            expected=(errors.KubeError,),
+            every=every,
+            clock=self.clock,
         )
 
     def _turn(self) -> None:
@@ -52,7 +59,7 @@ def fails(error: Exception) -> Callable[[], object]:
 def turns(request) -> Iterator[Turns]:
     made = Turns(request.param)
     yield made
-    made.loop.stop(PATIENCE)
+    made.loop.stop()
     assert not made.loop._thread.is_alive()
 
 
@@ -93,7 +100,7 @@ def test_a_turn_that_fails_is_taken_again_and_nobody_hurries_it(turns):
 
 def test_an_unforeseen_error_is_counted_and_told_with_its_traceback(turns):
     def failures() -> float:
-        return REGISTRY.get_sample_value("cardwise_thread_failures_total", {"thread": "test"}) or 0.0
+        return FAILURES.labels("test")._value.get()
 
     before = failures()
     with capture_logs() as said:

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable
 
 import structlog
+from prometheus_client import Counter
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.backoff import Backoff
-from deviceplugin import metrics
 
 _log = structlog.get_logger(__name__)
 
@@ -23,14 +23,16 @@ class Loop:
         turn: Callable[[], None],
         *,
         failed: str,
+        failures: Counter,
         expected: tuple[type[Exception], ...] = (),
         every: float | None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`every`: seconds from the end of a turn to the next, None: when woken only."""
+        """`every`: seconds from the end of a turn to the next, None: when woken only. `failures` by the loop's name."""
         self._name = name
         self._turn = turn
         self._failed = failed
+        self._failures = failures
         self._expected = expected
         self._every = self._pause = every
         self._clock = clock
@@ -47,7 +49,7 @@ class Loop:
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join(timeout)
+            self._clock.join(self._thread, timeout)
 
     def wake(self) -> None:
         """Take a turn now. From any thread."""
@@ -68,7 +70,7 @@ class Loop:
             _log.warning(self._failed, error=str(error), retry_in=round(delay, 1))
             return delay
         except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-            metrics.FAILURES.labels(self._name).inc()
+            self._failures.labels(self._name).inc()
             _log.exception(self._failed)
             return self._backoff.next()
         self._backoff.reset()
