@@ -1,6 +1,9 @@
 # Cardwise. `make` or `make help` lists what can be done; each target does its own set-up.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
+# Compiled modules are kept, whatever the caller's shell says: without them each start of a process of ours takes a
+# second of a core more, and the cluster of the tests starts hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 PYTHON ?= python3
