@@ -95,7 +95,7 @@ class Agent:
         self._former = Former(settings.kubelet_dir)
         self._events = events
         self._marker = Marker(client, clock)
-        self.pods = Pods(client, settings.node, self._pod_ended)
+        self.pods = Pods(client, settings.node, self._pod_ended, clock)
         self._releaser = Releaser(
             pods=self.pods,
             containers=containers,

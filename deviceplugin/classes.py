@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import classes
 from cardwise.core.classes import Classifier, DeviceClass
 from cardwise.core.invalid import InvalidRequest
@@ -36,11 +37,11 @@ def _project(content: bytes) -> tuple[str, ClassOrProblem]:
 class Classes:
     """Kept by a reflector, whose handler it is; `on_change` is called from the reflector's thread."""
 
-    def __init__(self, client: KubeClient, on_change: Callable[[], None]) -> None:
+    def __init__(self, client: KubeClient, on_change: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._wake = on_change
         self._told_missing = False
         self._reflector: Reflector[ClassOrProblem] = Reflector(
-            client, paths.resourceclasses(), _project, self, name="resourceclasses"
+            client, paths.resourceclasses(), _project, self, name="resourceclasses", clock=clock
         )
 
     def start(self) -> None:

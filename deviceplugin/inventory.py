@@ -107,7 +107,7 @@ class Inventory:
         self.node = OwnNode(
             client, node, events=events, writes=self._writes, on_change=self._loop.wake, split=split, clock=clock
         )
-        self._classes = Classes(client, self._loop.wake)
+        self._classes = Classes(client, self._loop.wake, clock)
         self._resources: Reflector[ExtendedResource] = Reflector(
             client,
             paths.extendedresources(),
@@ -115,6 +115,7 @@ class Inventory:
             Woken(self._loop.wake),
             query={"labelSelector": f"{names.NODE_LABEL}={node}"},
             name="extendedresources",
+            clock=clock,
         )
         self._watches = [self._watch("cards", gpus), self._watch("devices", devices)]
 

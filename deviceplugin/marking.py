@@ -63,7 +63,7 @@ class Marker:
         self._loop.wake()
         try:
             self._patch(pod)
-        except (errors.NotFound, errors.Conflict):
+        except (errors.NotFound, errors.Invalid):
             pass  # gone, or another pod under its name: nobody is left to read the mark
         except (errors.TooManyRequests, errors.ServerError, errors.Unreachable):
             with self._lock:
@@ -73,6 +73,6 @@ class Marker:
             _log.warning(_FAILED, pod=f"{pod.namespace}/{pod.name}", uid=pod.uid, error=str(error))
 
     def _patch(self, pod: PodView) -> None:
-        # The UID is a precondition: a merge patch that would change it is refused.
+        # The UID is a precondition: a patch that would change it is Invalid.
         change = {"metadata": {"uid": pod.uid, "annotations": {names.ASSIGNED: "true"}}}
         self._client.patch(paths.pods(pod.namespace, pod.name), change, "merge")

@@ -108,7 +108,13 @@ class OwnNode:
         self._clock = clock
         self._refused_label: str | None = None
         self._reflector: Reflector[NodeFacts] = Reflector(
-            client, paths.nodes(), _project, self, query={"fieldSelector": f"metadata.name={name}"}, name="node"
+            client,
+            paths.nodes(),
+            _project,
+            self,
+            query={"fieldSelector": f"metadata.name={name}"},
+            name="node",
+            clock=clock,
         )
 
     def start(self) -> None:

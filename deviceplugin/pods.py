@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import mps, names, quantity, request
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -98,8 +99,8 @@ class _Gone:
 class Pods(NodePods[PodView]):
     """The pods bound to one node. `on_gone` is called, from the reflector's thread, when one has ended."""
 
-    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None]) -> None:
-        super().__init__(client, node, _project, _Gone(on_gone))
+    def __init__(self, client: KubeClient, node: str, on_gone: Callable[[], None], clock: Clock = SYSTEM) -> None:
+        super().__init__(client, node, _project, _Gone(on_gone), clock)
         self._client = client
 
     def find(self, namespace: str, name: str, uid: str) -> PodView | None:

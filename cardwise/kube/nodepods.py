@@ -2,6 +2,7 @@
 
 from typing import Generic, TypeVar
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Handler, Project, Reflector
@@ -12,9 +13,13 @@ T = TypeVar("T")
 class NodePods(Generic[T]):
     """`project` turns a pod's JSON into its UID and what is kept of it; `handler` hears of changes."""
 
-    def __init__(self, client: KubeClient, node: str, project: Project[T], handler: Handler[T]) -> None:
+    def __init__(
+        self, client: KubeClient, node: str, project: Project[T], handler: Handler[T], clock: Clock = SYSTEM
+    ) -> None:
         query = {"fieldSelector": f"spec.nodeName={node}"}
-        self._reflector: Reflector[T] = Reflector(client, paths.pods(), project, handler, query=query, name="pods")
+        self._reflector: Reflector[T] = Reflector(
+            client, paths.pods(), project, handler, query=query, name="pods", clock=clock
+        )
 
     @property
     def synced(self) -> bool:

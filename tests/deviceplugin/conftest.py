@@ -28,14 +28,16 @@ from deviceplugin.access import Access
 from deviceplugin.agent import Agent, Settings
 from deviceplugin.containers import Containers
 from deviceplugin.kubelet import Kubelet
-from tests.deviceplugin.fakeapi import FakeApi, merge
 from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime, Plugin, SeenKubelet, SeenRuntime
+from tests.fakes.apiserver import ApiServer, Request
 from tests.fakes.clock import FakeClock
 
 NODE = "n1"
+PODS_HERE = "/api/v1/namespaces/default/pods"
 P100 = 16276  # MiB
 PODS, NODES, RESOURCES = "/api/v1/pods", "/api/v1/nodes", "/apis/cardwise.dev/v1alpha1/extendedresources"
 CLASSES = "/apis/cardwise.dev/v1alpha1/resourceclasses"
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"  # where folders are made and removed in no time
 _QUIET_SECONDS = 3  # the agent repeats a write after two
 
 
@@ -81,11 +83,11 @@ class Rig:
         self.write_cards()
         self.access = access
         self.chosen: str | None = None  # --cards
-        self.devices: Devices = NoDevices()
+        self.devices: Devices | None = None
         self.mps = Mode.PREFERRED
         self.mps_root = folder / "mps"
         self.core_overcommit = 100
-        self.api = FakeApi()
+        self.api = ApiServer(self.clock)
         self.api.put(
             NODES,
             {"metadata": {"name": NODE, "uid": "uid-n1"}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}},
@@ -125,13 +127,13 @@ class Rig:
             mps_root=self.mps_root,
             core_overcommit=self.core_overcommit,
         )
-        self.client = KubeClient(self.api.url)
-        self.gpus = SimulatedGpus(self.cards_file)
+        self.client = self.api.client(clock=self.clock)
+        self.gpus = SimulatedGpus(self.cards_file, clock=self.clock)
         self.agent = Agent(
             settings,
             client=self.client,
             gpus=self.gpus,
-            devices=self.devices,
+            devices=self.devices or NoDevices(self.clock),
             kubelet=kubelet,
             containers=containers,
             events=self.told,
@@ -153,7 +155,7 @@ class Rig:
 
     def see(self) -> None:
         """The watches tell the agent what there is by now."""
-        now = (self.api.version, self.api.down, *self.api.missing)
+        now = (self.api._revision, self.api.down, *self.api.missing)
         if now == self.seen:
             return
         self.seen = now
@@ -167,9 +169,9 @@ class Rig:
         """Lets time pass until the agent has done all that it does by itself."""
         quiet = 0
         while quiet < _QUIET_SECONDS:
-            before = self.api.version
+            before = self.api._revision
             self.pass_second()
-            quiet = quiet + 1 if self.api.version == before else 0
+            quiet = quiet + 1 if self.api._revision == before else 0
 
     def pass_second(self) -> None:
         """Each thread of the agent takes its turn."""
@@ -226,7 +228,7 @@ class Rig:
         self.kubelet.forget(pod["metadata"]["uid"])
 
     def force_delete(self, pod: dict) -> None:
-        self.api.delete(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
+        self.api.remove(f"{PODS_HERE}/{pod['metadata']['name']}")
 
     def spec(self, slot: str) -> dict | None:
         path = self.folder / "cdi" / f"cardwise.dev-share-{slot}.json"
@@ -239,13 +241,13 @@ class Rig:
         return dict(entry.split("=", 1) for entry in self.edits(slot)["env"])
 
     def card(self, index: int) -> dict | None:
-        return self.api.get(RESOURCES, card_uuid(index).lower())
+        return self.api.get(f"{RESOURCES}/{card_uuid(index).lower()}")
 
     def status(self, index: int) -> dict:
         return (self.card(index) or {}).get("status") or {}
 
     def node(self) -> dict:
-        return self.api.get(NODES, NODE)
+        return self.api.get(f"{NODES}/{NODE}")
 
     def capacity(self, name: str) -> str | None:
         """What the node offers of a resource, capacity and allocatable being of one mind."""
@@ -255,11 +257,14 @@ class Rig:
 
     def edit_node(self, **changes: object) -> None:
         """As somebody else does; a null takes away."""
-        with self.api.changed:
-            self.api.put(NODES, merge(self.node(), changes))
+        self.api.edit(f"{NODES}/{NODE}", **changes)
 
     def make_class(self, name: str, spec: dict) -> None:
         self.api.put(CLASSES, {"metadata": {"name": name}, "spec": spec})
+
+    def writes(self) -> list[Request]:
+        """What the agent has sent to the API server that was no question."""
+        return [one for one in self.api.sent() if one.verb not in ("get", "list", "watch")]
 
     def events(self, reason: str) -> list[str]:
         """The messages of events of this reason."""
@@ -278,7 +283,7 @@ class Rig:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Short, because socket paths end at 108 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="cwdp-", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="cwdp-", dir=MEMORY))
     yield path
     shutil.rmtree(path)
 

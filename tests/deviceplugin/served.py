@@ -15,7 +15,8 @@ from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet, ServedRuntime
 
 T = TypeVar("T")
 
-THREADS = {"registration", "inventory", "release", "marking"}  # those that wait for the next turn most of their time
+LOOPS = {"registration", "inventory", "release", "marking", "cards", "devices"}
+_THREADS = len(LOOPS) + 4  # the watches of pods, node, cards and classes
 
 
 class ServedRig(Rig):
@@ -35,12 +36,11 @@ class ServedRig(Rig):
         """The watches of the agent run by themselves."""
 
     def until(self, ready: Callable[[], object], what: str = "") -> None:
-        """Lets time pass until `ready` holds."""
+        """Lets time pass, whenever all threads of the agent have nothing to do, until `ready` holds."""
         deadline = time.monotonic() + PATIENCE
         while not ready():
             assert time.monotonic() < deadline, what or "it did not come true"
-            self.clock.until_waiting(len(THREADS))
-            self.clock.advance(0.25)
+            self.clock.step(_THREADS)
 
     def until_registered(self, count: int) -> None:
         self.until(lambda: len(self.kubelet.registered) >= count, f"{count} registrations")

@@ -20,7 +20,7 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-n1"}
 
 def test_the_cluster_learns_of_the_cards(rig):
     assert rig.status(1).get("health") == "Healthy"
-    capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
+    capacity = rig.node()["status"]["capacity"]
     assert capacity == {
         "cpu": "8",
         "aliyun.com/gpu-mem": "32552",
@@ -87,16 +87,16 @@ def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
     rig.write_cards()
     rig.start()
     assert [rig.card(index)["metadata"].get("ownerReferences") for index in range(2)] == [[OWNER]] * 2
-    before = len(rig.api.patches)
+    before = len(rig.writes())
     rig.settle()
-    assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
+    assert [one.path for one in rig.writes()[before:] if RESOURCES in one.path] == [], "it is no difference"
 
 
 def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
     node = rig.node()
-    rig.api.delete(NODES, NODE)
+    rig.api.remove(f"{NODES}/{NODE}")
     for index in range(2):
-        rig.api.delete(RESOURCES, card_uuid(index).lower())  # Kubernetes' garbage collector
+        rig.api.remove(f"{RESOURCES}/{card_uuid(index).lower()}")  # Kubernetes' garbage collector
     rig.settle()
     assert rig.card(0) is rig.card(1) is None, "nobody would remove them"
     rig.api.put(NODES, node | {"metadata": {"name": NODE, "uid": "uid-later"}})
@@ -115,8 +115,8 @@ def test_a_sick_card_is_told_and_recovers(rig):
     rig.settle()
     assert rig.status(1).get("health") == "Unhealthy"
     assert rig.status(1)["reason"] == "Xid 79: fallen off the bus"
-    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
-    assert names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {})
+    assert rig.node()["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
+    assert names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {})
     pod = rig.bind("a", [(1, 100)])
     assert "is unhealthy: Xid 79" in refusal(lambda: rig.run(pod))[1]
     rig.cards[1]["healthy"] = True
@@ -135,18 +135,18 @@ def test_a_card_that_left_is_forgotten_when_nothing_holds_it(rig):
     rig.write_cards()
     rig.settle()
     assert rig.status(1).get("health") == "Unhealthy"
-    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
+    assert rig.node()["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
     rig.end(pod)
     rig.settle()
     assert rig.card(1) is None
-    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == str(P100)
+    assert rig.node()["status"]["capacity"]["aliyun.com/gpu-mem"] == str(P100)
 
 
 def test_capacities_are_asserted_again(rig):
-    node = rig.api.get(NODES, NODE)
+    node = rig.node()
     rig.api.put(NODES, node | {"status": {"capacity": {"aliyun.com/gpu-mem": "0"}}})
     rig.settle()
-    assert rig.api.get(NODES, NODE)["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
+    assert rig.node()["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
 
 
 def test_a_failed_wake_up_is_tried_again(rig):
@@ -162,7 +162,7 @@ def test_a_failed_wake_up_is_tried_again(rig):
     rig.cards[1]["healthy"] = False
     rig.write_cards()
     rig.settle()
-    assert names.NODE_CHANGED in rig.api.get(NODES, NODE)["metadata"].get("annotations", {})
+    assert names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {})
     assert failed
 
 
@@ -192,7 +192,7 @@ def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):
 
 
 def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(rig):
-    capacity = rig.api.get(NODES, NODE)["status"]["capacity"]
+    capacity = rig.node()["status"]["capacity"]
     assert capacity["aliyun.com/gpu-core.percentage"] == "200"
     told = b'{"metadata":{"name":"n"},"status":{"capacity":{"aliyun.com/gpu-mem":"40k","aliyun.com/gpu-count":"2"}}}'
     _, facts = own_node._project(told)
@@ -201,7 +201,7 @@ def test_capacities_that_the_api_server_spells_otherwise_are_not_written_again(r
 
 def test_a_node_whose_plugin_ends_offers_no_slots(rig):
     rig.agent.stop()
-    assert rig.api.get(NODES, NODE)["status"]["allocatable"]["cardwise.dev/share"] == "0"
+    assert rig.node()["status"]["allocatable"]["cardwise.dev/share"] == "0"
 
 
 def cordon(rig, index, **cordon):
@@ -223,7 +223,7 @@ def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
     remembered = rig.folder / "state" / "cordons.json"
     assert card_uuid(1) in remembered.read_text()
     rig.stop()
-    rig.api.delete(RESOURCES, card_uuid(1).lower())
+    rig.api.remove(f"{RESOURCES}/{card_uuid(1).lower()}")
     rig.start()
     assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, why)
     assert "unschedulable" not in rig.card(0)["spec"]
@@ -240,7 +240,7 @@ def test_a_card_that_was_given_back_is_not_cordoned_anew(rig):
     rig.api.put(RESOURCES, card)
     rig.settle()
     assert card_uuid(1) not in remembered.read_text()
-    rig.api.delete(RESOURCES, card_uuid(1).lower())
+    rig.api.remove(f"{RESOURCES}/{card_uuid(1).lower()}")
     rig.settle()
     assert rig.card(1)
     assert "unschedulable" not in rig.card(1)["spec"]
@@ -253,13 +253,13 @@ def test_what_the_extender_says_of_a_card_is_left_alone(rig):
         rig.api.put(RESOURCES, card | {"status": card["status"] | theirs})
     rig.settle()
     assert rig.problems() == []
-    before = len(rig.api.patches)
+    before = len(rig.writes())
     rig.settle()
-    assert [path for path, _ in rig.api.patches[before:] if "extendedresources" in path] == [], "it is no difference"
+    assert [one.path for one in rig.writes()[before:] if RESOURCES in one.path] == [], "it is no difference"
     rig.cards[0] |= {"healthy": False, "reason": "hot", "properties": {"clock": 1480}}
     rig.write_cards()
     rig.settle()
     assert rig.status(0).get("reason") == "hot"
     assert rig.card(0)["spec"]["properties"] == {"clock": "1480"}
     assert rig.status(0).items() >= theirs.items()
-    assert not any(theirs.keys() & change.get("status", {}).keys() for _, change in rig.api.patches)
+    assert not any(theirs.keys() & one.body.get("status", {}).keys() for one in rig.api.sent("patch"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cardwise.core import names
 from deviceplugin.former import Former, parse, why_not
-from tests.deviceplugin.conftest import NODE, PODS, Rig
+from tests.deviceplugin.conftest import NODE, PODS, PODS_HERE, Rig
 
 
 def checkpoint(devices: list[str] | None, *holders: str, resource: str = names.GPU_MEM) -> bytes:
@@ -67,6 +67,6 @@ def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):
     rig.settle()
     assert rig.status(0)["health"] == "Unhealthy"
     assert "run on this node (1): wait for their end" in rig.status(0)["reason"]
-    rig.api.delete(PODS, "former", "default")
+    rig.api.remove(f"{PODS_HERE}/former")
     rig.settle()
     assert rig.status(0)["health"] == "Healthy"

@@ -6,8 +6,6 @@ import pytest
 
 from cardwise.core import names
 from tests.deviceplugin.conftest import (
-    NODE,
-    NODES,
     P100,
     PODS,
     refusal,
@@ -30,12 +28,12 @@ def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
     rig.end(first)
     rig.run(rig.bind("second", [(0, P100)]))
     assert rig.held_on_disk(0) == P100
-    assert not any("held" in (change.get("status") or {}) and change["status"]["held"] for _, change in rig.api.patches)
+    assert not any((one.body.get("status") or {}).get("held") for one in rig.api.sent("patch"))
     assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == "0", "the slot went to the second pod"
 
 
 def changed_at(rig) -> str | None:
-    return rig.api.get(NODES, NODE)["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
+    return rig.node()["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
 
 
 def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):

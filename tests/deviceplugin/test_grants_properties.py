@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from deviceplugin.grants import Grant, GrantStore, Share, by_pod
+from tests.deviceplugin.conftest import MEMORY
 
 TOTAL = 100  # MiB of each card
 CARDS = ("GPU-0", "GPU-1")
@@ -37,7 +38,7 @@ class Disk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="cw-grants-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="cw-grants-", dir=MEMORY))
         self.store = GrantStore(self.folder / "grants")
         self.count = 0
         self.started: set[tuple[str, str]] = set()

@@ -14,6 +14,7 @@ from deviceplugin.access import Delivery
 from deviceplugin.grants import Grant, GrantStore, Share
 from deviceplugin.hardware import Hardware
 from deviceplugin.release import Releaser
+from tests.deviceplugin.fakenode import PATIENCE
 
 TOTAL = 16276  # MiB
 CARDS = {
@@ -64,17 +65,40 @@ def node(tmp_path):
     return Node(tmp_path)
 
 
+class ToldLock:
+    """Says when somebody has to wait for it."""
+
+    def __init__(self, waited_for: threading.Event) -> None:
+        self._lock = threading.Lock()
+        self._waited_for = waited_for
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waited_for.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 @pytest.mark.parametrize("slot", ["s001", "s002"], ids=["a slot that changes hands", "a new slot"])
 @pytest.mark.parametrize("moment", ["stale", "write"])
 def test_a_delivery_beside_a_restore_is_kept(node, monkeypatch, slot, moment):
     node.prestart(grant("old", "s001", 0))
-    other = threading.Thread(target=lambda: node.prestart(grant("new", slot, 1)))
+    on_its_way = threading.Event()  # the other has come to the lock, or has ended
+
+    def deliver() -> None:
+        node.prestart(grant("new", slot, 1))
+        on_its_way.set()
+
+    other = threading.Thread(target=deliver)
+    node.delivery._lock = ToldLock(on_its_way)
     real = getattr(cdi, moment)
 
     def meanwhile(*arguments):
         if threading.current_thread() is not other and other.ident is None:
             other.start()
-            other.join(0.3)
+            assert on_its_way.wait(PATIENCE)
         return real(*arguments)
 
     monkeypatch.setattr(cdi, moment, meanwhile)

@@ -10,7 +10,7 @@ def test_a_restart_of_a_container_needs_no_api_server(rig):
     pod = rig.bind("a", [(1, 8138)])
     slot = rig.run(pod)
     rig.stop()
-    rig.api.stop_answering()
+    rig.api.down = True
     (rig.folder / "cdi" / f"cardwise.dev-share-{slot}.json").unlink()
     rig.start()
     assert rig.spec(slot), "the slot's spec is made anew at the start"

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from cardwise.core import names
-from tests.deviceplugin.conftest import P100, PODS, card_uuid, refused
-from tests.deviceplugin.served import THREADS, ServedRig
+from tests.deviceplugin.conftest import P100, PODS_HERE, card_uuid, refused
+from tests.deviceplugin.served import LOOPS, ServedRig
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_each_change_is_told_and_nobody_has_to_ask(rig):
     pod = rig.bind("a", [(0, 100)])
     slot = rig.run(pod)
     assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia0"
-    rig.until(lambda: rig.api.get(PODS, "a", "default")["metadata"]["annotations"][names.ASSIGNED] == "true")
+    rig.until(lambda: rig.api.get(f"{PODS_HERE}/a")["metadata"]["annotations"][names.ASSIGNED] == "true")
     rig.force_delete(pod)
     rig.until(lambda: [held["name"] for held in rig.status(0)["held"]] == ["a"])
     rig.runtime.kill(pod["metadata"]["uid"])
@@ -41,10 +41,9 @@ def test_each_change_is_told_and_nobody_has_to_ask(rig):
 
 def test_it_ends_with_all_its_threads_and_comes_again(rig):
     slot = rig.run(rig.bind("a", [(1, 8138)]))
-    ours = {*THREADS, "cards", "devices"}
-    assert ours <= {thread.name for thread in threading.enumerate()}
+    assert {thread.name for thread in threading.enumerate()} >= LOOPS
     rig.stop()
-    assert not ours & {thread.name for thread in threading.enumerate()}
+    assert not LOOPS & {thread.name for thread in threading.enumerate()}
     assert rig.node()["status"]["allocatable"][names.SHARE] == "0"
     rig.start()
     rig.kubelet.pre_start(slot)

@@ -2,9 +2,10 @@
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from cardwise.core import names
-from tests.deviceplugin.conftest import PODS, refusal
+from tests.deviceplugin.conftest import PODS, PODS_HERE, refusal
 
 
 def test_a_container_gets_the_card_of_its_annotations(rig):
@@ -33,7 +34,18 @@ def test_a_container_gets_the_card_of_its_annotations(rig):
 def test_the_pod_is_marked_as_assigned_afterwards(rig):
     rig.run(rig.bind("a", [(1, 8138)]))
     rig.settle()
-    assert rig.api.get(PODS, "a", "default")["metadata"]["annotations"][names.ASSIGNED] == "true"
+    assert rig.api.get(f"{PODS_HERE}/a")["metadata"]["annotations"][names.ASSIGNED] == "true"
+
+
+def test_another_pod_under_the_name_is_not_marked(rig):
+    pod = rig.bind("a", [(1, 8138)])
+    rig.run(pod)
+    rig.force_delete(pod)
+    rig.bind("a", [(0, 100)])
+    with capture_logs() as said:
+        rig.settle()
+    assert rig.api.get(f"{PODS_HERE}/a")["metadata"]["annotations"][names.ASSIGNED] == "false"
+    assert not any("not marked" in line["event"] for line in said), "nobody need hear of it"
 
 
 def test_several_cards_of_one_container_all_come(rig):

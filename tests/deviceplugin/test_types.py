@@ -9,6 +9,8 @@ from cardwise.core import names
 from deviceplugin.node import NOTED
 from tests.deviceplugin.conftest import (
     CLASSES,
+    NODE,
+    NODES,
     P100,
     PODS,
     RESOURCES,
@@ -72,7 +74,7 @@ class TestCapacitiesOfClasses:
         offers(rig, PASCAL, None)
         rig.make_class("p100", P100_SPEC)
         offers(rig, PASCAL, "256")
-        rig.api.delete(CLASSES, "p100")
+        rig.api.remove(f"{CLASSES}/p100")
         offers(rig, PASCAL, None)
         offers(rig, names.GPU_MEM, str(2 * P100))
 
@@ -114,7 +116,7 @@ class TestCapacitiesOfClasses:
         offers(rig, PASCAL, "256")
         pods = [ask_for(rig, f"p{number}", PASCAL, amount) for number, amount in enumerate((250, 50))]
         offers(rig, PASCAL, "300")
-        rig.api.delete(CLASSES, "p100")
+        rig.api.remove(f"{CLASSES}/p100")
         rig.force_delete(pods[0])
         offers(rig, PASCAL, "50")
         rig.api.put(PODS, pods[1] | {"status": {"phase": "Succeeded"}})
@@ -153,14 +155,14 @@ class TestCapacitiesOfClasses:
     def test_a_restart_of_the_agent_never_takes_a_capacity_away(self, rig):
         rig.make_class("p100", P100_SPEC)
         offers(rig, PASCAL, "256")
-        before = len(rig.api.patches)
+        before = len(rig.writes())
         rig.stop()
         rig.start()
         assert rig.problems() == []
         gone = [
-            change
-            for _, change in rig.api.patches[before:]
-            if None in change.get("status", {}).get("capacity", {}).values()
+            one.body
+            for one in rig.writes()[before:]
+            if None in (one.body or {}).get("status", {}).get("capacity", {}).values()
         ]
         assert gone == []
         assert rig.capacity(PASCAL) == "256"
@@ -202,7 +204,7 @@ class TestCapacitiesOfClasses:
                 case "drop" if classes:
                     name = dice.choice(sorted(classes))
                     del classes[name]
-                    rig.api.delete(CLASSES, name)
+                    rig.api.remove(f"{CLASSES}/{name}")
                 case "model":
                     dice.choice(rig.cards)["model"] = dice.choice(models)
                     rig.write_cards()
@@ -271,11 +273,9 @@ class TestAccelerator:
     def test_a_label_set_between_our_look_and_our_write_is_not_overwritten(self, idle_rig):
         rig = idle_rig
 
-        def first(_, change):
-            if names.ACCELERATOR in change.get("metadata", {}).get("labels", {}):
-                rig.api.before_patch = lambda *_: None
-                rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs"}})
+        def first(_):
+            rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs"}})
 
-        rig.api.before_patch = first
+        rig.api.before(first, "patch", f"{NODES}/{NODE}")
         rig.start()
         assert label(rig) == "theirs"

@@ -38,13 +38,13 @@ class Machine:
 
     def start(self) -> Rig:
         self.rig.devices = OfferedDevices(
-            self.file, sysfs=self.tree.sysfs, dev=self.tree.dev, node=NODE, poll_seconds=0.05
+            self.file, sysfs=self.tree.sysfs, dev=self.tree.dev, node=NODE, clock=self.rig.clock
         )
         self.rig.start()
         return self.rig
 
     def resource(self, name: str) -> dict:
-        return self.rig.api.get(RESOURCES, name) or {}
+        return self.rig.api.get(f"{RESOURCES}/{name}") or {}
 
     def status(self, name: str) -> dict:
         return self.resource(name).get("status") or {}

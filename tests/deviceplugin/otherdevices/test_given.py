@@ -14,7 +14,7 @@ from deviceplugin import cdi
 from deviceplugin.access import Delivery
 from deviceplugin.grants import Device, Grant, Share
 from deviceplugin.hardware import Hardware
-from tests.deviceplugin.conftest import PODS
+from tests.deviceplugin.conftest import PODS_HERE
 from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, given, grants_on_disk
 
 
@@ -52,7 +52,7 @@ class TestWhatAContainerGets:
         }
         assert given(rig, slot).count("/dev/infiniband/rdma_cm") == 1
         assert len(given(rig, slot)) == 5
-        annotations = rig.api.get(PODS, "a", "default")["metadata"]["annotations"]
+        annotations = rig.api.get(f"{PODS_HERE}/a")["metadata"]["annotations"]
         assert names.ASSIGNED not in annotations, "gpushare's mark is for cards"
 
     def test_two_containers_get_their_own(self, rig):

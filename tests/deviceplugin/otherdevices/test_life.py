@@ -42,12 +42,12 @@ class TestLife:
         assert [grant["version"] for grant in grants_on_disk(rig)] == [2], "a former version must not read it"
         rig.stop()
         (rig.folder / "cdi" / f"cardwise.dev-share-{slot}.json").unlink()  # as of a reboot
-        rig.api.stop_answering()
+        rig.api.down = True
         machine.start()
         assert rig.spec(slot) == before
         rig.kubelet.pre_start(slot)  # a restart of the container while the API server is away
         assert rig.spec(slot) == before
-        rig.api.stop_answering(False)
+        rig.api.down = False
         why = refusal(lambda: rig.run(bind(rig, "b", {"0": [("fpga", FPGA)]}), "c0"))[1]
         assert "still held by default/a" in why
 

@@ -31,10 +31,10 @@ class TestWhatTheClusterIsTold:
         machine.healthy(FPGA)
         rig.settle()
         assert rig.problems() == []
-        before = len(rig.api.patches)
+        before = len(rig.writes())
         machine.tree.port(machine.ports[0], 1, "1: DOWN", rate="100 Gb/sec")
         machine.healthy(FIRST, is_healthy=False)
-        paths = {path for path, _ in rig.api.patches[before:] if "extendedresources" in path}
+        paths = {one.path for one in rig.writes()[before:] if RESOURCES in one.path}
         assert paths == {f"{RESOURCES}/{FIRST}/status"}
 
     def test_the_capacity_of_a_class_is_its_devices_sick_ones_too(self, machine, rig):
