@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,8 @@ from tests import build
 from tests.cluster import Cluster, binaries, processes
 from tests.cluster.parts import CHART
 from tests.cluster.processes import wait_for
-from tests.integration.conftest import SpecOf, started
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
 EXTENDER = "system:serviceaccount:cardwise-system:cardwise-extender"
 PLUGIN = "system:serviceaccount:cardwise-system:cardwise-deviceplugin"
@@ -86,16 +86,26 @@ class Api:
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
+def api(cluster: Cluster) -> Iterator[Api]:
     """Without nodes, so that no pod is placed before a test binds it; the cards of n1 are known."""
-    for cluster in started(SpecOf()):
-        for index in range(2):
-            cluster.api.create(paths.extendedresources(), _card("n1", index))
-        api = Api(cluster)
+    with cards_without_node(cluster) as api:
         _wait_for_policies(api)
-        too_big = build.pod("probe", gpu_mem=build.P100 + 1)
-        cluster.wait(functools.partial(_denies, api, too_big), "the webhook knows the cards")
         yield api
+
+
+@contextmanager
+def cards_without_node(cluster: Cluster) -> Iterator[Api]:
+    """The webhook knows two cards of n1, a node that is not there. Nothing stays in the namespace `default`."""
+    client, api = cluster.api, Api(cluster)
+    for index in range(2):
+        client.create(paths.extendedresources(), _card("n1", index))
+    cluster.wait(functools.partial(_denies, api, build.pod("probe", gpu_count=3)), "the webhook knows the cards")
+    try:
+        yield api
+    finally:
+        client.delete(paths.pods("default"), {"gracePeriodSeconds": 0})
+        for index in range(2):
+            client.delete(paths.extendedresources(_card("n1", index)["metadata"]["name"]))
 
 
 def _card(node: str, index: int) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import pytest
 from cardwise.core import mps, names, shareagent
 from cardwise.kube import paths
 from tests import build
+from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
-from tests.integration.conftest import SpecOf, started
-from tests.integration.test_admission import EXTENDER, Api
+from tests.integration.sharing import flags
+from tests.integration.test_admission import EXTENDER, Api, cards_without_node
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
 Json = dict[str, Any]
 
@@ -33,21 +34,10 @@ RESTRICTED = {
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[Api]:
+def api(cluster: Cluster) -> Iterator[Api]:
     """Without nodes; two cards of one are known, and it has no MPS manager."""
-    for cluster in started(SpecOf(part_args={"webhook": [f"--share-agent-image={IMAGE}"]})):
-        for index in range(2):
-            cluster.api.create(paths.extendedresources(), _card(index))
-        api = Api(cluster)
-        too_many = functools.partial(api.run, "create", DRY, "-f", "-", stdin=pod("default", gpu_count=3))
-        cluster.wait(lambda run=too_many: "more than any node has (2)" in run().stderr, "the webhook knows the cards")
+    with flags(cluster, "webhook", f"--share-agent-image={IMAGE}"), cards_without_node(cluster) as api:
         yield api
-
-
-def _card(index: int) -> Json:
-    spec = {"node": "n1", "index": index, "uuid": f"GPU-n1-{index}", "model": "Tesla P100", "memoryMiB": build.P100}
-    metadata = {"name": f"gpu-n1-{index}"}
-    return {"apiVersion": names.API_VERSION, "kind": "ExtendedResource", "metadata": metadata, "spec": spec}
 
 
 @pytest.fixture

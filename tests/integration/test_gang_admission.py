@@ -18,7 +18,7 @@ from tests.cluster.parts import CHART
 from tests.cluster.processes import wait_for
 from tests.integration.test_admission import EXTENDER, Api
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
 Json = dict[str, Any]
 
@@ -43,8 +43,8 @@ def workload(kind: str, version: str, **spec: Any) -> Json:
 
 
 @pytest.fixture(scope="module")
-def api(sim_cluster: Cluster) -> Iterator[Api]:
-    api = Api(sim_cluster)
+def api(cluster: Cluster) -> Iterator[Api]:
+    api = Api(cluster)
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
     assert wait_for(lambda: api.run("get", "serviceaccount", "default", "-n", SPACE).returncode == 0, 60)
     yield api

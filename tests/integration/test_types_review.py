@@ -9,21 +9,22 @@ import yaml
 from cardwise.core import names
 from cardwise.kube import paths
 from tests.cluster import Cluster, CommandFailed
+from tests.integration.conftest import spaces
 from tests.integration.sharing import Json, Space, deployment, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 
-P100 = "nvidia.tesla-p100"  # what sim_cluster's cards are
+P100 = "nvidia.tesla-p100"  # what simulated cards are
 P100_KEY = names.CLASS_PREFIX + P100
 
 
 @pytest.fixture
-def space(sim_cluster: Cluster) -> Iterator[Space]:
-    made = Space(sim_cluster, "again")
-    made.wait(lambda: P100 in made.kubectl("get", "resourceclasses", "-o", "name"), "the automatic class is there")
-    yield made
-    made.kubectl("delete", "resourcequotas", "--all")
-    made.clear()
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    for made in spaces(cluster, request):
+        made.nodes(4)
+        cluster.wait(lambda: P100 in cluster.kubectl("get", "resourceclasses", "-o", "name"), "the automatic class")
+        yield made
+        made.kubectl("delete", "resourcequotas", "--all")
 
 
 def apply(space: Space, made: Json, *flags: str) -> str:
