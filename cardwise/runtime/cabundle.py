@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -40,6 +41,7 @@ class CaBundle:
         mutating: Sequence[str] = (),
         validating: Sequence[str] = (),
         interval: float = 300.0,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.asserted = threading.Event()
         self.on_other: Callable[[], None] | None = None
@@ -50,6 +52,7 @@ class CaBundle:
             *(paths.validatingwebhookconfigurations(name) for name in validating),
         ]
         self._interval = interval
+        self._clock = clock
         self._bundle = ""
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -76,7 +79,7 @@ class CaBundle:
         for reflector in self._reflectors:
             reflector.stop()
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._clock.join(self._thread, 5.0)
 
     def ensure(self) -> bool:
         """One round. False when a configuration does not exist (yet), or has another bundle that may be newer than
@@ -128,7 +131,7 @@ class CaBundle:
             except Exception:  # noqa: BLE001 - outermost loop; without the bundle no pod is admitted
                 delay = backoff.next()
                 _log.exception("CA bundle not written", retry_in=round(delay, 1))
-            self._wake.wait(delay)
+            self._clock.wait(self._wake, delay)
 
     def _reflector(self, path: str) -> Reflector[str]:
         collection, _, name = path.rpartition("/")
@@ -139,6 +142,7 @@ class CaBundle:
             Woken(self._wake.set),
             query={"fieldSelector": f"metadata.name={name}"},
             name=f"ca-bundle-{name}",
+            clock=self._clock,
         )
 
 

@@ -7,12 +7,12 @@ cluster `Given` takes its place: servers then read the Secret volume, whose file
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 from cryptography import x509
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.kube.backoff import Backoff
 from cardwise.runtime import filesets, rotation
@@ -48,9 +48,10 @@ class Checks(ABC):
     on (threads do not survive gunicorn's fork).
     """
 
-    def __init__(self, on_bundle: Callable[[bytes], None] | None, interval: float) -> None:
+    def __init__(self, on_bundle: Callable[[bytes], None] | None, interval: float, clock: Clock) -> None:
         self._on_bundle = on_bundle
         self._interval = interval
+        self._clock = clock
         self._stopping = threading.Event()
         self._due = threading.Event()
         self._thread: threading.Thread | None = None
@@ -72,7 +73,7 @@ class Checks(ABC):
         self._stopping.set()
         self._due.set()
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._clock.join(self._thread, timeout)
 
     def run(self) -> None:
         """Checks now and every `interval`, sooner after a failure; returns after `stop`."""
@@ -91,7 +92,7 @@ class Checks(ABC):
             except Exception:  # noqa: BLE001 - outermost loop; certificates must go on being checked
                 delay = backoff.next()
                 _log.exception("certificate check failed", retry_in=round(delay, 1))
-            self._due.wait(delay)
+            self._clock.wait(self._due, delay)
 
 
 class Rotator(Checks):
@@ -110,14 +111,13 @@ class Rotator(Checks):
         on_bundle: Callable[[bytes], None] | None = None,
         interval: float = INTERVAL,
         name: str = "cardwise",
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Clock = SYSTEM,
     ) -> None:
-        super().__init__(on_bundle, interval)
+        super().__init__(on_bundle, interval, clock)
         self._store = store
         self._wanted = Wanted(hosts=tuple(hosts), client=need_client, name=name)
         self._out_dir = out_dir
         self._lifetimes = lifetimes or Lifetimes()
-        self._now = now
 
     def ensure(self) -> bytes:
         """One check: store and files are good afterwards. Returns the CA bundle (PEM).
@@ -126,7 +126,7 @@ class Rotator(Checks):
         """
         for _ in range(_ATTEMPTS):
             stored = self._store.load()
-            files = rotation.advance(stored.files, self._wanted, self._lifetimes, self._now())
+            files = rotation.advance(stored.files, self._wanted, self._lifetimes, self._clock.wall())
             if files == stored.files or self._store.save(files, stored.version):
                 self._publish(files, changed=files != stored.files)
                 return files[rotation.BUNDLE]
@@ -146,9 +146,11 @@ class Unusable(Exception):
 class Given(Checks):
     """Follows the ca.crt of somebody else (cert-manager), who writes it, tls.crt and tls.key into `directory`."""
 
-    def __init__(self, directory: Path, *, on_bundle: Callable[[bytes], None], interval: float = 2.0) -> None:
+    def __init__(
+        self, directory: Path, *, on_bundle: Callable[[bytes], None], interval: float = 2.0, clock: Clock = SYSTEM
+    ) -> None:
         # Short: a new certificate is served at once, and until its CA is known nobody can call us.
-        super().__init__(on_bundle, interval)
+        super().__init__(on_bundle, interval, clock)
         self._file = directory / rotation.BUNDLE
 
     def ensure(self) -> bytes:

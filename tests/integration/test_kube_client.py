@@ -19,6 +19,7 @@ from cardwise.runtime.certstore import SecretStore
 from cardwise.runtime.tls import Rotator
 from tests.cluster import binaries
 from tests.cluster.controlplane import ControlPlane
+from tests.fakes.clock import FakeClock
 
 pytestmark = [
     pytest.mark.cluster,
@@ -240,7 +241,9 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
     for seed in (None, past):
         if seed is not None:
             client.delete(paths.secrets(namespace, "certs"))
-            Rotator(SecretStore(client, namespace, "certs"), hosts, tmp_path / "seed", now=lambda: past).ensure()
+            Rotator(
+                SecretStore(client, namespace, "certs"), hosts, tmp_path / "seed", clock=FakeClock(wall=past)
+            ).ensure()
         threads = [threading.Thread(target=each.ensure) for each in rotators]
         for thread in threads:
             thread.start()

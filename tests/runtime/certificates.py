@@ -1,5 +1,6 @@
 """Handshakes as clients make them, and what a client that has a bundle trusts."""
 
+import functools
 import socket
 import ssl
 import threading
@@ -27,8 +28,8 @@ def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path
         server.verify_flags |= ssl.VERIFY_X509_STRICT
         user.load_cert_chain(tmp_path / "client.crt", tmp_path / "client.key")
     left, right = socket.socketpair()
-    left.settimeout(5)
-    right.settimeout(5)
+    left.settimeout(60)
+    right.settimeout(60)
 
     def serve() -> None:
         try:
@@ -48,10 +49,14 @@ def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path
 
 
 def trusted(leaf: bytes, bundle: bytes, now: datetime) -> bool:
-    certificate = x509.load_pem_x509_certificate(leaf)
-    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
-        return False
-    return any(
-        certs.issued_by(certificate, authority) and authority.not_valid_after_utc > now
-        for authority in x509.load_pem_x509_certificates(bundle)
+    certificate, issuers = _read(leaf, bundle)
+    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc and any(
+        authority.not_valid_after_utc > now for authority in issuers
     )
+
+
+@functools.cache
+def _read(leaf: bytes, bundle: bytes) -> tuple[x509.Certificate, list[x509.Certificate]]:
+    """The leaf, and those of the bundle that have signed it."""
+    certificate = x509.load_pem_x509_certificate(leaf)
+    return certificate, [one for one in x509.load_pem_x509_certificates(bundle) if certs.issued_by(certificate, one)]

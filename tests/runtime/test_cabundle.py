@@ -1,13 +1,14 @@
 import base64
 import copy
-import threading
-import time
+import itertools
 
 import jsonpatch
 import pytest
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.runtime.cabundle import CaBundle, bundle_patch
+from tests.fakes.clock import FakeClock
 
 PEM = b"-----BEGIN CERTIFICATE-----\n..."
 BASE64 = base64.b64encode(PEM).decode()
@@ -61,8 +62,8 @@ class FakeConfigurations:
         raise errors.Unreachable("no list in this fake")
 
 
-def make(fake) -> CaBundle:
-    bundle = CaBundle(fake, mutating=["cardwise"], validating=["cardwise"], interval=0.05)
+def make(fake, clock: Clock = SYSTEM) -> CaBundle:
+    bundle = CaBundle(fake, mutating=["cardwise"], validating=["cardwise"], clock=clock)
     bundle.set(PEM)
     return bundle
 
@@ -91,7 +92,8 @@ def test_change_between_read_and_write_is_not_lost():
 def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
     assert not make(FakeConfigurations(mutating=configuration(None))).ensure()
     fake = FakeConfigurations(mutating=configuration(None), validating=configuration(None))
-    fake.meddle = [lambda obj: obj["metadata"].update(resourceVersion=str(time.monotonic_ns()))] * 50
+    versions = itertools.count(100)
+    fake.meddle = [lambda obj: obj["metadata"].update(resourceVersion=str(next(versions)))] * 50
     with pytest.raises(errors.Invalid):
         make(fake).ensure()
 
@@ -126,17 +128,19 @@ def test_no_patch_when_nothing_differs():
 
 def test_it_is_asserted_again_after_somebody_dropped_it():
     fake = FakeConfigurations(mutating=configuration(None), validating=configuration(None))
-    bundle = make(fake)
+    clock = FakeClock()
+    bundle = make(fake, clock)
     bundle._reflectors = []  # the interval alone; the reflector is tested with a real API server
     bundle.start()
-    assert bundle.asserted.wait(5)
+    clock.until_waiting()
+    assert bundle.asserted.is_set()
     for obj in fake.objects.values():
         obj["webhooks"][0]["clientConfig"].pop("caBundle")
-    until = time.monotonic() + 5
-    while fake.bundles() != {BASE64}:
-        assert time.monotonic() < until
-        threading.Event().wait(0.01)
+    clock.step()
+    clock.until_waiting()
+    assert fake.bundles() == {BASE64}
     bundle.set(b"another")
-    assert bundle.asserted.wait(5)
+    clock.until_waiting()
+    assert bundle.asserted.is_set()
     assert fake.bundles() == {base64.b64encode(b"another").decode()}
     bundle.stop()

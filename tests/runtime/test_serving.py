@@ -20,6 +20,7 @@ from cardwise.runtime import serving
 from cardwise.runtime.certstore import DirStore
 from cardwise.runtime.settings import HostPort
 from cardwise.runtime.tls import Rotator
+from tests.fakes.clock import FakeClock
 
 PROGRAM = Path(__file__).with_name("servingprogram.py")
 
@@ -349,7 +350,7 @@ def test_renewed_certificate_is_served_without_a_restart(running, tmp_path):
 
     now = datetime.now(UTC)
     store = DirStore(tmp_path / "store")
-    Rotator(store, ["127.0.0.1"], tmp_path / "tls", now=lambda: now - timedelta(days=300)).ensure()
+    Rotator(store, ["127.0.0.1"], tmp_path / "tls", clock=FakeClock(wall=now - timedelta(days=300))).ensure()
     server = running(tls=str(tmp_path / "tls"))
     first, worker = serial(server.port), get(server.port, "/x", client_context(tmp_path / "tls", show=False))
     assert serial(server.port) == first

@@ -3,7 +3,7 @@
 import base64
 import stat
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from cardwise.kube import errors
 from cardwise.runtime import certs, filesets
 from cardwise.runtime.certstore import DirStore, SecretStore
-from cardwise.runtime.tls import Given, Rotator, Unusable
+from cardwise.runtime.tls import INTERVAL, Given, Rotator, Unusable
+from tests.fakes.clock import FakeClock
 from tests.runtime.certificates import HOSTS, NOW
 
 
@@ -30,7 +31,7 @@ class FakeSecrets:
             found = self.secret
         if self.barrier is not None:
             # Every replica has read before the first one writes.
-            self.barrier.wait(5)
+            self.barrier.wait(60)
         if found is None:
             raise errors.NotFound(404, "NotFound", path)
         return found
@@ -60,18 +61,13 @@ def test_replicas_that_start_at_once_agree(tmp_path, existing):
     fake = FakeSecrets()
     if existing:
         old = NOW - timedelta(days=300)
-        Rotator(SecretStore(fake, "ns", "certs"), HOSTS, tmp_path / "seed", now=lambda: old).ensure()
+        Rotator(SecretStore(fake, "ns", "certs"), HOSTS, tmp_path / "seed", clock=FakeClock(wall=old)).ensure()
     fake.writes = 0
     fake.barrier = threading.Barrier(2)
     rotators = [Rotator(SecretStore(fake, "ns", "certs"), HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
-    bundles: list[bytes] = []
-    threads = [threading.Thread(target=lambda each=each: bundles.append(each.ensure())) for each in rotators]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(bundles) == 2
-    assert bundles[0] == bundles[1]
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(Rotator.ensure, rotators, timeout=60)
+    assert first == second
     assert filesets.read(tmp_path / "a") == filesets.read(tmp_path / "b")
     assert fake.writes == 1
     assert base64.b64decode(fake.secret["data"]["tls.crt"]) == (tmp_path / "a" / "tls.crt").read_bytes()
@@ -80,11 +76,8 @@ def test_replicas_that_start_at_once_agree(tmp_path, existing):
 def test_directory_store_agrees_too_and_keys_are_private(tmp_path):
     store = tmp_path / "store"
     rotators = [Rotator(DirStore(store), HOSTS, tmp_path / str(n), need_client=True) for n in range(4)]
-    threads = [threading.Thread(target=each.ensure) for each in rotators]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    with ThreadPoolExecutor() as pool:
+        assert len(set(pool.map(Rotator.ensure, rotators, timeout=60))) == 1
     sets = [filesets.read(tmp_path / str(n)) for n in range(4)]
     assert sets[0]
     assert all(each == sets[0] for each in sets)
@@ -107,16 +100,16 @@ def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
             return super().load()
 
     told: list[bytes] = []
-    twice = threading.Event()
-
-    def on_bundle(pem: bytes) -> None:
-        told.append(pem)
-        if len(told) == 2:
-            twice.set()
-
-    rotator = Rotator(Failing(tmp_path / "s"), HOSTS, tmp_path / "out", on_bundle=on_bundle, interval=0.2)
+    clock = FakeClock()
+    rotator = Rotator(Failing(tmp_path / "s"), HOSTS, tmp_path / "out", on_bundle=told.append, clock=clock)
     rotator.start()
-    assert twice.wait(10)
+    began = clock.now()
+    clock.step()
+    clock.until_waiting()
+    assert (len(told), clock.now() - began <= 1) == (1, True)
+    clock.step()
+    clock.until_waiting()
+    assert clock.now() - began > INTERVAL
     rotator.stop()
     assert told[0] == told[1] == (tmp_path / "out" / "ca.crt").read_bytes()
     assert "etcd is away" in capsys.readouterr().out
@@ -125,19 +118,26 @@ def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
 def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
     first, second = (certs.new_authority(name, NOW, timedelta(days=9)).cert for name in ("first", "second"))
     told: list[bytes] = []
-    given = Given(tmp_path, on_bundle=told.append, interval=0.02)
+    clock = FakeClock()
+    given = Given(tmp_path, on_bundle=told.append, clock=clock)
+
+    def looks() -> None:
+        clock.step()
+        clock.until_waiting()
+
     filesets.write(tmp_path, {"ca.crt": first})
     assert given.ensure() == first
     given.start()
-    eventually(lambda: told[-1:] == [first])
+    clock.until_waiting()
     filesets.write(tmp_path, {"ca.crt": second})
-    eventually(lambda: told[-1] == second)
+    looks()
     (tmp_path / "ca.crt").unlink()
-    eventually(lambda: "there is no CA" in capsys.readouterr().out)
+    looks()
+    assert "there is no CA" in capsys.readouterr().out
     filesets.write(tmp_path, {"ca.crt": first})
-    eventually(lambda: told[-1] == first)
+    looks()
     given.stop()
-    assert set(told) == {first, second}
+    assert told == [first, second, first]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
@@ -146,13 +146,6 @@ def test_a_ca_that_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, cont
         (tmp_path / "ca.crt").write_bytes(content)
     with pytest.raises(Unusable, match=rf"{tmp_path}/ca\.crt: there is no CA.*; put there"):
         Given(tmp_path, on_bundle=lambda _: None).ensure()
-
-
-def eventually(condition, seconds: float = 5.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not come true in time"
-        time.sleep(0.01)
 
 
 def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):
@@ -177,14 +170,14 @@ def test_set_of_files_is_replaced_whole(tmp_path):
 
     thread = threading.Thread(target=read)
     thread.start()
-    for number in range(1, 60):
+    for number in range(1, 30):
         assert filesets.write(tmp_path, {"a": b"%d" % number, "b.key": b"%d" % number})
         assert (tmp_path / "a").read_bytes() == b"%d" % number
     stop.set()
     thread.join()
     assert not torn
-    assert not filesets.write(tmp_path, {"a": b"59", "b.key": b"59"})
-    filesets.write(tmp_path, {"a": b"60"})
+    assert not filesets.write(tmp_path, {"a": b"29", "b.key": b"29"})
+    filesets.write(tmp_path, {"a": b"30"})
     left = sorted(path.name for path in tmp_path.iterdir())
     assert len(left) == 3  # the name, the link and one directory
     assert [name for name in left if not name.startswith("..")] == ["a"]
