@@ -118,6 +118,7 @@ class Reflector(Generic[T]):
         self._version = ""
         self._heard: float | None = None
         self._stopping = threading.Event()
+        self._wake = threading.Event()  # ends a pause before the next try
         self._expired_before = False
         self._asked: list[threading.Event] = []  # for lists that are to begin yet
         # What the handler failed on: key -> the value that it last took (None: it never took the key), and that which
@@ -136,6 +137,7 @@ class Reflector(Generic[T]):
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the watch and waits for the thread, at most `timeout` seconds. No handler is called afterwards."""
         self._stopping.set()
+        self._wake.set()
         with self._lock:
             if self._watch is not None:
                 self._watch.close()
@@ -144,13 +146,14 @@ class Reflector(Generic[T]):
 
     def relist(self) -> threading.Event:
         """Lists once more. Set when the handler has all of a list that began after this call: what had been written
-        by then is known.
+        by then is known. A pause after errors ends: who asks has reason to think that the API server is back.
         """
         done = threading.Event()
         with self._lock:
             self._asked.append(done)
             if self._watch is not None:
                 self._watch.close()
+        self._wake.set()
         return done
 
     def staleness_seconds(self) -> float:
@@ -195,7 +198,8 @@ class Reflector(Generic[T]):
             if self.events > before:
                 # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
                 backoff.reset()
-            self._clock.wait(self._stopping, delay)
+            self._clock.wait(self._wake, delay)
+            self._wake.clear()  # what it was set for is in `_stopping` and `_asked`
 
     def _relist(self) -> None:
         with self._lock:

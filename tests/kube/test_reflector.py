@@ -178,6 +178,23 @@ def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api
     assert api.watches() == 1  # and it watches on
 
 
+def test_who_asks_for_a_list_ends_the_pause_after_an_outage(api: ApiServer, clock, following):
+    """The API server is back, its first caller knows, and the next try would come half a minute later."""
+    put(api, "a", size=1)
+    reflector, handler = following(pace=Pace(backoff_initial=100, backoff_cap=100))
+    api.down = True
+    clock.until_waiting()
+    assert reflector.errors >= 1
+    api.down = False
+    put(api, "b", size=2)
+    before = clock.now()
+    done = reflector.relist()
+    clock.until_waiting()
+    assert done.is_set()
+    assert clock.now() == before
+    assert handler.values == truth(api)
+
+
 @pytest.mark.parametrize(
     ("verb", "fault"),
     [
