@@ -16,7 +16,7 @@ from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
 from tests.cluster.simnodes import RUN_SECONDS
 from tests.integration.ruleone import Follower, RuleOne
-from tests.integration.sharing import Json, Space, inspect, kill9, workload
+from tests.integration.sharing import Json, Space, inspect, kill9, outlive_lease, workload
 
 
 def member(name: str, gang: str, minimum: int | None, **settings: Any) -> Json:
@@ -50,14 +50,17 @@ def phase(space: Space, gang: str) -> str:
     return str(groups(space).get(gang, {}).get("phase", ""))
 
 
-def waits(space: Space, gang: str, seconds: float = 5.0) -> None:
-    """The gang does not fit: it says so, and for a while nothing of it is bound or held."""
+def waits(space: Space, gang: str) -> None:
+    """The gang does not fit: it says so, and each member was tried before a pod that fits; and nothing is held."""
     space.wait(lambda: phase(space, gang) == "Waiting", f"{gang} waits")
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        assert bound(space, f"{gang}-") == {}
-        assert groups(space)[gang]["phase"] in ("Waiting", "Held")
-        time.sleep(0.5)
+    for pod in space.pods():
+        if pod["metadata"]["name"].startswith(f"{gang}-"):
+            space.refused(pod["metadata"]["name"])
+    space.put(workload("fits", gpu_mem=1))
+    assert bound(space, f"{gang}-") == {}
+    assert groups(space)[gang]["phase"] in ("Waiting", "Held")
+    space.delete("fits")
+    space.gone("fits")
     space.wait(lambda: not groups(space)[gang]["held"], f"{gang} holds nothing")
 
 
@@ -161,7 +164,7 @@ def extender_in_trouble(cluster: Cluster, draw: random.Random, every: float) -> 
                 extender.restart()
             else:
                 extender.pause()
-                time.sleep(7)  # longer than its lease
+                outlive_lease(cluster)
                 extender.resume()
             renewed = _renewal(cluster)
             cluster.parts.wait_ready("extender", 60)

@@ -8,6 +8,7 @@ import ssl
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,7 +73,7 @@ class Space:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
         self.name = name
-        self._nodes: list[str] = []
+        self.own_nodes: list[str] = []
         account = f"{paths.namespaces(name)}/serviceaccounts"
         for path, made in ((paths.namespaces(), name), (account, "default")):  # before its controller makes it
             with suppress(errors.Conflict):
@@ -83,17 +84,17 @@ class Space:
 
     def __exit__(self, *_: object) -> None:
         self.clear()
-        if self._nodes:
-            simnodes.remove(self.cluster.api, self._nodes)
-            self._nodes.clear()
+        if self.own_nodes:
+            simnodes.remove(self.cluster.api, self.own_nodes)
+            self.own_nodes.clear()
 
     def nodes(self, count: int = 1, cards: Sequence[TestCard] = DEFAULT) -> list[str]:
         """Simulated nodes with these cards, which go with the space; the extender knows them. In a cluster of kind
         `sim` there are no others.
         """
-        first = len(self._nodes)
+        first = len(self.own_nodes)
         made = [f"{self.name}-{i:02}" for i in range(first, first + count)]
-        self._nodes += made
+        self.own_nodes += made
         self.cluster.simulate(dict.fromkeys(made, cards))
         wanted = {(node, index) for node in made for index in range(len(cards))}
         self.wait(lambda: wanted <= inspect(self.cluster).keys(), "the extender knows the cards")
@@ -180,7 +181,7 @@ class Space:
         """Nothing left of what the test made: first who would make pods again, then the pods."""
         api, apps = self.cluster.api, f"/apis/apps/v1/namespaces/{self.name}"
         # On simulated nodes no containers would have to end.
-        grace = 0 if self._nodes and not self.cluster.nodes else 1
+        grace = 0 if self.own_nodes and not self.cluster.nodes else 1
         for path in (
             f"{apps}/deployments",
             f"{apps}/statefulsets",
@@ -284,6 +285,17 @@ def _again(cluster: Cluster, part: str, command: Sequence[str]) -> None:
     process.stop()
     process.start(command, noted.environment)
     cluster.parts.wait_ready(part)
+
+
+def outlive_lease(cluster: Cluster) -> None:
+    """Until the extender that leads, and stands still, does so no more: its lease is over."""
+
+    def over() -> bool:
+        lease = cluster.api.get(paths.leases(names.NAMESPACE, names.LEASE))["spec"]
+        since = datetime.now(UTC) - datetime.fromisoformat(lease["renewTime"])
+        return since > timedelta(seconds=lease["leaseDurationSeconds"])
+
+    cluster.wait(over, "the lease is over")
 
 
 def kill9(process: Process) -> None:
