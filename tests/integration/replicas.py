@@ -16,8 +16,6 @@ from tests.cluster.processes import Process
 from tests.integration.balancer import Balancer
 from tests.integration.sharing import scheduler_tls
 
-_START = 60.0  # seconds for a replica to be ready on a busy machine
-
 
 def extender_replica(cluster: Cluster, name: str = "extender-b") -> tuple[Process, int, int]:
     """Beside the first, with the same identity and certificates; and its two ports."""
@@ -62,7 +60,7 @@ def ready(process: Process) -> None:
     noted = process.noted
     assert noted is not None
     (bind,) = [word for word in noted.command if word.startswith("--metrics-bind=")]
-    process.wait_until(lambda: says_ready(int(bind.rpartition(":")[2])), "/readyz", _START)
+    process.wait_until(lambda: says_ready(int(bind.rpartition(":")[2])), "/readyz")
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Pair:
     def second(self) -> Process:
         return self.cluster.process("extender-b")
 
-    def leader(self, timeout: float = 60) -> Process:
+    def leader(self) -> Process:
         """The one that answers; waits until there is one."""
         found: list[str] = []
 
@@ -84,7 +82,7 @@ class Pair:
             found[:] = [name for name in self.ports if self.leads(name)]
             return bool(found)
 
-        self.cluster.wait(anybody, "an extender leads", timeout)
+        self.cluster.wait(anybody, "an extender leads")
         return self.cluster.process(found[0])
 
     def other(self, process: Process) -> Process:
@@ -154,7 +152,7 @@ def webhooks(cluster: Cluster, count: int, *more: str, alone: bool = False) -> I
             for process in made:
                 process.stop()  # before the first takes over what they have in the Secret
             first.restart()
-            cluster.parts.wait_ready("webhook", _START)
+            cluster.parts.wait_ready("webhook")
         point_webhooks_to(cluster, cluster.parts.url("webhook"))
         for process in made:
             process.stop()

@@ -6,7 +6,7 @@ import os
 import signal
 import ssl
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -285,6 +285,30 @@ def _again(cluster: Cluster, part: str, command: Sequence[str]) -> None:
     process.stop()
     process.start(command, noted.environment)
     cluster.parts.wait_ready(part)
+
+
+def prioritize(cluster: Cluster, classes: Mapping[str, int], *, preempts: bool = True) -> None:
+    """PriorityClasses by name, which stay; `preempts`: pods of lower priority go for theirs."""
+    policy = "PreemptLowerPriority" if preempts else "Never"
+    for name, value in classes.items():
+        made = {"metadata": {"name": name}, "value": value, "preemptionPolicy": policy}
+        with suppress(errors.Conflict):
+            cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", made)
+
+
+def wait_for_classes(space: Space, *classes: str) -> None:
+    """Until the webhook takes a pod by these names; an automatic class comes a moment after its first card."""
+    for name in classes:
+        pod = workload("probe")
+        pod["spec"]["containers"][0]["resources"] = {"limits": {name: 1}}
+
+        def taken(pod: Json = pod, key: str = names.CLASS_PREFIX + name) -> bool:
+            with suppress(errors.KubeError):
+                made = space.cluster.api.create(paths.pods(space.name), pod, query={"dryRun": "All"})
+                return key in made["spec"]["containers"][0]["resources"]["limits"]
+            return False
+
+        space.wait(taken, f"the webhook knows class {name}")
 
 
 def outlive_lease(cluster: Cluster) -> None:

@@ -12,10 +12,10 @@ from cardwise.core import names
 from cardwise.kube import errors, paths
 from tests.build import P100
 from tests.cluster import Cluster
-from tests.integration.conftest import SpecOf, started
-from tests.integration.sharing import Json, Space, inspect, kill9, workload
+from tests.integration.conftest import spaces
+from tests.integration.sharing import Json, Space, flags, inspect, kill9, outlive_lease, prioritize, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 
 HALF = P100 // 2
 NODES, CARDS = 2, 2
@@ -23,46 +23,18 @@ SLOW = "simulated.test/ends-slowly"  # a finalizer: the pod is there, ending, un
 PRIORITIES = {"low": 10, "middle": 100, "high": 1000}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    for made in started(SpecOf(sim_nodes=NODES)):
-        set_up(made)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def evicting() -> Iterator[Cluster]:
-    """Its extender evicts where only cards are short."""
-    for made in started(SpecOf(sim_nodes=1, part_args={"extender": ["--preempt-fragmented"]})):
-        set_up(made)
-        yield made
-
-
-def set_up(made: Cluster) -> None:
-    for name, value in PRIORITIES.items():
-        made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": value})
-    never = {"metadata": {"name": "never"}, "value": 1000, "preemptionPolicy": "Never"}
-    made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", never)
+@pytest.fixture(autouse=True, scope="module")
+def _priorities(cluster: Cluster) -> None:
+    prioritize(cluster, PRIORITIES)
+    prioritize(cluster, {"never": 1000}, preempts=False)
 
 
 @pytest.fixture
-def space(cluster: Cluster) -> Iterator[Space]:
-    yield from spaces(cluster)
-
-
-@pytest.fixture
-def fragmented(request: pytest.FixtureRequest) -> Iterator[Space]:
-    yield from spaces(request.getfixturevalue(request.param))
-
-
-def spaces(cluster: Cluster) -> Iterator[Space]:
-    made = Space(cluster, f"preempt-{time.monotonic_ns() % 10**9}")
-    yield made
-    let_go(made, *(pod["metadata"]["name"] for pod in made.pods()))
-    with contextlib.suppress(errors.NotFound):
-        cluster.api.delete(paths.poddisruptionbudgets(made.name, "spare"))
-    made.clear()
-    made.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more", 90)
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    for made in spaces(cluster, request):
+        made.nodes(NODES)
+        yield made
+        let_go(made, *(pod["metadata"]["name"] for pod in made.pods()))
 
 
 def one(name: str, mem: int, priority: str, *, policy: str = "binpack") -> Json:
@@ -129,7 +101,7 @@ def test_several_of_high_priority_get_a_card_each(space: Space) -> None:
     held = fill(space)
     for i in range(3):
         space.create(one(f"high{i}", P100, "high"))
-    cards = {space.placed(f"high{i}", 60) for i in range(3)}
+    cards = {space.placed(f"high{i}") for i in range(3)}
     assert len(cards) == 3
     (left,) = held.keys() - cards
     assert there(space) == set(held[left]) | {f"high{i}" for i in range(3)}
@@ -140,18 +112,20 @@ def test_as_many_go_as_a_gang_lacks_cards(space: Space, free: int) -> None:
     """Three workers of a card each and a server without; nobody goes for a gang that would not be complete."""
     held = fill(space)
     for card in sorted(held)[:free]:
-        space.kubectl("delete", "pod", *held[card], "--wait=true")
+        space.delete(*held[card])
+        space.gone(*held[card])
     everybody = there(space)
     too_many = [member(f"many{i}", "many", NODES * CARDS + 1) for i in range(NODES * CARDS + 1)]
     for pod in too_many:
         space.create(pod)
     space.wait(lambda: "fit as a whole" in space.reasons("many0"), "it waits")
     assert there(space) == everybody
-    space.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in too_many), "--wait=true")
+    space.delete(*(pod["metadata"]["name"] for pod in too_many))
+    space.gone(*(pod["metadata"]["name"] for pod in too_many))
     gang = [member(f"g{i}", "g", 4) for i in range(3)] + [member("server", "g", 4, card=False)]
     for pod in gang:
         space.create(pod)
-    cards = {space.placed(f"g{i}", 60) for i in range(3)}
+    cards = {space.placed(f"g{i}") for i in range(3)}
     space.placed("server")
     assert len(cards) == 3
     spared = {name for card in held.keys() - cards for name in held[card]}
@@ -171,7 +145,7 @@ def test_a_disruption_budget_is_respected(space: Space) -> None:
     space.cluster.api.create(paths.poddisruptionbudgets(space.name), {"metadata": {"name": "spare"}, "spec": spec})
     path = paths.poddisruptionbudgets(space.name, "spare")
     space.wait(
-        lambda: space.cluster.api.get(path).get("status", {}).get("currentHealthy") == len(spared), "it is counted", 60
+        lambda: space.cluster.api.get(path).get("status", {}).get("currentHealthy") == len(spared), "it is counted"
     )
     assert space.put(one("first", P100, "high")) == card
     assert there(space) == spared | {held[other][1], "first"}
@@ -184,52 +158,46 @@ def test_a_card_that_cannot_be_freed_costs_nobody(space: Space) -> None:
         space.put(one(f"low{i}", HALF, "low"))
     everybody = there(space)
     space.create(one("first", P100, "high"))
-    space.wait(lambda: "FailedScheduling" in space.reasons("first"), "the pod was tried", 60)
+    space.wait(lambda: "FailedScheduling" in space.reasons("first"), "the pod was tried")
     # Only once more pods have come and gone has the scheduler surely been through all of it.
     for i in range(3):
         space.create(one(f"after{i}", P100, "low"))
-        space.wait(lambda i=i: "FailedScheduling" in space.reasons(f"after{i}"), "the next was tried", 60)
+        space.wait(lambda i=i: "FailedScheduling" in space.reasons(f"after{i}"), "the next was tried")
     assert there(space) == everybody
 
 
-def cut_up(space: Space) -> None:
-    """Both cards of a node have a pod of more than a half: what is left would do in sum, and on no card."""
-    nodes = {card[0] for card in inspect(space.cluster)}
-    for i in range(len(nodes) * CARDS):
+def passes(space: Space) -> None:
+    """A pod that comes and goes makes kube-scheduler try those that wait again."""
+    space.put(one("passing", 100, "low"))
+    space.delete("passing")
+    space.gone("passing")
+
+
+def test_only_with_the_setting_one_pod_goes_where_only_cards_are_short(cluster: Cluster, space: Space) -> None:
+    """Each card has a pod of more than a half: what is left would do in sum, and on no card of its own."""
+    for i in range(NODES * CARDS):
         space.put(one(f"low{i}", HALF + 1, "low"))
-
-
-@pytest.mark.parametrize("fragmented", ["evicting"], indirect=True)
-def test_with_the_setting_one_pod_goes_where_only_cards_are_short(fragmented: Space) -> None:
-    cut_up(fragmented)
-    everybody = there(fragmented)
-    fragmented.create(one("next", HALF - 1 + 2, "low"))
-    where = fragmented.put(one("first", HALF + 1, "high"))
-    gone = everybody - there(fragmented)
-    assert len(gone) == 1, gone
-    assert where[0] == "sim-1"
-    (victim,) = gone
-    fragmented.wait(lambda: "Preempted: " in fragmented.reasons(victim), "the victim is told why", 60)
-    assert "Preempting: " in fragmented.reasons("first")
-    assert "next" not in there(fragmented)
-
-
-@pytest.mark.parametrize(
-    ("fragmented", "priority"), [("cluster", "high"), ("evicting", "never")], indirect=["fragmented"]
-)
-def test_without_the_setting_or_the_right_to_preempt_nobody_goes(fragmented: Space, priority: str) -> None:
-    cut_up(fragmented)
-    everybody = there(fragmented)
-    fragmented.create(one("first", HALF + 1, priority))
-    fragmented.wait(
-        lambda: "Insufficient GPU Memory in one device" in fragmented.reasons("first"), "only cards are short", 60
-    )
-    # Longer than the extender waits before it evicts: a pod that comes and goes makes the scheduler try again.
-    until = time.monotonic() + 8
-    while time.monotonic() < until:
-        fragmented.put(one("passing", 100, "low"))
-        fragmented.kubectl("delete", "pod", "passing", "--grace-period=0", "--force", "--wait=true")
-    assert there(fragmented) == everybody
+    everybody = there(space)
+    space.create(one("next", HALF + 1, "low"))
+    space.create(one("first", HALF + 1, "high"))
+    for name in ("next", "first"):
+        space.refused(name, "Insufficient GPU Memory in one device")
+    for _ in range(3):
+        passes(space)
+    assert there(space) == everybody
+    with flags(cluster, "extender", "--preempt-fragmented"):
+        passes(space)
+        space.placed("first")
+        (victim,) = everybody - there(space)
+        space.wait(lambda: "Preempted: " in space.reasons(victim), "the victim is told why")
+        assert "Preempting: " in space.reasons("first")
+        # Who may not preempt waits, though it was refused before one for whom another pod goes.
+        space.create(one("meek", HALF + 1, "never"))
+        space.refused("meek", "Insufficient GPU Memory in one device")
+        space.create(one("second", HALF + 1, "high"))
+        space.placed("second")
+        assert len(everybody - there(space)) == 2
+        assert {"first", "second"} == there(space) - everybody
 
 
 @pytest.mark.parametrize(("how", "ends"), [("kill", "meanwhile"), ("freeze", "afterwards")])
@@ -240,10 +208,10 @@ def test_an_extender_that_dies_while_the_victims_end(cluster: Cluster, space: Sp
     for i in range(3):  # they wait for anything that becomes free
         space.create(one(f"next{i}", HALF, "low"))
     space.create(one("first", P100, "high"))
-    space.wait(lambda: len(there(space)) == len(everybody) - 2, "two pods are ending", 60)
+    space.wait(lambda: len(there(space)) == len(everybody) - 2, "two pods are ending")
     victims = everybody - there(space)
     (where,) = (card for card, pods in held.items() if set(pods) == victims)
-    space.wait(lambda: space.get("first")["status"].get("nominatedNodeName") == where[0], "first is nominated", 60)
+    space.wait(lambda: space.get("first")["status"].get("nominatedNodeName") == where[0], "first is nominated")
     extender = cluster.process("extender")
     if how == "kill":
         kill9(extender)
@@ -255,11 +223,11 @@ def test_an_extender_that_dies_while_the_victims_end(cluster: Cluster, space: Sp
     if how == "kill":
         extender.restart()
     else:
-        time.sleep(6)  # longer than its lease
+        outlive_lease(cluster)
         extender.resume()
-    cluster.parts.wait_ready("extender", 60)
+    cluster.parts.wait_ready("extender")
     let_go(space, *victims)
-    assert space.placed("first", 90) == where
+    assert space.placed("first") == where
     assert there(space) == everybody - victims | {"first"}
 
 
@@ -293,7 +261,7 @@ def test_thirty_preemptions_beside_an_extender_that_dies_at_any_moment(cluster: 
                 extender.pause()
                 time.sleep(draw.choice([1, 6, 15]))
                 extender.resume()
-            cluster.parts.wait_ready("extender", 60)
+            cluster.parts.wait_ready("extender")
             began = time.monotonic()
             cards = {space.placed(f"high{i}", 120) for i in range(2)}
             waited.append(time.monotonic() - began)
@@ -306,7 +274,7 @@ def test_thirty_preemptions_beside_an_extender_that_dies_at_any_moment(cluster: 
             ending.join(30)
         let_go(space, *everybody)
         space.clear()
-        space.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more", 90)
+        space.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more")
 
 
 def end_by_and_by(space: Space, draw: random.Random, over: threading.Event) -> None:

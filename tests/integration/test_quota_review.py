@@ -1,9 +1,9 @@
 """GPUQuotas by class while the class comes, goes or is missing, on a real control plane."""
 
+import itertools
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,29 +13,22 @@ import yaml
 
 from cardwise.core import names
 from cardwise.kube import errors, paths
-from tests.cluster import Cluster, simnodes
+from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
-from tests.integration.conftest import SpecOf, started
-from tests.integration.sharing import Json, Space, where, workload
+from tests.integration.conftest import spaces
+from tests.integration.sharing import Json, Space, wait_for_classes, where, workload
 from tests.integration.test_types import K80, K80_CLASS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
 T4_CLASS = "nvidia.tesla.t4"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump({"default": [{"model": "Tesla K80", "memoryMiB": K80}]}, file)
-        file.flush()
-        yield from started(SpecOf(sim_nodes=2, cards=Path(file.name)))
 
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    made = Space(cluster, request.node.name.replace("_", "-")[5:60].strip("-"))
-    yield made
-    made.clear()
+    for made in spaces(cluster, request):
+        made.nodes(2, [TestCard(model="Tesla K80", memory_mib=K80)])
+        wait_for_classes(made, K80_CLASS)
+        yield made
 
 
 def put_quota(space: Space, *hard: Json) -> None:
@@ -67,16 +60,18 @@ def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(sp
     halt = threading.Event()
 
     def create() -> None:
-        number = 0
-        while not halt.wait(0.1):
+        """One after the other: kube-scheduler has tried each before the next comes."""
+        for number in itertools.count():
+            if halt.is_set():
+                return
             space.create(workload(f"p{number}", gpu_mem=1000))
-            number += 1
+            space.refused(f"p{number}")
 
     client = threading.Thread(target=create)
     client.start()
     try:
-        for node, model in (("sim-old", "Tesla T4"), ("sim-new", "NVIDIA Tesla T4")):
-            simnodes.create(space.cluster.api, {node: [TestCard(model=model, memory_mib=15109)]})
+        for model in ("Tesla T4", "NVIDIA Tesla T4"):
+            space.nodes(1, [TestCard(model=model, memory_mib=15109)])
         space.wait(
             lambda: resource_class(space, T4_CLASS).get("status", {}).get("cards") == 2, "the class has both cards"
         )
@@ -87,7 +82,6 @@ def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(sp
         client.join()
     refused(space, "last")
     got_in = placed(space)
-    space.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")  # nobody plays the new nodes' kubelet
     assert got_in == []
     (expression,) = resource_class(space, T4_CLASS)["spec"]["selector"]["matchExpressions"]
     assert expression["values"] == ["NVIDIA Tesla T4", "Tesla T4"]
@@ -137,9 +131,15 @@ def test_a_whole_card_above_every_limit_of_memory_says_that_it_never_runs(space)
     assert "only if the quota is raised" in told()
 
 
-def test_a_user_of_one_namespace_gets_on_with_the_commands(space, tmp_path):
+@pytest.fixture
+def other(space: Space) -> Iterator[Space]:
+    """Another team's namespace."""
+    with Space(space.cluster, f"{space.name}-other") as made:
+        yield made
+
+
+def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_path):
     """With `edit` there and the ClusterRole of cards: what others hold is counted, and their pods are not named."""
-    other = Space(space.cluster, "another-team")
     other.put(workload("theirs", gpu_mem=3000))
     put_quota(space, {"shares": 1})
     space.put(workload("mine", gpu_mem=1000))
@@ -160,7 +160,6 @@ def test_a_user_of_one_namespace_gets_on_with_the_commands(space, tmp_path):
     space.kubectl("delete", "clusterrolebinding", space.name)
     space.wait(lambda: "beside" not in cardwise(jane, "explain", "pod", "mine"), "cards may not be read any more")
     assert "container main: 1000 of 11441 MiB" in cardwise(jane, "explain", "pod", "mine")
-    other.clear()
 
 
 def user_of(space: Space, folder: Path) -> Path:
