@@ -284,6 +284,11 @@ class ApiServer:
         with self.changed:
             return sum(collection in ("", stream.collection) for stream in self._streams)
 
+    @property
+    def revision(self) -> int:
+        """It grows by one with each write."""
+        return self._revision
+
     def until(self, ready: Callable[[], object], what: str = "") -> None:
         """Returns when `ready` holds; it is asked again after each request, write, and begin or end of a watch."""
         with self.changed:

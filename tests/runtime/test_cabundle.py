@@ -1,17 +1,20 @@
 import base64
-import copy
-import itertools
+import math
 
-import jsonpatch
 import pytest
 
-from cardwise.clock import SYSTEM, Clock
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from cardwise.runtime.cabundle import CaBundle, bundle_patch
+from tests.fakes.apiobjects import merged
+from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 
 PEM = b"-----BEGIN CERTIFICATE-----\n..."
 BASE64 = base64.b64encode(PEM).decode()
+PATHS = {
+    "mutating": paths.mutatingwebhookconfigurations,
+    "validating": paths.validatingwebhookconfigurations,
+}
 
 
 def configuration(*bundles: str | None) -> dict:
@@ -22,103 +25,90 @@ def configuration(*bundles: str | None) -> dict:
     return {"metadata": {"name": "cardwise", "resourceVersion": "1"}, "webhooks": webhooks}
 
 
-class FakeConfigurations:
-    """get and patch as the API server does them; `meddle` runs between the two."""
+class World:
+    """An API server with configurations of webhooks, and who keeps the bundle in them."""
 
-    def __init__(self, **objects: dict) -> None:
-        self.objects = {
-            f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/cardwise": obj
-            for kind, obj in objects.items()
-        }
-        self.meddle: list = []
-        self.patches = 0
+    def __init__(self, **configurations: dict) -> None:
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        for kind, obj in configurations.items():
+            self.api.put(PATHS[kind](), obj)
+        client = self.api.client(clock=self.clock)
+        self.bundle = CaBundle(client, mutating=["cardwise"], validating=["cardwise"], clock=self.clock)
+        self.bundle.set(PEM)
 
-    def get(self, path, query=None, *, timeout=None):
-        if path not in self.objects:
-            raise errors.NotFound(404, "NotFound", path)
-        found = copy.deepcopy(self.objects[path])
-        if self.meddle:
-            self.meddle.pop()(self.objects[path])
-        return found
-
-    def patch(self, path, obj, kind, field_manager, **_):
-        assert kind == "json"
-        self.patches += 1
-        try:
-            changed = jsonpatch.apply_patch(self.objects[path], obj)
-        except jsonpatch.JsonPatchTestFailed as error:
-            raise errors.Invalid(422, "Invalid", str(error)) from error
-        changed["metadata"]["resourceVersion"] = str(int(changed["metadata"]["resourceVersion"]) + 1)
-        self.objects[path] = changed
-        return changed
+    @property
+    def objects(self) -> list[dict]:
+        return [obj for path in PATHS.values() for obj in self.api.all(path())]
 
     def bundles(self) -> set[str | None]:
-        return {hook["clientConfig"].get("caBundle") for obj in self.objects.values() for hook in obj["webhooks"]}
+        return {hook["clientConfig"].get("caBundle") for obj in self.objects for hook in obj["webhooks"]}
 
-    def watch(self, *_, **__):
-        raise errors.Unreachable("no watch in this fake")
+    def patches(self) -> int:
+        """How many were sent. Each must be one that does all or nothing, and have our name."""
+        sent = self.api.sent("patch")
+        assert {each.headers["Content-Type"] for each in sent} <= {"application/json-patch+json"}
+        assert {each.query["fieldManager"] for each in sent} <= {"cardwise-ca"}
+        return len(sent)
 
-    def list_pages(self, *_, **__):
-        raise errors.Unreachable("no list in this fake")
+    def edit(self, kind: str, **client_config: str | None) -> None:
+        """Somebody else changes the first webhook."""
+        path = PATHS[kind]("cardwise")
+        first, *others = self.api.get(path)["webhooks"]
+        self.api.edit(path, webhooks=[merged(first, {"clientConfig": client_config}), *others])
 
 
-def make(fake, clock: Clock = SYSTEM) -> CaBundle:
-    bundle = CaBundle(fake, mutating=["cardwise"], validating=["cardwise"], clock=clock)
-    bundle.set(PEM)
-    return bundle
+def both() -> World:
+    return World(mutating=configuration(None), validating=configuration(None))
 
 
 def test_every_webhook_gets_the_bundle_and_a_second_round_writes_nothing():
-    fake = FakeConfigurations(mutating=configuration(None, "b2xk"), validating=configuration(BASE64))
-    bundle = make(fake)
-    assert bundle.ensure()
-    assert fake.bundles() == {BASE64}
-    assert fake.patches == 1
-    assert bundle.ensure()
-    assert fake.patches == 1
+    world = World(mutating=configuration(None, "b2xk"), validating=configuration(BASE64))
+    assert world.bundle.ensure()
+    assert world.bundles() == {BASE64}
+    assert world.patches() == 1
+    assert world.bundle.ensure()
+    assert world.patches() == 1
 
 
 def test_change_between_read_and_write_is_not_lost():
-    def upgrade(obj: dict) -> None:
-        obj["metadata"]["resourceVersion"] = "7"
-        obj["webhooks"].insert(0, {"name": "new", "clientConfig": {}})
-
-    fake = FakeConfigurations(mutating=configuration(None), validating=configuration(None))
-    fake.meddle = [upgrade]
-    assert make(fake).ensure()
-    assert fake.bundles() == {BASE64}
+    world = both()
+    new = {"name": "new", "clientConfig": {}}
+    world.api.after(lambda get: world.api.edit(get.path, webhooks=[new, *world.api.get(get.path)["webhooks"]]), "get")
+    assert world.bundle.ensure()
+    assert len(world.objects[0]["webhooks"]) == 2
+    assert world.bundles() == {BASE64}
 
 
 def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
-    assert not make(FakeConfigurations(mutating=configuration(None))).ensure()
-    fake = FakeConfigurations(mutating=configuration(None), validating=configuration(None))
-    versions = itertools.count(100)
-    fake.meddle = [lambda obj: obj["metadata"].update(resourceVersion=str(next(versions)))] * 50
+    assert not World(mutating=configuration(None)).bundle.ensure()
+    world = both()
+    world.api.after(lambda get: world.api.put(PATHS["mutating"](), world.api.get(get.path)), "get", times=math.inf)
     with pytest.raises(errors.Invalid):
-        make(fake).ensure()
+        world.bundle.ensure()
 
 
 def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_store():
-    fake = FakeConfigurations(mutating=configuration(None), validating=configuration(None))
-    bundle, asked = make(fake), []
+    world = both()
+    bundle, asked = world.bundle, []
     bundle.on_other = lambda: asked.append(True)
     assert bundle.ensure()
     # Another replica has renewed the certificates.
     newer = base64.b64encode(b"newer").decode()
-    for obj in fake.objects.values():
-        obj["webhooks"][0]["clientConfig"]["caBundle"] = newer
-    written = fake.patches
+    for kind in PATHS:
+        world.edit(kind, caBundle=newer)
+    written = world.patches()
     assert not bundle.ensure()
     assert asked
     bundle.set(b"newer")
     assert bundle.ensure()
-    assert fake.patches == written
+    assert world.patches() == written
     # Somebody who has no part in it has edited one of them.
-    next(iter(fake.objects.values()))["webhooks"][0]["clientConfig"]["caBundle"] = "b2xk"
+    world.edit("mutating", caBundle="b2xk")
     assert not bundle.ensure()
     bundle.set(b"newer")
     assert bundle.ensure()
-    assert fake.bundles() == {newer}
+    assert world.bundles() == {newer}
 
 
 def test_no_patch_when_nothing_differs():
@@ -127,20 +117,34 @@ def test_no_patch_when_nothing_differs():
 
 
 def test_it_is_asserted_again_after_somebody_dropped_it():
-    fake = FakeConfigurations(mutating=configuration(None), validating=configuration(None))
-    clock = FakeClock()
-    bundle = make(fake, clock)
-    bundle._reflectors = []  # the interval alone; the reflector is tested with a real API server
+    world = both()
+    bundle = world.bundle
+    bundle._reflectors = []  # the interval alone
     bundle.start()
-    clock.until_waiting()
+    world.clock.until_waiting()
     assert bundle.asserted.is_set()
-    for obj in fake.objects.values():
-        obj["webhooks"][0]["clientConfig"].pop("caBundle")
-    clock.step()
-    clock.until_waiting()
-    assert fake.bundles() == {BASE64}
+    for kind in PATHS:
+        world.edit(kind, caBundle=None)
+    world.clock.step()
+    world.clock.until_waiting()
+    assert world.bundles() == {BASE64}
     bundle.set(b"another")
-    clock.until_waiting()
+    world.clock.until_waiting()
     assert bundle.asserted.is_set()
-    assert fake.bundles() == {base64.b64encode(b"another").decode()}
+    assert world.bundles() == {base64.b64encode(b"another").decode()}
     bundle.stop()
+
+
+def test_it_is_asserted_at_once_when_a_configuration_comes_late_or_loses_it():
+    world = World(mutating=configuration(None))
+    world.bundle.start()
+    world.clock.until_waiting(3)  # a watch of each, and the interval
+    assert not world.bundle.asserted.is_set()
+    world.api.put(PATHS["validating"](), configuration(None))
+    world.clock.until_waiting(3)
+    assert world.bundle.asserted.is_set()
+    assert world.bundles() == {BASE64}
+    world.edit("mutating", caBundle=None)
+    world.clock.until_waiting(3)
+    assert world.bundles() == {BASE64}
+    world.bundle.stop()

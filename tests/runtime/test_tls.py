@@ -8,69 +8,34 @@ from datetime import timedelta
 
 import pytest
 
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from cardwise.runtime import certs, filesets
 from cardwise.runtime.certstore import DirStore, SecretStore
 from cardwise.runtime.tls import INTERVAL, Given, Rotator, Unusable
+from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.runtime.certificates import HOSTS, NOW
 
 
-class FakeSecrets:
-    """The API server's rules for one Secret: versions, conflicts."""
-
-    def __init__(self) -> None:
-        self.secret: dict | None = None
-        self.version = 0
-        self.lock = threading.Lock()
-        self.writes = 0
-        self.barrier: threading.Barrier | None = None
-
-    def get(self, path, query=None, *, timeout=None):
-        with self.lock:
-            found = self.secret
-        if self.barrier is not None:
-            # Every replica has read before the first one writes.
-            self.barrier.wait(60)
-        if found is None:
-            raise errors.NotFound(404, "NotFound", path)
-        return found
-
-    def create(self, path, obj, *, query=None, timeout=None):
-        with self.lock:
-            if self.secret is not None:
-                raise errors.AlreadyExists(409, "AlreadyExists", path)
-            return self._store(obj)
-
-    def update(self, path, obj, *, query=None, timeout=None):
-        with self.lock:
-            if obj["metadata"]["resourceVersion"] != self.secret["metadata"]["resourceVersion"]:
-                raise errors.Conflict(409, "Conflict", path)
-            return self._store(obj)
-
-    def _store(self, obj):
-        self.version += 1
-        self.writes += 1
-        self.barrier = None
-        self.secret = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
-        return self.secret
-
-
 @pytest.mark.parametrize("existing", [False, True])
 def test_replicas_that_start_at_once_agree(tmp_path, existing):
-    fake = FakeSecrets()
+    api = ApiServer()
+    store = SecretStore(api.client(), "ns", "certs")
     if existing:
         old = NOW - timedelta(days=300)
-        Rotator(SecretStore(fake, "ns", "certs"), HOSTS, tmp_path / "seed", clock=FakeClock(wall=old)).ensure()
-    fake.writes = 0
-    fake.barrier = threading.Barrier(2)
-    rotators = [Rotator(SecretStore(fake, "ns", "certs"), HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
+        Rotator(store, HOSTS, tmp_path / "seed", clock=FakeClock(wall=old)).ensure()
+    before = api.revision
+    # Every replica has read before the first one writes; who writes over an old one reads once more.
+    everybody = threading.Barrier(2)
+    api.after(lambda _: everybody.wait(60), "get", times=4 if existing else 2)
+    rotators = [Rotator(store, HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(Rotator.ensure, rotators, timeout=60)
     assert first == second
     assert filesets.read(tmp_path / "a") == filesets.read(tmp_path / "b")
-    assert fake.writes == 1
-    assert base64.b64decode(fake.secret["data"]["tls.crt"]) == (tmp_path / "a" / "tls.crt").read_bytes()
+    assert api.revision == before + 1
+    secret = api.get(paths.secrets("ns", "certs"))
+    assert base64.b64decode(secret["data"]["tls.crt"]) == (tmp_path / "a" / "tls.crt").read_bytes()
 
 
 def test_directory_store_agrees_too_and_keys_are_private(tmp_path):
