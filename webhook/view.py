@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import classes, names
 from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
@@ -47,28 +48,30 @@ _decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
 class ClusterView:
     """Implements `decisions.View`. Methods may be called from any thread."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
         self._client = client
         self._sums = CardSums()
-        self._numbers = GangNumbers(client)
-        self._new_classes = NewClasses(client)
+        self._numbers = GangNumbers(client, clock)
+        self._new_classes = NewClasses(client, clock)
         self._standings: _ByNamespace[Standing] = _ByNamespace()
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._unreadable: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
         self._namespaces: Reflector[Defaults] = Reflector(
-            client, paths.namespaces(), _project_namespace, Woken(), query=selector
+            client, paths.namespaces(), _project_namespace, Woken(), query=selector, clock=clock
         )
         self._cards_known: Reflector[CardFacts] = Reflector(
-            client, paths.extendedresources(), _project_card, Woken(self._sums.forget)
+            client, paths.extendedresources(), _project_card, Woken(self._sums.forget), clock=clock
         )
         self._classes_known: Reflector[DeviceClass] = Reflector(
-            client, paths.resourceclasses(), self._project_class, Woken()
+            client, paths.resourceclasses(), self._project_class, Woken(), clock=clock
         )
         self._quotas_known: Reflector[Standing] = Reflector(
-            client, paths.gpuquotas(), self._project_quota, self._standings
+            client, paths.gpuquotas(), self._project_quota, self._standings, clock=clock
         )
-        self._ranges_known: Reflector[Bounds] = Reflector(client, LIMIT_RANGES, self._project_range, self._bounds)
+        self._ranges_known: Reflector[Bounds] = Reflector(
+            client, LIMIT_RANGES, self._project_range, self._bounds, clock=clock
+        )
         # Without the first nobody is served. Clusters without types and quotas by type do without the others.
         self._needed = (self._namespaces, self._cards_known)
         self._wanted = (self._classes_known, self._quotas_known, self._ranges_known)

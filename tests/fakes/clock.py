@@ -12,6 +12,7 @@ from cardwise.clock import Clock
 # Real seconds after which a wait is a bug of the test: nobody moved the clock, or nobody came to wait. Generous, since
 # it only decides how late a broken test fails.
 _PATIENCE = 60.0
+_MOST_STEPS = 10_000
 
 
 class FakeClock(Clock):
@@ -65,6 +66,15 @@ class FakeClock(Clock):
         if not moments:
             raise AssertionError("those who wait have no limit of time: the clock cannot wake them")
         self._advance(max(0, min(moments) - self._now_ns))
+
+    def step_until(self, ready: Callable[[], object], threads: int = 1) -> None:
+        """Let time pass, step by step, until it is so. What takes no time has been done whenever `ready` is asked."""
+        for _ in range(_MOST_STEPS):
+            self.until_waiting(threads)
+            if ready():
+                return
+            self.step(threads)
+        raise AssertionError(f"it did not come true in {_MOST_STEPS} steps")
 
     def sleep(self, seconds: float) -> None:
         never = threading.Condition()

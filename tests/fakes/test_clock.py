@@ -78,6 +78,21 @@ class TestFakeClock:
             clock.advance(0.5)
             sleeping.result(60)
 
+    def test_steps_end_when_it_is_so(self):
+        clock, slept = FakeClock(now=0), []
+
+        def work():
+            while len(slept) < 4:
+                clock.sleep(2)
+                slept.append(clock.now())
+
+        with ThreadPoolExecutor() as pool:
+            working = pool.submit(work)
+            clock.step_until(lambda: len(slept) == 3)
+            assert slept == [2, 4, 6]
+            clock.advance(2)
+            working.result(60)
+
     def test_a_step_goes_to_the_next_moment_at_which_somebody_wakes(self):
         clock = FakeClock(now=0)
         with ThreadPoolExecutor() as pool:

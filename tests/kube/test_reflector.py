@@ -5,7 +5,6 @@ import math
 import random
 import socket
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -69,21 +68,6 @@ def truth(api: ApiServer) -> dict[str, int]:
 
 
 @pytest.fixture
-def eventually(clock: FakeClock) -> Callable[[Callable[[], object]], None]:
-    """Lets time pass until it is so. Whatever takes no time has happened whenever it is asked."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        for _ in range(10_000):
-            clock.until_waiting()
-            if condition():
-                return
-            clock.step()
-        raise AssertionError("did not come true in time")
-
-    return wait
-
-
-@pytest.fixture
 def following(client: KubeClient, clock: FakeClock):
     """Starts a reflector, which has done then whatever takes no time."""
     started: list[Reflector] = []
@@ -127,12 +111,12 @@ def test_lists_in_pages_then_follows_events(api: ApiServer, clock, following):
     assert watch.query["fieldSelector"] == "spec.nodeName="
 
 
-def test_a_watch_that_ended_is_followed_by_one_from_where_it_was(api: ApiServer, clock, following, eventually):
+def test_a_watch_that_ended_is_followed_by_one_from_where_it_was(api: ApiServer, clock, following):
     put(api, "a", size=1)
     reflector, handler = following()
     put(api, "b", size=2)
     api.hold(PODS)
-    eventually(lambda: len(api.sent("watch")) == 3)
+    clock.step_until(lambda: len(api.sent("watch")) == 3)
     put(api, "c", size=3)
     api.let_through(PODS)
     clock.until_waiting()
@@ -165,14 +149,14 @@ def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_
     assert clock.now() == 1000
 
 
-def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api, following, eventually):
+def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api, clock, following):
     put(api, "a", size=1)
     reflector, handler = following()
     api.fault(Fault(status=500), "list")
     api.fault(Fault(status=429, retry_after=0), "list")
     before = len(api.sent("list"))
     done = [reflector.relist() for _ in range(3)]
-    eventually(lambda: all(each.is_set() for each in done))
+    clock.step_until(lambda: all(each.is_set() for each in done))
     assert len(api.sent("list")) - before <= 2 + 2
     assert handler.values == truth(api)
     assert api.watches() == 1  # and it watches on
@@ -211,30 +195,30 @@ def test_who_asks_for_a_list_ends_the_pause_after_an_outage(api: ApiServer, cloc
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.status or value.then or value.seconds}",
 )
-def test_state_is_right_after_a_fault(api: ApiServer, following, eventually, verb, fault):
+def test_state_is_right_after_a_fault(api: ApiServer, clock, following, verb, fault):
     put(api, "a", size=1)
     ordered = api.fault(fault, verb)
     reflector, handler = following()
-    eventually(reflector.synced.is_set)
+    clock.step_until(reflector.synced.is_set)
     for number in range(6):
         put(api, f"p{number}", size=number + 1)
     remove(api, "a")
-    eventually(lambda: handler.values == truth(api))
+    clock.step_until(lambda: handler.values == truth(api))
     assert ordered.left == 0
 
 
-def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServer, following, eventually):
+def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServer, clock, following):
     for number in range(10):
         put(api, f"p{number}", size=number + 1)
     api.fault(Fault(), "list")
     api.fault(Fault(status=410), "list")  # the second page
     reflector, handler = following()
-    eventually(reflector.synced.is_set)
+    clock.step_until(reflector.synced.is_set)
     assert handler.values == truth(api)
     assert "limit" not in api.sent("list")[-1].query
 
 
-def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, following, eventually):
+def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, clock, following):
     for name in "abc":
         put(api, name, size=1)
     api.fault(Fault(status=500, retry_after=1), "watch")
@@ -244,7 +228,7 @@ def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, following, eve
     put(api, "b", size=2)
     put(api, "d", size=4)
     api.compact()
-    eventually(lambda: reflector.relists == 2)
+    clock.step_until(lambda: reflector.relists == 2)
     assert handler.values == truth(api)
     assert sorted(handler.calls, key=str) == sorted([("uid-a", 1, None), ("uid-b", 1, 2), ("uid-d", None, 4)], key=str)
     assert handler.synced == 2
@@ -289,7 +273,7 @@ def test_failing_handler_and_unreadable_object_do_not_stop_it(api: ApiServer, cl
     assert "handler broke" in capsys.readouterr().out
 
 
-def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api, clock, following, eventually):
+def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api, clock, following):
     for name in "abc":
         put(api, name, size=1)
     reflector, handler = following()
@@ -303,14 +287,12 @@ def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(ap
     assert reflector.handler_errors >= 4
     assert handler.values == {"uid-a": 1, "uid-b": 1, "uid-c": 5}
     handler.fail_on = set()
-    eventually(lambda: handler.values == truth(api))
+    clock.step_until(lambda: handler.values == truth(api))
     assert [call for call in handler.calls if call[0] == "uid-a"][-1] == ("uid-a", 1, 3)  # from what it last took
     assert reflector.relists == 1
 
 
-def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end_of_one_before(
-    api, clock, following, eventually
-):
+def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end_of_one_before(api, clock, following):
     reflector, handler = following()
     handler.fail_on = {"uid-a"}
     for size in (1, 2):
@@ -319,19 +301,19 @@ def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end
         clock.until_waiting()
     put(api, "a", size=3)
     handler.fail_on = set()
-    eventually(lambda: handler.calls)
+    clock.step_until(lambda: handler.calls)
     assert handler.calls == [("uid-a", None, 3)]
     assert reflector.relists == 1
 
 
-def test_the_end_of_what_the_handler_never_took_is_told_until_it_takes_that(api, clock, following, eventually):
+def test_the_end_of_what_the_handler_never_took_is_told_until_it_takes_that(api, clock, following):
     _, handler = following()
     handler.fail_on = {"uid-a"}
     put(api, "a", size=1)
     remove(api, "a")
     clock.until_waiting()
     handler.fail_on = set()  # a half of it may be there
-    eventually(lambda: handler.calls)
+    clock.step_until(lambda: handler.calls)
     assert handler.calls == [("uid-a", 1, None)]
 
 
@@ -349,10 +331,10 @@ def test_handler_that_always_fails_slows_nothing_down(api: ApiServer, clock, fol
     assert len(api.sent("watch")) < 10
 
 
-def test_watch_that_ends_at_once_does_not_spin(api: ApiServer, clock, following, eventually):
+def test_watch_that_ends_at_once_does_not_spin(api: ApiServer, clock, following):
     api.fault(Fault(then="end"), "watch", times=math.inf)
     following(pace=Pace(backoff_initial=0.1, backoff_cap=0.1))
-    eventually(lambda: clock.now() >= 1000.6)
+    clock.step_until(lambda: clock.now() >= 1000.6)
     assert len(api.sent("watch")) < 15
 
 
@@ -367,7 +349,7 @@ def test_stop_ends_a_silent_watch_at_once(api: ApiServer, clock, following):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, clock, following, eventually, seed):
+def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, clock, following, seed):
     chance = random.Random(seed)
     reflector, handler = following()
     for _ in range(300):
@@ -395,7 +377,7 @@ def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, cl
             clock.until_waiting()
     handler.fail_on = set()
     put(api, "last", size=7)
-    eventually(lambda: handler.values == truth(api) == reflector.store.snapshot())
+    clock.step_until(lambda: handler.values == truth(api) == reflector.store.snapshot())
     assert reflector.handler_errors == len(handler.failed)
 
 
