@@ -160,7 +160,7 @@ class Agent:
         """What the start has found, and where metrics come from."""
         metrics.observe(
             lambda: len(self.grants.all()),
-            lambda: sum(map(len, self._releaser.held().values())),
+            lambda: sum(map(len, (self._releaser.held() or {}).values())),
             len(self.grants.unreadable),
             self.levels,
         )

@@ -4,7 +4,7 @@ Apart from `inventory`, which carries it out, so that the rules can be read and 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cardwise.core import classes, names
@@ -181,11 +181,14 @@ def statuses(
     here: Mapping[str, Health],
     gone: Iterable[ExtendedResource],
     access: str,
-    held: Mapping[str, Sequence[HeldShare]],
+    held: Callable[[str], Sequence[HeldShare] | None],
 ) -> dict[str, Object]:
-    """Statuses by UUID, of the cards and devices `here` and of the `gone` ones that are kept."""
+    """Statuses by UUID, of the cards and devices `here` and of the `gone` ones that are kept; none of those of which
+    nobody knows what is held.
+    """
     states = {**here, **{one.spec.uuid: _GONE if one.spec.kind == classes.KIND else _GONE_DEVICE for one in gone}}
-    return {uuid: status(health, access, held.get(uuid, ())) for uuid, health in states.items()}
+    shares = {uuid: held(uuid) for uuid in states}
+    return {uuid: status(states[uuid], access, theirs) for uuid, theirs in shares.items() if theirs is not None}
 
 
 def status_of(found: ExtendedResource) -> Object:

@@ -5,7 +5,7 @@ kubelet that registers anew zeroes capacities it does not know, and people edit 
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ class Inventory:
         access: Callable[[], Access | None],
         health: Callable[[list[GpuCard]], Mapping[str, Health]],
         device_health: Callable[[list[OtherDevice]], Mapping[str, Health]],
-        held: Callable[[], Mapping[str, list[HeldShare]]],
+        held: Callable[[], Mapping[str, list[HeldShare]] | None],
         granted: Callable[[], Mapping[str, int]],
         cordons: Cordons,
         events: EventRecorder,
@@ -169,13 +169,22 @@ class Inventory:
         access = self._access()
         if access is not None:
             health = {**self._health(cards), **self._device_health(devices)}
-            done &= self._tell_resources(specs, tell.statuses(health, kept, str(access), self._held()))
+            done &= self._tell_resources(specs, tell.statuses(health, kept, str(access), self._held_of()))
         for resource in left:
             self._forget(resource)
         self._touch_if_due()
-        if done and access is not None:
+        if done and access is not None and self._held() is not None:
             self._settled.set()
         self.node.tell_accelerator(tell.accelerator(cards))  # last, because nothing of ours depends on it
+
+    def _held_of(self) -> Callable[[str], Sequence[HeldShare] | None]:
+        """What is held of a card or device, None where that is not known. Before we have looked ourselves, it is what a
+        former process has found.
+        """
+        held = self._held()
+        if held is not None:
+            return lambda uuid: held.get(uuid, ())
+        return {one.spec.uuid: one.status.held for one in self._resources.store.snapshot().values()}.get
 
     def _departed(self, here: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
         """What the cluster knows and the machine has no more: what something still holds, and the rest."""

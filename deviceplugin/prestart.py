@@ -159,7 +159,7 @@ class PreStart:
         access: Callable[[], Access | None],
         health: Callable[[list[GpuCard]], Mapping[str, Health]],
         mps_wait: MpsWait,
-        release: Callable[[set[str]], None],
+        release: Callable[[set[str]], object],
         granted: Callable[[PodView], None],
         start_on_sick_cards: bool = False,
         clock: Clock = SYSTEM,

@@ -57,58 +57,63 @@ class Releaser:
         self._delivery = delivery
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._held: dict[str, list[HeldShare]] = {}
+        self._held: dict[str, list[HeldShare]] | None = None
         # Written by the threads of PreStart as well.
         self._ended: dict[str, int] = {}  # pod UID -> rounds that it has been ended but not gone
         self._silent = ""
 
-    def held(self) -> Mapping[str, list[HeldShare]]:
-        """By UUID, of pods that have ended by the API server's word and are alive by the runtime's."""
+    def held(self) -> Mapping[str, list[HeldShare]] | None:
+        """By UUID, of pods that have ended by the API server's word and are alive by the runtime's. None until both
+        have been asked about all of them: nobody knows then what a former process has found.
+        """
         with self._lock:
-            return dict(self._held)
+            return None if self._held is None else dict(self._held)
 
     @property
     def silent(self) -> str:
         """Why shares cannot be freed at present, "" when they can."""
         return self._silent
 
-    def free(self, pod_uids: set[str]) -> None:
-        """Free what can be freed of these pods' grants."""
+    def free(self, pod_uids: set[str]) -> bool:
+        """Free what can be freed of these pods' grants. Whether all who were asked about them have answered."""
         # The mark comes first: a grant given while we ask is not covered by the answers.
         epoch = self._grants.epoch()
-        ended = {uid for uid in pod_uids if self._ended_by_api(uid)}
+        said = {uid: self._ended_by_api(uid) for uid in pod_uids}
+        ended = {uid for uid, has_ended in said.items() if has_ended}
+        answered = None not in said.values()
         if not ended:
-            return
+            return answered
         try:
             alive = self._containers.alive(ended)
         except RuntimeSilent as error:
             if not self._silent:
                 _log.error("shares of ended pods stay held: the container runtime is silent", error=str(error))
             self._silent = str(error)
-            return
+            return False
         self._silent = ""
         for uid in ended:
             if uid in alive:
                 self._keep(uid, alive[uid])
             else:
                 self._drop(uid, epoch)
+        return answered
 
     def sweep(self) -> None:
         """One round over all grants."""
         uids = {grant.pod_uid for grant in self._grants.all()}
-        self.free(uids)
+        whole = self.free(uids)
         granted = {grant.pod_uid for grant in self._grants.all()}
         with self._lock:
             self._ended = {uid: rounds for uid, rounds in self._ended.items() if uid in granted}
-        self._publish()
+        self._publish(whole=whole)
 
-    def _ended_by_api(self, uid: str) -> bool:
-        """Whether the pod has finished or is gone, for certain."""
+    def _ended_by_api(self, uid: str) -> bool | None:
+        """Whether the pod has finished or is gone, for certain; None where the API server does not say."""
         known = self._pods.known(uid)
         if known is not None:
             return known.finished
         if not self._pods.synced:
-            return False
+            return None
         grants = self._grants.of_pod(uid)
         if not grants:
             return False
@@ -120,14 +125,15 @@ class Releaser:
             found = self._pods.ask(grants[0].namespace, grants[0].name, uid)
         except errors.KubeError as error:
             _log.warning("is the pod gone? the API server does not say", pod=grants[0].pod, uid=uid, error=str(error))
-            return False
+            return None
         return found is None or found.finished
 
     def _keep(self, uid: str, alive: set[str]) -> None:
-        # A ready sandbox alone is on its way out, mostly; it is published only if it stays.
+        # A ready sandbox alone is on its way out, mostly; it is published only if it stays. What was there before we
+        # came has stayed.
         with self._lock:
             rounds = self._ended.get(uid, 0) + 1
-            if any(alive) and rounds < 2:
+            if (any(alive) or self._held is None) and rounds < 2:
                 rounds = 2
             self._ended[uid] = rounds
         if rounds == 2:
@@ -150,8 +156,10 @@ class Releaser:
                 self._ended.pop(uid, None)
             _log.info("freed", pod=who, uid=uid, containers=[grant.container for grant in dropped])
 
-    def _publish(self) -> None:
+    def _publish(self, *, whole: bool) -> None:
         with self._lock:
+            if self._held is None and not whole:
+                return
             ended = {uid for uid, rounds in self._ended.items() if rounds >= 2}
         held = held_shares(grant for grant in self._grants.all() if grant.pod_uid in ended)
         with self._lock:

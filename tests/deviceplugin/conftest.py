@@ -176,7 +176,8 @@ class Rig:
     def pass_second(self) -> None:
         """Each thread of the agent takes its turn."""
         self.see()
-        for loop in (self.agent._release, self.agent._inventory._loop, self.agent._marker._loop):
+        # What is told comes first: it must be true before all else has been looked at.
+        for loop in (self.agent._inventory._loop, self.agent._release, self.agent._marker._loop):
             loop.turn()
         self.clock.advance(1.0)
 

@@ -132,7 +132,7 @@ def test_a_held_share_is_read_as_it_was_written():
 def test_status_of_a_card_that_is_gone():
     spec = {"node": "n", "index": 9, "uuid": "GPU-9"}
     gone = msgspec.convert({"metadata": {}, "spec": spec}, ExtendedResource)
-    told = cards.statuses({}, [gone], "cdi", {})
+    told = cards.statuses({}, [gone], "cdi", lambda _: ())
     assert told["GPU-9"]["health"] == "Unhealthy"
     assert cards.status(Health(healthy=True), "env", ())["health"] == "Healthy"
 

@@ -5,12 +5,9 @@ import random
 import pytest
 
 from cardwise.core import names
-from tests.deviceplugin.conftest import (
-    P100,
-    PODS,
-    refusal,
-    refused,
-)
+from deviceplugin.access import Access
+from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused
+from tests.fakes.apiserver import Fault
 
 
 def test_two_containers_of_a_force_deleted_pod_hold_a_share_each(rig):
@@ -62,6 +59,57 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
     rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
     rig.settle()
     assert changed_at(rig) != before
+
+
+def told_of(rig, index: int) -> list[list[str]]:
+    """The names of the pods that hold the card, by each status of it that was ever written."""
+    path = f"{RESOURCES}/{card_uuid(index).lower()}/status"
+    return [[held["name"] for held in one.body["status"]["held"]] for one in rig.api.sent("patch", path)]
+
+
+@pytest.mark.parametrize("alive", ["container", "sandbox"])
+def test_a_restart_never_says_that_a_share_in_use_is_free(rig, alive):
+    pod = rig.bind("a", [(0, P100)])
+    rig.run(pod)
+    rig.force_delete(pod)
+    if alive == "sandbox":
+        rig.runtime.running.clear()
+    rig.settle()
+    rig.stop()
+    rig.start()
+    assert told_of(rig, 0) == [[], ["a"]]
+    rig.stop()
+    rig.api.remove(f"{RESOURCES}/{card_uuid(0).lower()}")
+    rig.start()
+    assert told_of(rig, 0) == [[], ["a"], ["a"]], "nor does its object when it is made anew"
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.settle()
+    assert told_of(rig, 0)[3:] == [[]]
+
+
+def test_what_is_held_stays_told_until_the_runtime_and_the_api_server_have_been_asked(rig):
+    pod = rig.bind("a", [(0, P100)])
+    rig.run(pod)
+    rig.force_delete(pod)
+    rig.settle()
+    rig.stop()
+    rig.access = Access.CDI  # the runtime is not asked for it
+    rig.runtime.silent = True
+    rig.start()
+    rig.cards[0] |= {"healthy": False, "reason": "hot"}
+    rig.write_cards()
+    rig.settle()
+    assert (rig.status(0)["reason"], told_of(rig, 0)) == ("hot", [[], ["a"], ["a"]])
+    assert rig.problems()
+    rig.runtime.silent = False
+    rig.api.fault(Fault(status=500), "get", f"{PODS_HERE}/a", times=3)
+    rig.runtime.kill(pod["metadata"]["uid"])
+    for _ in range(3):
+        rig.pass_second()
+        assert [held["name"] for held in rig.status(0)["held"]] == ["a"]
+    rig.settle()
+    assert rig.status(0)["held"] == []
+    assert rig.problems() == []
 
 
 def test_a_pod_whose_containers_never_started_is_freed(rig):

@@ -146,7 +146,7 @@ def test_a_round_goes_on_while_a_start_frees(node):
     thread.start()
     try:
         for _ in range(200):
-            releaser._publish()
+            releaser._publish(whole=True)
     finally:
         done.set()
         thread.join()
