@@ -1,20 +1,25 @@
-"""An API server's half of our own objects, and a world in which their statuses are written, for tests."""
+"""Our own objects, an API server that shows them, and a world in which their statuses are written."""
 
 import json
+import math
 from contextlib import contextmanager
 from typing import Any
 
+from cardwise.clock import Clock
 from cardwise.core import names
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cards import Card
 from cardwise.core.ledger import Holding, Ledger
-from cardwise.kube import errors
+from cardwise.kube import paths
 from extender import objects
 from extender.sightings import Sightings
 from extender.statuswriter import StatusWriter
+from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
 K80 = 11441  # MiB
+CARDS, CLASSES, QUOTAS = paths.extendedresources(), paths.resourceclasses(), paths.gpuquotas()
+KINDS = {"ExtendedResource": CARDS, "ResourceClass": CLASSES, "GPUQuota": QUOTAS}
 
 Json = dict[str, Any]
 
@@ -37,118 +42,44 @@ class Books:
         return changed
 
 
-class FakeApi:
-    """At the seam of KubeClient. Objects by path; what changes is shown to the sightings at `show`.
+class Watched(ApiServer):
+    """An API server whose watches tell the sightings when the test says so. `faults` are of the first requests."""
 
-    `answers`: for each call an exception, "lose" (done, but nobody hears), or "land".
-    """
-
-    def __init__(self, seen: Sightings, *answers: object) -> None:
-        self.answers = list(answers)
-        self.objects: dict[str, Json] = {}
-        self.calls: list[tuple[str, str, Json]] = []
-        self._kinds = {
-            "extendedresources": (objects.card, seen.cards),
-            "resourceclasses": (objects.resource_class, seen.classes),
-            "gpuquotas": (objects.quota, seen.quotas),
-        }
-        self._unshown: dict[str, None] = {}
-        self._shown: dict[str, str] = {}
-        self._version = 0
-
-    def put(self, path: str, obj: Json) -> Json:
-        """As a user or another program does."""
-        self._version += 1
-        before = self.objects.get(path)
-        metadata = {"uid": f"uid-{self._version}"} | (before["metadata"] if before else {}) | obj["metadata"]
-        metadata["resourceVersion"] = str(self._version)
-        if before is not None and before.get("spec") != obj.get("spec"):
-            metadata["generation"] = metadata.get("generation", 1) + 1
-        self.objects[path] = obj | {"metadata": metadata}
-        self._unshown[path] = None
-        return self.objects[path]
-
-    def remove(self, path: str) -> None:
-        self.objects.pop(path, None)
-        self._unshown[path] = None
+    def __init__(self, seen: Sightings, clock: Clock, *faults: Fault) -> None:
+        super().__init__(clock)
+        self._followed = [
+            (self.follow(CARDS), objects.card, seen.cards),
+            (self.follow(CLASSES), objects.resource_class, seen.classes),
+            (self.follow(QUOTAS), objects.quota, seen.quotas),
+        ]
+        for fault in faults:
+            self.fault(fault)
+        self.before(_may_write, "patch", times=math.inf)
 
     def show(self) -> None:
-        """The watch tells what has changed."""
-        for path in self._unshown:
-            project, seen = next(of for kind, of in self._kinds.items() if f"/{kind}/" in path)
-            if path in self.objects:
-                key, record = project(json.dumps(self.objects[path]).encode())
-                seen.put(key, record)
-                self._shown[path] = key
-            elif path in self._shown:
-                seen.remove(self._shown.pop(path))
-        self._unshown.clear()
-
-    def patch(self, path: str, obj: Json, kind: str, *, timeout: float) -> Json:
-        assert kind == "merge"
-        return self._do("patch", path, obj, lambda: self._patch(path, obj))
-
-    def create(self, path: str, obj: Json, *, timeout: float) -> Json:
-        return self._do("create", path, obj, lambda: self._create(f"{path}/{obj['metadata']['name']}", obj))
-
-    def delete(self, path: str, body: Json, *, timeout: float) -> Json:
-        return self._do("delete", path, body, lambda: self._delete(path, body))
-
-    def _do(self, what: str, path: str, body: Json, act) -> Json:
-        self.calls.append((what, path, json.loads(json.dumps(body))))
-        answer = self.answers.pop(0) if self.answers else "land"
-        if isinstance(answer, Exception):
-            raise answer
-        done = act()
-        if answer == "lose":
-            raise errors.Unreachable("timed out")
-        return done
-
-    def _patch(self, path: str, obj: Json) -> Json:
-        if path.endswith("/status"):
-            assert obj.keys() == {"status"}
-        else:
-            assert "/resourceclasses/" in path, "of the rest the extender may patch statuses only"
-            assert "status" not in obj
-        path = path.removesuffix("/status")
-        if path not in self.objects:
-            raise errors.NotFound(404, "NotFound", path)
-        found = self.objects[path]["metadata"]
-        if any(obj.get("metadata", {}).get(key, found[key]) != found[key] for key in ("uid", "resourceVersion")):
-            raise errors.Conflict(409, "Conflict", path)
-        merged = _merged(self.objects[path], obj)
-        return self.objects[path] if merged == self.objects[path] else self.put(path, merged)
-
-    def _create(self, path: str, obj: Json) -> Json:
-        if path in self.objects:
-            raise errors.AlreadyExists(409, "AlreadyExists", path)
-        return self.put(path, obj)
-
-    def _delete(self, path: str, body: Json) -> Json:
-        if path not in self.objects:
-            raise errors.NotFound(404, "NotFound", path)
-        found = self.objects[path]["metadata"]
-        if any(found[key] != value for key, value in body["preconditions"].items()):
-            raise errors.Conflict(409, "Conflict", path)
-        self.remove(path)
-        return {}
+        """The watches tell what has changed."""
+        for fresh, project, seen in self._followed:
+            for event in fresh():
+                key, record = project(json.dumps(event["object"]).encode())
+                if event["type"] == "DELETED":
+                    seen.remove(key)
+                else:
+                    seen.put(key, record)
 
 
-def _merged(found: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(found) if isinstance(found, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = _merged(result.get(key), value)
-    return result
+def _may_write(request: Request) -> None:
+    """Of cards and quotas the extender may patch the statuses only."""
+    assert request.headers["Content-Type"] == "application/merge-patch+json"
+    if request.path.endswith("/status"):
+        assert request.body.keys() == {"status"}
+    else:
+        assert request.path.startswith(CLASSES)
+        assert "status" not in request.body
 
 
 def er_object(uuid: str, node: str, *, model: str = "Tesla K80", index: int = 0) -> Json:
     return {
+        "kind": "ExtendedResource",
         "metadata": {"name": names.extended_resource_name(uuid)},
         "spec": {"node": node, "index": index, "uuid": uuid, "model": model, "memoryMiB": K80},
         "status": {"health": "Healthy", "cardAccess": "cdi"},
@@ -156,23 +87,25 @@ def er_object(uuid: str, node: str, *, model: str = "Tesla K80", index: int = 0)
 
 
 def class_object(name: str, model: str = "Tesla K80", **spec: object) -> Json:
-    return {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"model": model}}} | spec}
+    spec = {"selector": {"matchLabels": {"model": model}}} | spec
+    return {"kind": "ResourceClass", "metadata": {"name": name}, "spec": spec}
 
 
 def quota_object(name: str, *hard: Json, namespace: str = "team") -> Json:
-    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"hard": list(hard), "onExceed": "Wait"}}
+    spec = {"hard": list(hard), "onExceed": "Wait"}
+    return {"kind": "GPUQuota", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
 def er_path(uuid: str) -> str:
-    return f"/apis/{names.API_VERSION}/extendedresources/{names.extended_resource_name(uuid)}"
+    return paths.extendedresources(names.extended_resource_name(uuid))
 
 
 def class_path(name: str) -> str:
-    return f"/apis/{names.API_VERSION}/resourceclasses/{name}"
+    return paths.resourceclasses(name)
 
 
 def quota_path(name: str, namespace: str = "team") -> str:
-    return f"/apis/{names.API_VERSION}/namespaces/{namespace}/gpuquotas/{name}"
+    return paths.gpuquotas(namespace, name)
 
 
 def conditions(status: Json) -> dict[str, str]:
@@ -194,15 +127,15 @@ def holding(uid, node, *shares, namespace="team"):
 class World:
     """A writer with its ledger, its API server and a clock to turn."""
 
-    def __init__(self, *answers):
+    def __init__(self, *faults: Fault):
         self.clock = FakeClock()
         self.seen = Sightings()
         self.books = Books()
-        self.api = FakeApi(self.seen, *answers)
+        self.api = Watched(self.seen, self.clock, *faults)
         self.active = True
         self.without_class = []
         self.writer = StatusWriter(
-            self.api, self.books, self.seen, active=lambda: self.active, no_class=self._no_class,
+            self.api.client(), self.books, self.seen, active=lambda: self.active, no_class=self._no_class,
             clock=self.clock,
         )  # fmt: skip
 
@@ -214,8 +147,8 @@ class World:
         self.books.ledger.set_cards(name, cards)
         self.books.changed.add(name)
         for one in cards:
-            if er_path(one.uuid) not in self.api.objects:
-                self.api.put(er_path(one.uuid), er_object(one.uuid, name))
+            if self.api.get(er_path(one.uuid)) is None:
+                self.api.put(CARDS, er_object(one.uuid, name))
 
     def hold(self, uid, node, *shares, namespace="team"):
         self.books.ledger.hold(holding(uid, node, *shares, namespace=namespace))
@@ -235,7 +168,7 @@ class World:
             self.api.show()
 
     def status(self, path):
-        return self.api.objects[path].get("status", {})
+        return self.api.get(path).get("status", {})
 
-    def writes(self, path=""):
-        return [call for call in self.api.calls if call[1].startswith(path)]
+    def all(self):
+        return [obj for collection in (CARDS, CLASSES, QUOTAS) for obj in self.api.all(collection)]

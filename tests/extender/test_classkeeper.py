@@ -6,11 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core import classes, names
-from cardwise.kube import errors
 from extender import objects
 from extender.classkeeper import Changes, ClassKeeper, automatic, changes
 from extender.sightings import Sightings
-from tests.extender.telling import FakeApi, class_object, class_path, er_object, er_path
+from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
+from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
 K80, V100, A100 = "nvidia.tesla.k80", "nvidia.tesla.v100", "nvidia.a100"
@@ -71,29 +71,28 @@ def test_all_spellings_of_a_model_are_one_class():
 
 
 class World:
-    def __init__(self, *answers):
+    def __init__(self, *faults):
         self.clock = FakeClock()
         self.seen = Sightings()
-        self.api = FakeApi(self.seen, *answers)
+        self.api = Watched(self.seen, self.clock, *faults)
         self.active = True
         self.in_use = set()
         self.keeper = ClassKeeper(
-            self.api, self.seen, active=lambda: self.active, in_use=self.in_use.__contains__, clock=self.clock
+            self.api.client(), self.seen, active=lambda: self.active, in_use=self.in_use.__contains__, clock=self.clock
         )
 
-    def run(self, seconds, *, watch=True):
+    def run(self, seconds):
         for _ in range(int(seconds * 4)):
-            if watch:
-                self.api.show()
+            self.api.show()
             self.keeper.step()
             self.clock.advance(0.25)
         self.api.show()
 
     def card(self, uuid="GPU-A", model="Tesla K80"):
-        self.api.put(er_path(uuid), er_object(uuid, "n1", model=model))
+        self.api.put(CARDS, er_object(uuid, "n1", model=model))
 
     def calls(self):
-        return [(what, path.rsplit("/", 1)[-1]) for what, path, _ in self.api.calls]
+        return [(call.verb, call.path.rsplit("/", 1)[-1]) for call in self.api.requests]
 
 
 @pytest.fixture
@@ -106,20 +105,21 @@ def test_the_class_comes_with_the_first_card_and_goes_with_the_last(world):
     world.card("GPU-B")
     world.card("GPU-C", model="")
     world.run(3)
-    made = world.api.objects[class_path(K80)]
+    made = world.api.get(class_path(K80))
     assert made["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
     assert json.loads(made["metadata"]["annotations"][names.AUTO_SPEC]) == made["spec"]
     assert made["spec"] == {"selector": {"matchLabels": {"model": "Tesla K80"}}}
     assert classes.auto_models(made) == ("Tesla K80",)
     world.api.remove(er_path("GPU-A"))
     world.run(30)
-    assert class_path(K80) in world.api.objects
+    assert world.api.get(class_path(K80)) is not None
     world.api.remove(er_path("GPU-B"))
     world.run(30)
-    assert class_path(K80) not in world.api.objects
+    assert world.api.get(class_path(K80)) is None
     assert world.calls() == [("create", "resourceclasses"), ("delete", K80)]
-    _, _, options = world.api.calls[-1]
-    assert options["preconditions"] == {key: made["metadata"][key] for key in ("uid", "resourceVersion")}
+    assert world.api.requests[-1].body["preconditions"] == {
+        key: made["metadata"][key] for key in ("uid", "resourceVersion")
+    }
 
 
 def test_a_card_that_moves_does_not_take_its_class_away(world):
@@ -138,10 +138,10 @@ def test_a_class_that_pods_hold_or_wait_for_stays_until_they_are_gone(world):
     world.api.remove(er_path("GPU-A"))
     world.in_use.add(K80)
     world.run(60)
-    assert class_path(K80) in world.api.objects
+    assert world.api.get(class_path(K80)) is not None
     world.in_use.clear()
     world.run(30)
-    assert class_path(K80) not in world.api.objects
+    assert world.api.get(class_path(K80)) is None
 
 
 def test_an_edit_that_nobody_has_seen_yet_is_not_deleted(world):
@@ -149,16 +149,15 @@ def test_an_edit_that_nobody_has_seen_yet_is_not_deleted(world):
     world.run(3)
     world.api.remove(er_path("GPU-A"))
     world.run(9)
-    found = world.api.objects[class_path(K80)]
-    world.api.put(class_path(K80), found | {"spec": found["spec"] | {"priority": 7}})
-    world.api._unshown.clear()  # the watch is behind
-    world.run(10, watch=False)
-    assert class_path(K80) in world.api.objects
+    world.api.hold(CLASSES)
+    world.api.edit(class_path(K80), spec={"priority": 7})
+    world.run(10)
+    assert world.api.get(class_path(K80)) is not None
     assert ("delete", K80) in world.calls()
 
 
 def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
-    world.api.put(class_path(K80), class_object(K80, model="something else"))
+    world.api.put(CLASSES, class_object(K80, model="something else"))
     world.card()
     with capture_logs() as logs:
         world.run(100)
@@ -169,11 +168,10 @@ def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
 
 def test_somebody_who_is_first_is_no_reason_to_ask_again_and_again(world):
     world.card()
-    world.api.show()
-    world.api.put(class_path(K80), class_object(K80))
-    world.api._unshown.clear()  # the watch does not show it
+    world.api.hold(CLASSES)
+    world.api.put(CLASSES, class_object(K80))
     with capture_logs() as logs:
-        world.run(25, watch=False)
+        world.run(25)
     assert world.calls() == [("create", "resourceclasses")]
     assert logs == []
 
@@ -184,21 +182,21 @@ def test_a_class_that_is_deleted_while_its_cards_are_there_comes_again(world):
     world.api.remove(class_path(K80))
     with capture_logs() as logs:
         world.run(10)
-    assert class_path(K80) in world.api.objects
+    assert world.api.get(class_path(K80)) is not None
     assert ["made anew" in line["event"] for line in logs] == [True, False]
 
 
 def test_a_refused_class_is_tried_again_after_a_while():
-    world = World(errors.Forbidden(403, "Forbidden", "no"), errors.Unreachable("timed out"))
+    world = World(Fault(status=403), Fault(refused=True))
     world.card()
     with capture_logs() as logs:
         world.run(70)
-    assert class_path(K80) in world.api.objects
+    assert world.api.get(class_path(K80)) is not None
     assert [line["log_level"] for line in logs] == ["warning", "warning", "info"]
 
 
 def test_an_answer_that_was_lost_leaves_one_class():
-    world = World("lose")
+    world = World(Fault(lost=True))
     world.card()
     world.run(60)
     assert world.calls() == [("create", "resourceclasses")]
@@ -219,41 +217,38 @@ def selected(obj):
 def test_a_class_follows_the_spellings_of_its_model(world):
     world.card("GPU-A", model="NVIDIA A100")
     world.run(10)
-    first = world.api.objects[class_path(A100)]
+    first = world.api.get(class_path(A100))
     world.card("GPU-B", model="A100")
     world.run(10)
-    made = world.api.objects[class_path(A100)]
+    made = world.api.get(class_path(A100))
     assert selected(made) == ["A100", "NVIDIA A100"]
     assert json.loads(made["metadata"]["annotations"][names.AUTO_SPEC]) == made["spec"]
     assert made["metadata"]["uid"] == first["metadata"]["uid"]
     world.api.remove(er_path("GPU-A"))
     world.run(5)
-    assert selected(world.api.objects[class_path(A100)]) == ["A100", "NVIDIA A100"], "it may only have moved"
+    assert selected(world.api.get(class_path(A100))) == ["A100", "NVIDIA A100"], "it may only have moved"
     world.run(30)
-    assert world.api.objects[class_path(A100)]["spec"] == {"selector": {"matchLabels": {"model": "A100"}}}
+    assert world.api.get(class_path(A100))["spec"] == {"selector": {"matchLabels": {"model": "A100"}}}
     assert world.calls() == [("create", "resourceclasses"), ("patch", A100), ("patch", A100)]
 
 
 def test_an_edit_that_nobody_has_seen_yet_is_not_undone(world):
     world.card("GPU-A", model="NVIDIA A100")
     world.run(10)
-    found = world.api.objects[class_path(A100)]
-    theirs = world.api.put(class_path(A100), found | {"spec": found["spec"] | {"priority": 7}})
-    world.api._unshown.clear()  # the watch is behind
+    world.api.hold(CLASSES)
+    theirs = world.api.edit(class_path(A100), spec={"priority": 7})
     world.card("GPU-B", model="A100")
-    world.api._unshown.pop(class_path(A100), None)
-    world.api.show()
-    world.run(10, watch=False)
-    assert world.api.objects[class_path(A100)] == theirs
+    world.run(10)
+    assert world.api.get(class_path(A100)) == theirs
     assert ("patch", A100) in world.calls()
 
 
 def test_a_refused_change_is_tried_again_after_a_while():
-    world = World("land", errors.Forbidden(403, "Forbidden", "no"), errors.Unreachable("timed out"))
+    world = World(Fault(), Fault(status=403), Fault(refused=True))
     world.card("GPU-A", model="NVIDIA A100")
     world.run(10)
     world.card("GPU-B", model="A100")
     with capture_logs() as logs:
         world.run(70)
-    assert selected(world.api.objects[class_path(A100)]) == ["A100", "NVIDIA A100"]
+    assert selected(world.api.get(class_path(A100))) == ["A100", "NVIDIA A100"]
     assert [line["log_level"] for line in logs] == ["warning", "warning", "info"]

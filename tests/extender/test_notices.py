@@ -9,7 +9,7 @@ from cardwise.kube.events import ObjectRef
 from extender.notices import Full, Notices
 from extender.objects import QuotaRecord
 from extender.sightings import Sightings
-from tests.extender.telling import FakeApi, class_object, class_path, er_object, er_path
+from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object
 from tests.fakes.clock import FakeClock
 
 
@@ -30,7 +30,7 @@ class Events:
 class World:
     def __init__(self):
         self.clock, self.seen, self.events, self.active = FakeClock(), Sightings(), Events(), True
-        self.api = FakeApi(self.seen)
+        self.api = Watched(self.seen, self.clock)
         self.waiting = {"k80": [Pod("u1", "team", "a"), Pod("u2", "team", "b")]}
         self.notices = Notices(
             self.events, self.seen, active=lambda: self.active,
@@ -38,7 +38,7 @@ class World:
         )  # fmt: skip
 
     def delete(self, name="k80"):
-        self.api.put(class_path(name), class_object(name))
+        self.api.put(CLASSES, class_object(name))
         self.api.show()
         self.api.remove(class_path(name))
         self.api.show()
@@ -65,7 +65,7 @@ def test_each_pod_that_waits_for_a_deleted_class_is_told_once(world):
 
 def test_a_class_that_was_replaced_is_not_missed(world):
     world.delete()
-    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.put(CLASSES, class_object("k80"))
     world.api.show()
     world.notices.step()
     assert world.events.told == []
@@ -122,7 +122,7 @@ def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(w
 
 def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
     world.waiting["nvidia.tesla.k80"] = world.waiting["k80"]
-    world.api.put(er_path("GPU-A"), er_object("GPU-A", "n1"))
+    world.api.put(CARDS, er_object("GPU-A", "n1"))
     world.delete("nvidia.tesla.k80")
     world.notices.step()
     assert world.events.told == []

@@ -10,10 +10,12 @@ import yaml
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.devices import Device
 from cardwise.core.ledger import Holding
-from cardwise.kube import errors
 from extender.statuswriter import StatusWriter
 from tests.extender.telling import (
+    CARDS,
+    CLASSES,
     K80,
+    QUOTAS,
     World,
     card,
     class_object,
@@ -25,6 +27,7 @@ from tests.extender.telling import (
     quota_object,
     quota_path,
 )
+from tests.fakes.apiserver import Fault
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_a_card_shows_what_is_held_and_what_is_left_of_it(world):
 
 def test_a_sick_card_has_nothing_to_give_and_an_unknown_one_still_counts_what_is_held(world):
     world.node("n1", card("GPU-A", healthy=False))
-    world.api.put(er_path("GPU-B"), er_object("GPU-B", "n1"))  # of a node object that is not there yet, say
+    world.api.put(CARDS, er_object("GPU-B", "n1"))  # of a node object that is not there yet, say
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0), ("0", "GPU-B", 100, 0))
     world.run(2)
     assert world.status(er_path("GPU-A"))["freeMiB"] == 0
@@ -71,7 +74,7 @@ def test_a_class_adds_up_its_cards(world):
     world.node("n2", card("GPU-C", classes=("k80", "slow")), card("GPU-D", 1, classes=()))
     world.hold("p", "n2", ("0", "GPU-C", 4000, 0))
     for name in ("k80", "slow", "none"):
-        world.api.put(class_path(name), class_object(name))
+        world.api.put(CLASSES, class_object(name))
     world.run(3)
     numbers = ("cards", "healthyCards", "nodes", "memoryMiB", "usedMiB", "freeMiB")
 
@@ -94,7 +97,7 @@ def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
     world.books.changed.add("n1")
     path = class_path("rdma")
     found = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from before it was of devices
-    world.api.put(path, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": found})
+    world.api.put(CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": found})
     world.run(3)
     status = world.status(path)
     conditions = status.pop("conditions")
@@ -103,12 +106,12 @@ def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
 
 
 def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
-    world.api.put(class_path("odd"), class_object("odd", selector={}))
+    world.api.put(CLASSES, class_object("odd", selector={}))
     world.run(2)
     status = world.status(class_path("odd"))
     assert "selector" in status["problem"]
     assert conditions(status) == {"Valid": "False"}
-    world.api.put(class_path("odd"), class_object("odd") | {"status": status})
+    world.api.put(CLASSES, class_object("odd") | {"status": status})
     world.run(2)
     assert "problem" not in world.status(class_path("odd"))
     assert conditions(world.status(class_path("odd"))) == {"Valid": "True"}
@@ -116,12 +119,12 @@ def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
 
 def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
-    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.put(CLASSES, class_object("k80"))
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
     world.hold("p2", "n1", ("0", "GPU-B", K80, 100))
     world.hold("other", "n1", ("0", "GPU-A", 500, 0), namespace="others")
     path = quota_path("gpus")
-    world.api.put(path, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"cards": 0}))
+    world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"cards": 0}))
     world.run(3)
     status = world.status(path)
     assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all cards: 1/0 cards"
@@ -141,22 +144,22 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
 
 def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
     path = quota_path("gpus")
-    world.api.put(class_path("k80"), class_object("k80"))
-    world.api.put(path, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.put(CLASSES, class_object("k80"))
+    world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(2)
     (valid,) = (each for each in world.status(path)["conditions"] if each["type"] == "Valid")
     assert valid["status"] == "False"
     assert "spec.hard[0].class: there is no ResourceClass k90" in valid["message"]
     assert "k80" in valid["message"]
     assert world.status(path)["summary"] == "k90: no such class", "not as if something were limited"
-    world.api.put(class_path("k90"), class_object("k90"))
+    world.api.put(CLASSES, class_object("k90"))
     world.run(2)
     assert conditions(world.status(path))["Valid"] == "True"
     assert world.status(path)["summary"] == "k90: 0/1 shares"
-    world.api.put(class_path("k90"), class_object("k90", selector={}))
+    world.api.put(CLASSES, class_object("k90", selector={}))
     world.run(2)
     assert world.status(path)["summary"] == "k90: unreadable class"
-    world.api.put(path, quota_object("gpus", {"shares": -1}) | {"status": world.status(path)})
+    world.api.put(QUOTAS, quota_object("gpus", {"shares": -1}) | {"status": world.status(path)})
     world.run(2)
     status = world.status(path)
     assert conditions(status) == {"Valid": "False", "Exceeded": "Unknown"}
@@ -165,9 +168,8 @@ def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
 
 
 def test_a_quota_is_told_once_that_its_class_is_gone(world):
-    path = quota_path("gpus")
-    world.api.put(class_path("k90"), class_object("k90"))
-    made = world.api.put(path, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.put(CLASSES, class_object("k90"))
+    made = world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(5)
     assert world.without_class == []
     for times in (1, 2):
@@ -180,22 +182,22 @@ def test_a_quota_is_told_once_that_its_class_is_gone(world):
         assert (name, uid) == ("gpus", made["metadata"]["uid"])
         assert "there is no ResourceClass k90" in text
         world.without_class.clear()
-        world.api.put(class_path("k90"), class_object("k90"))
+        world.api.put(CLASSES, class_object("k90"))
         world.run(5)
 
 
 def test_a_quota_is_told_nothing_before_its_status_says_it():
-    world = World(errors.Unreachable("timed out"))
-    world.api.put(quota_path("gpus"), quota_object("gpus", {"class": "k90", "shares": 1}))
+    world = World(Fault(refused=True))
+    world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(0.25)
-    assert (len(world.api.calls), world.without_class) == (1, [])
+    assert (len(world.api.requests), world.without_class) == (1, [])
     world.run(30)
     assert len(world.without_class) == 1
 
 
 def test_a_class_that_cards_are_in_by_their_model_limits_without_an_object(world):
     path = quota_path("gpus")
-    world.api.put(path, quota_object("gpus", {"class": "nvidia.tesla.k80", "shares": 1}))
+    world.api.put(QUOTAS, quota_object("gpus", {"class": "nvidia.tesla.k80", "shares": 1}))
     world.run(2)
     assert world.status(path)["summary"] == "nvidia.tesla.k80: no such class"
     world.node("n1", card("GPU-A", classes=("nvidia.tesla.k80",)))
@@ -208,7 +210,7 @@ def test_a_class_that_cards_are_in_by_their_model_limits_without_an_object(world
 def test_a_condition_keeps_its_time_until_its_status_changes(world):
     path = quota_path("gpus")
     world.node("n1", card("GPU-A"))
-    world.api.put(path, quota_object("gpus", {"shares": 1}))
+    world.api.put(QUOTAS, quota_object("gpus", {"shares": 1}))
 
     def since():
         world.run(3)
@@ -243,19 +245,22 @@ def unfit(value, schema, where=""):
 def test_every_status_is_as_the_crds_have_it(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
     world.hold("p", "n1", ("0", "GPU-A", K80, 100))
-    world.api.put(class_path("k80"), class_object("k80"))
-    world.api.put(class_path("odd"), class_object("odd", selector={"x" * 2000: 1}))
-    world.api.put(quota_path("gpus"), quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
-    world.api.put(quota_path("odd"), quota_object("odd", {}))
+    world.api.put(CLASSES, class_object("k80"))
+    world.api.put(CLASSES, class_object("odd", selector={"x" * 2000: 1}))
+    world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
+    world.api.put(QUOTAS, quota_object("odd", {}))
     world.run(5)
     crds = Path(__file__).parents[2] / "helm" / "cardwise" / "files" / "crds"
-    for path, obj in world.api.objects.items():
-        plural = next(kind for kind in ("extendedresources", "resourceclasses", "gpuquotas") if f"/{kind}/" in path)
+    for collection in (CARDS, CLASSES, QUOTAS):
+        plural = collection.rpartition("/")[2]
         (version,) = yaml.safe_load((crds / f"{plural}.yaml").read_text())["spec"]["versions"]
         schema = version["schema"]["openAPIV3Schema"]["properties"]["status"]
-        assert unfit(obj["status"], schema) == [], path
-        texts = [each["message"] for each in obj["status"].get("conditions", [])] + [obj["status"].get("problem", "")]
-        assert max(map(len, texts)) <= 1024
+        objects = world.api.all(collection)
+        assert len(objects) == 2
+        for status in (one["status"] for one in objects):
+            assert unfit(status, schema) == [], plural
+            texts = [each["message"] for each in status.get("conditions", [])] + [status.get("problem", "")]
+            assert max(map(len, texts)) <= 1024
 
 
 def test_who_does_not_lead_writes_nothing_and_knows_all_when_it_does(world):
@@ -263,7 +268,7 @@ def test_who_does_not_lead_writes_nothing_and_knows_all_when_it_does(world):
     world.node("n1", card("GPU-A"))
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
     world.run(10)
-    assert world.api.calls == []
+    assert world.api.requests == []
     world.active = True
     world.run(1)
     assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 4000
@@ -271,27 +276,27 @@ def test_who_does_not_lead_writes_nothing_and_knows_all_when_it_does(world):
 
 def test_what_is_as_it_ought_to_be_is_not_written(world):
     world.node("n1", card("GPU-A"))
-    world.api.put(class_path("k80"), class_object("k80"))
-    world.api.put(quota_path("gpus"), quota_object("gpus", {"class": "k80", "shares": 1}))
+    world.api.put(CLASSES, class_object("k80"))
+    world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 1}))
     world.run(5)
-    before = len(world.api.calls)
+    before = len(world.api.requests)
     world.run(200)
-    assert len(world.api.calls) == before == 3
+    assert len(world.api.requests) == before == 3
     world.writer = StatusWriter(
-        world.api, world.books, world.seen, active=lambda: True, no_class=world._no_class, clock=world.clock
+        world.api.client(), world.books, world.seen, active=lambda: True, no_class=world._no_class, clock=world.clock
     )
     world.run(20)
-    assert len(world.api.calls) == before, "a restart writes nothing that is there already"
+    assert len(world.api.requests) == before, "a restart writes nothing that is there already"
 
 
 def test_one_object_is_written_at_most_so_often_and_the_newest_wins(world):
     world.node("n1", card("GPU-A"))
     world.run(5)
-    before = len(world.api.calls)
+    before = len(world.api.requests)
     for i in range(40):  # in ten seconds
         world.hold(f"p{i}", "n1", ("0", "GPU-A", 10, 0))
         world.run(0.25)
-    assert len(world.api.calls) - before <= 6
+    assert len(world.api.requests) - before <= 6
     world.run(3)
     assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 400
 
@@ -302,22 +307,22 @@ def test_the_rate_is_bounded_while_pods_come_and_higher_when_they_have_come(worl
     for step in range(40):  # ten seconds in which something always changes
         world.hold(f"p{step}", f"n{step}", ("0", f"GPU-{step}-0", 10, 0))
         world.run(0.25)
-    assert 150 <= len(world.api.calls) <= 220
+    assert 150 <= len(world.api.requests) <= 220
     world.run(5)
-    assert all("freeMiB" in world.status(path) for path in world.api.objects)
+    assert all("freeMiB" in one["status"] for one in world.all())
 
 
 def test_while_pods_come_by_the_hundred_few_statuses_are_written_and_all_of_them_afterwards(world):
     for i in range(50):
         world.node(f"n{i}", *[card(f"GPU-{i}-{j}", j) for j in range(8)])
     world.run(15)
-    before = len(world.api.calls)
+    before = len(world.api.requests)
     for step in range(40):  # ten seconds with 60 pods a second, each on another card
         for i in range(15):
             at = step * 15 + i
             world.hold(f"p{at}", f"n{at % 50}", (str(at // 50 % 8), f"GPU-{at % 50}-{at // 50 % 8}", 10, 0))
         world.run(0.25)
-    assert 30 <= len(world.api.calls) - before <= 50
+    assert 30 <= len(world.api.requests) - before <= 50
     world.run(10)
     for i in range(50):
         for j in range(8):
@@ -326,13 +331,13 @@ def test_while_pods_come_by_the_hundred_few_statuses_are_written_and_all_of_them
 
 def test_somebodys_edit_is_repaired(world):
     world.node("n1", card("GPU-A"))
-    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.put(CLASSES, class_object("k80"))
     world.run(5)
-    found = world.api.objects[class_path("k80")]
+    found = world.api.get(class_path("k80"))
     good = found["status"]
-    world.api.put(class_path("k80"), found | {"status": good | {"cards": 7, "problem": "lies"}})
-    found = world.api.objects[er_path("GPU-A")]
-    world.api.put(er_path("GPU-A"), found | {"status": found["status"] | {"freeMiB": 1, "classes": ["z"]}})
+    world.api.put(CLASSES, found | {"status": good | {"cards": 7, "problem": "lies"}})
+    found = world.api.get(er_path("GPU-A"))
+    world.api.put(CARDS, found | {"status": found["status"] | {"freeMiB": 1, "classes": ["z"]}})
     world.run(3)
     assert world.status(class_path("k80")) == good
     assert world.status(er_path("GPU-A")) == found["status"]
@@ -350,20 +355,20 @@ def test_a_watch_that_is_far_behind_does_not_make_the_same_write_again_and_again
     world.node("n1", card("GPU-A"))
     world.api.show()
     world.run(120, watch=False)
-    assert 2 <= len(world.api.calls) <= 8
+    assert 2 <= len(world.api.requests) <= 8
 
 
 def test_when_the_api_server_is_away_all_wait_and_then_all_is_written():
-    world = World(*[errors.ServerError(503, "Unavailable", "")] * 3)
+    world = World(*[Fault(status=503)] * 3)
     world.node("n1", *[card(f"GPU-{i}", i) for i in range(20)])
     world.run(0.5)
-    assert len(world.api.calls) <= 2, "one failure is enough to wait"
+    assert len(world.api.requests) <= 2, "one failure is enough to wait"
     world.run(20)
-    assert all("freeMiB" in world.status(path) for path in world.api.objects)
+    assert all("freeMiB" in one["status"] for one in world.all())
 
 
 def test_an_object_whose_status_is_refused_does_not_keep_the_others_back():
-    world = World(errors.Invalid(422, "Invalid", "status.freeMiB: unknown"))
+    world = World(Fault(status=422))
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
     world.run(3)
     assert "freeMiB" in world.status(er_path("GPU-B"))
@@ -377,16 +382,16 @@ def test_an_object_that_goes_while_it_is_written_is_forgotten(world):
     world.api.remove(er_path("GPU-A"))
     world.run(0.5, watch=False)
     world.run(20)
-    assert len(world.api.calls) == 1
+    assert len(world.api.requests) == 1
 
 
 def test_no_class_is_told_half_counted(world):
     for i in range(1500):
         world.node(f"n{i}", card(f"GPU-{i}"))
-    world.api.put(class_path("k80"), class_object("k80"))
+    world.api.put(CLASSES, class_object("k80"))
     world.run(3)
-    (write,) = world.writes(class_path("k80"))
-    assert write[2]["status"]["cards"] == 1500
+    (write,) = world.api.sent(path=class_path("k80") + "*")
+    assert write.body["status"]["cards"] == 1500
 
 
 def test_the_state_is_locked_for_a_few_nodes_at_a_time(world):
@@ -406,7 +411,7 @@ def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
             i += 1
             uuid = f"GPU-{i % 50}"
             if i % 3:
-                world.api.put(er_path(uuid), er_object(uuid, f"n{i % 7}"))
+                world.api.put(CARDS, er_object(uuid, f"n{i % 7}"))
             else:
                 world.api.remove(er_path(uuid))
             world.api.show()
@@ -423,4 +428,4 @@ def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
         thread.join()
     world.active = True
     world.run(30)
-    assert all("freeMiB" in world.status(path) for path in world.api.objects)
+    assert all("freeMiB" in one["status"] for one in world.all())

@@ -4,9 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core import quotas
-from cardwise.kube import errors
 from tests.extender.telling import (
+    CARDS,
+    CLASSES,
     K80,
+    KINDS,
+    QUOTAS,
     World,
     card,
     class_object,
@@ -17,10 +20,11 @@ from tests.extender.telling import (
     quota_object,
     quota_path,
 )
+from tests.fakes.apiserver import Fault
 
-LOST = errors.Unreachable("timed out")
-NODES, UUIDS, CLASSES = ["n1", "n2"], ["GPU-A", "GPU-B", "GPU-C"], ["k80", "slow"]
+NODES, NAMED = ["n1", "n2"], ["k80", "slow"]
 NAMESPACES = ["team", "others"]
+FAULTS = [Fault(lost=True), Fault(), Fault(refused=True), Fault(status=409)]
 HARD = [
     [{"class": "k80", "shares": 1}],
     [{"class": "slow", "memoryMiB": 100}, {"model": "Tesla K80", "cards": 1}],
@@ -32,7 +36,7 @@ steps = st.lists(
         st.tuples(
             st.just("cards"),
             st.sampled_from(NODES),
-            st.lists(st.sets(st.sampled_from(CLASSES)), max_size=2),
+            st.lists(st.sets(st.sampled_from(NAMED)), max_size=2),
             st.booleans(),
         ),
         st.tuples(
@@ -45,10 +49,10 @@ steps = st.lists(
         ),
         st.tuples(st.just("release"), st.integers(0, 5)),
         st.tuples(st.just("resource"), st.integers(0, 1), st.sampled_from(NODES), st.booleans()),
-        st.tuples(st.just("class"), st.sampled_from(CLASSES), st.booleans()),
+        st.tuples(st.just("class"), st.sampled_from(NAMED), st.booleans()),
         st.tuples(st.just("quota"), st.sampled_from(NAMESPACES), st.integers(-1, len(HARD) - 1)),
         st.tuples(st.just("scribble"), st.integers(0, 20)),
-        st.tuples(st.just("answer"), st.sampled_from(["lose", "land", LOST, errors.Conflict(409, "Conflict", "")])),
+        st.tuples(st.just("fault"), st.sampled_from(FAULTS)),
         st.tuples(st.just("lead"), st.booleans()),
         st.tuples(st.just("run"), st.sampled_from([0.25, 1, 5]), st.booleans()),
     ),
@@ -61,6 +65,7 @@ class Story:
 
     def __init__(self):
         self.world = World()
+        self.faults = []
         self.world.writer._audited = float("inf")  # what must be seen at once is not to be found by the audit
 
     def play(self, step):
@@ -75,7 +80,7 @@ class Story:
     def _resource(self, index, node, there):
         uuid = f"GPU-{node}-{index}"
         if there:
-            self.world.api.put(er_path(uuid), er_object(uuid, node, index=index))
+            self.world.api.put(CARDS, er_object(uuid, node, index=index))
         else:
             self.world.api.remove(er_path(uuid))
 
@@ -91,7 +96,7 @@ class Story:
 
     def _class(self, name, there):
         if there:
-            self.world.api.put(class_path(name), class_object(name))
+            self.world.api.put(CLASSES, class_object(name))
         else:
             self.world.api.remove(class_path(name))
 
@@ -100,18 +105,18 @@ class Story:
         if which < 0:
             self.world.api.remove(path)
             return
-        status = self.world.api.objects.get(path, {}).get("status", {})
-        self.world.api.put(path, quota_object("gpus", *HARD[which], namespace=namespace) | {"status": status})
+        status = (self.world.api.get(path) or {}).get("status", {})
+        self.world.api.put(QUOTAS, quota_object("gpus", *HARD[which], namespace=namespace) | {"status": status})
 
     def _scribble(self, which):
-        paths = sorted(self.world.api.objects)
-        if paths:
-            path = paths[which % len(paths)]
+        objects = self.world.all()
+        if objects:
+            obj = objects[which % len(objects)]
             lies = {"freeMiB": 7, "allocated": {"shares": 3}, "cards": 99, "summary": "lies", "problem": "lies"}
-            self.world.api.put(path, self.world.api.objects[path] | {"status": lies})
+            self.world.api.put(KINDS[obj["kind"]], obj | {"status": lies})
 
-    def _answer(self, answer):
-        self.world.api.answers.append(answer)
+    def _fault(self, fault):
+        self.faults.append(self.world.api.fault(fault))
 
     def _lead(self, leads):
         self.world.active = leads
@@ -122,16 +127,15 @@ class Story:
     def check(self):
         world = self.world
         world.active = True
-        world.api.answers.clear()
+        for fault in self.faults:
+            fault.left = 0
         world.run(75)
-        for path, obj in world.api.objects.items():
-            name = obj["metadata"]["name"]
-            if "/extendedresources/" in path:
-                self._check_card(obj["spec"], obj["status"])
-            elif "/resourceclasses/" in path:
-                self._check_class(name, obj["status"])
-            else:
-                self._check_quota(obj)
+        for obj in world.api.all(CARDS):
+            self._check_card(obj["spec"], obj["status"])
+        for obj in world.api.all(CLASSES):
+            self._check_class(obj["metadata"]["name"], obj["status"])
+        for obj in world.api.all(QUOTAS):
+            self._check_quota(obj)
 
     def _shares(self, uuid):
         return [
@@ -202,7 +206,8 @@ class Story:
             assert {key: line[key] for key in amounts} == amounts
             limits = zip(amounts.values(), (entry.shares, entry.memory, entry.cards), strict=True)
             over |= any(limit is not None and amount > limit for amount, limit in limits)
-        missing = any("class" in line and class_path(line["class"]) not in self.world.api.objects for line in hard)
+        there = {obj["metadata"]["name"] for obj in self.world.api.all(CLASSES)}
+        missing = any("class" in line and line["class"] not in there for line in hard)
         assert conditions(status) == {"Exceeded": str(over), "Valid": str(not missing)}
 
 

@@ -5,7 +5,7 @@ import pytest
 from extender.sightings import Sightings
 from extender.state import State
 from extender.telling import Telling
-from tests.extender.telling import FakeApi, er_object, er_path
+from tests.extender.telling import CARDS, Watched, er_object
 from tests.fakes.clock import FakeClock
 
 
@@ -18,19 +18,26 @@ class World:
     def __init__(self):
         self.knows = self.leads = True
         seen = Sightings()
-        self.api = FakeApi(seen)
-        self.state = State(clock=FakeClock())
+        clock = FakeClock()
+        self.api = Watched(seen, clock)
+        self.state = State(clock=clock)
         self.telling = Telling(
-            self.api, self.state, seen, Recorder(), knows=lambda: self.knows, leads=lambda: self.leads
+            self.api.client(),
+            self.state,
+            seen,
+            Recorder(),
+            knows=lambda: self.knows,
+            leads=lambda: self.leads,
+            clock=clock,
         )
-        self.api.put(er_path("GPU-1"), er_object("GPU-1", "n1"))
+        self.api.put(CARDS, er_object("GPU-1", "n1"))
         self.api.show()
 
     def told(self):
         """What a round writes."""
         for step in self.telling.steps:
             step()
-        return {what for what, *_ in self.api.calls}
+        return {call.verb for call in self.api.requests}
 
 
 @pytest.fixture

@@ -220,6 +220,17 @@ class ApiServer:
         with self.changed:
             return _copy(self._listed(Target.of(path)))
 
+    def follow(self, collection: str) -> Callable[[], list[Json]]:
+        """Of all events from now on, those that a watch would have told since the last call."""
+        request = Request.of("GET", f"{collection}?watch=1", None, {})
+        stream = Stream(self, KINDS[collection], Target.of(collection), request, Fault())
+
+        def fresh() -> list[Json]:
+            with self.changed:
+                return [_decode(line) for line in stream._fresh()]
+
+        return fresh
+
     def compact(self) -> None:
         """The history is forgotten: watches and lists that would go on from before are Gone."""
         with self.changed:

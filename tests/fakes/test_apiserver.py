@@ -164,6 +164,20 @@ def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client):
     thread.join(60)
 
 
+def test_a_test_follows_by_hand_what_watches_tell(api):
+    api.put(PODS, pod("before"))
+    fresh = api.follow(PODS)
+    api.put(PODS, pod("a"))
+    api.put(paths.nodes(), node())
+    assert [(event["type"], event["object"]["metadata"]["name"]) for event in fresh()] == [("ADDED", "a")]
+    api.hold(PODS)
+    api.remove(paths.pods("default", "a"))
+    assert fresh() == []
+    api.let_through(PODS)
+    assert [event["type"] for event in fresh()] == ["DELETED"]
+    assert fresh() == []
+
+
 @pytest.mark.parametrize("then", ["end", "cut", "gone", "garbage"])
 def test_watches_that_end_badly(api, client, then):
     api.fault(Fault(events=1, then=then), "watch")
