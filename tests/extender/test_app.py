@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from cardwise.core import names
-from cardwise.kube import errors
-from cardwise.kube.client import KubeClient
+from cardwise.kube import paths
 from cardwise.runtime import gthreads
 from extender.__main__ import main
 from extender.app import Parts, create_app
@@ -20,8 +19,8 @@ from extender.leadership import Alone, Denial
 from extender.metrics import Levels, Metrics, Sources
 from extender.requests import Requests
 from extender.verbs import Preferences
-from tests.extender.test_binder import FakeApi
 from tests.extender.worlds import P100, asking, state, with_cards
+from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
 POD = asking("p", gpu_mem=8138)
@@ -29,12 +28,14 @@ POD = asking("p", gpu_mem=8138)
 
 def parts(missing=(), leadership=None):
     clock = FakeClock()
+    api = ApiServer(clock)
+    api.put(paths.pods(), POD)
     made = with_cards(state(clock), n1=2)
     requests = Requests()
     return Parts(
         state=made,
         requests=requests,
-        binder=Binder(FakeApi(clock), made, requests, policy="binpack", seconds=5, clock=clock),
+        binder=Binder(api.client(), made, requests, policy="binpack", seconds=5, clock=clock),
         metrics=Metrics(CollectorRegistry(), clock),
         preferences=Preferences(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),
@@ -257,25 +258,21 @@ def test_what_cannot_start_says_so_in_a_line(arguments, said, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        errors.NotFound(404, "NotFound", 'namespaces "cardwise-system" not found'),
-        errors.Forbidden(403, "Forbidden", "leases is forbidden"),
-    ],
+    ("status", "message"), [(404, 'namespaces "cardwise-system" not found'), (403, "leases is forbidden")]
 )
-def test_without_a_place_for_the_lease_the_start_says_what_to_write(tmp_path, monkeypatch, error):
-    def refuse(client, path, obj, *, query):
-        assert (path, query) == (f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases", {"dryRun": "All"})
-        assert obj["metadata"]["name"] == names.LEASE
-        raise error
-
-    monkeypatch.setattr(KubeClient, "create", refuse)
+def test_without_a_place_for_the_lease_the_start_says_what_to_write(tmp_path, status, message):
+    api = ApiServer()
+    api.fault(Fault(status=status, message=message), "create")
     kubeconfig = tmp_path / "config"
-    kubeconfig.write_text(KUBECONFIG)
+    kubeconfig.write_text(KUBECONFIG.replace("http://127.0.0.1:9", api.serve()))
     result = CliRunner().invoke(main, ["--plain-http", "--bind", "127.0.0.1:80", "--kubeconfig", str(kubeconfig)])
+    api.close()
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    for said in (error.message, "--no-lease", "--lease-namespace"):
+    for said in (message, "--no-lease", "--lease-namespace"):
         assert said in result.output
+    (asked,) = api.requests
+    assert (asked.path, asked.query) == (paths.leases(names.NAMESPACE), {"dryRun": "All"})
+    assert asked.body["metadata"]["name"] == names.LEASE
 
 
 KUBECONFIG = """\

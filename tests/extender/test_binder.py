@@ -1,71 +1,53 @@
 """bind against an API server that fails in every way it knows."""
 
-import json
+import math
 
 import pytest
 
 from cardwise.core import assignment, names, request
-from cardwise.kube import errors
+from cardwise.kube import paths
 from extender import binder
 from extender.binder import Binder, Failed
 from extender.decisions import Stage
 from extender.requests import Requests
 from extender.wire import BindArgs
 from tests.extender.worlds import P100, as_pod, asking, bound, free, mark, state, with_cards
+from tests.fakes.apiserver import ApiServer, Fault, Request, Rule
 from tests.fakes.clock import FakeClock
 
 ARGS = BindArgs(pod_name="p", pod_namespace="default", pod_uid="uid-p", node="n1")
-CONFLICT = errors.Conflict(409, "Conflict", "pod p is already assigned to a node")
-
-
-class FakeApi:
-    """At the seam of KubeClient. `answers`: for each POST an exception, "land" or "lose" (done, but nobody hears)."""
-
-    def __init__(self, clock: FakeClock, *answers: object, pod: dict | None = None) -> None:
-        self.clock = clock
-        self.answers = list(answers)
-        self.get_seconds = 0.0
-        self.pod = pod if pod is not None else asking("p", gpu_mem=8138)
-        self.posts: list[tuple[float, dict]] = []
-        self.gets = 0
-        self.get_error: errors.KubeError | None = None
-        self.post_seconds = 0.01
-
-    def request(self, method: str, path: str, *, body: dict, timeout: float) -> bytes:
-        assert (method, path) == ("POST", "/api/v1/namespaces/default/pods/p/binding")
-        self.posts.append((self.clock.now(), body))
-        answer = self.answers.pop(0) if self.answers else "land"
-        self.clock.advance(min(timeout, self.post_seconds))
-        if isinstance(answer, Exception):
-            raise answer
-        if self.pod["spec"].get("nodeName"):
-            raise CONFLICT
-        self.pod["spec"]["nodeName"] = body["target"]["name"]
-        self.pod["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
-        if answer == "lose":
-            raise errors.Unreachable("timed out")
-        return b"{}"
-
-    def get(self, path: str, *, timeout: float) -> dict:
-        self.gets += 1
-        self.clock.advance(min(timeout, self.get_seconds))
-        if self.get_error is not None:
-            raise self.get_error
-        if self.pod is None:
-            raise errors.NotFound(404, "NotFound", path)
-        return self.pod
+POD = paths.pods("default", "p")
+UNHEARD = Fault(seconds=99)  # longer than anybody waits, and it is not carried out
 
 
 class World:
-    def __init__(self, *answers: object, seconds: float = 10.0, **how: object) -> None:
+    """One pod p, one call to bind it; `faults` are of the Bindings, one each."""
+
+    def __init__(self, *faults: Fault, seconds: float = 10.0, pod: dict | None = None) -> None:
         self.clock = FakeClock()
         self.state = with_cards(state(self.clock), n1=2, n2=2)
-        self.api = FakeApi(self.clock, *answers, **how)
+        self.api = ApiServer(self.clock)
+        self.api.put(paths.pods(), pod or asking("p", gpu_mem=8138))
+        for fault in faults:
+            self.fault(fault)
+        self.posts: list[tuple[float, dict]] = []
+        self.api.before(self._note, "create", f"{POD}/binding", times=math.inf)
+        self.client = self.api.client()
         self.requests = Requests()
         self.binder = Binder(
-            self.api, self.state, self.requests, policy="binpack", seconds=seconds,
-            clock=self.clock,
+            self.client, self.state, self.requests, policy="binpack", seconds=seconds, clock=self.clock
         )  # fmt: skip
+
+    def _note(self, call: Request) -> None:
+        self.posts.append((self.clock.now(), call.body))
+
+    def fault(self, fault: Fault, times: float = 1) -> Rule:
+        """For Bindings."""
+        return self.api.fault(fault, "create", f"{POD}/binding", times)
+
+    def shown(self) -> None:
+        """A filter call has shown the pod."""
+        self.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
 
     def bind(self, args: BindArgs = ARGS) -> str:
         return self.binder.bind(args)
@@ -81,7 +63,7 @@ def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():
     world = World()
     began = world.clock.wall_ns()
     assert world.bind() == "bound"
-    ((_, body),) = world.api.posts
+    ((_, body),) = world.posts
     assert body["metadata"]["uid"] == "uid-p"
     assert body["target"]["name"] == "n1"
     written = body["metadata"]["annotations"]
@@ -95,159 +77,142 @@ def test_bind_writes_the_whole_assignment_with_the_uid_in_one_call():
 
 def test_bind_reads_the_pod_only_when_no_filter_call_has_shown_it():
     world = World()
-    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
+    world.shown()
     world.bind()
-    assert world.api.gets == 0
+    assert world.api.sent("get") == []
     world = World()
     world.bind()
-    assert world.api.gets == 1
+    assert [call.path for call in world.api.sent("get")] == [POD]
 
 
 def test_bind_twice_is_bound_once():
     world = World()
     world.bind()
     assert world.bind() == "repeated"
-    assert len(world.api.posts) == 1
+    assert len(world.posts) == 1
 
 
 def test_bind_of_a_pod_that_the_watch_shows_bound_elsewhere_is_refused():
     world = World()
     world.state.set_pod(as_pod(bound("p", 8138, 0, node="n2", uid="uid-p")))
     assert "n2" in world.fails("taken")
-    assert world.api.posts == []
+    assert world.posts == []
 
 
 def test_a_lost_answer_is_found_out_by_reading_the_pod():
-    world = World("lose")
+    world = World(Fault(lost=True))
     assert world.bind() == "bound"
     assert mark(world.state, "uid-p") == "bound"
-    assert len(world.api.posts) == 1
+    assert len(world.posts) == 1
 
 
 @pytest.mark.parametrize(
-    "error",
+    "fault",
     [
-        errors.TooManyRequests(429, "TooManyRequests", "slow down", retry_after=1.0),
-        errors.ServerError(500, "InternalError", "etcd leader changed"),
-        errors.ServerError(503, "ServiceUnavailable", ""),
-        errors.Unreachable("connection reset"),
-        errors.Conflict(409, "Conflict", "the object has been modified"),
+        Fault(status=429, retry_after=1),
+        Fault(status=500),
+        Fault(status=503),
+        Fault(refused=True),
+        Fault(status=409),
     ],
+    ids=str,
 )
-def test_passing_trouble_is_tried_again_with_the_same_words(error):
-    world = World(error, error)
+def test_passing_trouble_is_tried_again_with_the_same_words(fault):
+    world = World(fault, fault)
     assert world.bind() == "bound"
-    bodies = [body for _, body in world.api.posts]
+    bodies = [body for _, body in world.posts]
     assert len(bodies) == 3
     assert bodies[0] == bodies[1] == bodies[2]
-    if error.retry_after:
-        assert world.api.posts[1][0] - world.api.posts[0][0] >= 1.0
+    if fault.retry_after:
+        assert world.posts[1][0] - world.posts[0][0] >= 1.0
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.Gone(410, "Expired", ""),
-        errors.Forbidden(403, "Forbidden", "denied by a policy"),
-        errors.Invalid(422, "Invalid", ""),
-        errors.BadRequest(400, "BadRequest", ""),
-    ],
-)
-def test_a_refusal_frees_the_cards_at_once(error):
-    world = World(error)
+@pytest.mark.parametrize("status", [410, 403, 422, 400])
+def test_a_refusal_frees_the_cards_at_once(status):
+    world = World(Fault(status=status))
     assert "refused the binding" in world.fails("api")
     assert free(world.state) == [P100, P100]
-    assert len(world.api.posts) == 1
+    assert len(world.posts) == 1
 
 
 def test_nothing_is_posted_after_the_deadline():
-    world = World(*[errors.TooManyRequests(429, "", "", retry_after=3.0)] * 9, seconds=10.0)
+    world = World(*[Fault(status=429, retry_after=3)] * 9, seconds=10.0)
     began = world.clock.now()
     world.fails("api")
-    assert [at - began < 10.0 for at, _ in world.api.posts] == [True] * len(world.api.posts)
-    assert 2 <= len(world.api.posts) <= 4
+    assert [at - began < 10.0 for at, _ in world.posts] == [True] * len(world.posts)
+    assert 2 <= len(world.posts) <= 4
     assert free(world.state) == [P100, P100]  # 429 was never carried out
 
 
 def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_knows():
-    world = World(*[errors.Unreachable("timed out")] * 99, seconds=5.0)
+    world = World(*[Fault(refused=True)] * 99, seconds=5.0)
     world.fails("api")
     assert mark(world.state, "uid-p") == "unsure"
     world.clock.advance(76)
-    binder.look_up(world.api, world.state)
+    binder.look_up(world.client, world.state, clock=world.clock)
     assert free(world.state) == [P100, P100]
 
 
 def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bind():
-    world = World(*[errors.Unreachable("timed out")] * 99, seconds=5.0)
-    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
-    world.api.get_error = errors.Unreachable("timed out")
+    world = World(Fault(lost=True), seconds=5.0)
+    world.shown()
+    reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
     world.fails("api")
-    world.api.get_error = None
-    _, body = world.api.posts[0]
-    world.api.pod["spec"]["nodeName"] = "n1"
-    world.api.pod["metadata"]["annotations"] = body["metadata"]["annotations"]
+    reads.left = 0
     world.clock.advance(76)
-    binder.look_up(world.api, world.state)
+    binder.look_up(world.client, world.state, clock=world.clock)
     assert mark(world.state, "uid-p") == "unsure"
-    world.api.answers.clear()
     assert world.bind() == "bound"
 
 
 def test_a_pod_that_is_gone_or_another_one_frees_the_cards():
-    world = World(errors.NotFound(404, "NotFound", ""))
+    world = World()
+    world.api.before(lambda _: world.api.remove(POD), "create")
     world.fails("gone")
     assert free(world.state) == [P100, P100]
-    world = World(errors.Conflict(409, "Conflict", "the UID in the precondition does not match"))
-    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
-    world.api.pod = asking("p", uid="another", gpu_mem=8138)
+    world = World(pod=asking("p", uid="another", gpu_mem=8138))
+    world.shown()
     world.fails("gone")
     assert free(world.state) == [P100, P100]
 
 
 def test_a_pod_bound_by_somebody_else_is_an_error_and_frees_our_cards():
-    world = World(CONFLICT)
-    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
-    world.api.pod = bound("p", 8138, 1, node="n1", uid="uid-p")
+    world = World(pod=bound("p", 8138, 1, node="n1", uid="uid-p"))
+    world.shown()
     assert "somebody else" in world.fails("taken")
     assert free(world.state) == [P100, P100]
 
 
 def test_a_pod_without_room_on_the_node_gets_the_constant_reason():
-    world = World()
-    world.api.pod = asking("p", gpu_mem=P100 + 1)
+    world = World(pod=asking("p", gpu_mem=P100 + 1))
     assert world.fails("refused") == "The GPU memory asked for is more than any card of the node has"
-    assert world.api.posts == []
+    assert world.posts == []
 
 
 def test_a_pod_that_was_not_mutated_is_not_bound():
-    world = World()
-    limits = world.api.pod["spec"]["containers"][0]["resources"]["limits"]
-    del limits[names.SHARE]
+    pod = asking("p", gpu_mem=8138)
+    del pod["spec"]["containers"][0]["resources"]["limits"][names.SHARE]
+    world = World(pod=pod)
     assert "not rewritten by the Cardwise webhook" in world.fails("invalid")
 
 
 def test_a_pod_that_came_by_its_marker_only_is_bound_without_annotations():
-    world = World()
-    world.api.pod["spec"]["containers"][0]["resources"]["limits"] = {names.BIND_MARKER: "1"}
+    pod = asking("p")
+    pod["spec"]["containers"][0]["resources"]["limits"] = {names.BIND_MARKER: "1"}
+    world = World(pod=pod)
     assert world.bind() == "bound"
-    assert json.loads(json.dumps(world.api.posts[0][1]["metadata"]["annotations"])) == {}
+    assert world.posts[0][1]["metadata"]["annotations"] == {}
+    assert world.api.get(POD)["spec"]["nodeName"] == "n1"
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        errors.Forbidden(403, "Forbidden", "denied by a policy"),
-        errors.TooManyRequests(429, "TooManyRequests", "busy", retry_after=60),
-        errors.NotFound(404, "NotFound", ""),
-    ],
-)
+@pytest.mark.parametrize("second", [Fault(status=403), Fault(status=429, retry_after=60), Fault(status=404)], ids=str)
 def test_a_later_call_that_surely_did_not_bind_says_nothing_of_an_earlier_one_that_may_have(second):
-    world = World(*[errors.Unreachable("timed out")] * 99, seconds=4.0)
-    world.api.pod = asking("p", gpu_mem=P100)
+    world = World(pod=asking("p", gpu_mem=P100), seconds=4.0)
+    unheard = world.fault(UNHEARD, times=99)
     with pytest.raises(Failed):
         world.bind()
-    world.api.answers = [second] * 99
+    unheard.left = 0
+    world.fault(second, times=99)
     with pytest.raises(Failed):
         world.bind()
     assert mark(world.state, "uid-p") == "unsure"
@@ -256,37 +221,34 @@ def test_a_later_call_that_surely_did_not_bind_says_nothing_of_an_earlier_one_th
 
 def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
     """It read that nothing was unsure yet, before the other one ended."""
-    world = World(*[errors.Unreachable("timed out")] * 99, seconds=4.0)
-    real = world.api.get
+    world = World(Fault(status=403), seconds=4.0)
 
-    def get(path, *, timeout):
-        if world.api.gets == 0:
-            asked = request.parse(asking("p", gpu_mem=8138))
-            world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
-            world.state.finish_bind("uid-p", Stage.UNSURE)
-        return real(path, timeout=timeout)
+    def other(_: Request) -> None:
+        asked = request.parse(asking("p", gpu_mem=8138))
+        world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
+        world.state.finish_bind("uid-p", Stage.UNSURE)
 
-    world.api.get = get
-    world.api.answers = [errors.Forbidden(403, "Forbidden", "")]
+    world.api.before(other, "get")
     world.fails("api")
     assert mark(world.state, "uid-p") == "unsure"
 
 
 def test_a_look_that_finds_the_pod_gone_after_an_unheard_post_proves_nothing():
-    world = World(errors.Unreachable("timed out"))
-    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
-    world.api.get_error = errors.NotFound(404, "NotFound", "")
+    world = World(UNHEARD)
+    world.shown()
+    world.api.before(lambda _: world.api.remove(POD), "get")
     world.fails("gone")
     assert mark(world.state, "uid-p") == "unsure"
 
 
-@pytest.mark.parametrize("answer", [CONFLICT, errors.Unreachable("timed out")])
-def test_an_unbound_pod_that_is_being_deleted_can_never_be_bound_and_is_given_up_at_once(answer):
-    world = World(*[answer] * 99)
-    world.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
-    world.api.pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+@pytest.mark.parametrize("fault", [Fault(), UNHEARD], ids=["refused", "unheard"])
+def test_an_unbound_pod_that_is_being_deleted_can_never_be_bound_and_is_given_up_at_once(fault):
+    pod = asking("p", gpu_mem=8138)
+    pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    world = World(fault, pod=pod)
+    world.shown()
     world.fails("gone")
-    assert len(world.api.posts) == 1
+    assert len(world.posts) == 1
     assert free(world.state) == [P100, P100]
 
 
@@ -295,7 +257,7 @@ def test_the_deadline_counts_from_the_arrival_of_the_call_not_from_when_a_thread
     with pytest.raises(Failed) as failed:
         world.binder.bind(ARGS, arrived=world.clock.now() - 4.1)
     assert failed.value.outcome == "api"
-    assert world.api.posts == []
+    assert world.posts == []
     assert free(world.state) == [P100, P100]
 
 
@@ -306,9 +268,9 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
         world.state.begin_bind(f"u{i}", ("default", f"p{i}"), asked, "n1", "binpack")
         world.state.finish_bind(f"u{i}", Stage.UNSURE)
     world.clock.advance(76)
-    world.api.get_seconds, world.api.get_error = 60.0, errors.Unreachable("timed out")
+    world.api.fault(Fault(seconds=60), "get", times=math.inf)
     began = world.clock.now()
-    binder.look_up(world.api, world.state, clock=world.clock)
+    binder.look_up(world.client, world.state, clock=world.clock)
     assert world.clock.now() - began <= 3.0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from extender.binder import Failed
 from extender.leadership import Alone
-from tests.extender.leaders import Api, Extender
+from tests.extender.leaders import Cluster, Extender
 from tests.extender.worlds import P100, mark
 from tests.fakes.clock import FakeClock
 
@@ -16,8 +16,7 @@ class Two:
 
     def __init__(self, **how) -> None:
         self.clock = FakeClock()
-        self.api = Api()
-        self.api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
+        self.api = Cluster(self.clock)
         cards = how.pop("cards", {"n1": 1})
         self.a, self.b = (Extender(self.api, name, self.clock, cards=cards, **how) for name in "ab")
         for each in (self.a, self.a, self.b, self.b):
@@ -57,10 +56,9 @@ def test_a_standby_says_who_leads_and_sends_elsewhere(two):
 
 
 def test_before_anybody_is_known_to_lead_nobody_is_named():
-    clock, api = FakeClock(), Api()
-    made = Extender(api, "a", clock, cards={"n1": 1})
+    clock = FakeClock()
+    made = Extender(Cluster(clock), "a", clock, cards={"n1": 1})
     assert "another extender or nobody holds" in made.leadership.denial().text
-    api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
     made.elector.step()
     assert "nobody holds" in made.leadership.denial().text
 
@@ -90,13 +88,12 @@ def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
     assert two.a.leadership.term() == term, "it still answers, what it must not is write"
 
 
-def test_a_post_may_take_as_long_as_the_lease_and_no_longer(two, monkeypatch):
+def test_a_post_may_take_as_long_as_the_lease_and_no_longer(two):
     two.api.create_pod("p", 100)
     two.clock.advance(10.0)
-    timeouts = []
-    monkeypatch.setattr(two.a, "request", lambda *_, timeout, **__: timeouts.append(timeout) or b"{}")
     two.a.bind("p", "n1")
-    assert timeouts == [pytest.approx(2.5, abs=0.1)]
+    (post,) = two.api.sent("create", "*/binding")
+    assert post.timeout == pytest.approx(2.5, abs=0.1)
 
 
 def test_who_stood_still_between_decision_and_post_does_not_post_when_another_has_taken_over(two):
@@ -113,7 +110,7 @@ def test_who_stood_still_between_decision_and_post_does_not_post_when_another_ha
 
     two.a.state.begin_bind = paused
     assert fails(two.a, "mine") == "standby"
-    assert two.api.posts == [("b", "other")]
+    assert two.api.posts() == [("b", "other")]
     assert mark(two.a.state, "uid-mine") is None
 
 
@@ -122,17 +119,14 @@ def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, ag
     """The pause comes after the last question and before the first byte: nobody here can know of it."""
     two.api.create_pod("mine", P100)
     two.api.create_pod("other", P100)
-    request = two.a.request
 
-    def late(*args, **how):
-        two.a.request = request
+    def late(_):
         two.takes_over(two.b)
         assert two.b.bind("other", "n1") == "bound"
         if again:
             two.takes_over(two.a)
-        return request(*args, **how)
 
-    two.a.request = late
+    two.api.before(late, "create", "*/mine/binding")
     assert fails(two.a, "mine") == "api"
     assert two.api.over_full(P100) == []
     assert list(two.api.given()) == ["other"]
@@ -153,7 +147,7 @@ def test_who_lost_the_lease_and_has_it_again_does_not_post_what_was_decided_befo
 
     two.a.state.begin_bind = paused
     assert fails(two.a, "mine") == "standby"
-    assert two.api.posts == [("b", "other")]
+    assert two.api.posts() == [("b", "other")]
     two.a.state.begin_bind = begin_bind
     assert fails(two.a, "mine") == "refused"
 
@@ -168,7 +162,7 @@ def test_a_quota_is_not_exceeded_by_two_who_each_grant_its_last_share():
     assert fails(two.a, "mine") == "standby"
     two.takes_over(two.a)
     assert fails(two.a, "mine") == "refused"
-    assert [name for _, name in two.api.posts] == ["other"]
+    assert [name for _, name in two.api.posts()] == ["other"]
 
 
 def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(two):

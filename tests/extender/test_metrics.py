@@ -8,6 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from cardwise.core.verdict import Refusal
+from cardwise.kube import paths
 from extender import verbs
 from extender.app import Parts, create_app
 from extender.binder import Binder
@@ -16,8 +17,8 @@ from extender.requests import Requests
 from extender.verbs import Preferences
 from extender.wakeups import Waiting
 from tests.extender.gangworlds import World, member
-from tests.extender.test_binder import FakeApi
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 
 
@@ -26,10 +27,12 @@ class Serving:
 
     def __init__(self) -> None:
         clock = FakeClock()
+        api = ApiServer(clock)
+        api.put(paths.pods(), asking("p", gpu_mem=8138))
         self.registry = CollectorRegistry()
         self.state = with_cards(state(clock), n1=1)
         requests = Requests()
-        binder = Binder(FakeApi(clock), self.state, requests, policy="binpack", seconds=5, clock=clock)
+        binder = Binder(api.client(), self.state, requests, policy="binpack", seconds=5, clock=clock)
         parts = Parts(
             state=self.state,
             requests=requests,

@@ -139,6 +139,7 @@ class ApiServer:
         self.changed = threading.Condition()  # notified of whatever happens here
         self.requests: list[Request] = []
         self.missing: set[str] = set()  # collections whose kind is not installed
+        self.admission: list[Callable[[Request], object]] = []  # asked of all that is carried out; raise Refused
         # What else there is, by path: a JSON value, bytes, an Answer, or what makes one of the request.
         self.answers: dict[str, Any] = {
             "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
@@ -336,6 +337,8 @@ class ApiServer:
     def _answer(self, request: Request, fault: Fault) -> Answer:
         with self.changed:
             try:
+                for admit in self.admission:
+                    admit(request)
                 return self._carry_out(request, fault)
             except Refused as refused:
                 return Answer(refused.code, _encode(refused.body))

@@ -7,6 +7,7 @@ import pytest
 
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -130,6 +131,18 @@ def test_somebody_else_acts_just_before_and_just_after(api, client):
     api.after(lambda request: api.remove(request.path), "patch")
     assert client.patch(paths.nodes("n"), {"metadata": {"labels": {"c": "d"}}})["metadata"]["labels"]["c"] == "d"
     assert api.get(paths.nodes("n")) is None
+
+
+def test_a_policy_refuses_what_would_be_carried_out(api, client):
+    def policy(request):
+        if request.verb == "create" and request.body["metadata"]["name"] == "b":
+            raise Refused(422, "no b")
+
+    api.admission.append(policy)
+    client.create(paths.nodes(), node("a"))
+    with pytest.raises(errors.Invalid, match="no b"):
+        client.create(paths.nodes(), node("b"))
+    assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a"]
 
 
 def test_nobody_listens_while_it_is_down(api, client):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cardwise.core import assignment, names, request
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from extender.decisions import Begun, Stage
-from tests.extender.leaders import DURATION, Api, Extender
+from tests.extender.leaders import DURATION, Cluster, Extender
 from tests.extender.worlds import P100
 from tests.fakes.clock import FakeClock
 
@@ -29,13 +29,12 @@ class Machine(RuleBasedStateMachine):
     @initialize(mems=st.lists(st.sampled_from([P100 // 2, P100 // 2 + 1, P100]), min_size=PODS, max_size=PODS))
     def begin(self, mems):
         self.clock = FakeClock()
-        self.api = Api()
-        self.api.put({"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
-        self.extenders = [Extender(self.api, name, self.clock, cards=CARDS, quota={"shares": QUOTA}) for name in "ab"]
+        self.api = Cluster(self.clock)
         for i, mem in enumerate(mems):
             self.api.create_pod(f"p{i}", mem, namespace="default" if i % 2 else "team")
+        self.extenders = [Extender(self.api, name, self.clock, cards=CARDS, quota={"shares": QUOTA}) for name in "ab"]
         self.standing = []  # calls between the decision and the post: extender, pod, what was decided, term
-        self.sent = []  # posts that have not arrived: extender, pod, body, term
+        self.sent = []  # posts that have not arrived: extender, path, body, term
         for each in self.extenders * 2:
             each.look()
 
@@ -82,18 +81,18 @@ class Machine(RuleBasedStateMachine):
         extender = self._answering()
         if extender is None:
             return
-        made, term = self.api.pods[pod], extender.leadership.term()
+        made, term = self.api.pod(pod), extender.leadership.term()
         who = (made["metadata"]["namespace"], pod)
         begun = extender.state.begin_bind(f"uid-{pod}", who, request.parse(made), "n1", "binpack", term=term)
         if isinstance(begun, Begun):
-            self.standing.append((extender, pod, begun, term))
+            self.standing.append((extender, paths.pods(*who, "binding"), begun, term))
 
     @rule(data=st.data(), outcome=st.sampled_from(["heard", "unheard", "lost", "late"]))
     def a_call_goes_on(self, data, outcome):
         if not self.standing:
             return
         at = data.draw(st.integers(0, len(self.standing) - 1))
-        extender, pod, begun, term = self.standing.pop(at)
+        extender, path, begun, term = self.standing.pop(at)
         stage = Stage.UNSURE if begun.unsure else None
         with extender.leadership.posting(term) as left:
             annotations = assignment.encode(begun.assignment, assume_time_ns=1)
@@ -102,14 +101,14 @@ class Machine(RuleBasedStateMachine):
             if left > 0 and outcome in ("lost", "late"):
                 stage = Stage.UNSURE
                 if outcome == "late":
-                    self.sent.append((extender, pod, body, term))
+                    self.sent.append((extender, path, body, term))
             elif left > 0 and not extender.cut:
                 try:
-                    self.api.bind(extender.name, pod, body)
+                    extender.client.request("POST", path, body=body)
                     stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
                 except errors.Conflict:
                     pass
-        extender.state.finish_bind(f"uid-{pod}", stage)
+        extender.state.finish_bind(f"uid-{path.split('/')[-2]}", stage)
 
     @rule(data=st.data())
     def what_was_late_arrives(self, data):
@@ -117,17 +116,17 @@ class Machine(RuleBasedStateMachine):
         if not over:
             return
         sent = data.draw(st.sampled_from(range(len(over))))
-        extender, pod, body, _ = over[sent]
+        _, path, body, _ = over[sent]
         self.sent.remove(over[sent])
         with contextlib.suppress(errors.Conflict, errors.Invalid):
-            self.api.bind(extender.name, pod, body)
+            self.api.client().request("POST", path, body=body)
 
     @invariant()
     def no_card_and_no_quota_is_given_twice(self):
         if not hasattr(self, "api"):
             return
         assert self.api.over_full(P100) == []
-        limited = [name for name in self.api.given() if self.api.pods[name]["metadata"]["namespace"] == "default"]
+        limited = [pod for pod in self.api.all(paths.pods("default")) if pod["spec"].get("nodeName")]
         assert len(limited) <= QUOTA
 
     @invariant()
