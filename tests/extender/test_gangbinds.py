@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from cardwise.core import names
-from cardwise.kube import errors
+from cardwise.kube import paths
 from extender.binder import Binder, Failed
 from extender.gangwords import Settings
 from extender.nodeload import NodeRoom
@@ -18,51 +18,41 @@ from extender.wire import BindArgs, FilterArgs
 from tests.extender.gangworlds import P100, PREFERENCES, member
 from tests.extender.gangworlds import single as single_pod
 from tests.extender.worlds import as_card, as_pod, resource
+from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
-
-
-class Api:
-    """At the seam of KubeClient: it binds, unless the test says otherwise."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, dict] = {}
-        self.posts: list[str] = []
-        self.refuse: set[str] = set()
-
-    def get(self, path: str, *, timeout: float) -> dict:
-        return self.pods[path.rsplit("/", maxsplit=1)[-1]]
-
-    def request(self, method: str, path: str, *, body: dict, timeout: float) -> bytes:
-        name = path.split("/")[-2]
-        self.posts.append(name)
-        if name in self.refuse:
-            raise errors.Forbidden(403, "Forbidden", "denied")
-        self.pods[name]["spec"]["nodeName"] = body["target"]["name"]
-        return b"{}"
 
 
 class Server:
     """An extender with a pool of threads for bind."""
 
     def __init__(self, *, seconds: float = 20.0) -> None:
-        self.api = Api()
         self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
         self.state = State(of_gangs=Settings(room=50), clock=self.clock)
         self.state.set_node("n1", NodeRoom())
         for i in range(4):
             self.state.set_card(*as_card(resource(i)))
         self.requests = Requests()
-        self.binder = Binder(self.api, self.state, self.requests, policy="binpack", seconds=seconds, clock=self.clock)
+        self.binder = Binder(
+            self.api.client(), self.state, self.requests, policy="binpack", seconds=seconds, clock=self.clock
+        )
         self.pool = ThreadPoolExecutor(40)
         self.lines: dict[str, socket.socket] = {}
 
     def create(self, *pods: dict) -> None:
         for pod in pods:
-            self.api.pods[pod["metadata"]["name"]] = pod
+            self.api.put(paths.pods(), pod)
             self.state.set_pod(as_pod(pod))
 
+    def pod(self, name: str) -> dict:
+        return self.api.get(paths.pods("default", name))
+
+    def posts(self) -> list[str]:
+        """The pods of which a Binding was posted."""
+        return [call.path.split("/")[-2] for call in self.api.sent("create", "*/binding")]
+
     def filter(self, name: str) -> list[str]:
-        args = FilterArgs(pod=self.api.pods[name], node_names=["n1"])
+        args = FilterArgs(pod=self.pod(name), node_names=["n1"])
         return filter_nodes(self.state, self.requests, PREFERENCES, args).node_names or []
 
     def bind(self, name: str, **options: object) -> "Future[str]":
@@ -112,16 +102,16 @@ def test_nothing_is_posted_before_the_last_one_has_come(server):
     first, second = server.bind("g0"), server.bind("g1")
     server.wait(2)
     assert server.waiting_for("g") == ("g2",)
-    assert server.api.posts == []
+    assert server.posts() == []
     assert not first.done()
     last = server.bind("g2")
     assert [each.result(10) for each in (first, second, last)] == ["bound"] * 3
-    assert sorted(server.api.posts) == ["g0", "g1", "g2"]
+    assert sorted(server.posts()) == ["g0", "g1", "g2"]
 
 
 def test_a_waiting_gang_does_not_hold_up_filter(server):
     for name in ("g0", "g1", "g2"):
-        server.state.remove_pod(as_pod(server.api.pods[name]))
+        server.state.remove_pod(as_pod(server.pod(name)))
     server.create(*(member(f"g{i}", "g", 9, gated=False, gpu_mem=100) for i in range(9)))
     for i in range(8):
         server.bind(f"g{i}")
@@ -142,7 +132,7 @@ def test_all_waiting_binds_fail_with_the_reason(server, how):
     elif how == "filter":
         server.filter("g0")
     elif how == "deleted":
-        server.state.remove_pod(as_pod(server.api.pods["g2"]))
+        server.state.remove_pod(as_pod(server.pod("g2")))
     elif how == "lease":
         server.state.forget_plans()
     else:
@@ -157,7 +147,7 @@ def test_all_waiting_binds_fail_with_the_reason(server, how):
     for call in calls:
         with pytest.raises(Failed, match=said):
             call.result(10)
-    assert server.api.posts == []
+    assert server.posts() == []
     with server.state.view() as ledger:
         assert ledger.holdings() == []
 
@@ -173,7 +163,7 @@ def test_nobody_waits_longer_than_a_call_may_take():
     server.clock.advance(0.01)
     with pytest.raises(Failed, match="g0 waited for the others"):
         call.result(10)
-    assert server.api.posts == []
+    assert server.posts() == []
     server.close()
 
 
@@ -184,34 +174,32 @@ def test_on_the_port_of_the_other_verbs_nobody_waits(server):
 
 
 def test_a_member_that_is_refused_keeps_its_cards(server):
-    server.api.refuse.add("g1")
+    refused = server.api.fault(Fault(status=403, message="denied"), "create", "*/g1/binding")
     calls = [server.bind(name) for name in ("g0", "g1", "g2")]
     assert calls[0].result(10) == calls[2].result(10) == "bound"
     with pytest.raises(Failed, match="denied"):
         calls[1].result(10)
     with server.state.view() as ledger:
         assert ledger.holding("uid-g1").mark == "gang"
-    server.api.refuse.clear()
+    assert refused.left == 0
     assert server.bind("g1").result(10) == "bound"
 
 
 def test_members_without_cards_wait_and_are_bound_like_the_others(server):
     for name in ("g0", "g1", "g2"):
-        server.state.remove_pod(as_pod(server.api.pods[name]))
+        server.state.remove_pod(as_pod(server.pod(name)))
     server.create(member("ps", "t", 2, gated=False), member("w", "t", 2, gated=False, created=1, gpu_mem=100))
     ps = server.bind("ps")
     server.wait(1)
     assert server.waiting_for("t") == ("w",)
-    assert server.api.posts == []
+    assert server.posts() == []
     assert server.bind("w").result(10) == ps.result(10) == "bound"
-    assert "annotations" in server.api.pods["ps"]["metadata"]
-    assert names.ASSIGNMENT not in server.api.pods["ps"]["metadata"]["annotations"]
+    assert names.ASSIGNMENT not in server.pod("ps")["metadata"]["annotations"]
 
 
 def test_many_gangs_with_threads_that_give_up_at_random():
     """Rule 4 under real concurrency: what is posted first is posted with all the others there."""
     server = Server()
-    server.api.posts = posts = []
     gangs = [[f"{chr(97 + k)}{i}" for i in range(4)] for k in range(6)]
     for k, names_of in enumerate(gangs):
         server.create(
@@ -248,4 +236,4 @@ def test_many_gangs_with_threads_that_give_up_at_random():
                 list(server.lines.values())[turn % len(server.lines)].close()
             server.clock.advance(0.1)  # a gang that fails again and again backs off, for up to a minute
     server.close()
-    assert sorted(posts) == sorted(name for names_of in gangs for name in names_of), "each once"
+    assert sorted(server.posts()) == sorted(name for names_of in gangs for name in names_of), "each once"

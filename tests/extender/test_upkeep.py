@@ -2,93 +2,101 @@
 
 import threading
 
+import pytest
+
 from cardwise.core import names
-from cardwise.kube import errors
+from cardwise.kube import paths
 from extender.upkeep import Loop, Upkeep
 from tests.extender.worlds import as_card, refuse, resource, state, with_cards
+from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
-
-class FakeApi:
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.touched = []
-
-    def patch(self, path, patch, kind, *, timeout):
-        self.touched.append((path, patch))
-        answer = self.answers.pop(0) if self.answers else None
-        if answer is not None:
-            raise answer
+N1 = paths.nodes("n1")
 
 
-def test_who_waits_is_tried_again_when_a_card_is_uncordoned():
-    made = with_cards(state(), n1=1)
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def api(clock):
+    made = ApiServer(clock)
+    made.put(paths.nodes(), {"metadata": {"name": "n1"}})
+    return made
+
+
+@pytest.fixture
+def made(clock):
+    """A state of one card, for which somebody was refused."""
+    found = with_cards(state(clock), n1=1)
+    found.waiters.touch_due()
+    refuse(found)
+    return found
+
+
+def heals(made):
+    made.set_card(*as_card(resource(0, health="Unhealthy")))
+    made.set_card(*as_card(resource(0)))
+
+
+def test_who_waits_is_tried_again_when_a_card_is_uncordoned(api, clock):
+    made = with_cards(state(clock), n1=1)
     made.set_card(*as_card(resource(0, cordoned=True)))
     made.waiters.touch_due()
     refuse(made)
-    api = FakeApi()
-    upkeep = Upkeep(api, made)
+    upkeep = Upkeep(api.client(), made, clock=clock)
     upkeep.step()
-    assert api.touched == []
+    assert api.requests == []
     made.set_card(*as_card(resource(0)))
     upkeep.step()
-    assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"]
+    assert [call.path for call in api.requests] == [N1]
 
 
-def test_a_touch_that_failed_is_tried_again():
-    clock = FakeClock()
-    made = with_cards(state(clock), n1=1)
-    made.waiters.touch_due()
-    refuse(made)
-    made.set_card(*as_card(resource(0, health="Unhealthy")))
-    made.set_card(*as_card(resource(0)))
-    api = FakeApi(errors.Unreachable("timed out"), errors.ServerError(500, "InternalError", ""))
-    upkeep = Upkeep(api, made, clock=clock)
+def test_a_touch_that_failed_is_tried_again(api, made, clock):
+    heals(made)
+    api.fault(Fault(refused=True))
+    api.fault(Fault(status=500))
+    upkeep = Upkeep(api.client(), made, clock=clock)
     for _ in range(4):
         upkeep.step()
         clock.advance(1.5)
-    assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"] * 3
-    assert names.NODE_CHANGED in api.touched[-1][1]["metadata"]["annotations"]
+    assert [call.path for call in api.requests] == [N1] * 3
+    assert names.NODE_CHANGED in api.get(N1)["metadata"]["annotations"]
 
 
-def test_a_process_that_stood_still_has_waiting_pods_tried_again():
-    made = with_cards(state(), n1=1)
+def test_a_process_that_stood_still_has_waiting_pods_tried_again(api, clock):
+    made = with_cards(state(clock), n1=1)
     made.waiters.touch_due()
-    api, clock = FakeApi(), FakeClock()
-    upkeep = Upkeep(api, made, clock=clock)
+    upkeep = Upkeep(api.client(), made, clock=clock)
     upkeep.step()
     clock.advance(0.5)
     upkeep.step()
-    assert api.touched == [], "nobody waits that we know of"
+    assert api.requests == [], "nobody waits that we know of"
     clock.advance(8.0)
     upkeep.step()
-    assert [path for path, _ in api.touched] == ["/api/v1/nodes/n1"]
+    assert [call.path for call in api.requests] == [N1]
     clock.advance(0.5)
     upkeep.step()
-    assert len(api.touched) == 1
+    assert len(api.requests) == 1
 
 
-def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken():
-    made = with_cards(state(), n1=1)
-    made.waiters.touch_due()
-    refuse(made)
-    made.set_card(*as_card(resource(0, health="Unhealthy")))
-    made.set_card(*as_card(resource(0)))
-    api, hanging, go_on = FakeApi(), threading.Event(), threading.Event()
+def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(api, made, clock):
+    heals(made)
+    hanging, go_on = threading.Event(), threading.Event()
 
     def hang():
         hanging.set()
         go_on.wait(60)
 
-    clock = FakeClock()
-    upkeep = Upkeep(api, made, tell=[hang], clock=clock)
+    upkeep = Upkeep(api.client(), made, tell=[hang], clock=clock)
     upkeep.start()
     try:
         clock.step(threads=2)
         assert hanging.wait(60)
         clock.step()
         clock.until_waiting()
-        assert api.touched, "the other loop goes on"
+        assert api.requests, "the other loop goes on"
     finally:
         go_on.set()
         upkeep.stop()
