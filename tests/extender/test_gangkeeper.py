@@ -5,43 +5,15 @@ import json
 import pytest
 
 from cardwise.core import names
-from cardwise.kube import errors, paths
+from cardwise.kube import paths
 from extender import podgroups
 from extender.gangkeeper import GangKeeper
 from extender.gangtelling import GangTelling
 from extender.sightings import Seen
 from tests.extender.gangworlds import P100, World, member
+from tests.fakes.apiserver import ApiServer, Fault
 
 GATE = {"spec": {"schedulingGates": [{"name": names.GANG, "$patch": "delete"}]}}
-
-
-class Api:
-    """At the seam of KubeClient; it remembers, and fails once where it was told to."""
-
-    def __init__(self):
-        self.calls = []
-        self.fail = []
-        self.foreign = {}
-
-    def _call(self, *call):
-        self.calls.append(call)
-        if self.fail:
-            raise self.fail.pop(0)
-        return {}
-
-    def patch(self, path, body, kind, *, timeout):
-        return self._call("patch", path, body, kind)
-
-    def create(self, path, body, *, timeout):
-        return self._call("create", path, body)
-
-    def delete(self, path, body, *, timeout):
-        return self._call("delete", path, body)
-
-    def get(self, path, *, timeout):
-        if path not in self.foreign:
-            raise errors.NotFound(404, "NotFound", path)
-        return self.foreign[path]
 
 
 class Recorder:
@@ -54,30 +26,52 @@ class Recorder:
 
 class Scene:
     def __init__(self, world, *, leads=True):
-        self.world, self.api, self.events, self.leads = world, Api(), Recorder(), leads
+        self.world, self.events, self.leads = world, Recorder(), leads
+        self.api = ApiServer(world.clock)
         self.seen = Seen()
-        clock, active = world.clock, lambda: self.leads
-        self.keeper = GangKeeper(self.api, world.state, self.events, active=active, clock=clock)
+        self._fresh = self.api.follow(paths.podgroups())
+        client, clock = self.api.client(), world.clock
+        self.keeper = GangKeeper(client, world.state, self.events, active=lambda: self.leads, clock=clock)
         self.telling = GangTelling(
-            self.api, self.seen, self.events, gangs=world.state.gangs.views, active=active, clock=clock,
-        )  # fmt: skip
+            client, self.seen, self.events, gangs=world.state.gangs.views, active=lambda: self.leads, clock=clock
+        )
 
-    def show(self, obj):
-        """The watch tells of a PodGroup."""
-        key, record = podgroups.record(json.dumps(obj).encode())
-        self.world.state.gangs.set_group(key, record.group)
-        self.seen.put(key, record)
+    def create(self, *pods):
+        self.world.create(*pods)
+        self.store()
+
+    def store(self):
+        """The API server has the pods as the state was told of them."""
+        for pod in self.world.pods.values():
+            self.api.put(paths.pods(), pod)
+
+    def put(self, obj):
+        """A PodGroup is there, and the watch tells of it."""
+        self.api.put(paths.podgroups(), obj)
+        self.show()
+
+    def show(self):
+        """The watch tells of PodGroups."""
+        for event in self._fresh():
+            key, record = podgroups.record(json.dumps(event["object"]).encode())
+            if event["type"] == "DELETED":
+                self.world.state.gangs.set_group(key, None)
+                self.seen.remove(key)
+            else:
+                self.world.state.gangs.set_group(key, record.group)
+                self.seen.put(key, record)
 
     def tell(self, seconds=3):
         for _ in range(int(seconds * 4)):
             self.telling.step()
             self.world.clock.advance(0.25)
 
+    def group(self):
+        return self.api.get(paths.podgroups("default", "g"))
 
-def group(name="g", *, auto=False, minimum=3, **status):
-    labels = {names.AUTO_LABEL: "true"} if auto else {}
-    metadata = {"name": name, "namespace": "default", "labels": labels, "uid": f"uid-{name}"}
-    return {"metadata": metadata, "spec": {"minMember": minimum}, "status": status}
+
+def group(*, minimum=3, **status):
+    return {"metadata": {"name": "g"}, "spec": {"minMember": minimum}, "status": status}
 
 
 @pytest.fixture
@@ -88,41 +82,49 @@ def scene():
 
 
 def trio(scene, *, gated=True):
-    scene.world.create(*(member(f"g{i}", gated=gated, created=i, gpu_mem=P100) for i in range(3)))
+    scene.create(*(member(f"g{i}", gated=gated, created=i, gpu_mem=P100) for i in range(3)))
+
+
+def gated(scene):
+    pods = scene.api.all(paths.pods())
+    return [pod["metadata"]["name"] for pod in pods if pod["spec"].get("schedulingGates")]
 
 
 def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
     trio(scene)
     scene.keeper.step()
-    assert sorted(call[1] for call in scene.api.calls) == [paths.pods("default", f"g{i}") for i in range(3)]
-    assert all(
-        call[2:] == (GATE | {"metadata": {"uid": f"uid-g{call[1][-1]}"}}, "strategic") for call in scene.api.calls
-    )
+    assert gated(scene) == []
+    assert sorted((call.path, call.body) for call in scene.api.requests) == [
+        (paths.pods("default", f"g{i}"), GATE | {"metadata": {"uid": f"uid-g{i}"}}) for i in range(3)
+    ]
     scene.keeper.step()
-    assert len(scene.api.calls) == 3
+    assert len(scene.api.requests) == 3
     del scene.world.pods["g0"]["spec"]["schedulingGates"]
     scene.world.tell(scene.world.pods["g0"])
     scene.world.clock.advance(5)
     scene.keeper.step()
-    assert len(scene.api.calls) == 5
+    assert len(scene.api.requests) == 5
 
 
 def test_a_gate_stays_while_members_are_missing_or_another_leads(scene):
-    scene.world.create(member("g0"), member("g1", created=1))
+    scene.create(member("g0"), member("g1", created=1))
     scene.keeper.step()
     scene.leads = False
-    scene.world.create(member("g2", created=2))
+    scene.create(member("g2", created=2))
     scene.keeper.step()
-    assert scene.api.calls == []
+    assert scene.api.requests == []
 
 
 def test_an_api_server_that_fails_changes_nothing(scene):
     trio(scene)
-    scene.api.fail = [errors.ServerError(500), errors.Conflict(409), errors.NotFound(404)]
+    for status in (500, 409, 404):
+        scene.api.fault(Fault(status=status))
     scene.keeper.step()
+    assert gated(scene) == ["g0", "g1", "g2"]
     scene.world.clock.advance(5)
     scene.keeper.step()
-    assert len(scene.api.calls) == 6
+    assert gated(scene) == []
+    assert len(scene.api.requests) == 6
 
 
 def test_evicted_by_the_eviction_api_with_an_event_each(scene):
@@ -131,16 +133,18 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
         scene.world.schedule(name)
     scene.world.settle(only="g0")
     scene.world.settle(land=False)
+    scene.store()
     scene.world.clock.advance(121)
-    scene.api.fail = [errors.TooManyRequests(429, "TooManyRequests", "disruption budget")]
+    scene.api.fault(Fault(status=429))
     scene.keeper.step()
     eviction = ("create", paths.pods("default", "g0", "eviction"))
-    assert [call[:2] for call in scene.api.calls] == [eviction]
+    assert [(call.verb, call.path) for call in scene.api.requests] == [eviction]
     assert scene.events.told == []
     scene.world.clock.advance(6)
     scene.keeper.step()
-    assert [call[:2] for call in scene.api.calls] == [eviction, eviction]
-    assert scene.api.calls[1][2]["deleteOptions"] == {"preconditions": {"uid": "uid-g0"}}
+    assert [(call.verb, call.path) for call in scene.api.requests] == [eviction, eviction]
+    assert scene.api.requests[1].body["deleteOptions"] == {"preconditions": {"uid": "uid-g0"}}
+    assert "deletionTimestamp" in scene.api.get(paths.pods("default", "g0"))["metadata"]
     ((name, reason, text, kind),) = scene.events.told
     assert (name, reason, kind) == ("g0", "GangRolledBack", "Warning")
     assert "could not be bound whole" in text
@@ -151,79 +155,79 @@ def test_a_podgroup_of_coscheduling_says_how_many(scene):
     for pod in pods:
         del pod["metadata"]["annotations"][names.GROUP_NAME]
         pod["metadata"]["labels"][names.COSCHEDULING] = "g"
-    scene.world.create(*pods)
+    scene.create(*pods)
     scene.keeper.step()
     assert scene.world.phase() == "Pending"
     path = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/g"
-    scene.api.foreign[path] = {"spec": {"minMember": 2}}
+    scene.api.answers[path] = {"spec": {"minMember": 2}}
     scene.world.clock.advance(6)
     scene.keeper.step()
     assert scene.world.phase() == "Waiting"
-    assert len([call for call in scene.api.calls if call[0] == "patch"]) == 2
+    assert len(scene.api.sent("patch")) == 2
 
 
 def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
     trio(scene)
     scene.tell()
-    made = [call for call in scene.api.calls if call[0] == "create"]
-    assert made[0][1] == paths.podgroups("default")
-    assert made[0][2]["spec"] == {"minMember": 3}
-    assert made[0][2]["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
-    scene.show(group(auto=True))
-    scene.api.calls.clear()
+    made = scene.group()
+    assert made["spec"] == {"minMember": 3}
+    assert made["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
+    scene.show()
     scene.world.delete("g0", "g1", "g2")
     scene.tell()
-    assert ("delete", paths.podgroups("default", "g"), {"preconditions": {"uid": "uid-g"}}) in scene.api.calls
+    assert scene.group() is None
+    deleted = scene.api.sent("delete", paths.podgroups("default", "g"))
+    assert deleted[0].body == {"preconditions": {"uid": made["metadata"]["uid"]}}
 
 
 def test_a_persons_podgroup_stays_and_is_told_that_it_has_no_pod(scene):
-    scene.show(group())
+    scene.put(group())
     scene.tell()
-    ((verb, path, body, _),) = [call for call in scene.api.calls if call[0] == "patch"][:1]
-    assert (verb, path) == ("patch", paths.podgroups("default", "g", "status"))
-    assert body["status"]["phase"] == "Pending"
-    assert body["status"]["reason"] == "there is no pod of it"
-    assert not [call for call in scene.api.calls if call[0] == "delete"]
+    assert scene.group()["status"]["phase"] == "Pending"
+    assert scene.group()["status"]["reason"] == "there is no pod of it"
+    assert {(call.verb, call.path) for call in scene.api.requests} == {
+        ("patch", paths.podgroups("default", "g", "status"))
+    }
 
 
 def test_the_status_says_how_far_the_gang_is_and_is_written_on_change_only(scene):
-    scene.show(group())
+    scene.put(group())
     trio(scene, gated=False)
     scene.world.schedule("g0")
     scene.tell(1)
-    status = scene.api.calls[-1][2]["status"]
+    status = scene.group()["status"]
     assert status["phase"] == "Held"
     assert status["waitingFor"] == ["g1", "g2"]
     assert status["held"] == [{"node": "n1", "members": 3, "cards": 3}]
     assert (status["members"], status["bound"], status["minMember"]) == (3, 0, 3)
-    scene.show(group(**status))
-    scene.api.calls.clear()
+    scene.show()
+    before = len(scene.api.requests)
     scene.tell(2)
-    assert scene.api.calls == []
+    assert len(scene.api.requests) == before
     scene.world.schedule("g1")
     scene.world.schedule("g2")
     scene.world.settle()
     scene.tell(1)
-    status = scene.api.calls[-1][2]["status"]
+    status = scene.group()["status"]
     assert (status["phase"], status["bound"], status["held"]) == ("Running", 3, [])
     assert status["conditions"][0]["status"] == "True"
 
 
 def test_a_status_that_says_running_of_former_pods_is_put_right_before_anything_is_planned(scene):
-    scene.show(group(phase="Running"))
+    scene.put(group(phase="Running"))
     trio(scene, gated=False)
     assert scene.world.schedule("g0") != ""
     assert scene.world.held() == 0
     scene.tell(1)
-    scene.show(group(phase=scene.api.calls[-1][2]["status"]["phase"]))
+    scene.show()
     assert scene.world.schedule("g0") == ""
 
 
 def test_pods_are_told_what_their_gang_waits_for(scene):
-    scene.world.create(member("g0"))
+    scene.create(member("g0"))
     scene.tell()
     assert ("g0", "GangIncomplete", "gang g is waiting for 2 of 3 members", "Warning") in scene.events.told
-    scene.world.create(member("g1", created=1, gated=False), member("g2", created=2, gated=False))
+    scene.create(member("g1", created=1, gated=False), member("g2", created=2, gated=False))
     del scene.world.pods["g0"]["spec"]["schedulingGates"]
     scene.world.tell(scene.world.pods["g0"])
     scene.world.schedule("g0")
@@ -255,4 +259,4 @@ def test_who_does_not_lead_says_nothing(scene):
     scene.leads = False
     trio(scene)
     scene.tell()
-    assert (scene.api.calls, scene.events.told) == ([], [])
+    assert (scene.api.requests, scene.events.told) == ([], [])

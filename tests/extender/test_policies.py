@@ -1,11 +1,12 @@
 """Scored policies in the extender: filter's answer, and a workload that outlives the process."""
 
 import json
+import math
 
 import pytest
 
 from cardwise.core import names, policies
-from cardwise.kube import errors, paths
+from cardwise.kube import paths
 from extender import verbs
 from extender.nodeload import NodeRoom
 from extender.requests import Requests
@@ -13,6 +14,7 @@ from extender.verbs import Preferences
 from extender.wire import FilterArgs
 from extender.workloadkeeper import WorkloadKeeper
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
 FGD = Preferences(policy="fgd", one_best_node=True)
@@ -20,29 +22,16 @@ PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
 SPOILT = '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}'
 
 
-class Api:
-    """ConfigMaps, and nothing else."""
+def given(text):
+    """An API server on which this workload was saved."""
+    api = ApiServer(FakeClock())
+    metadata = {"namespace": "cardwise-system", "name": names.WORKLOAD}
+    api.put(paths.configmaps(), {"metadata": metadata, "data": {names.WORKLOAD_ASKS: text}})
+    return api
 
-    def __init__(self):
-        self.objects = {}
-        self.down = False
 
-    def get(self, path, **_):
-        self.answer()
-        if path not in self.objects:
-            raise errors.NotFound(404, "NotFound", "there is none")
-        return self.objects[path]
-
-    def patch(self, path, patch, **_):
-        self.get(path)["data"].update(patch["data"])
-
-    def create(self, path, obj, **_):
-        self.answer()
-        self.objects[f"{path}/{obj['metadata']['name']}"] = obj
-
-    def answer(self):
-        if self.down:
-            raise errors.Unreachable("it is away")
+def saved(api, key=names.WORKLOAD_ASKS):
+    return ((api.get(PATH) or {}).get("data") or {}).get(key)
 
 
 def world(**nodes):
@@ -63,7 +52,8 @@ def ask(made, pod, preferences=FGD, nodes=("n1", "n2")):
 
 
 def keeper(made, api=None, *, leads=True):
-    return WorkloadKeeper(api or Api(), made, "cardwise-system", leads=lambda: leads)
+    api = api or ApiServer(FakeClock())
+    return WorkloadKeeper(api.client(), made, "cardwise-system", leads=lambda: leads, clock=api.clock)
 
 
 def taught(made, keeping, mem, pods=20):
@@ -122,11 +112,10 @@ def test_nobody_who_uses_binpack_gets_an_engine():
 
 
 def test_a_new_leader_goes_on_from_what_was_learned():
-    api = Api()
+    api = ApiServer(FakeClock())
     before = world(n1=[HALF], n2=[HALF + 4000])
     taught(before, keeper(before, api), HALF)
-    saved = json.loads(api.objects[PATH]["data"]["workload.json"])
-    assert sum(entry[-1] for entry in saved["asks"]) >= 16
+    assert arrivals(api) >= 16
 
     after = world(n1=[HALF], n2=[HALF + 4000])
     after.policies.wanted = True
@@ -135,37 +124,38 @@ def test_a_new_leader_goes_on_from_what_was_learned():
 
 
 def test_a_retried_pod_counts_once():
-    api = Api()
+    api = ApiServer(FakeClock())
     made = world(n1=[HALF])
     keeping = keeper(made, api)
     taught(made, keeping, HALF)
-    before = api.objects[PATH]["data"]["workload.json"]
+    before = saved(api)
     for _ in range(100):
         ask(made, asking("again", gpu_mem=4000), nodes=["nowhere"])
     keeping.step()
-    assert api.objects[PATH]["data"]["workload.json"] == before  # not grown by half
+    assert saved(api) == before  # not grown by half
 
 
 def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
-    api = Api()
+    api = ApiServer(FakeClock())
     made = world(n1=[HALF])
     keeping = keeper(made, api, leads=False)
     taught(made, keeping, HALF)
-    assert not api.objects
+    assert api.get(PATH) is None
 
     leading, other = keeper(made, api), world(n1=[HALF])
     leading = keeper(other, api)
     api.down = True
     taught(other, leading, HALF)
-    assert not api.objects
+    assert api.get(PATH) is None
     api.down = False
     leading.step()
-    assert PATH in api.objects
+    assert saved(api)
 
 
 def test_what_came_since_the_last_learning_outlives_the_process():
-    api, clock, made = Api(), FakeClock(), world(n1=[HALF])
-    keeping = WorkloadKeeper(api, made, "cardwise-system", leads=lambda: True, clock=clock)
+    clock, made = FakeClock(), world(n1=[HALF])
+    api = ApiServer(clock)
+    keeping = WorkloadKeeper(api.client(), made, "cardwise-system", leads=lambda: True, clock=clock)
     taught(made, keeping, HALF)
     ask(made, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
     keeping.step()
@@ -174,7 +164,7 @@ def test_what_came_since_the_last_learning_outlives_the_process():
     keeping.step()
     assert arrivals(api) == 21
     again = world(n1=[HALF])
-    keeping = WorkloadKeeper(api, again, "cardwise-system", leads=lambda: True, clock=clock)
+    keeping = WorkloadKeeper(api.client(), again, "cardwise-system", leads=lambda: True, clock=clock)
     taught(again, keeping, HALF, pods=1)
     clock.advance(60)
     keeping.step()
@@ -182,45 +172,42 @@ def test_what_came_since_the_last_learning_outlives_the_process():
 
 
 def test_what_cannot_be_read_is_not_written_over():
-    class Unreadable(Api):
-        def get(self, path, **_):
-            raise errors.Unreachable("for reading it is away")
-
-        def patch(self, path, patch, **_):
-            self.objects[path]["data"].update(patch["data"])
-
-    api, made = Unreadable(), world(n1=[HALF])
-    api.objects[PATH] = {"data": {"workload.json": '{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'}}
+    api, made = given('{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
+    api.fault(Fault(refused=True), "get", times=math.inf)
     taught(made, keeper(made, api), HALF)
     assert arrivals(api) == 500
 
 
 def arrivals(api):
-    return sum(ask[-1] for ask in json.loads(api.objects[PATH]["data"]["workload.json"])["asks"])
+    return sum(ask[-1] for ask in json.loads(saved(api))["asks"])
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '{"version":9,"asks":[]}', SPOILT, "[" * 200_000], ids=len)
 def test_a_spoilt_configmap_is_as_none(text):
-    api = Api()
-    api.objects[PATH] = {"data": {"workload.json": text}}
+    api = given(text)
     made = world(n1=[HALF], n2=[HALF + 4000])
     taught(made, keeper(made, api), HALF)
     assert ask(made, asking("p", gpu_mem=3000)) == ["n2"]
-    assert json.loads(api.objects[PATH]["data"]["workload.json"])["version"] == 1
+    assert json.loads(saved(api))["version"] == 1
 
 
 # What people read of the setting.
 
 
 def published(api):
-    return api.objects.get(PATH, {}).get("data", {}).get(names.WORKLOAD_POLICY)
+    return saved(api, names.WORKLOAD_POLICY)
+
+
+def publishing(api, *, leads=lambda: True, policy=policies.DEFAULT):
+    made = world(n1=[P100])
+    return WorkloadKeeper(api.client(), made, "cardwise-system", leads=leads, policy=policy, clock=api.clock)
 
 
 def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
-    api, leads = Api(), []
-    keeper = WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: bool(leads), policy="spread")
+    api, leads = ApiServer(FakeClock()), []
+    keeper = publishing(api, leads=lambda: bool(leads), policy="spread")
     keeper.step()
-    assert api.objects == {}  # only who leads writes
+    assert api.requests == []  # only who leads writes
     leads.append(True)
     api.down = True
     keeper.step()
@@ -230,10 +217,10 @@ def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
 
 
 def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_changed():
-    api = Api()
-    WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: True).step()
+    api = ApiServer(FakeClock())
+    publishing(api).step()
     assert published(api) == policies.DEFAULT
-    WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: True, policy="fgd").step()
+    publishing(api, policy="fgd").step()
     assert published(api) == "fgd"
-    WorkloadKeeper(api, world(n1=[P100]), "cardwise-system", leads=lambda: True).step()
+    publishing(api).step()
     assert published(api) == policies.DEFAULT

@@ -1,13 +1,14 @@
 """Who is evicted for whom: the verb preempt, what is kept of the freed cards, and evictions by the extender itself."""
 
 import json
+import math
 
 import pytest
 
 from cardwise.core import request
 from cardwise.core.gangs import Load
 from cardwise.core.verdict import Refusal
-from cardwise.kube import budgets, errors
+from cardwise.kube import budgets, paths
 from extender import projection, verbs, wire
 from extender.app import create_app
 from extender.evictions import Evictions
@@ -19,6 +20,7 @@ from extender.verbs import Preferences
 from extender.wire import FilterArgs
 from tests.extender.test_app import parts
 from tests.extender.worlds import P100, as_card, as_pod, asking, bound, resource, state
+from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
 HALF = P100 // 2
@@ -27,20 +29,20 @@ PREFERENCES = Preferences(policy="binpack", one_best_node=True, preempt_fragment
 
 
 class World:
-    """Nodes with two cards, and what happens to their pods; `said` is what the API server has of them."""
+    """Nodes with two cards, and what happens to their pods."""
 
     def __init__(self, *nodes: str, cpu: int = 64_000) -> None:
         self.clock = FakeClock()
         self.state: State = state(self.clock)
         self.requests = Requests()
-        self.said: dict[str, dict] = {}
+        self.api = ApiServer(self.clock)
         for node in nodes or ("n1",):
             self.state.set_node(node, NodeRoom(Load(cpu, 1 << 40, 100)))
             for i in range(2):
                 self.state.set_card(*as_card(resource(i, node=node)))
 
     def tell(self, made: dict) -> dict:
-        self.said[made["metadata"]["name"]] = made
+        self.api.put(paths.pods(), made)
         self.state.set_pod(as_pod(made))
         return made
 
@@ -52,16 +54,16 @@ class World:
 
     def ends(self, name: str) -> None:
         """Its deletion begins."""
-        made = self.said[name]
-        made["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
-        self.tell(made)
+        made = self.api.edit(paths.pods("default", name), metadata={"deletionTimestamp": "2026-11-21T10:00:00Z"})
+        self.state.set_pod(as_pod(made))
 
     def gone(self, name: str) -> None:
-        made = self.said.pop(name)
-        made["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {}}}]
-        made["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
-        self.tell(made)
-        self.state.remove_pod(as_pod(self.said.pop(name)))
+        self.ends(name)
+        ended = [{"name": "main", "state": {"terminated": {}}}]
+        made = self.api.edit(paths.pods("default", name), status={"containerStatuses": ended})
+        self.state.set_pod(as_pod(made))
+        self.api.remove(paths.pods("default", name))
+        self.state.remove_pod(as_pod(made))
 
     def budget(self, app: str, allowed: int) -> None:
         made = {
@@ -306,29 +308,6 @@ def test_a_pod_that_came_by_its_marker_only_keeps_the_schedulers_choice(full):
 # Fragmented cards.
 
 
-class Api:
-    """At the seam of KubeClient: what was evicted, and what may not be."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.protected: set[str] = set()
-        self.evicted: list[str] = []
-        self.lost = 0  # so many evictions get no answer
-
-    def create(self, path, obj, *, timeout):
-        name = obj["metadata"]["name"]
-        assert path.endswith(f"/pods/{name}/eviction")
-        assert obj["deleteOptions"]["preconditions"] == {"uid": f"uid-{name}"}
-        if self.lost and "dryRun" not in obj["deleteOptions"]:
-            self.lost -= 1
-            raise errors.Unreachable("no answer")
-        if name in self.protected:
-            raise errors.TooManyRequests(429, message="the budget allows no disruption")
-        if "dryRun" not in obj["deleteOptions"]:
-            self.evicted.append(name)
-            self.world.ends(name)
-
-
 class Events:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -345,17 +324,31 @@ class Scene:
         self.world.runs("a", HALF, 0)
         self.world.runs("b", HALF, 1)
         self.wanted = self.world.wants("p", **more)
-        self.api, self.events, self.leads = Api(self.world), Events(), True
+        self.api, self.events, self.leads = self.world.api, Events(), True
+        self.api.before(self._only_of_its_uid, "create", times=math.inf)
+        self._fresh = self.api.follow(paths.pods())
         self.evictions = Evictions(
-            self.api, self.world.state.preemption, self.events, active=lambda: self.leads, clock=self.world.clock
-        )
+            self.api.client(), self.world.state.preemption, self.events, active=lambda: self.leads,
+            clock=self.world.clock,
+        )  # fmt: skip
+
+    def _only_of_its_uid(self, call: Request) -> None:
+        name = call.body["metadata"]["name"]
+        assert call.path == paths.pods("default", name, "eviction")
+        assert call.body["deleteOptions"]["preconditions"] == {"uid": f"uid-{name}"}
+
+    def evicted(self) -> list[str]:
+        pods = self.api.all(paths.pods())
+        return [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" in pod["metadata"]]
 
     def rounds(self, count: int = 1, *, seconds: float = 4.0) -> None:
         for _ in range(count):
-            assert self.world.filter(self.wanted) == [] or self.api.evicted
+            assert self.world.filter(self.wanted) == [] or self.evicted()
             self.world.clock.advance(seconds)
             self.world.state.preemption.step()
             self.evictions.step()
+            for event in self._fresh():
+                self.world.state.set_pod(as_pod(event["object"]))
 
 
 @pytest.fixture
@@ -365,66 +358,74 @@ def scene():
 
 def test_one_pod_goes_once_and_both_are_told(scene):
     scene.rounds(5)
-    assert len(scene.api.evicted) == 1
-    assert sorted(scene.events.told) == [(scene.api.evicted[0], "Preempted"), ("p", "Preempting")]
+    assert len(scene.evicted()) == 1
+    assert sorted(scene.events.told) == [(scene.evicted()[0], "Preempted"), ("p", "Preempting")]
 
 
 def test_the_freed_card_goes_to_who_it_was_freed_for(scene):
     scene.rounds(2)
-    scene.world.gone(scene.api.evicted[0])
+    scene.world.gone(scene.evicted()[0])
     assert scene.world.filter(scene.world.wants("low", HALF + 1, priority=LOW)) == []
     assert scene.world.filter(scene.wanted) == ["n1"]
 
 
 def test_not_before_the_pod_has_waited_a_while(scene):
     scene.rounds(1, seconds=1)
-    assert scene.api.evicted == []
+    assert scene.evicted() == []
 
 
 def test_not_while_somebody_goes_for_it_already(scene):
     scene.world.preempt(scene.wanted, n1=["a"])
     scene.world.nominate(scene.wanted, "n1")
     scene.rounds(3)
-    assert scene.api.evicted == []
+    assert scene.evicted() == []
 
 
 def test_not_for_a_pod_whose_class_preempts_nobody(scene):
     scene.wanted["spec"]["preemptionPolicy"] = "Never"
     scene.rounds(5)
-    assert scene.api.evicted == []
+    assert scene.evicted() == []
 
 
 def test_not_for_a_pod_of_equal_priority(scene):
     scene.wanted["spec"]["priority"] = LOW
     scene.rounds(5)
-    assert scene.api.evicted == []
+    assert scene.evicted() == []
 
 
 def test_who_does_not_lead_evicts_nobody(scene):
     scene.leads = False
     scene.rounds(5)
-    assert scene.api.evicted == []
+    assert scene.evicted() == []
 
 
 def test_where_the_api_server_says_no_to_one_nobody_goes():
     scene = Scene()
     scene.world.runs("a2", P100 - HALF, 0, priority=HIGH)
     scene.world.runs("b2", P100 - HALF, 1)
-    scene.api.protected = {"b2"}
+    scene.api.put(
+        paths.poddisruptionbudgets(),
+        {
+            "metadata": {"name": "unheard-of"},
+            "spec": {"selector": {"matchLabels": {"app": "b2"}}},
+            "status": {"disruptionsAllowed": 0},
+        },
+    )
     scene.rounds(5)
-    assert scene.api.evicted == []
+    assert scene.evicted() == []
     assert scene.world.filter(scene.world.wants("low", 1000, priority=LOW)) == [], "it is full as before"
 
 
 def test_whom_a_budget_protects_stays_where_another_card_can_be_freed(scene):
     scene.world.budget("a", 0)
     scene.rounds(3)
-    assert scene.api.evicted == ["b"]
+    assert scene.evicted() == ["b"]
 
 
 def test_an_eviction_without_an_answer_is_tried_again(scene):
-    scene.api.lost = 1
+    scene.api.fault(Fault())  # whether it may go
+    scene.api.fault(Fault(refused=True))
     scene.rounds(1)
-    assert scene.api.evicted == []
+    assert scene.evicted() == []
     scene.rounds(2)
-    assert len(scene.api.evicted) == 1
+    assert len(scene.evicted()) == 1
