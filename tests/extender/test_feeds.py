@@ -1,7 +1,7 @@
 """The seven lists that state and sightings are fed by: what is missing before they are there, and what is skipped."""
 
-import json
-import queue
+import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,6 +13,7 @@ from extender.feeds import Feeds
 from extender.sightings import Sightings
 from extender.state import State
 from tests.extender.gangworlds import member
+from tests.extender.telling import CARDS, CLASSES, QUOTAS
 from tests.extender.worlds import (
     P100,
     asking,
@@ -24,52 +25,8 @@ from tests.extender.worlds import (
     resource,
     resource_class,
 )
+from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
-from tests.kube.test_reflector import eventually
-
-
-class FakeApi:
-    """At the seam of KubeClient: lists that can be changed, watches that say what is told to `modify`."""
-
-    def __init__(self):
-        self.lists = {
-            paths.nodes(): [{"metadata": {"name": "n1"}}],
-            paths.extendedresources(): [resource(0)],
-            paths.pods(): [],
-            paths.resourceclasses(): [resource_class("p100", model="P100")],
-            paths.gpuquotas(): [gpu_quota({"shares": 1})],
-            paths.podgroups(): [pod_group("g", minMember=2)],
-            paths.poddisruptionbudgets(): [],
-        }
-        self.held_back = set()
-        self.watches = {}
-        self.listed = []
-
-    def list_pages(self, path, query, limit):
-        if path in self.held_back:
-            raise OSError("not yet")
-        self.listed.append(path)
-        items = json.dumps(self.lists[path])
-        yield f'{{"metadata":{{"resourceVersion":"5"}},"items":{items}}}'.encode()
-
-    def watch(self, path, query, version, seconds, *, read_timeout):
-        self.watches[path] = Lines()
-        return self.watches[path]
-
-    def modify(self, path, obj, what="MODIFIED"):
-        event = {"type": what, "object": obj}
-        eventually(lambda: path in self.watches)
-        self.watches[path].put(json.dumps(event).encode())
-
-
-class Lines(queue.SimpleQueue):
-    """A watch: the lines that are put, until it is closed."""
-
-    def __iter__(self):
-        yield from iter(self.get, None)
-
-    def close(self):
-        self.put(None)
 
 
 def pod_group(name, **spec):
@@ -82,13 +39,19 @@ class Recorder:
 
 
 @pytest.fixture
-def api():
-    return FakeApi()
+def clock():
+    return FakeClock()
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
+def api(clock):
+    made = ApiServer(clock)
+    made.put(paths.nodes(), {"metadata": {"name": "n1"}})
+    made.put(CARDS, resource(0))
+    made.put(CLASSES, resource_class("p100", model="P100"))
+    made.put(QUOTAS, gpu_quota({"shares": 1}))
+    made.put(paths.podgroups(), pod_group("g", minMember=2))
+    return made
 
 
 @pytest.fixture
@@ -99,14 +62,25 @@ def seen():
 @pytest.fixture
 def fed(api, clock, seen):
     made = State(clock=clock)
-    feeds = Feeds(api, made, seen, Recorder())
+    feeds = Feeds(api.client(), made, seen, Recorder(), clock)
     yield made, feeds
     feeds.stop()
 
 
-def ready(feeds):
+def all_told(clock):
+    """Every reflector has taken what there is: it waits for more, or to list again."""
+    clock.until_waiting(len(KINDS))
+
+
+def ready(feeds, clock):
     feeds.start()
-    eventually(lambda: not feeds.missing())
+    all_told(clock)
+    assert feeds.missing() == []
+
+
+def caught_up(feeds):
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(feeds.catch_up, lambda: True).result(60)
 
 
 def left(made):
@@ -120,54 +94,58 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_decided_before_all_seven_lists_are_there(api, fed, kind):
-    api.held_back.add(getattr(paths, kind)())
+def test_nothing_is_decided_before_all_seven_lists_are_there(api, fed, clock, kind):
+    refused = api.fault(Fault(refused=True), "list", getattr(paths, kind)(), times=math.inf)
     _, feeds = fed
     feeds.start()
-    eventually(lambda: len(feeds.missing()) == 1)
+    all_told(clock)
     assert feeds.missing() == [f"the list of {kind} is not complete yet"]
-    api.held_back.clear()
-    eventually(lambda: feeds.missing() == [])
+    refused.left = 0
+    clock.advance(60)
+    all_told(clock)
+    assert feeds.missing() == []
 
 
-def test_classes_and_quotas_come_to_the_state(api, fed):
+def test_classes_and_quotas_come_to_the_state(api, fed, clock):
     made, feeds = fed
-    ready(feeds)
+    ready(feeds, clock)
     assert plan(made, "a", 100, device_class="p100").assignment.indices() == [0]
     assert set(plan(made, "b", 100).refusals.values()) == {Refusal.QUOTA}
     assert set(plan(made, "c", 100, namespace="other", device_class="none").refusals.values()) == {Refusal.NO_SUCH_TYPE}
 
 
-def test_each_kind_is_listed_once_for_all_who_ask(api, fed, seen):
+def test_each_kind_is_listed_once_for_all_who_ask(api, fed, seen, clock):
     _, feeds = fed
-    ready(feeds)
-    assert sorted(api.listed) == sorted(api.lists)
+    ready(feeds, clock)
+    assert sorted(call.path for call in api.sent("list")) == sorted(getattr(paths, kind)() for kind in KINDS)
     assert seen.cards.models() == {"P100"}
     assert seen.classes.values.keys() == {"p100"}
     assert seen.quotas.values.keys() == {"default/team"}
     assert seen.groups.values.keys() == {"default/g"}
 
 
-def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed):
+def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clock):
     members = [member(name, minimum=None, gated=False, gpu_mem=100) for name in ("a", "b")]
     other = {"metadata": {"name": "o", "namespace": "d", "uid": "o"}, "spec": {"nodeName": "n1", "containers": []}}
-    api.lists[paths.pods()] = [*members, other]
-    api.lists[paths.nodes()] = [{"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "2", "pods": "3"}}}]
+    for pod in (*members, other):
+        api.put(paths.pods(), pod)
+    api.edit(paths.nodes("n1"), status={"allocatable": {"cpu": "2", "pods": "3"}})
     made, feeds = fed
-    ready(feeds)
+    ready(feeds, clock)
     (view,) = made.gangs.views()
     assert (view.name, view.minimum, len(view.there), str(view.phase)) == ("g", 2, 2, "Waiting")
     assert left(made) == Load(2000, 0, 2)
-    api.modify(paths.podgroups(), pod_group("g", minMember=3))
-    api.modify(paths.pods(), other, "DELETED")
-    api.modify(paths.pods(), members[0], "DELETED")
-    eventually(lambda: [(view.minimum, len(view.there)) for view in made.gangs.views()] == [(3, 1)])
+    api.put(paths.podgroups(), pod_group("g", minMember=3))
+    api.remove(paths.pods("d", "o"))
+    api.remove(paths.pods("default", "a"))
+    all_told(clock)
+    assert [(view.minimum, len(view.there)) for view in made.gangs.views()] == [(3, 1)]
     assert left(made) == Load(2000, 0, 3)
 
 
 def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fed, seen, clock):
     made, feeds = fed
-    ready(feeds)
+    ready(feeds, clock)
     refuse(made)  # from now on somebody waits to be woken
     clock.advance(60)
     made.waiters.touch_due()
@@ -175,88 +153,100 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     clock.advance(60)
     card, device_class, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
-    api.modify(paths.extendedresources(), card)
-    api.modify(paths.resourceclasses(), device_class | {"status": {"cards": 1}})
-    api.modify(paths.gpuquotas(), quota | {"status": {"used": []}})
+    api.put(CARDS, card)
+    api.put(CLASSES, device_class | {"status": {"cards": 1}})
+    api.put(QUOTAS, quota | {"status": {"used": []}})
+    all_told(clock)
     name = card["metadata"]["name"]
-    eventually(lambda: seen.cards.values[name].status.memory == 7)
-    eventually(lambda: seen.classes.values["p100"].status == {"cards": 1})
-    eventually(lambda: seen.quotas.values["default/team"].status == {"used": []})
+    assert seen.cards.values[name].status.memory == 7
+    assert seen.classes.values["p100"].status == {"cards": 1}
+    assert seen.quotas.values["default/team"].status == {"used": []}
     assert (seen.cards.values[name].status.free, seen.cards.values[name].status.classes) == (9, ("p100",))
     assert made.changed_nodes() == set()
     assert made.waiters.touch_due() is None
-    api.modify(paths.gpuquotas(), gpu_quota({"shares": 2}))
-    eventually(lambda: made.waiters.touch_due() == "n1")
+    api.put(QUOTAS, gpu_quota({"shares": 2}))
+    all_told(clock)
+    assert made.waiters.touch_due() == "n1"
     card["status"]["health"] = "Unhealthy"
-    api.modify(paths.extendedresources(), card)
-    eventually(lambda: made.changed_nodes() == {"n1"})
+    api.put(CARDS, card)
+    all_told(clock)
+    assert made.changed_nodes() == {"n1"}
 
 
-def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, seen):
+def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, seen, clock):
     made, feeds = fed
-    ready(feeds)
-    for path, keys in (
-        (paths.extendedresources(), seen.cards.values),
-        (paths.resourceclasses(), seen.classes.values),
-        (paths.gpuquotas(), seen.quotas.values),
-    ):
-        api.modify(path, api.lists[path][0], "DELETED")
-        eventually(lambda keys=keys: not keys)
+    ready(feeds, clock)
+    api.remove(paths.extendedresources(resource(0)["metadata"]["name"]))
+    api.remove(paths.resourceclasses("p100"))
+    api.remove(paths.gpuquotas("default", "team"))
+    all_told(clock)
+    assert (seen.cards.values, seen.classes.values, seen.quotas.values) == ({}, {}, {})
     assert seen.classes.deleted() == ["p100"]
     assert seen.cards.models() == set()
     assert free(made) == []
 
 
-def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(api, fed, seen):
-    api.lists[paths.resourceclasses()] = [{"metadata": {"name": "bad"}, "spec": {"selector": {}}}]
-    api.lists[paths.gpuquotas()] = [gpu_quota({"shares": "many"})]
+def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(api, fed, seen, clock):
+    api.put(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
+    api.put(QUOTAS, gpu_quota({"shares": "many"}))
     _, feeds = fed
     with capture_logs() as logs:
-        ready(feeds)
-        api.modify(paths.resourceclasses(), api.lists[paths.resourceclasses()][0] | {"status": {"cards": 0}})
-        api.modify(paths.gpuquotas(), api.lists[paths.gpuquotas()][0] | {"status": {"used": []}})
-        eventually(lambda: seen.classes.values["bad"].status and seen.quotas.values["default/team"].status)
+        ready(feeds, clock)
+        api.edit(paths.resourceclasses("bad"), status={"cards": 0})
+        api.edit(paths.gpuquotas("default", "team"), status={"used": []})
+        all_told(clock)
+    assert seen.classes.values["bad"].status == {"cards": 0}
+    assert seen.quotas.values["default/team"].status == {"used": []}
     assert sorted(entry["event"].split(",")[0] for entry in logs if "unreadable" in entry["event"]) == [
         "unreadable GPUQuota",
         "unreadable ResourceClass",
     ]
 
 
-def test_an_unreadable_class_or_quota_is_none_and_keeps_nothing_else_from_being_read(api, fed):
-    api.lists[paths.resourceclasses()].append({"metadata": {"name": "bad"}, "spec": {"selector": {}}})
-    api.lists[paths.gpuquotas()] = [gpu_quota({"shares": "many"}), gpu_quota({"shares": 2}, name="good")]
+def test_an_unreadable_class_or_quota_is_none_and_keeps_nothing_else_from_being_read(api, fed, clock):
+    api.put(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
+    api.put(QUOTAS, gpu_quota({"shares": "many"}))
+    api.put(QUOTAS, gpu_quota({"shares": 2}, name="good"))
     made, feeds = fed
-    ready(feeds)
+    ready(feeds, clock)
     for name in ("a", "b"):
         assert plan(made, name, 100, device_class="p100").node == "n1"
     assert set(plan(made, "c", 100).refusals.values()) == {Refusal.QUOTA}
     assert set(plan(made, "d", 100, namespace="other", device_class="bad").refusals.values()) == {Refusal.NO_SUCH_TYPE}
 
 
-def test_what_becomes_unreadable_is_skipped_from_then_on(api, fed):
+def test_what_becomes_unreadable_is_skipped_from_then_on(api, fed, clock):
     made, feeds = fed
-    ready(feeds)
-    api.lists[paths.gpuquotas()] = [gpu_quota({"shares": "many"})]
-    assert feeds.catch_up(lambda: True)
+    ready(feeds, clock)
+    api.hold(QUOTAS)
+    api.put(QUOTAS, gpu_quota({"shares": "many"}))
+    assert caught_up(feeds)
     for name in ("a", "b"):
         assert plan(made, name, 100).node == "n1"
 
 
-def test_catching_up_shows_what_the_watch_has_not_told(api, fed):
+def test_catching_up_shows_what_the_watch_has_not_told(api, fed, clock):
     made, feeds = fed
-    ready(feeds)
-    api.lists[paths.pods()] = [bound("other", P100 - 100, 0), asking("waiting", gpu_mem=1)]
-    api.lists[paths.gpuquotas()] = [gpu_quota({"shares": 5})]
+    ready(feeds, clock)
+    api.hold(paths.pods(), QUOTAS)
+    api.put(paths.pods(), bound("other", P100 - 100, 0))
+    api.put(paths.pods(), asking("waiting", gpu_mem=1))
+    api.put(QUOTAS, gpu_quota({"shares": 5}))
     assert free(made) == [P100]
-    assert feeds.catch_up(lambda: True)
+    assert caught_up(feeds)
     assert free(made) == [100]
     assert plan(made, "a", 100).node == "n1"
 
 
-def test_catching_up_is_given_up_when_the_term_is_over(api, fed):
+def test_catching_up_is_given_up_when_the_term_is_over(api, fed, clock):
     _, feeds = fed
-    ready(feeds)
-    api.held_back.add(paths.pods())
+    ready(feeds, clock)
+    api.fault(Fault(refused=True), "list", paths.pods(), times=math.inf)
     asked = []
-    assert not feeds.catch_up(lambda: asked.append(1) or len(asked) < 3)
+    with ThreadPoolExecutor() as pool:
+        catching_up = pool.submit(feeds.catch_up, lambda: asked.append(1) or len(asked) < 3)
+        for _ in range(3):
+            clock.until_waiting(len(KINDS) + 1)
+            clock.advance(0.2)
+        assert not catching_up.result(60)
     assert len(asked) == 3
