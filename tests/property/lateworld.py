@@ -5,11 +5,12 @@ what runs on in containers whose pod object is gone. The state hears of it late,
 """
 
 import contextlib
+import math
 
 from hypothesis import strategies as st
 
 from cardwise.core import assignment, quotas
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from extender.binder import Binder
 from extender.decisions import Begun
 from extender.requests import Requests
@@ -22,11 +23,14 @@ from tests.extender.worlds import (
     state,
     with_cards,
 )
+from tests.fakes.apiobjects import Refused
+from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 
 CARDS = {"n1": 1, "n2": 1}
 NODES = sorted(CARDS)
 SLOTS = 5
+BINDER = "binder"  # the program as which its client comes
 
 
 class LateWorld:
@@ -37,15 +41,20 @@ class LateWorld:
         self.clock = FakeClock()
         self.state = with_cards(state(self.clock), **CARDS)
         self.requests = Requests()
+        self.api = ApiServer(self.clock)
+        self.api.admission.append(self._admit)
+        self.api.after(self._posted, "create", "*/binding", times=math.inf)
+        self._fresh = self.api.follow(paths.pods())
+        self._untold = []
+        self._lost = False
+        self.client, self.others = self.api.client(user_agent=BINDER), self.api.client()
         self.binder = Binder(
-            self, self.state, self.requests, policy="binpack", seconds=4.0,
+            self.client, self.state, self.requests, policy="binpack", seconds=4.0,
             clock=self.clock,
         )  # fmt: skip
-        self.pods = {}  # name -> JSON, as the API server has it
         self.slots = [""] * SLOTS  # names
         self.asked = {}  # name -> request, of all pods ever
         self.told = {}  # name -> record that the state was told last
-        self.events = []  # (name, record or None), not told yet
         self.running = {}  # uid -> (node, assignment) of containers
         self.late = []  # (since, name, body) of posts that may land yet
         self.posting = {}  # name -> (node, assignment, unsure): a thread between begin_bind and finish_bind
@@ -58,57 +67,66 @@ class LateWorld:
         self.first = set()  # nodes of the class
         self._begin_bind, self.state.begin_bind = self.state.begin_bind, self._begin
 
-    # The API server, at the seam of KubeClient.
+    # The API server.
 
-    def request(self, method, path, *, body, timeout):
-        name = path.split("/")[-2]
+    @property
+    def pods(self):
+        """By name."""
+        return {pod["metadata"]["name"]: pod for pod in self.api.all(paths.pods())}
+
+    def _admit(self, call):
+        """What becomes of a call of the binder."""
+        if call.headers["User-Agent"] != BINDER:
+            return
+        if call.verb == "get":
+            if self.script[:1] == ["blind"]:
+                raise ConnectionResetError("for reading too it is away")
+            return
+        name = call.path.split("/")[-2]
         answer = self.script.pop(0) if self.script else "429"
         self.clock.advance(0.1)
+        self._lost = answer == "lose"
         if answer == "vanish":
             self._delete(name)
             self._tell_all()
-            answer = "land"
         if answer == "429":
-            raise errors.TooManyRequests(429, "TooManyRequests", "busy", retry_after=1.0)
+            raise Refused(429, "busy", retryAfterSeconds=1)
         if answer == "403":
-            raise errors.Forbidden(403, "Forbidden", "denied")
+            raise Refused(403, "denied")
         if answer in ("late", "blind"):
-            self.late.append((self.clock.now(), name, body))
+            self.late.append((self.clock.now(), name, call.body))
         if answer in ("late", "blind", "never"):
-            raise errors.Unreachable("timed out")
-        self._land(name, body)
-        if answer == "lose":
-            raise errors.Unreachable("timed out")
-        return b"{}"
+            raise ConnectionResetError("nobody knows what becomes of it")
 
-    def get(self, path, *, timeout):
-        if self.script[:1] == ["blind"]:
-            raise errors.Unreachable("timed out")
-        name = path.split("/")[-1]
-        if name not in self.pods:
-            raise errors.NotFound(404, "NotFound", name)
-        return self.pods[name]
+    def _posted(self, call):
+        """Containers start, and the answer may be lost."""
+        name = call.path.split("/")[-2]
+        made = self.api.get(paths.pods("default", name))
+        if made is not None and made["spec"].get("nodeName") and not made.get("status"):
+            made = self.api.edit(paths.pods("default", name), status=status(RUNNING))
+            node, annotations = made["spec"]["nodeName"], made["metadata"]["annotations"]
+            self.running[made["metadata"]["uid"]] = (node, assignment.decode(annotations))
+        if self._lost and call.headers["User-Agent"] == BINDER:
+            raise ConnectionResetError("the answer is lost")
 
     def _land(self, name, body):
-        made = self.pods.get(name)
-        if made is None:
-            raise errors.NotFound(404, "NotFound", name)
-        if made["spec"].get("nodeName"):
-            raise errors.Conflict(409, "Conflict", "already assigned")
-        node, annotations = body["target"]["name"], body["metadata"]["annotations"]
-        metadata = made["metadata"] | {"annotations": annotations}
-        made = made | {"metadata": metadata, "spec": made["spec"] | {"nodeName": node}, "status": status(RUNNING)}
-        self.running[metadata["uid"]] = (node, assignment.decode(annotations))
-        self._put(name, made)
+        self.others.create(paths.pods("default", name, "binding"), body)
 
-    def _put(self, name, made):
-        self.pods[name] = made
-        self.events.append((name, as_pod(made)))
+    def _put(self, made):
+        self.api.put(paths.pods(), made)
 
     def _delete(self, name):
-        if self.pods.pop(name, None) is not None:
-            self.events.append((name, None))
-            self.refused.clear()  # the scheduler sees it and tries all again
+        self.api.remove(paths.pods("default", name))
+        self.refused.clear()  # the scheduler sees it and tries all again
+
+    # What the state hears.
+
+    def events(self):
+        """Name and record (None: it is gone) of what has happened and was not told yet."""
+        for event in self._fresh():
+            record = None if event["type"] == "DELETED" else as_pod(event["object"])
+            self._untold.append((event["object"]["metadata"]["name"], record))
+        return self._untold
 
     def _tell(self, name, record):
         if record is not None:
@@ -118,8 +136,8 @@ class LateWorld:
             self.state.remove_pod(self.told.pop(name))
 
     def _tell_all(self):
-        while self.events:
-            self._tell(*self.events.pop(0))
+        while self.events():
+            self._tell(*self._untold.pop(0))
 
     def _report(self, node, i):
         """The node publishes what containers hold whose pod object is gone."""
@@ -169,8 +187,9 @@ class LateWorld:
         posts = [(name, body["target"]["name"], assignment.decode(body["metadata"]["annotations"]))
                  for _, name, body in self.late]  # fmt: skip
         posts += [(name, node, begun.assignment) for name, (node, begun) in self.posting.items()]
+        pods = self.pods if posts else {}
         for name, node, made in posts:
-            if name in self.pods and not self.pods[name]["spec"].get("nodeName"):
+            if name in pods and not pods[name]["spec"].get("nodeName"):
                 may.setdefault(f"uid-{name}", []).append((node, made))
         return may
 

@@ -79,7 +79,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         name = self.slots[slot] = f"p{len(self.asked)}"
         made = asking(name, gpu_mem=mem, device_class=device_class)
         self.asked[name] = request.parse(made)
-        self._put(name, made)
+        self._put(made)
 
     # A slot is a live pod or one that is gone: kube-scheduler knows no better.
 
@@ -156,15 +156,16 @@ class Machine(LateWorld, RuleBasedStateMachine):
     def the_watch_tells(self, count):
         if count > 5:
             return self.a_list_comes_instead_of_events()
-        for _ in range(min(count, len(self.events))):
-            self._tell(*self.events.pop(0))
+        for _ in range(min(count, len(self.events()))):
+            self._tell(*self._untold.pop(0))
         return None
 
     def a_list_comes_instead_of_events(self):
-        self.events.clear()
-        for name in set(self.told) - set(self.pods):
+        self.events().clear()
+        pods = self.pods
+        for name in set(self.told) - set(pods):
             self._tell(name, None)
-        for name, made in self.pods.items():
+        for name, made in pods.items():
             self._tell(name, as_pod(made))
 
     @rule(slot=slots, how=st.sampled_from(["force", "force", "proof", "finished", "late proof"]), at_once=st.booleans())
@@ -175,12 +176,12 @@ class Machine(LateWorld, RuleBasedStateMachine):
             return
         if made["spec"].get("nodeName"):
             if how == "late proof":
-                self._put(name, made | {"status": status(RUNNING, "Failed")})
+                self._put(made | {"status": status(RUNNING, "Failed")})
             if how != "force":
                 self.running.pop(f"uid-{name}")
                 phase = "Running" if how == "proof" else "Failed"
                 metadata = made["metadata"] | {"deletionTimestamp": "2026-11-21T10:00:00Z"}
-                self._put(name, made | {"metadata": metadata, "status": status(ENDED, phase)})
+                self._put(made | {"metadata": metadata, "status": status(ENDED, phase)})
         self._delete(name)
         if at_once:
             self._tell_all()
@@ -223,7 +224,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         self._upkeep()
 
     def _upkeep(self):
-        binder.look_up(self, self.state, clock=self.clock)
+        binder.look_up(self.client, self.state, clock=self.clock)
         if self.state.waiters.touch_due() is not None:
             self.refused.clear()
 
@@ -245,9 +246,10 @@ class Machine(LateWorld, RuleBasedStateMachine):
     @invariant()
     def who_was_refused_and_has_room_now_is_going_to_be_woken(self):
         have_room = []
+        pods = self.pods
         with self.state.view() as ledger:
             for name, (at, nodes) in self.refused.items():
-                if name not in self.pods or self.clock.now() - at > AGAIN:
+                if name not in pods or self.clock.now() - at > AGAIN:
                     continue
                 rooms = [
                     quotas.room(entry, ledger.used("default", entry))
