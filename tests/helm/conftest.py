@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.helm.rendering import Objects, Render, template
+from tests.helm.rendering import Objects, Render, documents, template
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +24,6 @@ def render(helm: str) -> Render:
     def rendered(*sets: str) -> Objects:
         done = template(helm, *sets)
         assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
+        return documents(done.stdout)
 
     return rendered

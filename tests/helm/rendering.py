@@ -10,6 +10,40 @@ import yaml
 from cardwise.core import names
 
 CHART = Path(__file__).parents[2] / "helm" / "cardwise"
+# Values that tests have in common: a render takes a fifth of a second of a core.
+ALL = (
+    "mps.enabled=true",
+    "networkPolicies.enabled=true",
+    "scheduler.mode=own",
+    "scheduler.image=kube-scheduler:v1.34.4",
+)
+OTHER = (  # nothing is as by default
+    *ALL,
+    "namespace.name=gpu",
+    "crds.keep=false",
+    "webhook.exemptNamespaces={quiet}",
+    "webhook.gangSchedulers={one,two}",
+    "webhook.mps=required",
+    "webhook.nvidiaGpu=take",
+    "extender.nominateAboveNodes=5",
+    "extender.nominateAhead=always",
+    "extender.policy=spread",
+    "extender.service.clusterIP=10.0.0.7",
+    "extender.serviceAccount.name=other",
+    "deviceplugin.restrictToNode=false",
+    "mps.audit.evict=true",
+    "mps.audit.evictPerHour=2",
+    "nodes.cards=GPU-1\\,GPU-2",
+    "policies.annotationWriters={me}",
+)
+OFF = (  # what can be left out is
+    "crds.enabled=false",
+    "policies.enabled=false",
+    "webhook.enabled=false",
+    "webhook.url=https://127.0.0.1:8443",
+    "extender.enabled=false",
+    "deviceplugin.enabled=false",
+)
 
 Object = dict[str, Any]
 Objects = list[Object]
@@ -23,6 +57,11 @@ def template(helm: str, *sets: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def documents(text: str) -> Objects:
+    """The documents of a rendered chart; by libyaml, since they are long."""
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+
 def one(objects: Objects, kind: str, name: str) -> Object:
     found = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
     assert len(found) == 1, f"{kind} {name}: {len(found)} found"
@@ -30,7 +69,7 @@ def one(objects: Objects, kind: str, name: str) -> Object:
 
 
 def text(obj: object) -> str:
-    return yaml.safe_dump(obj, width=10**6)
+    return str(yaml.dump(obj, Dumper=yaml.CSafeDumper, width=10**6))
 
 
 def conditions(hook: Object) -> dict[str, str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm.rendering import Render
-from tests.helm.test_workloads import ALL, workloads
+from tests.helm.rendering import ALL, Render
+from tests.helm.test_workloads import workloads
 
 ROOT = Path(__file__).parents[2]
 SITE = "/opt/cardwise/lib/python3.11/site-packages/"

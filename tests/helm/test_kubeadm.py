@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cardwise.kube import errors
-from tests.helm.rendering import Render
+from tests.helm.rendering import ALL, Render
 from tests.helm.scripts import load
 
 kubeadm = load("kubeadm")
@@ -258,17 +258,16 @@ def test_what_it_does_not_understand_it_leaves_alone(node: Node, text: str | Non
 
 
 def test_the_jobs_run_when_the_release_changes_and_in_no_other_mode(render: Render) -> None:
-    def jobs(mode: str) -> dict[str, str]:
-        objects = render(f"scheduler.mode={mode}", "scheduler.image=kube-scheduler:1")
-        found = [each["metadata"] for each in objects if each["kind"] == "Job"]
+    def jobs(*sets: str) -> dict[str, str]:
+        found = [each["metadata"] for each in render(*sets) if each["kind"] == "Job"]
         return {each["name"]: each["annotations"]["helm.sh/hook"] for each in found if "kubeadm" in each["name"]}
 
     wanted = {
         "cardwise-kubeadm-wire": "post-install,post-upgrade,post-rollback",
         "cardwise-kubeadm-unwire": "pre-delete",
     }
-    assert jobs("kubeadm") == wanted
-    assert jobs("manual") == jobs("own") == {}
+    assert jobs("scheduler.mode=kubeadm", "scheduler.image=kube-scheduler:1") == wanted
+    assert jobs() == jobs(*ALL) == {}
 
 
 def test_the_chart_knows_a_wired_scheduler_by_the_annotation_that_wiring_writes() -> None:

@@ -1,22 +1,38 @@
 """What the chart has for Prometheus and Grafana: off by default, and the files that everybody else reads."""
 
+import functools
 import json
 import subprocess
 
+import pytest
 import yaml
 
-from tests.helm.rendering import CHART, Object, Objects, Render, one, template
+from tests.helm.rendering import CHART, Object, Objects, Render, documents, one, template
 
 API = ("-a", "monitoring.coreos.com/v1")
 FILES = CHART / "files"
+WATCHED = (
+    "mps.enabled=true",
+    "monitoring.podMonitor.enabled=true",
+    "monitoring.alerts.enabled=true",
+    "monitoring.alerts.labels.release=stack",
+    "monitoring.dashboard.enabled=true",
+)
 
 
-def with_operator(helm: str, *sets: str) -> Objects:
-    """As of a cluster that has the Prometheus Operator's kinds."""
-    flags = [flag for each in sets for flag in ("--set", each)]
-    command = [helm, "template", "cardwise", str(CHART), "-n", "cardwise-system", "--kube-version", "1.34.0"]
-    done = subprocess.run([*command, *API, *flags], capture_output=True, text=True, check=True)
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+@pytest.fixture(scope="module")
+def watched(helm: str) -> Render:
+    """With all of it, in a cluster that has the Prometheus Operator's kinds."""
+
+    @functools.cache
+    def rendered(*sets: str) -> Objects:
+        values = [*WATCHED, *sets]
+        flags = [flag for each in values for flag in ("--set", each)]
+        command = [helm, "template", "cardwise", str(CHART), "-n", "cardwise-system", "--kube-version", "1.34.0"]
+        done = subprocess.run([*command, *API, *flags], capture_output=True, text=True, check=True)
+        return documents(done.stdout)
+
+    return rendered
 
 
 def kinds(objects: Objects) -> set[str]:
@@ -36,8 +52,8 @@ def test_kinds_that_the_cluster_lacks_are_refused_with_the_value(helm: str) -> N
         assert f"{value}: the cluster has no monitoring.coreos.com/v1" in done.stderr
 
 
-def test_the_monitor_finds_the_metrics_port_of_every_part(helm: str) -> None:
-    objects = with_operator(helm, "monitoring.podMonitor.enabled=true", "mps.enabled=true")
+def test_the_monitor_finds_the_metrics_port_of_every_part(watched: Render) -> None:
+    objects = watched()
     spec = one(objects, "PodMonitor", "cardwise")["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("metrics", "/metrics", "30s")
@@ -55,24 +71,23 @@ def _selects(selector: Object, workload: Object) -> bool:
     return labels.items() >= selector["matchLabels"].items() and labels[several["key"]] in several["values"]
 
 
-def test_the_rules_are_those_of_the_file(helm: str) -> None:
-    objects = with_operator(helm, "monitoring.alerts.enabled=true", "monitoring.alerts.labels.release=stack")
+def test_the_rules_are_those_of_the_file(watched: Render) -> None:
+    objects = watched()
     rule = one(objects, "PrometheusRule", "cardwise")
     assert rule["metadata"]["labels"]["release"] == "stack"
     assert rule["metadata"]["labels"]["app.kubernetes.io/name"] == "cardwise"
     assert rule["spec"] == yaml.safe_load((FILES / "alerts" / "cardwise.yaml").read_text())
 
 
-def test_runbooks_may_be_elsewhere(helm: str) -> None:
-    where = "monitoring.alerts.runbooks=https://example.com/books"
-    objects = with_operator(helm, "monitoring.alerts.enabled=true", where)
+def test_runbooks_may_be_elsewhere(watched: Render) -> None:
+    objects = watched("monitoring.alerts.runbooks=https://example.com/books")
     rules = [rule for group in one(objects, "PrometheusRule", "cardwise")["spec"]["groups"] for rule in group["rules"]]
     for rule in rules:
         assert rule["annotations"]["runbook_url"] == f"https://example.com/books#{rule['alert'].lower()}"
 
 
-def test_the_dashboard_is_the_file_with_grafanas_label(render: Render) -> None:
-    made = one(render("monitoring.dashboard.enabled=true"), "ConfigMap", "cardwise-dashboard")
+def test_the_dashboard_is_the_file_with_grafanas_label(watched: Render) -> None:
+    made = one(watched(), "ConfigMap", "cardwise-dashboard")
     assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(made["data"]["cardwise.json"]) == json.loads((FILES / "dashboards" / "cardwise.json").read_text())
 

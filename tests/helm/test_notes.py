@@ -1,10 +1,10 @@
 """What `helm install` says at its end, which `helm template` leaves out."""
 
+import functools
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +13,13 @@ from cardwise.core import names, schedulerconfig
 from tests.helm.rendering import CHART
 
 Notes = Callable[..., str]
+OWN = (
+    "scheduler.mode=own",
+    "scheduler.image=a:1",
+    "scheduler.name=cards",
+    "mps.enabled=true",
+    "nodes.selector.gpushare=yes",
+)
 
 _SHOWN = """\
 kind: ConfigMap
@@ -22,13 +29,14 @@ data:
 """
 
 
-@pytest.fixture
-def notes(helm: str, tmp_path: Path) -> Notes:
+@pytest.fixture(scope="module")
+def notes(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Notes:
     """The chart with a manifest that has the notes in it."""
-    chart = tmp_path / "cardwise"
+    chart = tmp_path_factory.mktemp("notes") / "cardwise"
     shutil.copytree(CHART, chart)
     (chart / "templates" / "shown.yaml").write_text(_SHOWN)
 
+    @functools.cache
     def told(*sets: str) -> str:
         flags = [flag for each in sets for flag in ("--set", each)]
         command = [helm, "template", "gpu", str(chart), "--show-only=templates/shown.yaml", *flags]
@@ -60,11 +68,11 @@ def test_they_say_how_to_check_and_where_the_cards_must_be(notes: Notes) -> None
     said = notes()
     assert f"helm test gpu --namespace {names.NAMESPACE} --logs" in said
     assert "kubectl label node NODE nvidia.com/gpu.present=true" in said
-    assert "nvidia.com/gpu.present" not in notes("nodes.selector.gpushare=yes")
+    assert "nvidia.com/gpu.present" not in notes(*OWN)
 
 
 def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
-    own = notes("scheduler.mode=own", "scheduler.image=a:1", "scheduler.name=cards")
+    own = notes(*OWN)
     assert "go to our own kube-scheduler, cards" in own
     assert "run `helm upgrade` after it" in notes("scheduler.mode=kubeadm")
     for said in (own, notes("scheduler.mode=kubeadm")):
@@ -73,4 +81,4 @@ def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
 
 def test_they_say_that_shares_without_mps_are_advice(notes: Notes) -> None:
     assert "shares are advice" in notes()
-    assert "shares are advice" not in notes("mps.enabled=true")
+    assert "shares are advice" not in notes(*OWN)

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core import names
-from tests.helm.rendering import Object, Render, one
+from tests.helm.rendering import ALL, OFF, OTHER, Object, Render, one
 
 OURS = ("extendedresources", "resourceclasses", "gpuquotas")
 
@@ -20,8 +20,7 @@ def may(role: Object, group: str, resource: str) -> set[str]:
 
 @pytest.mark.parametrize("part", ["webhook", "extender", "deviceplugin"])
 def test_identities_stay_when_workloads_are_off(render: Render, part: str) -> None:
-    off = [f"{each}.enabled=false" for each in ("webhook", "extender", "deviceplugin")]
-    objects = render("webhook.url=https://127.0.0.1:1", *off)
+    objects = render(*OFF)
     account = one(objects, "ServiceAccount", f"cardwise-{part}")
     assert account["metadata"]["namespace"] == names.NAMESPACE
     assert one(objects, "ClusterRoleBinding", f"cardwise-{part}")["subjects"] == [
@@ -80,13 +79,13 @@ def test_the_device_plugin_reads_classes_and_labels_its_node(render: Render) -> 
 
 
 def test_the_mps_manager_publishes_and_tells_and_evicts_only_where_it_is_to(render: Render) -> None:
-    role = one(render("mps.enabled=true"), "ClusterRole", "cardwise-mps")
+    role = one(render(*ALL), "ClusterRole", "cardwise-mps")
     for resource, group in (("pods", ""), ("extendedresources", names.GROUP)):
         assert may(role, group, resource) == {"get", "list", "watch"}
     assert may(role, names.GROUP, "extendedresources/status") == {"patch"}
     assert may(role, "", "events") == {"create", "patch"}
     assert may(role, "", "pods/eviction") == set()
-    role = one(render("mps.enabled=true", "mps.audit.evict=true"), "ClusterRole", "cardwise-mps")
+    role = one(render(*OTHER), "ClusterRole", "cardwise-mps")
     assert may(role, "", "pods/eviction") == {"create"}
     assert not [each for each in render() if each["metadata"]["name"] == "cardwise-mps"]
 

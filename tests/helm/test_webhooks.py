@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cardwise.core import names
-from tests.helm.rendering import Object, Objects, Render, conditions, one, text
+from tests.helm.rendering import OFF, OTHER, Object, Objects, Render, conditions, one, text
 
 KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 TEMPLATES = {  # where the template's pod spec is
@@ -60,8 +60,8 @@ def test_a_pod_that_names_a_gang_or_pretends_to_comes_to_the_webhook(render: Ren
     assert lists(condition)[:3] == [{"default-scheduler"}, groups, groups | {names.COSCHEDULING}]
     assert f"'{names.GANG}' in object.metadata.labels" in condition
     assert f"g.name == '{names.GANG}'" in condition
-    other = hooks(render("webhook.gangSchedulers={one,two}"), kind)["pods.cardwise.dev"]
-    assert "schedulerName in ['one', 'two']" in conditions(other)["asks-for-a-share"]
+    other = hooks(render(*OTHER), kind)["pods.cardwise.dev"]
+    assert "schedulerName in ['one', 'two', 'cardwise-scheduler']" in conditions(other)["asks-for-a-share"]
 
 
 @pytest.mark.parametrize(("name", "path"), GANGS.items())
@@ -127,7 +127,7 @@ def test_a_template_comes_for_a_bare_name_or_our_mark(render: Render, name: str,
 
 def test_nvidia_gpu_is_left_alone_unless_told(render: Render) -> None:
     assert names.NVIDIA_GPU not in text([hooks(render(), kind) for kind in KINDS])
-    taken = render("webhook.nvidiaGpu=take")
+    taken = render(*OTHER)
     for kind in KINDS:
         pods = conditions(hooks(taken, kind)["pods.cardwise.dev"])["asks-for-a-share"]
         assert f"k == '{names.NVIDIA_GPU}'" in pods
@@ -174,7 +174,7 @@ def test_an_update_of_a_pod_comes_only_for_a_spelling_that_kubernetes_would_refu
     assert "!k.contains('/')" in condition, "a bare name"
     for stored in (names.CLASS_PREFIX, names.SHARE, names.WHOLE_GPU, names.GPU_CORE, names.NVIDIA_GPU):
         assert stored not in condition
-    taken = hooks(render("webhook.nvidiaGpu=take"), "MutatingWebhookConfiguration")["reapplied.cardwise.dev"]
+    taken = hooks(render(*OTHER), "MutatingWebhookConfiguration")["reapplied.cardwise.dev"]
     assert f"k == '{names.NVIDIA_GPU}'" in conditions(taken)["spells-anew"]
 
 
@@ -207,9 +207,7 @@ def test_classes_and_gpu_quotas_are_checked(render: Render) -> None:
 
 
 def test_the_webhook_may_run_outside_the_cluster(render: Render) -> None:
-    entries = hooks(
-        render("webhook.enabled=false", "webhook.url=https://127.0.0.1:8443"), "MutatingWebhookConfiguration"
-    )
+    entries = hooks(render(*OFF), "MutatingWebhookConfiguration")
     assert {hook["clientConfig"]["url"] for hook in entries.values()} == {
         "https://127.0.0.1:8443/mutate",
         "https://127.0.0.1:8443/mutate/defaults",
