@@ -27,6 +27,11 @@ Edits = dict[str, Any]
 
 CDI_VERSION = "0.6.0"
 _NVIDIA_KIND = "nvidia.com/gpu"
+_CARD_NODE = re.compile(r"nvidia\d+")
+_REMEDY = (
+    "make the spec anew on the node with "
+    "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=uuid`"
+)
 _KERNEL_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"  # MiB, read by a CDI hook of NVIDIA's (toolkit pull request 2075)
 _KERNEL_LIMIT_SINCE = 615
 _TAME = ("nosuid", "nodev", "noexec")
@@ -106,36 +111,56 @@ def _device_node(what: str, host: str, container: str) -> dict[str, Any]:
 
 
 class NvidiaSpecs:
-    """The node's own CDI specs of NVIDIA's cards, read again when they change."""
+    """The node's own CDI specs of NVIDIA's cards, read again when they change.
+
+    They say a card's name and what it comes with; which card it is, the driver says: its own device node, and no other
+    card's, must be among the edits. A spec that is older than the machine's cards names others by the same numbers.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """`paths` are files, or folders whose *.json and *.yaml are looked through."""
+        """`paths` are files, or folders whose *.json and *.yaml are looked through; as in CDI, the later ones win."""
         self._paths = tuple(paths)
         self._cache: dict[Path, tuple[tuple[int, int], dict[str, Any] | None]] = {}
 
     def edits(self, card: GpuCard) -> tuple[Edits, str]:
         """The card's edits with the spec's common ones, and the CDI version they need. Raises NoDevice."""
-        for spec in self._specs():
-            for wanted in (card.uuid, str(card.index)):
-                for device in spec.get("devices") or ():
-                    if str(device.get("name")) == wanted:
-                        common = spec.get("containerEdits") or {}
-                        return merged([common, device.get("containerEdits") or {}]), str(spec["cdiVersion"])
-        where = ", ".join(map(str, self._paths))
-        raise NoDevice(
-            f"card {card.index} ({card.uuid}) is in no {_NVIDIA_KIND} CDI spec below {where}; make it on the node with "
-            "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=uuid`"
-        )
+        file, spec, device = self._find(card)
+        edits = merged([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
+        given = {Path(str(node.get("hostPath") or node.get("path"))).name for node in edits.get("deviceNodes") or ()}
+        given = {name for name in given if _CARD_NODE.fullmatch(name)}
+        own = {Path(node.host).name for node in card.devices}
+        if given != own:
+            raise NoDevice(
+                f"card {card.index} ({card.uuid}) is {_listed(own)}, {file} gives {_listed(given)} for it; {_REMEDY}"
+            )
+        return edits, str(spec["cdiVersion"])
 
-    def _specs(self) -> Iterable[dict[str, Any]]:
-        for path in self._paths:
-            files = path.iterdir() if path.is_dir() else [path]
-            # Our own are many, and none of them is NVIDIA's.
-            for file in sorted(file for file in files if not file.name.startswith(_OWN_PREFIX)):
-                if file.suffix in {".json", ".yaml", ".yml"}:
-                    spec = self._read(file)
-                    if spec is not None:
-                        yield spec
+    def _find(self, card: GpuCard) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+        """The device of the card, the spec that it is in, and where that is."""
+        what = f"card {card.index} ({card.uuid})"
+        for wanted in (card.uuid, str(card.index)):
+            for path in reversed(self._paths):
+                found = [
+                    (file, spec, device)
+                    for file, spec in self._specs(path)
+                    for device in spec.get("devices") or ()
+                    if str(device.get("name")) == wanted
+                ]
+                if len(found) > 1:
+                    both = " and ".join(str(file) for file, _, _ in found)
+                    raise NoDevice(f"{what}: {_NVIDIA_KIND}={wanted} is in {both}; remove one, since CDI takes neither")
+                if found:
+                    return found[0]
+        raise NoDevice(f"{what} is in no {_NVIDIA_KIND} CDI spec below {_listed(map(str, self._paths))}; {_REMEDY}")
+
+    def _specs(self, path: Path) -> Iterable[tuple[Path, dict[str, Any]]]:
+        files = path.iterdir() if path.is_dir() else [path]
+        # Our own are many, and none of them is NVIDIA's.
+        for file in sorted(file for file in files if not file.name.startswith(_OWN_PREFIX)):
+            if file.suffix in {".json", ".yaml", ".yml"}:
+                spec = self._read(file)
+                if spec is not None:
+                    yield file, spec
 
     def _read(self, file: Path) -> dict[str, Any] | None:
         try:
@@ -152,6 +177,10 @@ class NvidiaSpecs:
 
 
 _OWN_PREFIX = names.CDI_KIND.replace("/", "-") + "-"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(sorted(texts)) or "none"
 
 
 def merged(all_edits: Iterable[Edits]) -> Edits:

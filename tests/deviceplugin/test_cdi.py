@@ -1,5 +1,6 @@
 """Specs of CDI: when they are used, what NVIDIA's and ours say, and which are stale."""
 
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -51,8 +52,75 @@ class TestNvidiaSpecs:
         ],
     }
 
-    def card(self, index: int) -> GpuCard:
-        return GpuCard(index=index, uuid=f"GPU-{index}", model="m", memory=MiB(1), devices=())
+    def card(self, index: int, minor: int | None = None) -> GpuCard:
+        node = f"/dev/nvidia{index if minor is None else minor}"
+        return GpuCard(index=index, uuid=f"GPU-{index}", model="m", memory=MiB(1), devices=(DevicePath(node, node),))
+
+    def spec(self, **nodes: list[str]) -> str:
+        """A spec with the device nodes of each device, and a mark by which to know it: the paths of all of them."""
+        devices = [
+            {
+                "name": name.replace("_", "-").removeprefix("index-"),
+                "containerEdits": {
+                    "deviceNodes": [{"path": f"/dev/{node}", "hostPath": f"/root/dev/{node}"} for node in paths]
+                },
+            }
+            for name, paths in nodes.items()
+        ]
+        return yaml.safe_dump({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
+
+    def folders(self, tmp_path) -> tuple[Path, Path]:
+        """As the default of --nvidia-cdi-spec: /etc/cdi and /var/run/cdi."""
+        etc, run = tmp_path / "etc", tmp_path / "run"
+        etc.mkdir()
+        run.mkdir()
+        return etc, run
+
+    def paths(self, specs: cdi.NvidiaSpecs, card: GpuCard) -> list[str]:
+        return [node["path"] for node in specs.edits(card)[0]["deviceNodes"]]
+
+    def test_the_later_folder_wins_as_in_cdi(self, tmp_path):
+        etc, run = self.folders(tmp_path)
+        specs = cdi.NvidiaSpecs([etc, run])
+        (etc / "nvidia.yaml").write_text(self.spec(GPU_0=["nvidia0", "of-etc"]))
+        assert self.paths(specs, self.card(0)) == ["/dev/nvidia0", "/dev/of-etc"]
+        (run / "nvidia.yaml").write_text(self.spec(GPU_0=["nvidia0", "of-run"]))
+        assert self.paths(specs, self.card(0)) == ["/dev/nvidia0", "/dev/of-run"]
+
+    def test_a_uuid_names_a_card_and_an_index_only_where_no_spec_has_the_uuid(self, tmp_path):
+        etc, run = self.folders(tmp_path)
+        (etc / "nvidia.yaml").write_text(self.spec(GPU_0=["nvidia0", "by-uuid"]))
+        (run / "nvidia.yaml").write_text(self.spec(index_0=["nvidia0", "by-index"], index_1=["nvidia1"]))
+        specs = cdi.NvidiaSpecs([etc, run])
+        assert self.paths(specs, self.card(0)) == ["/dev/nvidia0", "/dev/by-uuid"]
+        assert self.paths(specs, self.card(1)) == ["/dev/nvidia1"]
+
+    def test_two_specs_of_one_folder_that_name_the_card_are_told_as_cdi_takes_neither(self, tmp_path):
+        for name in ("a.yaml", "b.json"):
+            (tmp_path / name).write_text(self.spec(GPU_0=["nvidia0"]))
+        with pytest.raises(cdi.NoDevice, match=r"nvidia.com/gpu=GPU-0 is in \S*a.yaml and \S*b.json; remove one"):
+            cdi.NvidiaSpecs([tmp_path]).edits(self.card(0))
+
+    @pytest.mark.parametrize(
+        ("nodes", "given"),
+        [
+            (["nvidia1", "nvidiactl"], "nvidia1"),
+            (["nvidia0", "nvidia1"], "nvidia0, nvidia1"),
+            (["nvidiactl", "nvidia-uvm"], "none"),
+        ],
+        ids=["another card's node", "one more card", "no card"],
+    )
+    @pytest.mark.parametrize("name", ["GPU_0", "index_0"])
+    def test_the_cards_own_node_and_no_other_cards_must_be_given(self, tmp_path, name, nodes, given):
+        """As after a card was taken out: the driver counts anew, and the spec has the old numbers."""
+        (tmp_path / "nvidia.yaml").write_text(self.spec(**{name: nodes}))
+        delivery = Delivery(tmp_path / "cdi", cdi.NvidiaSpecs([tmp_path]))
+        why = delivery.undeliverable([self.card(0)])["GPU-0"]
+        assert f"card 0 (GPU-0) is nvidia0, {tmp_path}/nvidia.yaml gives {given} for it; make the spec anew" in why
+
+    def test_a_card_is_told_by_its_minor_number_whatever_its_index(self, tmp_path):
+        (tmp_path / "nvidia.yaml").write_text(self.spec(index_0=["nvidia3"]))
+        assert self.paths(cdi.NvidiaSpecs([tmp_path]), self.card(0, minor=3)) == ["/dev/nvidia3"]
 
     def test_a_card_by_uuid_or_index_with_the_common_edits(self, tmp_path):
         (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))

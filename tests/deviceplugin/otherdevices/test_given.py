@@ -9,7 +9,7 @@ import yaml
 from cardwise.core import names
 from cardwise.core.quantity import MiB
 from cardwise.devices.protocol import DeviceNode, OtherDevice
-from cardwise.gpus.protocol import GpuCard
+from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin import cdi
 from deviceplugin.access import Delivery
 from deviceplugin.grants import Device, Grant, Share
@@ -87,7 +87,8 @@ def test_the_edits_of_a_real_card_and_of_devices_together(tmp_path):
         "containerEdits": {"mounts": [{"hostPath": "/lib/libcuda.so", "containerPath": "/lib/libcuda.so"}]},
     }
     (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(nvidia))
-    card = GpuCard(index=0, uuid="GPU-0", model="m", memory=MiB(1000), devices=())
+    path = DevicePath("/dev/nvidia0", "/dev/nvidia0")
+    card = GpuCard(index=0, uuid="GPU-0", model="m", memory=MiB(1000), devices=(path,))
     device = OtherDevice(
         kind="rdma", index=0, uuid="rdma-1", model="m", nodes=(DeviceNode("/dev/null", "/dev/infiniband/uverbs0"),)
     )
