@@ -14,9 +14,8 @@ from cardwise.core import names, schedulerconfig
 from cardwise.core.assignment import Assignment, CardShare, encode
 from cardwise.core.quantity import MiB
 from cardwise.core.verdict import Refusal
-from cardwise.kube import errors
-from tests.cli.test_main import run
-from tests.cli.worlds import Lists, card
+from tests.cli.worlds import Cluster, card, run
+from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
 
 Json = dict[str, Any]
@@ -243,30 +242,27 @@ def test_the_wiring_of_kube_scheduler_is_judged():
     )
 
 
-class Cluster:
-    """An API server for the probe: `rewrites`, then answers `after`, the pod as the scheduler leaves it."""
+class Probed:
+    """A cluster for the probe: whether a webhook rewrites it, and how the scheduler leaves it."""
 
-    def __init__(self, after: Json, *, rewrites: bool = True, refuses: errors.KubeError | None = None) -> None:
-        self.after, self.rewrites, self.refuses = after, rewrites, refuses
-        self.pods: dict[str, Json] = {}
+    def __init__(self, after: Json, *, rewrites: bool = True) -> None:
+        self.clock = FakeClock()
+        self.api = Cluster({}, self.clock)
+        self._after = after
+        if rewrites:
+            self.api.before(self._rewrite, "create")
+        self.api.before(self._schedule, "get")
 
-    def create(self, path: str, pod: Json) -> Json:
-        if self.refuses is not None:
-            raise self.refuses
-        pod = deepcopy(pod)
-        if self.rewrites:
-            pod["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
-        self.pods[f"{path}/{pod['metadata']['name']}"] = pod
-        return pod
+    def _rewrite(self, request: Request) -> None:
+        request.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
 
-    def get(self, path: str) -> Json:
-        pod = deepcopy(self.pods[path])
-        pod["metadata"]["annotations"] |= self.after.get("annotations", {})
-        pod["spec"] |= self.after.get("spec", {})
-        return pod | {"status": self.after.get("status", {})}
+    def _schedule(self, request: Request) -> None:
+        self.api.edit(request.path, **self._after)
 
-    def delete(self, path: str, _options: Json) -> None:
-        del self.pods[path]
+    def probe(self) -> list[Finding]:
+        found = list(probing.probe(self.api.kube, "default", self.clock))
+        assert self.api.of("pods") == [], "it leaves nothing"
+        return found
 
 
 def unschedulable(message: str) -> Json:
@@ -279,7 +275,7 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
 @pytest.mark.parametrize(
     ("after", "level", "text"),
     [
-        ({"annotations": ASSIGNED, "spec": {"nodeName": "n1"}}, Level.OK, "was placed on a card of n1"),
+        ({"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}}, Level.OK, "was placed on a card of n1"),
         ({"spec": {"nodeName": "n1"}}, Level.PROBLEM, "kube-scheduler does not ask the extender"),
         (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Level.OK, "which has no room now"),
         (unschedulable('Post "https://x": connection refused'), Level.PROBLEM, "does not reach the extender"),
@@ -288,35 +284,32 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
     ],
 )
 def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
-    api = Cluster(after)
-    webhook, found = probing.probe(api, "default")
+    webhook, found = Probed(after).probe()
     assert (webhook.check, webhook.level) == ("webhook", Level.OK)
     assert (found.check, found.level) == ("scheduler", level)
     assert text in found.text
-    assert api.pods == {}
 
 
 def test_a_scheduler_that_looks_at_no_pod_is_told_after_a_while_and_nothing_is_left():
-    api, clock = Cluster({}), FakeClock()
-    before = clock.now()
-    _, found = probing.probe(api, "default", clock)
+    probed = Probed({})
+    before = probed.clock.now()
+    _, found = probed.probe()
     assert (found.level, "has not looked at the probe pod for 15 s" in found.text) == (Level.PROBLEM, True)
-    assert 15 <= clock.now() - before < 16
-    assert api.pods == {}
+    assert 15 <= probed.clock.now() - before < 16
 
 
 def test_a_probe_that_the_webhook_never_saw_ends_there():
-    api = Cluster({}, rewrites=False)
-    (found,) = probing.probe(api, "default")
+    (found,) = Probed({}, rewrites=False).probe()
     assert (found.level, "was not asked" in found.text) == (Level.PROBLEM, True)
-    assert api.pods == {}
 
 
 def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answer():
-    (refused,) = probing.probe(Cluster({}, refuses=errors.Forbidden(403, "Forbidden", "no pods for jane")), "default")
+    probed = Probed({})
+    probed.api.fault(Fault(status=403, message="no pods for jane"), "create")
+    probed.api.fault(Fault(status=500, message="failed calling webhook"), "create")
+    (refused,) = probed.probe()
     assert (refused.level, "no pods for jane" in refused.text) == (Level.NOTE, True)
-    down = errors.ServerError(500, "InternalError", "failed calling webhook")
-    (broken,) = probing.probe(Cluster({}, refuses=down), "default")
+    (broken,) = probed.probe()
     assert (broken.check, broken.level) == ("webhook", Level.PROBLEM)
 
 
@@ -333,11 +326,9 @@ def test_the_table_has_remedies_below_and_counts_at_the_end():
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):
-    class Bare(Lists):
-        def get(self, path: str) -> Json:
-            return {"gitVersion": "v1.34.4"} if path == "/version" else super().get(path)
-
-    said = run(monkeypatch, Bare({"nodes": [], "pods": []}), "doctor", "--no-probe", "-o", "json")
+    api = Cluster({})
+    api.lack("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
+    said = run(monkeypatch, api, "doctor", "--no-probe", "-o", "json")
     assert said.exit_code == 1
     report = json.loads(said.stdout)
     assert report["worst"] == "problem"
