@@ -2,11 +2,14 @@
 
 import json
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import yaml
 
+from cardwise.cli import defragging
 from cardwise.core import names
+from cardwise.core.defrag import plan
 from cardwise.core.policies import DEFAULT
 from tests.cli import worlds
 from tests.cli.worlds import Cluster, allocated, card, placed, resource_class
@@ -260,6 +263,7 @@ def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
     """Forty pods with room for three on a card, and more cards wanted than can be free."""
     pods = [kept(running(f"p{i}", f"n{i // 8}", i % 8, 3800)) for i in range(40)]
     cards = [card(f"n{i // 8}", i % 8) for i in range(40)]
+    monkeypatch.setattr(defragging, "plan", partial(plan, effort=500))
     shown = run(monkeypatch, cluster(*pods, extendedresources=cards), "--free-cards", "27")
     assert shown.exit_code == 1
     assert (
