@@ -20,6 +20,8 @@ from tests.fakes.clock import FakeClock
 
 Json = dict[str, Any]
 
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
+
 CONFIG = schedulerconfig.extender_stanzas(filter_url="https://a:1", bind_url="https://a:2", ca_file="ca")
 
 
@@ -33,7 +35,7 @@ def node(name: str, runtime: str = "containerd://2.1.4", **allocatable: str) -> 
 
 def lease(name: str, *, ahead: float = 0.0, age: float = 1.0, namespace: str = facts.NODE_LEASES) -> Json:
     """Renewed `age` seconds ago by a clock that is `ahead`."""
-    written = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=age)  # as the API server notes times
+    written = NOW - timedelta(seconds=age)
     metadata = {"name": name, "namespace": namespace, "managedFields": [{"time": f"{written:%Y-%m-%dT%H:%M:%SZ}"}]}
     renewed = written + timedelta(seconds=ahead)
     spec = {"holderIdentity": name, "leaseDurationSeconds": 15, "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}"}
@@ -63,7 +65,7 @@ def sound() -> Facts:
         policies=[{"metadata": {"name": "annotations.cardwise.dev"}}],
         node_leases=[lease("n1")],
         leases=[lease(names.LEASE, namespace=names.NAMESPACE)],
-        now=datetime.now(UTC),
+        now=NOW,
     )
 
 
@@ -208,14 +210,9 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
-def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, monkeypatch, ahead):
-    class Admins(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(tz) + timedelta(seconds=ahead)
-
-    monkeypatch.setattr(facts, "datetime", Admins)
-    sound.leases[0]["spec"]["renewTime"] = f"{Admins.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"  # the extender's is no better
+def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
+    theirs = NOW + timedelta(seconds=ahead)  # the extender's clock
+    sound.leases[0]["spec"]["renewTime"] = f"{theirs:%Y-%m-%dT%H:%M:%S.%fZ}"
     assert [one.level for one in command.judge(sound) if one.check == "extender"] == [Level.OK]
     sound.now += timedelta(seconds=60)
     assert [one.level for one in command.judge(sound) if one.check == "extender"] == [Level.PROBLEM]
