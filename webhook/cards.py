@@ -54,4 +54,5 @@ class CardSums:
 def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> Cards:
     of_it = [card for card in cards.values() if card.of(device_class)]
     per_node = Counter(card.node for card in of_it)
-    return Cards(MiB(max((card.memory for card in of_it), default=0)), max(per_node.values(), default=0))
+    sizes = [card.memory for card in of_it] or [MiB(0)]
+    return Cards(max(sizes), max(per_node.values(), default=0), min(sizes))

@@ -13,7 +13,8 @@ from cardwise.core import names, request
 from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.mps import Mode, SmPercent
-from cardwise.core.request import PodRequest
+from cardwise.core.quantity import MiB
+from cardwise.core.request import ContainerRequest, PodRequest
 from webhook import (
     agent,
     classes,
@@ -220,11 +221,28 @@ def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
     gang = gangs.of(review.object, settings.gang_schedulers)
     told = gangs.check(review.object, gang, asked)
     if asked is not None:
-        gpuquotas.check(asked, view.quotas(review.namespace))
+        told += _judge_quotas(asked, view.quotas(review.namespace), view, settings)
         told += _judge_sharing(review.object, asked, view, settings)
     if gang is not None:
         gangs.check_number(review.object, gang, review.namespace, view)
     return Decision(warnings=warnings + told)
+
+
+def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, settings: Settings) -> tuple[str, ...]:
+    """Of a pod that asks for cards, under the GPUQuotas of its namespace. Warnings."""
+
+    def smallest(container: ContainerRequest) -> MiB:
+        of_class = view.device_class(container.device_class) if container.device_class else None
+        return max(view.cards(of_class).smallest, MiB(1))
+
+    gpuquotas.check(asked, standings)
+    try:
+        gpuquotas.check(asked, standings, smallest)
+    except InvalidRequest as error:
+        if settings.oversize == "refuse":
+            raise
+        return (f"{error.field}: {error.problem}; the pod waits until a smaller card comes or the quota is raised",)
+    return ()
 
 
 def _judge_sharing(pod: Json, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:

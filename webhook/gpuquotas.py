@@ -4,17 +4,19 @@ Where a pod is placed decides what it takes of which entry, so the exact answer 
 what is sure before: where the pod names the entry's class, or the entry is for every card.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cardwise.core import classes, names, quotas
 from cardwise.core.invalid import InvalidRequest
+from cardwise.core.quantity import MiB
 from cardwise.core.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.core.request import ContainerRequest, PodRequest
 from webhook.spellings import Lookup
 
 Json = dict[str, Any]
+Smallest = Callable[[ContainerRequest], MiB]
 
 _FIELDS = {"shares": "shares", "memory": "memoryMiB", "cards": "cards"}  # of an entry and a charge, as users write them
 
@@ -41,12 +43,15 @@ def parse(obj: Json) -> Standing:
     return Standing(quotas.parse(obj), used)
 
 
-def check(asked: PodRequest, standings: Iterable[Standing]) -> None:
-    """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then."""
+def check(asked: PodRequest, standings: Iterable[Standing], smallest: Smallest = lambda _: MiB(1)) -> None:
+    """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then.
+
+    `smallest` is the memory of the smallest card that a container could get; without it, of any that there may be.
+    """
     for standing in standings:
         quota = standing.quota
         for i, entry in enumerate(quota.entries):
-            wanted = quotas.total(_least(c) for c in asked.containers if _is_sure(entry, c))
+            wanted = quotas.total(_least(c, smallest) for c in asked.containers if _is_sure(entry, c))
             if wanted == NOTHING:
                 continue
             used = _used(standing, entry)
@@ -99,9 +104,9 @@ def _is_sure(entry: Entry, asked: ContainerRequest) -> bool:
     return not entry.model
 
 
-def _least(asked: ContainerRequest) -> Charge:
-    """The least that the container takes: nobody knows yet how much memory a whole card will have."""
-    memory = asked.cards if asked.whole else asked.mem
+def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
+    """The least that the container takes: which card it will get, where it asks for a whole one, nobody knows yet."""
+    memory = asked.cards * smallest(asked) if asked.whole else asked.mem
     return Charge(shares=asked.cards, memory=memory, cards=asked.cards if asked.whole else 0)
 
 

@@ -240,6 +240,13 @@ QUOTAS_AND_RIGHTS = (
         "a GPUQuota: with a share or a whole card beyond it; made, changed or deleted",
         [
             creates(ours(gpu_mem="13Gi"), By.WEBHOOK, "GPUQuota cards", "memoryMiB", guarded=True),
+            creates(
+                with_spec(plain(), containers=[container(whole_gpu=1)]),
+                By.WEBHOOK,
+                "GPUQuota cards",
+                f"memoryMiB asked {P100}",
+                guarded=True,
+            ),
             created(lambda tenant: paths.gpuquotas(tenant.space.name), By.RBAC, "gpuquotas", spec={"quotas": []}),
             changed(
                 lambda tenant: paths.gpuquotas(tenant.guarded.name, "cards"), By.RBAC, "gpuquotas", spec={"quotas": []}
@@ -250,7 +257,6 @@ QUOTAS_AND_RIGHTS = (
                 ("gpuquotas",),
             ),
         ],
-        late=[By.EXTENDER],
     ),
     Attack(
         "T42",

@@ -290,10 +290,3 @@ def test_t39_templates_get_no_further_than_pods(tenant: Tenant) -> None:
     assert "spec.containers[main].env" in told()
     assert not [pod for pod in tenant.space.pods() if pod["metadata"]["name"].startswith("many")]
     tenant.edit.delete(tenant.of("deployments", "many", base="/apis/apps/v1"))
-
-
-def test_t41_a_whole_card_beyond_the_quota_waits(tenant: Tenant) -> None:
-    guarded = tenant.guarded
-    tenant.edit.create(paths.pods(guarded.name), workload("whole", whole_gpu=1))
-    guarded.wait(lambda: "GPUQuota" in guarded.reasons("whole"), "the reason names the quota")
-    assert not guarded.get("whole")["spec"].get("nodeName")

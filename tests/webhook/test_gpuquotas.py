@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from cardwise.core import names
+from cardwise.core.quantity import MiB
 from tests.webhook.reviews import Known, body, device_classes, resource_class
 from tests.webhook.test_classes import K80, P100, pod
 from webhook import decisions, gpuquotas, review
 from webhook.decisions import Settings
 from webhook.mutate import mutate
+from webhook.validate import Cards
 
 Json = dict[str, Any]
 
@@ -22,11 +24,19 @@ def quota(*hard: Json, used: list[Json] | None = None, on_exceed: str = "Wait") 
     return {"metadata": {"namespace": "default", "name": "team"}, "spec": spec, "status": {"used": used or []}}
 
 
-def said(asked: Json, *objects: Json, namespace: str = "default") -> str:
+CARDS = {K80: Cards(MiB(11441), 4, MiB(11441)), P100: Cards(MiB(16276), 4, MiB(12198))}
+ALL_CARDS = Cards(MiB(16276), 4, MiB(11441))
+
+
+def judged(asked: Json, *objects: Json, namespace: str = "default", **settings: Any) -> review.Decision:
     standings = [gpuquotas.parse(obj) for obj in objects]
-    known = Known(known_classes=CLASSES, standings={"default": standings})
+    known = Known(known_classes=CLASSES, known_cards=ALL_CARDS, cards_of=CARDS, standings={"default": standings})
     after = mutate(asked).pod
-    return decisions.on_validate(review.decode(body(after, namespace=namespace)), known, Settings()).message
+    return decisions.on_validate(review.decode(body(after, namespace=namespace)), known, Settings(**settings))
+
+
+def said(asked: Json, *objects: Json, namespace: str = "default") -> str:
+    return judged(asked, *objects, namespace=namespace).message
 
 
 def typed(device_class: str = K80, count: int = 1, **more: Any) -> Json:
@@ -52,6 +62,16 @@ def typed(device_class: str = K80, count: int = 1, **more: Any) -> Json:
         ),
         pytest.param(typed(count=2), {"class": K80, "cards": 1}, "cards asked 2, used 0, hard 1", id="whole cards"),
         pytest.param(typed(), {"class": K80, "memoryMiB": 0}, "memoryMiB asked 1, used 0, hard 0", id="none at all"),
+        pytest.param(
+            typed(), {"class": K80, "memoryMiB": 11440}, "memoryMiB asked 11441, used 0, hard 11440", id="a whole card"
+        ),
+        pytest.param(
+            typed(P100, 2),
+            {"memoryMiB": 24395},
+            "memoryMiB asked 24396, ",
+            id="two whole cards, the smallest of a class",
+        ),
+        pytest.param(pod({names.GPU_COUNT: 1}), {"memoryMiB": 11440}, "asked 11441, ", id="a whole card of any class"),
         pytest.param(pod({names.GPU_MEM: 9}), {"memoryMiB": 8}, "(every card): ", id="every card, and no class named"),
         pytest.param(
             pod({names.GPU_MEM: 5}, {names.GPU_MEM: 4}),
@@ -76,7 +96,8 @@ def test_what_can_never_run_is_refused(asked: Json, hard: Json, says: str, on_ex
         pytest.param(typed(mem=9), {"model": "Tesla K80", "memoryMiB": 8}, id="a model"),
         pytest.param(typed(mem=8), {"class": K80, "memoryMiB": 8}, id="just enough"),
         pytest.param(typed(mem=8), {"class": K80, "cards": 0}, id="a share is no whole card"),
-        pytest.param(typed(), {"class": K80, "memoryMiB": 100}, id="nobody knows how large the card will be"),
+        pytest.param(typed(), {"class": K80, "memoryMiB": 11441}, id="a whole card that just fits"),
+        pytest.param(typed(P100), {"memoryMiB": 12198}, id="the smallest card of the class fits"),
         pytest.param(pod({"cpu": 1}), {"shares": 0}, id="asks for no card"),
     ],
 )
@@ -99,6 +120,21 @@ def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
     lowered = quota({"class": K80, "cards": 1}, used=[{"class": K80, "cards": 2}], on_exceed="Refuse")
     assert said(typed(mem=1), lowered) == ""
     assert "cards asked 1, used 2, hard 1" in said(typed(), lowered)
+
+
+def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
+    quotas = {"default": [gpuquotas.parse(quota({"memoryMiB": 100}))]}
+    after = body(mutate(pod({names.GPU_COUNT: 1})).pod)
+    assert decisions.on_validate(review.decode(after), Known(standings=quotas), Settings()).message == ""
+
+
+def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
+    decision = judged(typed(), quota({"class": K80, "memoryMiB": 4096}), oversize="wait")
+    assert decision.allowed
+    (warning,) = decision.warnings
+    assert warning.startswith(f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone asks for more than is allowed")
+    assert warning.endswith("the pod waits until a smaller card comes or the quota is raised")
+    assert not judged(typed(count=2), quota({"class": K80, "cards": 1}), oversize="wait").allowed
 
 
 @pytest.mark.parametrize("status", [None, 7, {"used": 7}, {"used": [7]}, {"used": [{"shares": "x", "class": 7}]}])

@@ -75,8 +75,8 @@ def world() -> Iterator[World]:
 def test_cards_are_summed_by_class(world):
     world.put(paths.resourceclasses(), resource_class("k80"), resource_class("v100", model="Tesla V100"))
     view = world.start()
-    assert view.cards() == Cards(MiB(16276), 2)
-    assert view.cards(view.device_class("k80")) == Cards(MiB(11441), 2)
+    assert view.cards() == Cards(MiB(16276), 2, MiB(5632))
+    assert view.cards(view.device_class("k80")) == Cards(MiB(11441), 2, MiB(5632))
     assert view.cards(view.device_class("v100")) == Cards()
     assert view.selects(of({"room": "cold", "hostname": "n2"}))
     assert not view.selects(of({"room": "hot"}))
@@ -87,8 +87,8 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
     world.put(paths.resourceclasses(), loose)
     view = world.start(cards)
-    assert view.cards() == Cards(MiB(11441), 1)
-    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1), "a class that says no kind is of GPUs"
+    assert view.cards() == Cards(MiB(11441), 1, MiB(11441))
+    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1, MiB(11441)), "a class that says no kind is of GPUs"
     assert view.cards(of({"kind": "rdma"})) == Cards(most=3)
     assert view.cards(of({"kind": "rdma", "node": "n2"})) == Cards(most=1)
     assert view.selects(of({"kind": "fpga"}))
@@ -102,7 +102,7 @@ def test_a_class_that_the_watch_has_not_told_of_is_read(world):
     assert view.classes() == {}
     known = view.device_class("new")
     assert known is not None
-    assert view.cards(known) == Cards(MiB(11441), 2)
+    assert view.cards(known) == Cards(MiB(11441), 2, MiB(5632))
     assert view.device_class("broken") is None
     assert view.device_class("none") is None
 
