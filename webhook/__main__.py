@@ -135,6 +135,13 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "for clusters that grow.",
 )
 @click.option(
+    "--least-share",
+    type=click.IntRange(min=0),
+    default=256,
+    help="MiB of a card: who asks for a smaller share is warned, since hardly any program starts with it and often a "
+    "unit is missing (8 for 8Gi). 0: nobody is.",
+)
+@click.option(
     "--nvidia-gpu",
     type=click.Choice(["leave", "take"]),
     default="leave",
@@ -214,6 +221,7 @@ def main(
     webhook_configuration: str,
     runtime_class: str,
     oversize: Oversize,
+    least_share: int,
     nvidia_gpu: NvidiaGpu,
     exempt_namespaces: tuple[str, ...],
     gang_schedulers: tuple[str, ...],
@@ -236,6 +244,7 @@ def main(
     settings = Settings(
         runtime_class=runtime_class,
         oversize=oversize,
+        least_share=least_share,
         nvidia_gpu=nvidia_gpu,
         exempt_namespaces=frozenset(exempt_namespaces),
         gang_schedulers=frozenset(gang_schedulers),

@@ -85,7 +85,7 @@ class View(Protocol):
 class Settings:
     """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
     `sm_percent`: of pods with a share that do not say, in namespaces that do not. `scheduler`: of pods that ask for
-    cards and name none.
+    cards and name none. `least_share`: MiB of a card below which a share is warned about.
     """
 
     runtime_class: str = ""
@@ -97,6 +97,7 @@ class Settings:
     sm_percent: SmPercent = SmPercent.CORE
     share_agent: AgentSettings = field(default_factory=AgentSettings)
     scheduler: str = ""
+    least_share: int = 0
 
 
 Decide = Callable[[Review, View, Settings], Decision]
@@ -221,6 +222,7 @@ def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
     gang = gangs.of(review.object, settings.gang_schedulers)
     told = gangs.check(review.object, gang, asked)
     if asked is not None:
+        told += validate.small(asked, view, settings.least_share)
         told += _judge_quotas(asked, view.quotas(review.namespace), view, settings)
         told += _judge_sharing(review.object, asked, view, settings)
     if gang is not None:

@@ -23,6 +23,7 @@ Oversize = Literal["refuse", "wait"]
 
 _SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
+_GIB = 1024  # MiB
 _SHOWN = 10  # of the classes that there are, in a refusal
 
 
@@ -66,6 +67,24 @@ def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest
                 raise
             warnings.append(f"{error.field}: {error.problem}; the pod waits until such a {what} comes")
     return asked, tuple(warnings)
+
+
+def small(asked: PodRequest, inventory: Inventory, least: int) -> tuple[str, ...]:
+    """Warnings of shares below `least` MiB of a card, which hardly any program can use: often the unit is missing.
+
+    Raises KubeError.
+    """
+    found = []
+    for c in asked.containers:
+        known = inventory.device_class(c.device_class) if c.device_class else None
+        of_class = known is not None and known.share is not None and not c.mem % known.share.memory
+        if c.whole or c.mem_per_card >= least or of_class:  # what one of a class is, its author has thought about
+            continue
+        fits = c.mem_per_card * _GIB <= inventory.cards(known).largest
+        meant = f"did you mean {c.mem}Gi?" if fits else f"write at least {least * c.cards}"
+        problem = f"{c.mem} is {c.mem} MiB, less than most programs need to start on a card ({least})"
+        found.append(f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {meant}")
+    return tuple(found)
 
 
 def binding(obj: Json) -> None:

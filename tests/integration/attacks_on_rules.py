@@ -349,6 +349,19 @@ QUOTAS_AND_RIGHTS = (
             changed(paths.nodes("n1", "status"), By.RBAC, "nodes/status", status={"capacity": {names.GPU_MEM: "1"}}),
         ],
     ),
+    Attack(
+        "T50",
+        "many shares of 64 MiB, within the memory that his quotas allow",
+        [
+            creates(
+                with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(17)]),
+                By.WEBHOOK,
+                "GPUQuota cards",
+                "shares asked 17, used 0, hard 16",
+                guarded=True,
+            )
+        ],
+    ),
 )
 
 CARDWISE_ITSELF = (

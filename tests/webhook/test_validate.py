@@ -8,7 +8,7 @@ from cardwise.core import names
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
 from tests import build
-from tests.webhook.reviews import Known, body
+from tests.webhook.reviews import Known, body, device_classes, resource_class
 from webhook import decisions, review, validate
 from webhook.decisions import Settings
 from webhook.mutate import mutate
@@ -166,3 +166,24 @@ def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
 def test_only_a_kubelet_makes_mirrors() -> None:
     mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
     assert not decisions.on_mutate(review.decode(body(mirror)), Known(), Settings()).allowed
+
+
+def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
+    half = device_classes(resource_class("half", share={"memoryMiB": 128}))
+    known = Known(known_cards=CARDS, known_classes=half, cards_of={"half": CARDS})
+    return decisions.on_validate(review.decode(body(pod)), known, Settings(least_share=least)).warnings
+
+
+def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
+    problem = "less than most programs need to start on a card (256)"
+    assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 is 8 MiB, {problem}; did you mean 8Gi?",)
+    assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 is 100 MiB, {problem}; write at least 256",)
+    assert small(mutated(gpu_mem=16, gpu_count=2)) == (f"{FIELD}: 16 is 16 MiB, {problem}; did you mean 16Gi?",)
+    assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 is 300 MiB, {problem}; write at least 512",)
+
+
+def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:
+    of_class = {names.CLASS_PREFIX + "half": 1, names.GPU_MEM: 128, names.SHARE: 1}
+    for pod in (mutated(gpu_mem=256), mutated(gpu_count=1), mutated(containers=[{"resources": {"limits": of_class}}])):
+        assert small(pod) == ()
+    assert small(mutated(gpu_mem=8), least=0) == ()
