@@ -6,9 +6,11 @@ looks what came of it.
 """
 
 from cardwise.core import names
+from tests.build import container
 from tests.integration.tenancy import (
     Attack,
     By,
+    Json,
     annotated,
     created,
     creates,
@@ -27,6 +29,15 @@ PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 FORGED = {names.IDX: "1", names.POD_MEM: "16276", names.ASSIGNED: "true"}
 DRA = "/apis/resource.k8s.io/v1"
 PRIVILEGED = {"securityContext": {"privileged": True}}
+
+
+def listing(path: str, where: str = "containers") -> Json:
+    """A pod that names devices to NVIDIA's runtime by a mount at `path`."""
+    made = with_host_path(plain(), "/dev/null")
+    mounting = container("lister") | {"volumeMounts": [{"name": "host", "mountPath": path}]}
+    made["spec"].setdefault(where, []).append(mounting)
+    return made
+
 
 PAST_CARDWISE = (
     Attack(
@@ -96,7 +107,7 @@ PAST_CARDWISE = (
     Attack("T08", "`mknod` of another card's device in a container that has a share", late=[By.NODE]),
     Attack(
         "T09",
-        "hostPath of a card's device, also in disguise, of CDI's folders, of Cardwise's state and MPS pipes",
+        "hostPath of a card's device, also in disguise or by /proc, of CDI's folders, of Cardwise's state and pipes",
         [
             creates(with_host_path(plain(), path), By.HOST_PATHS, "spec.volumes[host].hostPath.path", path)
             for path in (
@@ -105,6 +116,10 @@ PAST_CARDWISE = (
                 "/var/run/cdi",
                 "/var/lib/cardwise",
                 "/run/cardwise/mps",
+                "/dev/char/195:0",
+                "/proc/1/root/dev/nvidia0",
+                "/proc/self/root",
+                "/dev/fd/3",
             )
         ],
     ),
@@ -184,6 +199,29 @@ PAST_CARDWISE = (
             created(f"{DRA}/resourceslices", By.RBAC, "resourceslices", spec={}),
         ],
         late=[By.KUBERNETES],
+    ),
+    Attack(
+        "T51",
+        "`/dev/null` at `/var/run/nvidia-container-devices/all`, also by a debug container and in disguise",
+        [
+            *(
+                creates(listing(path), By.HOST_PATHS, "/var/run/nvidia-container-devices")
+                for path in (
+                    "/var/run/nvidia-container-devices/all",
+                    "//var/./run/nvidia-container-devices/0",
+                    "/tmp/../var/run/nvidia-container-devices/all",
+                )
+            ),
+            creates(listing("/var/run/nvidia-container-devices/all", "initContainers"), By.HOST_PATHS, "volumeMounts"),
+            patches(
+                "idle",
+                debugged(volumeMounts=[{"name": "null", "mountPath": "/var/run/nvidia-container-devices/all"}]),
+                By.HOST_PATHS,
+                "volumeMounts",
+                sub="ephemeralcontainers",
+                more=True,
+            ),
+        ],
     ),
 )
 

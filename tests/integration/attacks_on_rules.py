@@ -217,6 +217,26 @@ PAST_THE_SCHEDULER = (
         ],
     ),
     Attack("T39", "all of it in the template of a Deployment", late=[By.ENVIRONMENT]),
+    Attack(
+        "T52",
+        "a gang that holds its cards for an hour: a PodGroup with a long `timeoutSeconds`",
+        [
+            created(
+                lambda tenant: paths.podgroups(tenant.space.name),
+                By.PODGROUPS,
+                "spec.timeoutSeconds",
+                apiVersion=names.API_VERSION,
+                kind="PodGroup",
+                spec={"minMember": 2, "timeoutSeconds": 3600},
+            ),
+            changed(
+                lambda tenant: paths.podgroups(tenant.space.name, "held"),
+                By.PODGROUPS,
+                "for 300 seconds at most",
+                spec={"timeoutSeconds": 3600},
+            ),
+        ],
+    ),
 )
 
 QUOTAS_AND_RIGHTS = (
@@ -347,6 +367,18 @@ QUOTAS_AND_RIGHTS = (
         [
             changed(paths.nodes("n1"), By.RBAC, "nodes", metadata={"annotations": {names.NODE_CHANGED: "1"}}),
             changed(paths.nodes("n1", "status"), By.RBAC, "nodes/status", status={"capacity": {names.GPU_MEM: "1"}}),
+        ],
+    ),
+    Attack(
+        "T53",
+        "a namespace of his own by the name of one that is exempt and not there",
+        [
+            Try(
+                lambda tenant, made={"metadata": {"name": name}}: tenant.more.create(paths.namespaces(), made),
+                By.NAMESPACES,
+                (f"a namespace called {name}", "choose another name"),
+            )
+            for name in ("dcgm", "nvidia-device-plugin", "gpu-operator")
         ],
     ),
     Attack(

@@ -16,7 +16,7 @@ from tests.integration.sharing import Space, inspect
 Json = dict[str, Any]
 
 RBAC_PATH = "/apis/rbac.authorization.k8s.io/v1"
-# What some clusters give to those who debug, beyond `edit`. Cardwise must hold against them too.
+# What some clusters give to those who debug, beyond `edit` and making namespaces. Cardwise must hold against them too.
 MORE = ("pods/ephemeralcontainers", "pods/resize", "pods/status", "pods/binding", "podgroups/status")
 
 
@@ -35,6 +35,7 @@ class By(StrEnum):
     ENVIRONMENT = "environment.cardwise.dev"
     GANGS = "gangs.cardwise.dev"
     HOST_PATHS = "hostpaths.cardwise.dev"
+    NAMESPACES = "namespaces.cardwise.dev"
     NODE_NAME = "nodename.cardwise.dev"
     PODGROUPS = "podgroups.cardwise.dev"
 
@@ -52,7 +53,7 @@ def told_by(by: By) -> str:
 
 
 class Tenant:
-    """A ServiceAccount with the ClusterRole `edit` in two namespaces, and one that has `MORE` as well.
+    """A ServiceAccount with the ClusterRole `edit` in two namespaces, and one that has `MORE` and may make others.
 
     `guarded` is a namespace with what docs/security.md asks of the cluster's administrator: Pod Security and quotas.
     """
@@ -72,6 +73,11 @@ class Tenant:
             stack.callback(self.edit.close)
             self.more = self._client("debugger", ("ClusterRole", "edit"), ("Role", "more"))
             stack.callback(self.more.close)
+            stack.callback(cluster.api.delete, f"{RBAC_PATH}/clusterrolebindings/{name}")
+            stack.callback(cluster.api.delete, f"{RBAC_PATH}/clusterroles/{name}")
+            making = [{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["create"]}]
+            cluster.api.create(f"{RBAC_PATH}/clusterroles", {"metadata": {"name": name}, "rules": making})
+            self._bind(f"{RBAC_PATH}/clusterrolebindings", name, "debugger", "ClusterRole", name)
             self._clients = stack.pop_all()
 
     def close(self) -> None:
@@ -99,20 +105,21 @@ class Tenant:
         finally:
             client.close()
 
+    def _bind(self, path: str, name: str, account: str, kind: str, role: str) -> None:
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": self.space.name}
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role}
+        self.cluster.api.create(path, {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]})
+
     def _client(self, account: str, *roles: tuple[str, str]) -> KubeClient:
         own = f"/api/v1/namespaces/{self.space.name}/serviceaccounts"
         self.cluster.api.create(own, {"metadata": {"name": account}})
-        subject = {"kind": "ServiceAccount", "name": account, "namespace": self.space.name}
         for space in (self.space, self.guarded):
             for kind, role in roles:
                 if kind == "Role" and space is self.guarded:
                     continue
-                binding = {
-                    "metadata": {"name": f"{account}-{role}"},
-                    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
-                    "subjects": [subject],
-                }
-                self.cluster.api.create(f"{RBAC_PATH}/namespaces/{space.name}/rolebindings", binding)
+                self._bind(
+                    f"{RBAC_PATH}/namespaces/{space.name}/rolebindings", f"{account}-{role}", account, kind, role
+                )
         answer = self.cluster.api.create(f"{own}/{account}/token", {"spec": {"expirationSeconds": 3600}})
         kubeconfig = pki.kubeconfig(
             self._folder / account,

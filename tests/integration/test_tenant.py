@@ -73,7 +73,8 @@ def tenant(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
         node_cluster.apply([obj])
     node_cluster.api.create(made.of("configmaps"), {"metadata": {"name": "stolen"}, "data": STOLEN})
     create(made, workload("steady", gpu_mem=64, node=NODE))
-    create(made, workload("idle", node=NODE))
+    null = {"volumes": [{"name": "null", "hostPath": {"path": "/dev/null"}}]}
+    create(made, workload("idle", node=NODE, spec=null))
     create(made, workload("ungated", gpu_mem=64, spec={"nodeSelector": {"nowhere": "1"}}))
     for name in ("gated", "gated-too"):
         gang = {names.GROUP_NAME: "held", names.GROUP_NUM: "3"}

@@ -88,7 +88,9 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     world.put(paths.resourceclasses(), loose)
     view = world.start(cards)
     assert view.cards() == Cards(MiB(11441), 1, MiB(11441))
-    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1, MiB(11441)), "a class that says no kind is of GPUs"
+    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1, MiB(11441)), (
+        "a class that says no kind is of GPUs"
+    )
     assert view.cards(of({"kind": "rdma"})) == Cards(most=3)
     assert view.cards(of({"kind": "rdma", "node": "n2"})) == Cards(most=1)
     assert view.selects(of({"kind": "fpga"}))

@@ -144,10 +144,10 @@ has(c.env) && c.env.exists(e, (e.name.startsWith('CUDA_MPS_') && !(
     : (!has(e.value) || e.value in ['', 'void', 'none']))))
 {{- end }}
 
-{{/* The volumes of the pod `object` with a bare host path `path` for which `which` holds, of a `p` among `paths`. The
-list of one element computes the bare path once, for the cost limit. */}}
+{{/* The volumes of the pod `object` with a bare host path `path` for which `which` holds, of a `p` among `paths`, or for
+which `or` holds, if there is one. The list of one element computes the bare path once, for the cost limit. */}}
 {{- define "cardwise.cel.mounting" -}}
 object.spec.volumes.filter(v, has(v.hostPath) &&
 ['/' + v.hostPath.path.split('/').filter(part, part != '' && part != '.').join('/')].exists(path,
-{{ include "cardwise.cel.list" .paths }}.exists(p, {{ .which }})))
+{{ include "cardwise.cel.list" .paths }}.exists(p, {{ .which }}){{ with .or }} || {{ . }}{{ end }}))
 {{- end }}
