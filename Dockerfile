@@ -25,10 +25,10 @@ RUN site=/opt/cardwise/lib/python3.11/site-packages \
  && rm -rf $site/kubernetes/aio $site/kubernetes/docs \
  && python -m compileall -q -j 0 --invalidation-mode unchecked-hash $site
 
-# The agent needs the standard library and four folders of ours.
+# The agent needs the standard library and some of ours.
 FROM python:${PYTHON}-slim-bookworm AS agent
 RUN pip uninstall --yes --quiet setuptools wheel pip
-COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/__init__.py /opt/agent/cardwise/
+COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/__init__.py /opt/cardwise/lib/python3.11/site-packages/cardwise/clock.py /opt/agent/cardwise/
 COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/core /opt/agent/cardwise/core
 COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/share /opt/agent/cardwise/share
 COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/gpus/mpsnode.py /opt/cardwise/lib/python3.11/site-packages/cardwise/gpus/__init__.py /opt/agent/cardwise/gpus/

@@ -76,7 +76,7 @@ test-frameworks: env .venv-frameworks/.locked ## the hook under the real TensorF
 .PHONY: test-mps-real
 test-mps-real: env ## MPS contract tests against NVIDIA's own control program (Debian non-free, into the user cache)
 	$(BIN)/python -m tests.mps.fetch
-	$(BIN)/pytest -v tests/mps/contract $(ARGS)
+	CARDWISE_MPS_REAL=1 $(BIN)/pytest -v tests/mps/contract $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: env ## MPS on a real card, as root: limits, faults, healing (tests/gpu/conftest.py)

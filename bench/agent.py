@@ -11,12 +11,12 @@ from pathlib import Path
 
 from bench import timing
 from bench.timing import Row
+from cardwise.clock import BOOT
 from cardwise.core import assignment as codec
 from cardwise.core import mps, names, shareagent
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.mps import Scope, State, Status
 from cardwise.core.quantity import MiB, Percent
-from cardwise.gpus import mpsnode
 from mps import homes
 
 AGENT = [sys.executable, "-m", "mps.agent"]
@@ -74,7 +74,7 @@ def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
         uuids=(_UUID,),
         scope=Scope.CARD,
         state=State.READY,
-        checked=mpsnode.now(),
+        checked=BOOT.now(),
         valid_seconds=3600.0,
         ceilings={_UUID: _P100},
     )

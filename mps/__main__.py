@@ -5,12 +5,12 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import click
 import structlog
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import mps
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.mps import Scope
@@ -226,18 +226,18 @@ def main(
     _log.info("stopped")
 
 
-def _taken(lock: Lock, stopped: threading.Event) -> bool:
+def _taken(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
     """Waits for a former manager's end, which a rolling update may take its time for. False: stopped before."""
-    began = time.monotonic()
+    began = clock.now()
     told = False
     while not stopped.is_set():
         try:
             lock.take()
         except Held:
-            if not told and time.monotonic() - began > _SOON:
+            if not told and clock.now() - began > _SOON:
                 told = True
                 _log.warning("another manager holds the root; waiting for its end")
-            stopped.wait(_LOCK_PAUSE)
+            clock.wait(stopped, _LOCK_PAUSE)
         else:
             return True
     return False

@@ -5,13 +5,12 @@ container that brought a device node of its own, a program that starts twice. Wh
 """
 
 import os
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import audit
 from cardwise.core.audit import About, Finding, Granted, Reason, Standing, Use
 from cardwise.core.quantity import MiB
@@ -19,10 +18,12 @@ from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard, GpuProcess, 
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.nodepods import NodePods
-from mps import cgroups, metrics, processes
+from cardwise.runtime.loops import Loop
+from mps import metrics
 from mps.evicting import Convict, Evictor
 from mps.owners import Owner, Owners
 from mps.pods import PodView, indexed
+from mps.processes import LOCAL, Host
 from mps.usage import Usage, measured
 
 _log = structlog.get_logger(__name__)
@@ -57,40 +58,43 @@ class Audit:
         gpus: Gpus,
         use: CardUse,
         pods: NodePods[PodView],
+        host: Host = LOCAL,
+        clock: Clock = BOOT,
     ) -> None:
         self._settings = settings
         self._node = node
         self._gpus = gpus
         self._use = use
         self._pods = pods
-        self._events = EventRecorder(client, "cardwise-mps", instance=node)
+        self._host = host
+        self._clock = clock
+        self._events = EventRecorder(client, "cardwise-mps", instance=node, clock=clock)
         self._evictor = Evictor(client, self._events, settings.evict_per_hour)
         self._remind = max(1, round(_REMIND_SECONDS / settings.interval))
         self._usage = Usage()
         self._standing: dict[About, Standing] = {}
         self._unseen: set[str] = set()  # cards that did not answer at the last look
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+        self._loop = Loop(
+            "audit",
+            self.look,
+            failed="nobody looks at who uses the cards",
+            failures=metrics.THREADS,
+            every=settings.interval,
+            clock=clock,
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_SECONDS)
+        self._loop.stop(_STOP_SECONDS)
         self._events.stop()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self._settings.interval):
-            try:
-                if self._pods.synced:
-                    self._look(time.monotonic())
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.THREADS.labels("audit").inc()
-                _log.exception("nobody looks at who uses the cards")
-
-    def _look(self, now: float) -> None:
+    def look(self) -> None:
+        """Compares, tells and evicts; nothing while the pods are not known."""
+        if not self._pods.synced:
+            return
+        now = self._clock.now()
         cards = self._gpus.cards()
         there: list[tuple[str, GpuProcess]] = []
         unseen: set[str] = set()
@@ -108,8 +112,8 @@ class Audit:
         by_index = indexed(cards)
         grants = {uid: granted(pod, by_index) for uid, pod in pods.items()}
         owners = Owners(pods.values())
-        own = owners.of(cgroups.of(os.getpid()))
-        uses = [use for card, process in there if (use := _use_of(card, process, owners, own)) is not None]
+        own = owners.of(self._host.memberships(os.getpid()))
+        uses = [use for card, process in there if (use := self._use_of(card, process, owners, own))]
         self._usage.tell(measured(uses, pods))
         found = audit.compare(uses, grants, self._settings.tolerance)
         self._standing = audit.follow(self._standing, found, now, unseen)
@@ -120,7 +124,7 @@ class Audit:
             if standing.to_tell(self._settings.looks, self._remind):
                 self._tell(finding, pod)
             if pod is not None and self._has_to_go(standing, pod, now):
-                convicts.append(Convict(pod, standing.since, _said(finding, pod)))
+                convicts.append(Convict(pod, standing.since, self._said(finding, pod)))
         self._evictor.evict(convicts, {uid for uid, pod in pods.items() if not pod.finished}, now)
 
     def _count(self, cards: Sequence[GpuCard]) -> None:
@@ -131,7 +135,7 @@ class Audit:
                 metrics.AUDIT_STANDING.labels(card.uuid, reason).set(count)
 
     def _tell(self, finding: Finding, pod: PodView | None) -> None:
-        text = _said(finding, pod)
+        text = self._said(finding, pod)
         metrics.AUDIT_FOUND.labels(finding.card, finding.reason).inc()
         who = {"pod": f"{pod.namespace}/{pod.name}" if pod is not None else "", "uid": finding.pod}
         _log.warning("a card is not used as granted", reason=finding.reason, card=finding.card, said=text, **who)
@@ -146,23 +150,21 @@ class Audit:
             return False
         return now - standing.since >= after and pod.ends is None and not pod.finished
 
+    def _use_of(self, card: str, process: GpuProcess, owners: Owners, own: Owner | None) -> Use | None:
+        """None for one that has ended, and for the MPS server."""
+        memberships = self._host.memberships(process.pid)
+        owner = owners.of(memberships)
+        # Ours is a server by its name and its place: a tenant can take the one, not the other.
+        ours = owner is None or (own is not None and owner.pod.uid == own.pod.uid)
+        if (ours and self._host.is_server(process.pid)) or self._host.pulse(process.pid) is None:
+            return None
+        if owner is None:
+            pod = memberships[-1].pod_uid if memberships else ""
+            return Use(card=card, pid=process.pid, memory=process.memory, pod=pod)
+        return Use(card=card, pid=process.pid, memory=process.memory, pod=owner.pod.uid, container=owner.container)
 
-def _use_of(card: str, process: GpuProcess, owners: Owners, own: Owner | None) -> Use | None:
-    """None for one that has ended, and for the MPS server."""
-    memberships = cgroups.of(process.pid)
-    owner = owners.of(memberships)
-    # Ours is a server by its name and its place: a tenant can take the one, not the other.
-    ours = owner is None or (own is not None and owner.pod.uid == own.pod.uid)
-    if (ours and processes.is_server(process.pid)) or processes.identify(process.pid) is None:
-        return None
-    if owner is None:
-        pod = memberships[-1].pod_uid if memberships else ""
-        return Use(card=card, pid=process.pid, memory=process.memory, pod=pod)
-    return Use(card=card, pid=process.pid, memory=process.memory, pod=owner.pod.uid, container=owner.container)
-
-
-def _said(finding: Finding, pod: PodView | None) -> str:
-    return message(finding, pod, [processes.name(pid) for pid in finding.pids[:_SHOWN_PIDS]])
+    def _said(self, finding: Finding, pod: PodView | None) -> str:
+        return message(finding, pod, [self._host.name(pid) for pid in finding.pids[:_SHOWN_PIDS]])
 
 
 def granted(pod: PodView, by_index: dict[int, str]) -> Granted:

@@ -4,20 +4,19 @@ Apart from what is said to the daemon, because it outlives its manager: nobody w
 manager, whose child it is not, has to notice its death all the same.
 """
 
-import contextlib
 import signal
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cardwise.clock import Clock
 from cardwise.core import mps
 from mps import cgroups, processes
 from mps.daemonlog import NAME as LOG_NAME
-from mps.processes import Process
+from mps.processes import Host, Process
 from mps.units import Unit
 
 _KILL_SECONDS = 3.0
+_LOOK_SECONDS = 0.02
 _CGROUP = "cardwise-mps"
 
 
@@ -27,12 +26,23 @@ class Child:
     `cgroup`: the mounted cgroup root below which it lives on its own, None: in ours.
     """
 
-    def __init__(self, unit: Unit, program: Path, environment: Mapping[str, str], cgroup: Path | None) -> None:
+    def __init__(
+        self,
+        unit: Unit,
+        program: Path,
+        environment: Mapping[str, str],
+        *,
+        cgroup: Path | None,
+        host: Host,
+        clock: Clock,
+    ) -> None:
         self._unit = unit
         self._program = program
         self._environment = environment
         self._cgroup = cgroup
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._host = host
+        self._clock = clock
+        self._started: processes.Child | None = None  # the last one of ours
         self._process: Process | None = None
 
     @property
@@ -49,49 +59,33 @@ class Child:
     @property
     def code(self) -> int | None:
         """The last one's return code, None also where it was no child of ours."""
-        return self._popen.returncode if self._popen is not None else None
+        return self._started.code if self._started is not None else None
 
     def take_over(self) -> bool:
         """Whether a former manager has left one; whether it is one for our cards is `fits`."""
-        found = processes.daemons(self._unit.pipe)
+        found = self._host.daemons(self._unit.pipe)
         self._process = found[0] if found else None
         return self.running
 
     def fits(self) -> bool:
         """Whether it was started to see the same cards in the same order."""
-        theirs = processes.environment(self._process) if self._process is not None else {}
+        theirs = self._host.environment(self._process.pid) if self._process is not None else {}
         mine = self._environment
         return all(theirs.get(name) == mine.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
 
     def start(self, options: Sequence[str]) -> bool:
         """False when it ended at once. Raises OSError."""
-        with (self._unit.home / mps.LOG / LOG_NAME).open("ab") as log:
-            self._popen = subprocess.Popen(
-                [self._program, processes.FOREGROUND, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                cwd="/",
-                start_new_session=True,
-            )
-        self._process = processes.identify(self._popen.pid)
-        if self._process is None:
-            self._popen.wait(_KILL_SECONDS)
+        command = [str(self._program), processes.FOREGROUND, *options]
+        self._started = self._host.start(command, self._environment, self._unit.home / mps.LOG / LOG_NAME)
+        if not self._started.alive():
             return False
+        self._process = self._started
         if self._cgroup is not None:
             cgroups.move(self._process.pid, self._cgroup, _CGROUP)
         return True
 
     def alive(self) -> bool:
-        if self._process is None:
-            return False
-        if self._process.alive():
-            return True
-        if self._popen is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(_KILL_SECONDS)  # reaps it: at once, since it has ended
-        return False
+        return self._process is not None and self._process.alive()
 
     def forget(self) -> None:
         """After its end."""
@@ -99,11 +93,11 @@ class Child:
 
     def gone(self, seconds: float) -> bool:
         """Whether it ends by itself in this time; then it is forgotten."""
-        deadline = time.monotonic() + seconds
+        deadline = self._clock.now() + seconds
         while self.alive():
-            if time.monotonic() >= deadline:
+            if self._clock.now() >= deadline:
                 return False
-            time.sleep(0.02)
+            self._clock.sleep(_LOOK_SECONDS)
         self.forget()
         return True
 
@@ -115,5 +109,5 @@ class Child:
 
     def leave(self) -> None:
         """It goes on without us, and nobody is to wait for it."""
-        if self._popen is not None and self._popen.poll() is None:
-            self._popen.returncode = 0
+        if self._started is not None:
+            self._started.leave()

@@ -4,27 +4,28 @@ The thread is the only writer of the machine; others say what they want, and rea
 """
 
 import contextlib
+import math
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import mps
 from cardwise.core.mps import State, Status
 from cardwise.core.quantity import MiB
-from cardwise.gpus import mpsnode
 from cardwise.gpus.protocol import CardUnwilling, CardUse
+from cardwise.runtime.loops import Loop
 from mps import closing, homes, machine, metrics, units
 from mps.ceilings import Ceilings
 from mps.child import Child
-from mps.control import Client, Control, ControlError, NoDaemon, Program, Refused, Silent
+from mps.control import Client, Control, ControlError, NoDaemon, Refused, Silent
 from mps.daemonlog import Tail
 from mps.drivers import Capabilities
 from mps.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+from mps.processes import LOCAL, Host
 from mps.servers import Servers
 from mps.sweeping import Sweeper
 from mps.units import Unit
@@ -47,7 +48,10 @@ class DaemonSettings:
 
 
 class Daemon:
-    """`start`, then `stop`. `on_change` is called from its thread when its status has changed."""
+    """`start`, then `stop`. `on_change` is called from its thread when its status has changed.
+
+    `clock` is one that other parts of the node read too: the state file says by it when the daemon was looked at.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,8 @@ class Daemon:
         capabilities: Capabilities,
         driver: str,
         on_change: Callable[[], None],
+        host: Host = LOCAL,
+        clock: Clock = BOOT,
     ) -> None:
         self.unit = unit
         self._settings = settings
@@ -66,25 +72,32 @@ class Daemon:
         self._capabilities = capabilities
         self._driver = driver
         self._on_change = on_change
+        self._clock = clock
         self._environment = units.environment(unit, capabilities)
-        self._control = Control(Program(settings.control, self._environment), settings.pace.answer)
+        self._control = Control(host.front_end(settings.control, self._environment), settings.pace.answer)
         self._machine = Machine()
         self._wanted = (True, "")
         self._ceilings = Ceilings(unit, self._control)
         self._enforced = False
         self._ill = False  # since it was ready last
-        self._child = Child(unit, settings.control, self._environment, settings.cgroup)
+        self._child = Child(unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock)
         self._tail = Tail(unit.home / mps.LOG, unit.name, skip=True)
         self._probes = 0
         self._socket: tuple[int, int] | None = None
-        self._servers = Servers(self._control, tells_status=capabilities.server_status)
-        self._sweeper = Sweeper(unit, use, settings.pace.orphan_grace)
+        self._servers = Servers(self._control, host, clock, tells_status=capabilities.server_status)
+        self._sweeper = Sweeper(unit, use, settings.pace.orphan_grace, host, clock)
         self._checked = 0.0
-        self._written = 0.0  # monotonic, of the state file
-        self._status = self._make_status(time.time())
-        self._ending = threading.Event()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"mps-{unit.name}", daemon=True)
+        self._written = -math.inf  # the state file
+        self._status = self._make_status(self._clock.wall().timestamp())
+        self._hurried = False  # a container may be waiting for its ceiling
+        self._loop = Loop(
+            "daemon",
+            lambda: self._loop.soon(self.turn()),
+            failed="a daemon is not looked after",
+            failures=metrics.THREADS,
+            every=_SLICE,
+            clock=clock,
+        )
 
     # What others ask and say.
 
@@ -101,13 +114,14 @@ class Daemon:
         """Whether there is to be a daemon; without one the cards get their former compute modes back."""
         if self._wanted != (wanted, why):
             self._wanted = (wanted, why)
-            self._wake.set()
+            self._loop.wake()
 
     def want_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
         """By UUID; until the first call the daemon's own are kept, or the whole cards."""
         if ceilings != self._ceilings.wanted:
             self._ceilings.wanted = dict(ceilings)
-            self._wake.set()
+            self._hurried = True
+            self._loop.wake()
 
     def clients(self) -> list[Client]:
         """Raises ControlError."""
@@ -120,75 +134,67 @@ class Daemon:
         _log.info("client detached", card=self.unit.name, pid=client.pid, server=client.server, why=why)
 
     def start(self) -> None:
-        self._thread.start()
+        self.begin()
+        self._loop.start()
 
     def stop(self) -> None:
         """Ends the thread, not the daemon: see `want`."""
-        self._ending.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(self._pace.answer * 3 + self._pace.quit_grace + 5.0)
+        self._loop.stop(self._pace.answer * 3 + self._pace.quit_grace + 5.0)
+        self._tail.pump()
         self._child.leave()
 
     # The thread.
 
-    def _run(self) -> None:
+    def begin(self) -> None:
+        """Takes over what a former manager left."""
         try:
-            self._begin()
+            homes.prepare(self.unit.home)
         except OSError as error:
             _log.error("a daemon's folder cannot be made", card=self.unit.name, error=str(error))
-        while not self._ending.is_set():
-            try:
-                self._step()
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.THREADS.labels("daemon").inc()
-                _log.exception("a daemon is not looked after", card=self.unit.name)
-                self._ending.wait(1.0)
-        self._tail.pump()
-
-    def _begin(self) -> None:
-        """Takes over what a former manager left. Raises OSError."""
-        homes.prepare(self.unit.home)
         self._publish()
         if not self._child.take_over():
             return
-        now = time.monotonic()
+        now = self._clock.now()
         if self._child.fits():
             _log.info("daemon taken over", card=self.unit.name, pid=self._child.pid)
             self._become(machine.adopted(now, self._pace))
         else:
             self._become(machine.replaced(now, self._pace, "the daemon of a former manager serves other cards"))
 
-    def _step(self) -> None:
-        woken = self._wake.is_set()
-        self._wake.clear()  # before the wishes are read, so that none is missed
-        now = time.monotonic()
+    def turn(self) -> float:
+        """Does what is due; for how many seconds there is nothing more to do unless somebody wakes it."""
+        hurried, self._hurried = self._hurried, False
+        now = self._clock.now()
         wanted, why = self._wanted
         self._become(machine.want(self._machine, wanted, now, self._pace, why))
         self._tail.pump()
         if self._machine.phase in machine.RUNNING and not self._child.alive():
             self._bury(now)
-            return
+            return 0.0
         act = machine.plan(self._machine, now)
-        if act is Act.REST and woken and self._machine.phase is Phase.READY and self._ceilings.behind:
-            act = Act.PROBE  # a container may be waiting for it
+        if act is Act.REST and hurried and self._machine.phase is Phase.READY and self._ceilings.behind:
+            act = Act.PROBE
         if act is Act.REST:
             if now - self._written >= self._pace.probe:
                 self._publish(looked=self._machine.phase is Phase.OFF)
-            self._wake.wait(min(_SLICE, max(0.0, self._machine.due - now)))
-            return
+            return min(_SLICE, max(0.0, self._machine.due - now))
         result = self._perform(act)
-        self._become(machine.after(self._machine, result, time.monotonic(), self._pace))
+        self._become(machine.after(self._machine, result, self._clock.now(), self._pace))
+        return 0.0
 
     def _bury(self, now: float) -> None:
         code = self._child.code
-        if self._machine.phase is Phase.AWAITING and code == 0 and self._capabilities.multi_user:
-            # That is how a daemon answers an option that it does not know.
-            _log.warning("the daemon does not take -multiuser-server; going on without", card=self.unit.name)
-            self._capabilities = self._capabilities.without_multi_user()
+        if self._machine.phase is Phase.AWAITING:
+            self._doubt_options()
         self._child.forget()
         reason = "the daemon died" if code is None else f"the daemon ended with rc {code}; its output is in the log"
         self._become(machine.after(self._machine, Result(Outcome.DEAD, reason), now, self._pace))
+
+    def _doubt_options(self) -> None:
+        """After the end of a daemon that has said nothing: rc 0 is how one answers an option that it does not know."""
+        if self._child.code == 0 and self._capabilities.multi_user:
+            _log.warning("the daemon does not take -multiuser-server; going on without", card=self.unit.name)
+            self._capabilities = self._capabilities.without_multi_user()
 
     def _perform(self, act: Act) -> Result:
         try:
@@ -248,6 +254,7 @@ class Daemon:
         if self._child.start(self._capabilities.options):
             return OK
         self._tail.pump()
+        self._doubt_options()
         return Result(Outcome.FAILED, f"the daemon ended at once with rc {self._child.code}; its output is in the log")
 
     def _ask(self) -> Result:
@@ -267,7 +274,7 @@ class Daemon:
         return self._good(self._servers.warm())
 
     def _probe(self) -> Result:
-        began = time.monotonic()
+        began = self._clock.now()
         outcome = Outcome.FAILED
         try:
             result = self._look()
@@ -276,7 +283,7 @@ class Daemon:
             outcome = Outcome.SILENT
             raise
         finally:
-            metrics.PROBE.labels(outcome).observe(time.monotonic() - began)
+            metrics.PROBE.labels(outcome).observe(self._clock.now() - began)
         if result.outcome is Outcome.LOST:
             metrics.LOST.labels(self.unit.name).inc()
         return result
@@ -300,8 +307,8 @@ class Daemon:
     def _good(self, result: Result) -> Result:
         """Where it is well, that was seen just now; the state file says so at the next rest."""
         if result.outcome is Outcome.OK:
-            self._checked = mpsnode.now()
-            self._written = -self._pace.probe
+            self._checked = self._clock.now()
+            self._written = -math.inf
         return result
 
     def _lost(self) -> str | None:
@@ -373,13 +380,13 @@ class Daemon:
     def _publish(self, *, looked: bool = False) -> None:
         """`looked`: that it is so is certain now, without a daemon to ask."""
         if looked:
-            self._checked = mpsnode.now()
+            self._checked = self._clock.now()
         before = self._status
         new = self._make_status(before.since)
         if new.state is not before.state:
-            new = self._make_status(time.time())
+            new = self._make_status(self._clock.wall().timestamp())
         self._status = new
-        self._written = time.monotonic()
+        self._written = self._clock.now()
         metrics.tell_state(self.unit.name, new.state)
         try:
             homes.write_status(self.unit.home, new)

@@ -5,18 +5,19 @@ import fcntl
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import mps
 from cardwise.core.mps import Scope, State, Status
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
 from cardwise.kube.client import KubeClient
-from mps import cgroups, closing, drivers, homes, metrics, processes
+from cardwise.runtime.loops import Loop
+from mps import closing, drivers, homes, metrics
 from mps.audit import Audit, AuditSettings
 from mps.control import ControlError
 from mps.daemon import Daemon, DaemonSettings
@@ -24,6 +25,7 @@ from mps.endings import Endings
 from mps.machine import Pace
 from mps.owners import Owners
 from mps.pods import Demand, PodView, demands, following, wanted_ceilings
+from mps.processes import LOCAL, Host
 from mps.publication import Publication
 from mps.units import Unit
 
@@ -32,6 +34,8 @@ _log = structlog.get_logger(__name__)
 _EVERY_SECONDS = 1.0
 _DETACH_AGAIN = 1.0  # a process may open the card after the first look
 _STUCK_SECONDS = 120.0
+_LOOK_SECONDS = 0.05
+_STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,56 +84,82 @@ class Lock:
 class Manager:
     """`start`, then `stop`. The lock must be held from before the first to after the last."""
 
-    def __init__(self, settings: Settings, client: KubeClient, gpus: Gpus, use: CardUse) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        gpus: Gpus,
+        use: CardUse,
+        *,
+        host: Host = LOCAL,
+        clock: Clock = BOOT,
+    ) -> None:
         self._settings = settings
         self._gpus = gpus
         self._use = use
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
+        self._host = host
+        self._clock = clock
         self._stopped = False
         self._lock = threading.Lock()
         self._daemons: dict[Path, Daemon] = {}
         self._leaving: set[Path] = set()  # homes whose daemon is to end, whatever pods say
         self._endings = Endings(settings.detach_before)
-        self._turn = time.monotonic()
-        self.pods = following(client, settings.node, self._wake.set)
-        self._publication = Publication(client, settings.node, self.statuses)
+        self._turned = clock.now()
+        self._loop = Loop(
+            "manager",
+            lambda: self._loop.soon(self.turn()),
+            failed="the node's MPS is not looked after",
+            failures=metrics.THREADS,
+            every=_EVERY_SECONDS,
+            clock=clock,
+        )
+        self._cards = Loop(
+            "cards",
+            self._watch_cards,
+            failed="the cards are not watched",
+            failures=metrics.THREADS,
+            every=0.0,
+            clock=clock,
+        )
+        self.pods = following(client, settings.node, self._loop.wake, clock)
+        self._publication = Publication(client, settings.node, self.statuses, clock)
         self._audit = None
         if settings.audit is not None:
-            self._audit = Audit(settings.audit, client, node=settings.node, gpus=gpus, use=use, pods=self.pods)
-        self._threads = [
-            threading.Thread(target=self._run, name="manager", daemon=True),
-            threading.Thread(target=self._watch_cards, name="cards", daemon=True),
-        ]
+            self._audit = Audit(
+                settings.audit,
+                client,
+                node=settings.node,
+                gpus=gpus,
+                use=use,
+                pods=self.pods,
+                host=self._host,
+                clock=clock,
+            )
 
     def start(self) -> None:
-        self._clear_strays()
+        self.begin()
         self.pods.start()
         self._publication.start()
         if self._audit is not None:
             self._audit.start()
-        for thread in self._threads:
-            thread.start()
+        self._loop.start()
+        self._cards.start()
 
     def stop(self) -> None:
         """Daemons whose cards are held go on for the next manager, unless the setting says otherwise."""
-        self._stopping.set()
-        self._wake.set()
         if self._audit is not None:
             self._audit.stop()
         self._gpus.close()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(10.0)
-        daemons = self._all()
+        self._loop.stop(_STOP_SECONDS)
+        self._cards.stop(_STOP_SECONDS)
+        daemons = self.daemons()
         ending = [daemon for daemon in daemons if self._may_end(daemon)]
         for daemon in ending:
             daemon.want(False, "the MPS manager stops")
         pace = self._settings.pace
-        _wait(
-            lambda: all(daemon.status.state is State.OFF for daemon in ending),
-            pace.drain + pace.quit_grace + pace.answer * 3,
-        )
+        deadline = self._clock.now() + pace.drain + pace.quit_grace + pace.answer * 3
+        while any(daemon.status.state is not State.OFF for daemon in ending) and self._clock.now() < deadline:
+            self._clock.sleep(_LOOK_SECONDS)
         for daemon in daemons:
             daemon.stop()
         self._stopped = True
@@ -138,11 +168,13 @@ class Manager:
 
     def statuses(self) -> dict[str, Status]:
         """By UUID."""
-        found = {uuid: daemon.status for daemon in self._all() for uuid in daemon.status.uuids}
+        found = {uuid: daemon.status for daemon in self.daemons() for uuid in daemon.status.uuids}
         if not self._stopped:
             return found
         return {
-            uuid: replace(status, state=State.DOWN, reason="the MPS manager has stopped", since=time.time())
+            uuid: replace(
+                status, state=State.DOWN, reason="the MPS manager has stopped", since=self._clock.wall().timestamp()
+            )
             for uuid, status in found.items()
         }
 
@@ -160,19 +192,19 @@ class Manager:
 
     def stuck(self) -> Sequence[str]:
         """Why it should be restarted, a line each."""
-        silent = time.monotonic() - self._turn
+        silent = self._clock.now() - self._turned
         return [f"the manager's thread has not come round for {silent:.0f} s"] if silent > _STUCK_SECONDS else []
 
     def detach(self, pod_uid: str) -> int:
         """Takes the pod's clients off their servers, after which they may be killed. How many there were."""
         count = 0
         owners = Owners([*self._endings.vanished, *self.pods.all()])
-        for daemon in self._all():
+        for daemon in self.daemons():
             if not daemon.running:
                 continue
             try:
                 for client in daemon.clients():
-                    owner = owners.of(cgroups.of(client.pid))
+                    owner = owners.of(self._host.memberships(client.pid))
                     if owner is not None and owner.pod.uid == pod_uid:
                         daemon.detach(client, "pod")
                         count += 1
@@ -180,34 +212,20 @@ class Manager:
                 _log.warning("clients of an ending pod are not detached", card=daemon.unit.name, error=str(error))
         return count
 
-    # The thread.
+    def daemons(self) -> list[Daemon]:
+        with self._lock:
+            return list(self._daemons.values())
 
-    def _run(self) -> None:
-        delay = 0.0
-        while not self._stopping.is_set():
-            self._wake.wait(delay)
-            self._wake.clear()
-            if self._stopping.is_set():
-                return
-            self._turn = time.monotonic()
-            delay = _EVERY_SECONDS
-            try:
-                self._settle_units()
-                self._settle_demands()
-                delay = min(delay, self._detach_ending())
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.THREADS.labels("manager").inc()
-                _log.exception("the node's MPS is not looked after")
+    def turn(self) -> float:
+        """Brings the daemons in line with cards and pods; after how many seconds to do it again at the latest."""
+        self._turned = self._clock.now()
+        self._settle_units()
+        self._settle_demands()
+        return min(_EVERY_SECONDS, self._detach_ending())
 
     def _watch_cards(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if self._gpus.wait_change(_EVERY_SECONDS):
-                    self._wake.set()
-            except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.THREADS.labels("cards").inc()
-                _log.exception("the cards are not watched")
-                self._stopping.wait(_EVERY_SECONDS)
+        if self._gpus.wait_change(_EVERY_SECONDS):
+            self._loop.wake()
 
     def _settle_units(self) -> None:
         """Daemons for the cards that there are; one whose cards are gone ends before another takes its folder."""
@@ -246,6 +264,8 @@ class Manager:
             capabilities=capabilities,
             driver=driver,
             on_change=self._publication.wake,
+            host=self._host,
+            clock=self._clock,
         )
 
     def _settle_demands(self) -> None:
@@ -253,7 +273,7 @@ class Manager:
             return
         found = self._demands()
         ceilings = wanted_ceilings(found)
-        for daemon in self._all():
+        for daemon in self.daemons():
             mine = [found.get(uuid, Demand()) for uuid in daemon.unit.uuids]
             held = [demand for demand in mine if demand.shares]
             daemon.want_ceilings({uuid: ceilings[uuid] for uuid in daemon.unit.uuids if uuid in ceilings})
@@ -263,7 +283,7 @@ class Manager:
 
     def _detach_ending(self) -> float:
         """Seconds until it is to be called again."""
-        due, later = self._endings.due(self.pods.all(), time.time(), time.monotonic())
+        due, later = self._endings.due(self.pods.all(), self._clock.wall().timestamp(), self._clock.now())
         for pod in due:
             self._detach_pod(pod)
         return min(_DETACH_AGAIN if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
@@ -278,10 +298,6 @@ class Manager:
     def _demands(self) -> dict[str, Demand]:
         return demands(self.pods.all(), self._gpus.cards())
 
-    def _all(self) -> list[Daemon]:
-        with self._lock:
-            return list(self._daemons.values())
-
     def _may_end(self, daemon: Daemon) -> bool:
         if self._settings.stop_daemons != "idle":
             return self._settings.stop_daemons == "always"
@@ -290,14 +306,14 @@ class Manager:
         found = self._demands()
         return not any(found.get(uuid, Demand()).shares for uuid in daemon.unit.uuids)
 
-    def _clear_strays(self) -> None:
+    def begin(self) -> None:
         """Ends what a former manager left for cards that this one does not serve, and opens them again."""
         served = {unit.home for unit in units_of(self._settings, self._gpus.cards())}
         for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
             home = pipe.parent
             if home in served:
                 continue
-            for process in [*processes.daemons(pipe), *processes.servers(pipe)]:
+            for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
                 _log.warning("ending a daemon of cards that are not served any more", home=str(home), pid=process.pid)
                 process.signal(signal.SIGKILL)
             for problem in closing.reopen(home, self._use):
@@ -316,9 +332,3 @@ def units_of(settings: Settings, cards: Sequence[GpuCard]) -> list[Unit]:
         return []
     home = Path(mps.node_folder(str(settings.root)))
     return [Unit(name=mps.NODE, home=home, scope=Scope.NODE, cards=tuple(cards))]
-
-
-def _wait(done: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)

@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 import structlog
 
+from cardwise.clock import Clock
 from cardwise.core import assignment as codec
 from cardwise.core import mps, names
 from cardwise.core.assignment import Assignment
@@ -187,9 +188,9 @@ def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Dema
     return {uuid: Demand(tuple(found), modes[uuid] == {True}) for uuid, found in shares.items()}
 
 
-def following(client: KubeClient, node: str, on_change: Callable[[], None]) -> NodePods[PodView]:
+def following(client: KubeClient, node: str, on_change: Callable[[], None], clock: Clock) -> NodePods[PodView]:
     """The pods bound to the node. `on_change` is called from the reflector's thread."""
-    return NodePods(client, node, _project, Woken(on_change))
+    return NodePods(client, node, _project, Woken(on_change), clock)
 
 
 def _project(content: bytes) -> tuple[str, PodView]:

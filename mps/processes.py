@@ -1,40 +1,161 @@
-"""The processes of MPS on this machine: found by their pipe folder, told apart from later ones with the same PID.
+"""The machine's processes, as far as MPS goes: control daemons, servers, and who computes on the cards.
 
-Apart because a daemon may be our child or one that a former manager left; both are handled alike, by PID and start
-time, so nothing is ever signalled that only has an old number.
+`Host` is the seam to them; `LocalHost` is the machine's own. A daemon may be our child or one that a former manager
+left. Both are handled alike, by PID and start time, so nothing is ever signalled that only has an old number.
 """
 
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cardwise.core import mps
 from mps import cgroups
-from mps.cgroups import PROC
+from mps.cgroups import PROC, Membership
+from mps.control import FrontEnd, Program
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
 _ARGUMENTS = 3  # in which a program's name is, also where an interpreter runs it
+_REAP_SECONDS = 3.0
+_ENDED = "ZX"
 _AFTER_NAME = 2  # fields of /proc/<pid>/stat before the one after the name
 
 
+class Process(Protocol):
+    """One process, and no later one of that number."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def alive(self) -> bool:
+        """Whether it runs; a zombie does not."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Nothing when it has ended. Raises OSError when it may not be."""
+
+
+class Child(Process, Protocol):
+    """One that we have started."""
+
+    @property
+    def code(self) -> int | None:
+        """Its return code, None before its end was seen."""
+
+    def leave(self) -> None:
+        """It goes on without us, and nobody is to wait for it."""
+
+
 @dataclass(frozen=True, slots=True)
-class Process:
-    """One process, and no later one of that number. `started` is in clock ticks since boot."""
+class Pulse:
+    """Of a process at a moment: the letter of its state, and how often it has let others run."""
+
+    state: str
+    switches: int
+
+
+class Host(Protocol):
+    """A machine on which daemons run. From any thread; what has ended is nowhere."""
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+        """In a session of its own, with what it says at the end of `log`. Raises OSError."""
+
+    def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
+        """To the daemon of the environment's pipe folder."""
+
+    def daemons(self, pipe: Path) -> list[Process]:
+        """Control daemons of this pipe folder that run in the foreground, as ours do."""
+
+    def servers(self, pipe: Path) -> list[Process]:
+        """Servers that daemons of this pipe folder have started, whether the daemon still lives or not."""
+
+    def environment(self, pid: int) -> Mapping[str, str]:
+        """That the process was started with."""
+
+    def pulse(self, pid: int) -> Pulse | None:
+        """None when it has ended."""
+
+    def memberships(self, pid: int) -> tuple[Membership, ...]:
+        """The pods and containers that it is in, the outermost first."""
+
+    def name(self, pid: int) -> str:
+        """For people; "" where there is no such process."""
+
+    def is_server(self, pid: int) -> bool:
+        """Whether it is an MPS server by its name, which any process may give itself."""
+
+
+class LocalHost:
+    """`Host` of the processes that we see."""
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        return _Started(popen)
+
+    def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
+        return Program(program, environment)
+
+    def daemons(self, pipe: Path) -> list[Process]:
+        return [process for process, arguments in _of(pipe, CONTROL) if FOREGROUND in arguments]
+
+    def servers(self, pipe: Path) -> list[Process]:
+        return [process for process, _ in _of(pipe, SERVER)]
+
+    def environment(self, pid: int) -> Mapping[str, str]:
+        return _environment(pid)
+
+    def pulse(self, pid: int) -> Pulse | None:
+        try:
+            lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
+        except OSError:
+            return None
+        # The name comes first and has no line break of its own: the kernel escapes it.
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        switches = (int(value) for name, value in fields.items() if name.endswith("_ctxt_switches"))
+        state = fields["State"].strip()[0]
+        return None if state in _ENDED else Pulse(state, sum(switches))
+
+    def memberships(self, pid: int) -> tuple[Membership, ...]:
+        return cgroups.of(pid)
+
+    def name(self, pid: int) -> str:
+        try:
+            return (PROC / str(pid) / "comm").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def is_server(self, pid: int) -> bool:
+        return _is(PROC / str(pid), SERVER)
+
+
+LOCAL = LocalHost()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """By PID and start time, in clock ticks since boot."""
 
     pid: int
     started: int
 
     def alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
         return _started(self.pid) == self.started
 
     def signal(self, number: signal.Signals) -> None:
-        """Nothing when it has ended. Raises OSError when it may not be."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -48,73 +169,50 @@ class Process:
             os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """Of a process at a moment: the letter of its state, and how often it has let others run."""
+class _Started:
+    """By the handle of a child, whose number nobody gets before we have reaped it."""
 
-    state: str
-    switches: int
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
 
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
-def identify(pid: int) -> Process | None:
-    """None when no such process runs."""
-    started = _started(pid)
-    return None if started is None else Process(pid, started)
+    @property
+    def code(self) -> int | None:
+        return self._popen.returncode
 
+    def alive(self) -> bool:
+        if self._popen.poll() is not None:
+            return False
+        if _started(self.pid) is not None:
+            return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_REAP_SECONDS)  # at once, since it has ended: `poll` came a moment too early
+        return False
 
-def pulse(pid: int) -> Pulse | None:
-    """None when it has ended."""
-    try:
-        lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    # The name comes first and has no line break of its own: the kernel escapes it.
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    switches = (int(value) for name, value in fields.items() if name.endswith("_ctxt_switches"))
-    return Pulse(fields["State"].strip()[0], sum(switches))
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
 
-
-def daemons(pipe: Path) -> list[Process]:
-    """Control daemons of this pipe folder that run in the foreground, as ours do."""
-    return [process for process, arguments in _of(pipe, CONTROL) if FOREGROUND in arguments]
-
-
-def servers(pipe: Path) -> list[Process]:
-    """Servers that daemons of this pipe folder have started, whether the daemon still lives or not."""
-    return [process for process, _ in _of(pipe, SERVER)]
-
-
-def is_server(pid: int) -> bool:
-    """Whether it is an MPS server by its name, which any process may give itself."""
-    return _is(PROC / str(pid), SERVER)
-
-
-def name(pid: int) -> str:
-    """For people; "" when it has ended."""
-    try:
-        return (PROC / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def environment(process: Process) -> Mapping[str, str]:
-    """That the process was started with; empty when it has ended."""
-    return _environment(process.pid)
+    def leave(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.returncode = 0
 
 
 def _of(pipe: Path, program: str) -> list[tuple[Process, list[str]]]:
-    found = []
+    found: list[tuple[Process, list[str]]] = []
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
         if not _is(entry, program):
             continue
         pid = int(entry.name)
-        process = identify(pid)
-        if process is None or _environment(pid).get(mps.PIPE_ENV) != str(pipe):
+        started = _started(pid)
+        if started is None or _environment(pid).get(mps.PIPE_ENV) != str(pipe):
             continue
         if not cgroups.is_tenants(pid):  # he would have it ended, or be taken for a daemon
-            found.append((process, _arguments(entry)))
+            found.append((_Found(pid, started), _arguments(entry)))
     return found
 
 
@@ -144,4 +242,4 @@ def _started(pid: int) -> int | None:
         return None
     # The name is in brackets and may hold anything, brackets too.
     fields = content[content.rindex(")") + _AFTER_NAME :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in _ENDED else int(fields[19])

@@ -3,7 +3,6 @@
 The objects are the device plugin's; they may come later than we do, and be made anew without what we wrote.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -11,17 +10,18 @@ from typing import Any
 import msgspec
 import structlog
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import mps, names
 from cardwise.core.mps import Status
-from cardwise.gpus import mpsnode
 from cardwise.kube import errors, paths, wire
-from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector, Woken
+from cardwise.runtime.loops import Loop
 from mps import metrics
 
 _log = structlog.get_logger(__name__)
 
+_FAILED = "the cluster was not told of this node's MPS"
 _REASON_LENGTH = 1024  # characters, by the CRD
 _EVERY_SECONDS = 30.0
 _HELD_BACK_SECONDS = 1.0
@@ -53,70 +53,61 @@ def wanted(status: Status, uuid: str) -> dict[str, Any]:
 
 
 class Publication:
-    """`statuses` yields the status of each card by UUID; `wake` after a change."""
+    """`statuses` yields the status of each card by UUID; `wake` after a change. `clock` is the one of the statuses."""
 
-    def __init__(self, client: KubeClient, node: str, statuses: Callable[[], Mapping[str, Status]]) -> None:
+    def __init__(
+        self, client: KubeClient, node: str, statuses: Callable[[], Mapping[str, Status]], clock: Clock = BOOT
+    ) -> None:
         self._client = client
         self._statuses = statuses
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
-        self._held_back = False
+        self._clock = clock
         self.problem = "the cluster has not been told of this node's MPS yet"
+        self._loop = Loop(
+            "publication",
+            self._turn,
+            failed=_FAILED,
+            failures=metrics.THREADS,
+            expected=(errors.KubeError,),
+            every=_EVERY_SECONDS,
+            clock=clock,
+        )
         self._reflector: Reflector[dict[str, Any]] = Reflector(
             client,
             paths.extendedresources(),
             _project,
-            Woken(self._wake.set),
+            Woken(self._loop.wake),
             query={"labelSelector": f"{names.NODE_LABEL}={node}"},
             name="extendedresources",
+            clock=clock,
         )
-        self._thread = threading.Thread(target=self._run, name="publication", daemon=True)
 
     def start(self) -> None:
         self._reflector.start()
-        self._thread.start()
+        self._loop.start()
 
     def wake(self) -> None:
-        self._wake.set()
+        self._loop.wake()
 
     def stop(self) -> None:
         """Tells the last of it first, if the API server answers at all."""
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_SECONDS)
+        self._loop.stop(_STOP_SECONDS)
         self._reflector.stop()
         try:
             self._tell()
         except errors.KubeError as error:
             _log.warning("the cluster was not told of the end", error=str(error))
 
-    def _run(self) -> None:
-        backoff = Backoff(initial=0.2, cap=10.0)
-        while not self._stopping.is_set():
-            self._wake.wait(_HELD_BACK_SECONDS if self._held_back else _EVERY_SECONDS)
-            self._wake.clear()
-            if self._stopping.is_set() or not self._reflector.synced.is_set():
-                continue
-            try:
-                self._tell()
-                self.problem = ""
-                backoff.reset()
-            except errors.KubeError as error:
-                self._again(backoff, str(error))
-            except Exception as error:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
-                metrics.THREADS.labels("publication").inc()
-                _log.exception("the cluster was not told of this node's MPS")
-                self._again(backoff, repr(error))
-
-    def _again(self, backoff: Backoff, why: str) -> None:
-        self.problem = f"the cluster was not told of this node's MPS: {why}"
-        _log.warning("the cluster was not told of this node's MPS", error=why)
-        self._stopping.wait(backoff.next())
-        self._wake.set()
+    def _turn(self) -> None:
+        if not self._reflector.synced.is_set():
+            return
+        try:
+            self._tell()
+        except Exception as error:
+            self.problem = f"{_FAILED}: {error}"
+            raise
+        self.problem = ""
 
     def _tell(self) -> None:
-        self._held_back = False
         known = self._reflector.store.snapshot()
         for uuid, status in self._statuses().items():
             name = names.extended_resource_name(uuid)
@@ -125,8 +116,8 @@ class Publication:
             if name not in known or known[name] == told:
                 continue
             # Of what nobody looks at any more the device plugin says so, and would be contradicted each time.
-            if mps.stale(status, mpsnode.now()):
-                self._held_back = True
+            if mps.stale(status, self._clock.now()):
+                self._loop.soon(_HELD_BACK_SECONDS)
                 continue
             try:
                 self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": told}}, "merge")

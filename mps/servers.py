@@ -4,13 +4,13 @@ Apart because drivers differ in it: 535 has no word for how a server is, so ther
 daemon may go on answering for a server that does not run any more, the kernel is asked too.
 """
 
-import time
+import math
 from collections.abc import Sequence
 
-from mps import processes
+from cardwise.clock import Clock
 from mps.control import Control, ServerStatus, UnknownCommand
 from mps.machine import OK, Outcome, Result
-from mps.processes import Pulse
+from mps.processes import Host, Pulse
 
 _ASK_SECONDS = 2.0  # between two requests for a server
 _STOPPED = "Tt"  # by a signal, by a debugger
@@ -21,16 +21,18 @@ _STUCK_SECONDS = 10.0  # in which it has not moved there
 class Servers:
     """For one thread. `tells_status`: whether the driver should know `get_server_status`."""
 
-    def __init__(self, control: Control, *, tells_status: bool) -> None:
+    def __init__(self, control: Control, host: Host, clock: Clock, *, tells_status: bool) -> None:
         self._control = control
+        self._host = host
+        self._clock = clock
         self._tells_status = tells_status
-        self._asked = -_ASK_SECONDS
+        self._asked = -math.inf
         self._listed = ""  # those that were there at the last look, of a driver that tells no status
         self._waiting: dict[int, tuple[Pulse, float]] = {}  # since when each is at the same place in the kernel
 
     def forget(self) -> None:
         """A new daemon has none."""
-        self._asked = -_ASK_SECONDS
+        self._asked = -math.inf
         self._waiting.clear()
 
     def warm(self) -> Result:
@@ -38,7 +40,7 @@ class Servers:
         servers = self._control.servers()
         if servers:
             return self._judge(servers)
-        now = time.monotonic()
+        now = self._clock.now()
         if now - self._asked >= _ASK_SECONDS:
             self._asked = now
             self._control.start_server()
@@ -51,7 +53,7 @@ class Servers:
 
     def _judge(self, servers: Sequence[int]) -> Result:
         listed = " ".join(map(str, servers))
-        if still := self._still(servers, time.monotonic()):
+        if still := self._still(servers, self._clock.now()):
             return Result(Outcome.FROZEN, still)
         if self._tells_status:
             try:
@@ -72,7 +74,7 @@ class Servers:
         """Which one does not run, "" if all do."""
         before, self._waiting = self._waiting, {}
         for server in servers:
-            pulse = processes.pulse(server)
+            pulse = self._host.pulse(server)
             if pulse is None:
                 continue  # the daemon will say so
             if pulse.state in _STOPPED:

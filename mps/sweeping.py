@@ -5,14 +5,14 @@ its clients, and keeps the card from the next server; so the clients get some ti
 """
 
 import signal
-import time
 from contextlib import suppress
 
 import structlog
 
+from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUnwilling, CardUse
-from mps import processes
 from mps.machine import OK, Outcome, Result
+from mps.processes import Host
 from mps.units import Unit
 
 _log = structlog.get_logger(__name__)
@@ -23,24 +23,26 @@ _KILL_SECONDS = 3.0  # after which a server that does not go is killed
 class Sweeper:
     """Of one unit. `grace`: seconds for the clients of a server without daemon."""
 
-    def __init__(self, unit: Unit, use: CardUse, grace: float) -> None:
+    def __init__(self, unit: Unit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
         self._unit = unit
         self._use = use
         self._grace = grace
+        self._host = host
+        self._clock = clock
         self._since: float | None = None  # when servers without daemon were first seen
         self._asked: float | None = None  # when they were first told to go
         self._told: signal.Signals | None = None  # the last signal that the log knows of
 
     def sweep(self) -> Result:
         """To be called again while it is BUSY. Raises OSError."""
-        for stray in processes.daemons(self._unit.pipe):
+        for stray in self._host.daemons(self._unit.pipe):
             _log.warning("ending a stray daemon", card=self._unit.name, pid=stray.pid)
             stray.signal(signal.SIGKILL)
-        orphans = processes.servers(self._unit.pipe)
+        orphans = self._host.servers(self._unit.pipe)
         if not orphans:
             self._since = self._asked = self._told = None
             return OK
-        now = time.monotonic()
+        now = self._clock.now()
         self._since = since = self._since or now
         waiting = now - since < self._grace
         users = self._users({orphan.pid for orphan in orphans}) if waiting else []

@@ -8,9 +8,9 @@ import errno
 import fcntl
 import os
 import socket
-import time
 from pathlib import Path
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import mps
 from cardwise.core.mps import State, Status
 from cardwise.core.quantity import MiB
@@ -18,14 +18,17 @@ from cardwise.core.quantity import MiB
 _CONNECT_SECONDS = 0.5
 
 
-def problem(root: Path, uuid: str, *, wanted: State = State.READY, need: MiB = MiB(0)) -> str:
-    """Why no container may start on the card yet, "" if one may. `need`: its memory limit there. Takes milliseconds."""
+def problem(root: Path, uuid: str, *, wanted: State = State.READY, need: MiB = MiB(0), clock: Clock = BOOT) -> str:
+    """Why no container may start on the card yet, "" if one may. `need`: its memory limit there. Takes milliseconds.
+
+    `clock` is the manager's, which all containers of a node have in common.
+    """
     if not manager_lives(root):
         return f"no MPS manager runs on this node ({root / mps.LOCK} is not held)"
     home, status = find(root, uuid)
     if home is None or status is None:
         return f"the MPS manager does not serve card {uuid} (yet)"
-    why = mps.unusable(status, uuid, now=now(), wanted=wanted, need=need)
+    why = mps.unusable(status, uuid, now=clock.now(), wanted=wanted, need=need)
     if not why and wanted is State.READY and not answers(home / mps.PIPE):
         why = f"the MPS daemon of card {uuid} takes no connection"
     return why
@@ -64,7 +67,7 @@ def manager_lives(root: Path) -> bool:
         os.close(descriptor)
 
 
-def silent(root: Path, uuid: str) -> bool:
+def silent(root: Path, uuid: str, clock: Clock = BOOT) -> bool:
     """Whether nobody stands for what was last said of the card's MPS: no manager lives, or none that looks at it.
 
     A state in which nothing starts is not looked at again and again, and need not be.
@@ -72,7 +75,7 @@ def silent(root: Path, uuid: str) -> bool:
     if not manager_lives(root):
         return True
     _, status = find(root, uuid)
-    return status is None or mps.stale(status, now())
+    return status is None or mps.stale(status, clock.now())
 
 
 def answers(pipe: Path) -> bool:
@@ -87,8 +90,3 @@ def answers(pipe: Path) -> bool:
         except OSError as error:
             return error.errno == errno.EPROTOTYPE
     return True
-
-
-def now() -> float:
-    """CLOCK_BOOTTIME: one clock for all containers of a node, which nobody sets."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

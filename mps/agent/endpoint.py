@@ -6,10 +6,11 @@ stranger: nobody is waited for, nobody sends much, and only so many are listened
 
 import selectors
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cardwise.clock import SYSTEM, Clock
 
 _PATIENCE = 5.0  # seconds for a whole request and its answer
 _LONGEST = 4096  # bytes of a request
@@ -40,8 +41,9 @@ class _Connection:
 class Endpoint:
     """`answer` is called with the listener's name and the path."""
 
-    def __init__(self, answer: Callable[[str, str], Answer]) -> None:
+    def __init__(self, answer: Callable[[str, str], Answer], clock: Clock = SYSTEM) -> None:
         self._answer = answer
+        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._connections: list[_Connection] = []
@@ -67,15 +69,18 @@ class Endpoint:
 
     def serve(self, seconds: float) -> None:
         """Answers for so long."""
-        end = time.monotonic() + seconds
-        while (now := time.monotonic()) < end:
-            self._drop_late(now)
-            due = min([end, *(one.deadline for one in self._connections)])
-            for key, _ in self._selector.select(max(0.0, due - now)):
-                if isinstance(key.data, _Connection):
-                    self._go_on(key.data)
-                else:
-                    self._accept(*key.data)
+        end = self._clock.now() + seconds
+        while (now := self._clock.now()) < end:
+            self.go_on(min([end, *(one.deadline for one in self._connections)]) - now)
+
+    def go_on(self, seconds: float) -> None:
+        """Does what there is to do at present; where there is nothing, it waits so long for something."""
+        self._drop_late()
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            if isinstance(key.data, _Connection):
+                self._go_on(key.data)
+            else:
+                self._accept(*key.data)
 
     def close(self) -> None:
         for connection in list(self._connections):
@@ -98,7 +103,7 @@ class Endpoint:
         if len(self._connections) >= _MOST:
             self._drop(self._connections[0])
         accepted.setblocking(False)
-        connection = _Connection(accepted, name, time.monotonic() + _PATIENCE)
+        connection = _Connection(accepted, name, self._clock.now() + _PATIENCE)
         self._connections.append(connection)
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
@@ -134,7 +139,8 @@ class Endpoint:
             return Answer(405, "only GET\n")
         return self._answer(connection.listener, words[1].partition("?")[0])
 
-    def _drop_late(self, now: float) -> None:
+    def _drop_late(self) -> None:
+        now = self._clock.now()
         for connection in [one for one in self._connections if one.deadline <= now]:
             self._drop(connection)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import shareagent
 from cardwise.core.invalid import InvalidRequest
 from mps.agent import exposition, telling, watching
@@ -28,11 +29,12 @@ _BAD_SETTING = 2
 class Agent:
     """`run` never returns. `hook`: the pod's containers get the frameworks' hook from here."""
 
-    def __init__(self, told: Told, folder: Path, mps_root: Path, *, hook: bool = False) -> None:
+    def __init__(self, told: Told, folder: Path, mps_root: Path, *, hook: bool = False, clock: Clock = BOOT) -> None:
         self._told = told
         self._folder = folder
         self._mps_root = mps_root
-        self._endpoint = Endpoint(self._answer)
+        self._clock = clock
+        self._endpoint = Endpoint(self._answer, clock)
         self._looks: dict[str, Look] = {}
         self._enforced = dict.fromkeys(told.shares, telling.UNKNOWN)
         self._unwritten = set(told.shares)
@@ -49,11 +51,10 @@ class Agent:
 
     def run(self) -> NoReturn:
         while True:
-            self.turn()
-            self._endpoint.serve(_READY_SECONDS if self._ready else _WAITING_SECONDS)
+            self._endpoint.serve(self.turn())
 
-    def turn(self) -> None:
-        """A look at everything, and what follows from it."""
+    def turn(self) -> float:
+        """A look at everything, and what follows from it; seconds until the next one."""
         if self._told.waits:
             self._look()
         if self._hookless:
@@ -64,6 +65,7 @@ class Agent:
             self._ready = True
             self._note_start()
             _say("info", "the pod's containers may start")
+        return _READY_SECONDS if self._ready else _WAITING_SECONDS
 
     def _note_start(self) -> None:
         """For who comes after a restart of ours; the folder goes with the pod."""
@@ -74,7 +76,7 @@ class Agent:
 
     def _look(self) -> None:
         for uuid, need in self._told.needs().items():
-            before, seen = self._looks.get(uuid), watching.look(self._mps_root, uuid, need)
+            before, seen = self._looks.get(uuid), watching.look(self._mps_root, uuid, need, self._clock)
             if before is None or before.problem != seen.problem:
                 level = "warning" if seen.problem else "info"
                 _say(level, "MPS", card=uuid, usable=not seen.problem, reason=seen.problem)

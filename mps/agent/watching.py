@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from cardwise.clock import Clock
 from cardwise.core import mps
 from cardwise.core.mps import State
 from cardwise.core.quantity import MiB
@@ -17,12 +18,12 @@ class Look:
     state: State | None
 
 
-def look(root: Path, uuid: str, need: MiB) -> Look:
+def look(root: Path, uuid: str, need: MiB, clock: Clock) -> Look:
     """As `mpsnode.problem`, but for the manager's lock, which no pod may open: who can open it can lock it."""
     home, status = mpsnode.find(root, uuid)
     if home is None or status is None:
         return Look(f"the MPS manager of the node does not serve card {uuid} (yet)", None)
-    why = mps.unusable(status, uuid, now=mpsnode.now(), need=need)
+    why = mps.unusable(status, uuid, now=clock.now(), need=need)
     if not why and not mpsnode.answers(home / mps.PIPE):
         why = f"the MPS daemon of card {uuid} takes no connection"
     return Look(why, status.state)

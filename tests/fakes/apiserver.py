@@ -326,8 +326,7 @@ class ApiServer:
         if late and not fault.lost:
             raise TimeoutError("timed out")
         answer = fault.answer() if fault.status else self._answer(request, fault)
-        if not fault.status:
-            self._hooks("after", request)
+        self._hooks("after", request)
         if late:
             raise TimeoutError("timed out")
         if fault.lost:

@@ -23,9 +23,9 @@ from cardwise.gpus import mpsnode
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.kube.client import KubeClient
-from mps import processes
 from mps.machine import Pace
 from mps.manager import Lock, Manager, Settings
+from mps.processes import CONTROL, LOCAL
 from tests.deviceplugin.fakeapi import FakeApi
 from tests.mps.worlds import NODE, PODS, RESOURCES, eventually
 
@@ -99,7 +99,7 @@ class Machine:
 
     def start(self, **changes: Any) -> "Machine":
         """Until the card takes containers. `changes` are of the manager's settings."""
-        control = shutil.which(processes.CONTROL)
+        control = shutil.which(CONTROL)
         assert control is not None
         settings = Settings(
             node=NODE,
@@ -127,7 +127,7 @@ class Machine:
             self.manager.stop()
             self._lock.release()
             self._client.close()
-        for left in [*processes.daemons(self.home / mps.PIPE), *processes.servers(self.home / mps.PIPE)]:
+        for left in [*LOCAL.daemons(self.home / mps.PIPE), *LOCAL.servers(self.home / mps.PIPE)]:
             left.signal(signal.SIGKILL)
         self.gpus.set_compute_mode(self.card.uuid, self._before)
         self.api.close()

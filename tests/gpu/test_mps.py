@@ -10,8 +10,9 @@ import pytest
 
 from cardwise.core import mps
 from cardwise.gpus.protocol import ComputeMode
-from mps import cgroups, processes
+from mps import cgroups
 from mps.cgroups import Membership
+from mps.processes import LOCAL
 from tests.mps.worlds import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -76,10 +77,10 @@ def test_a_running_servers_ceiling_is_raised_for_its_next_clients(machine):
     machine.wait_ready(2048)
     early = machine.tenant("grow")
     early.heard()
-    (server,) = processes.servers(machine.home / mps.PIPE)
+    (server,) = LOCAL.servers(machine.home / mps.PIPE)
     machine.bind("large", 6000)
     machine.wait_ready(6000)
-    assert processes.servers(machine.home / mps.PIPE) == [server], "the same server"
+    assert LOCAL.servers(machine.home / mps.PIPE) == [server], "the same server"
     late = machine.tenant("hold", 5000, mib=6000)
     assert late.heard(60.0) == {"held": 5000, "error": 0}
     early.tell(1024)
@@ -201,7 +202,7 @@ def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
     running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
     for one in running:
         assert one.heard() == {"ready": True}
-    (daemon,) = processes.daemons(machine.home / mps.PIPE)
+    (daemon,) = LOCAL.daemons(machine.home / mps.PIPE)
     began = time.monotonic()
     daemon.signal(wound)
     machine.wait_not_ready()
@@ -221,7 +222,7 @@ def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients)
     running = [machine.tenant("busy", 1, mib=1024) for _ in range(clients)]
     for one in running:
         assert one.heard() == {"ready": True}
-    (server,) = processes.servers(machine.home / mps.PIPE)
+    (server,) = LOCAL.servers(machine.home / mps.PIPE)
     began = time.monotonic()
     server.signal(signal.SIGSTOP)
     machine.wait_not_ready()
@@ -264,10 +265,10 @@ def test_clients_are_on_the_card_with_their_memory_and_the_server_is_known(machi
     tenant = machine.tenant("hold", 2048, mib=4000)
     assert tenant.heard() == {"held": 2048, "error": 0}
     listed = {process.pid: process.memory for process in machine.gpus.processes(machine.card.uuid)}
-    (server,) = processes.servers(machine.home / mps.PIPE)
+    (server,) = LOCAL.servers(machine.home / mps.PIPE)
     assert listed[tenant.pid] is not None
     assert 2048 <= listed[tenant.pid] <= 4000
-    strangers = [pid for pid in listed if pid != tenant.pid and not processes.is_server(pid)]
+    strangers = [pid for pid in listed if pid != tenant.pid and not LOCAL.is_server(pid)]
     assert not strangers
     measured(
         "NVML on a client that holds 2048 MiB", f"{listed[tenant.pid]} MiB; its server {listed.get(server.pid)} MiB"

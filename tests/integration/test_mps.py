@@ -23,7 +23,7 @@ from cardwise.core.mps import State, Status
 from cardwise.core.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.kube import errors, paths
-from mps import processes
+from mps.processes import LOCAL
 from tests.cluster import Cluster
 from tests.cluster import mps as manager
 from tests.cluster.images import BUSYBOX
@@ -316,7 +316,7 @@ def test_nothing_starts_on_a_card_whose_daemon_was_killed_until_it_is_healed(wor
 def test_a_frozen_server_holds_starts_back_until_it_is_replaced(world):
     runs = world.pod("runs", 0, 4000)
     world.started(runs)
-    daemon, (server,) = world.status(0).daemon_pid, processes.servers(world.home(0) / mps.PIPE)
+    daemon, (server,) = world.status(0).daemon_pid, LOCAL.servers(world.home(0) / mps.PIPE)
     server.signal(signal.SIGSTOP)
     world.wait(lambda: mpsnode.problem(world.root, world.uuids[0]), "its card is not ready")
     after = world.pod("after", 0, 4000)

@@ -2,15 +2,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.mps.worlds import Node
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def python_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The double runs in the interpreter of the tests, not in a wrapper that happens to be first in PATH."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -26,16 +27,26 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def node(folder: Path) -> Iterator[Node]:
-    """With one card; not started yet."""
-    made = Node(folder, cards=1)
-    yield made
-    made.close()
+def make_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
+    """A node that is not started yet."""
+    made = []
+
+    def make(**settings: Any) -> Node:
+        made.append(Node(folder, monkeypatch, **settings))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
 
 
 @pytest.fixture
-def pair(folder: Path) -> Iterator[Node]:
-    """With two cards; not started yet."""
-    made = Node(folder)
-    yield made
-    made.close()
+def node(make_node: Callable[..., Node]) -> Node:
+    """With one card."""
+    return make_node(cards=1)
+
+
+@pytest.fixture
+def pair(make_node: Callable[..., Node]) -> Node:
+    """With two cards."""
+    return make_node(cards=2)

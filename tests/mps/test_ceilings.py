@@ -1,10 +1,8 @@
 """The settings that a manager keeps in its daemons, first of all the ceiling of a client's memory."""
 
-import signal
-
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import ComputeMode
-from tests.mps.worlds import P100, eventually, uuid_of
+from tests.mps.worlds import P100, uuid_of
 
 
 def test_the_ceiling_follows_the_largest_share_before_a_container_can_start(pair):
@@ -18,8 +16,8 @@ def test_the_ceiling_follows_the_largest_share_before_a_container_can_start(pair
     assert pair.ask(f"get_device_pinned_mem_limit {server.pid} 0") == "8G", "the running server takes it at once"
     assert pair.ask("get_default_device_pinned_mem_limit 0") == "8G", "and so would the next"
     pair.end("large")
-    eventually(lambda: pair.ask("get_default_device_pinned_mem_limit 0") == "512M")
-    eventually(lambda: "allows 512 MiB" in pair.problem(need=MiB(8138)))
+    pair.until(lambda: pair.ask("get_default_device_pinned_mem_limit 0") == "512M")
+    assert "allows 512 MiB" in pair.problem(need=MiB(8138))
     assert pair.ask("get_default_device_pinned_mem_limit 0", 1) == "512M", "the other card is not meant"
 
 
@@ -28,7 +26,8 @@ def test_a_ceiling_that_a_server_does_not_take_is_never_claimed(node):
     node.wait_ready()
     kept = node.say("server-limit-kept")
     node.bind("large", 0, 8138)
-    eventually(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G")
+    node.until(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G")
+    node.pass_time(10.0)
     assert "allows 512 MiB" in node.problem(need=MiB(8138))
     kept.unlink()
     node.wait_ready(need=MiB(8138))
@@ -38,25 +37,25 @@ def test_settings_that_somebody_changed_are_set_again(node):
     node.start()
     node.wait_ready()
     node.ask("set_default_active_thread_percentage 10")
-    eventually(lambda: node.ask("get_default_active_thread_percentage") == "100.0")
+    node.until(lambda: node.ask("get_default_active_thread_percentage") == "100.0")
     node.ask("set_default_device_pinned_mem_limit 0 0G")
-    eventually(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "512M")
+    node.until(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "512M")
     node.gpus.set_compute_mode(uuid_of(0), ComputeMode.DEFAULT)
-    eventually(lambda: node.mode() == "ExclusiveProcess")
+    node.until(lambda: node.mode() == "ExclusiveProcess")
     node.wait_ready()
 
 
-def test_a_manager_without_api_server_keeps_the_ceilings_that_there_are(node):
+def test_a_manager_that_does_not_know_the_pods_keeps_the_ceilings_that_there_are(node):
     node.bind("pod", 0, 8138)
     node.start()
     node.wait_ready(0, need=MiB(8138))
     node.crash()
-    node.api.stop_answering()
+    node.pods.synced = False
     node.start()
     node.wait_ready(0, need=MiB(8138))
     assert node.ask("get_default_device_pinned_mem_limit 0") == "8G"
-    node.daemon(0).signal(signal.SIGKILL)
-    eventually(node.problem)
+    node.daemon().kill()
+    node.until(node.problem)
     node.wait_ready(0, need=MiB(P100))
-    node.api.stop_answering(False)
-    eventually(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G", "once the pods are known")
+    node.pods.synced = True
+    node.until(lambda: node.ask("get_default_device_pinned_mem_limit 0") == "8G", "once the pods are known")

@@ -4,23 +4,33 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from cardwise.gpus import mpsnode
+from cardwise.kube import paths
 from mps.__main__ import main
-from tests.mps.worlds import DOUBLE, Node, eventually, uuid_of
+from mps.processes import LOCAL
+from tests.fakes.apiserver import ApiServer
+from tests.mps.worlds import DOUBLE, NODE, Node, uuid_of
 
+SECONDS = 60.0  # for a process that has been told to end
 COMMAND = [sys.executable, "-m", "mps"]
 
 
 @pytest.fixture
-def kubeconfig(node, folder):
+def api():
+    made = ApiServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kubeconfig(api, folder):
     path = folder / "kubeconfig"
-    cluster = {"name": "c", "cluster": {"server": node.api.url}}
+    cluster = {"name": "c", "cluster": {"server": api.serve()}}
     context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
     path.write_text(
         yaml.safe_dump(
@@ -39,7 +49,7 @@ def kubeconfig(node, folder):
 
 def arguments(node: Node, kubeconfig, **changes: str) -> list[str]:
     options = {
-        "node": "n1",
+        "node": NODE,
         "simulated-cards": str(node.cards_file),
         "root": str(node.root),
         "control": str(DOUBLE),
@@ -103,54 +113,35 @@ def test_help_lists_every_setting_with_its_variable():
     assert said.count("env var:") >= len(main.params) - 1
 
 
-def test_a_life_from_start_to_sigterm(node, kubeconfig):
-    process = subprocess.Popen(
-        [*COMMAND, *arguments(node, kubeconfig, **{"log-format": "json"})],
-        stderr=subprocess.PIPE,
-        env=os.environ | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1536M", "CUDA_VISIBLE_DEVICES": "7"},
-    )
+def test_a_life_from_start_to_sigterm(node, api, kubeconfig, python_first):
+    name = uuid_of(0).lower()
+    card = {"metadata": {"name": name, "labels": {"cardwise.dev/node": NODE}}, "spec": {"uuid": uuid_of(0)}}
+    api.put("/apis/cardwise.dev/v1alpha1/extendedresources", card | {"status": {}})
+
+    def state() -> str:
+        return api.get(paths.extendedresources(name))["status"].get("mps", {}).get("state", "")
+
+    environment = os.environ | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1536M", "CUDA_VISIBLE_DEVICES": "7"}
+    command = [*COMMAND, *arguments(node, kubeconfig, **{"log-format": "json"})]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
     try:
-        eventually(lambda: not node.problem() or process.poll() is not None, timeout=50)
-        assert process.poll() is None, process.communicate()[1].decode()
-        daemon = node.daemon()
-        log = (node.home() / "log" / "daemon.log").read_text()
+        api.until(lambda: state() == "Ready")
+        assert not mpsnode.problem(node.root, uuid_of(0))
+        (daemon,) = LOCAL.daemons(node.pipe())
+        log = (node.log() / "daemon.log").read_text()
         assert f"for devices {uuid_of(0)}" in log, "the manager's own environment does not reach the daemon"
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=50)
-        assert process.returncode == 0
-        assert not daemon.alive()
-        assert node.mode() == "Default"
-        assert not mpsnode.manager_lives(node.root)
-        assert b'"card":"GPU-n1-0"' in said, "what the daemon says has its card"
-        assert b'are not used","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
-        assert b"Traceback" not in said
+        _, said = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
         process.communicate()
-
-
-def test_health_and_metrics(node):
-    from cardwise.runtime.health import HealthServer
-    from cardwise.runtime.settings import HostPort
-
-    node.start()
-    node.wait_ready()
-    eventually(lambda: not node.manager.problems())
-    earned = node.status().checked
-    eventually(lambda: node.status().checked > earned, "a probe of a card that is ready")
-    health = HealthServer(HostPort("127.0.0.1", 0), ready=node.manager.problems, alive=node.manager.stuck)
-    health.start()
-    try:
-        base = f"http://127.0.0.1:{health.port}"
-        for path in ("readyz", "healthz"):
-            assert urllib.request.urlopen(f"{base}/{path}", timeout=10).read() == b"ok\n"
-        said = urllib.request.urlopen(f"{base}/metrics", timeout=10).read().decode()
-    finally:
-        health.stop()
-    card = f'{{card="{uuid_of(0)}"}}'
-    assert f"cardwise_mps_up{card} 1.0" in said
-    assert f'cardwise_mps_state{{card="{uuid_of(0)}",state="Ready"}} 1.0' in said
-    assert f'cardwise_mps_state{{card="{uuid_of(0)}",state="Down"}} 0.0' in said
-    assert f"cardwise_mps_ceiling_bytes{card} 5.36870912e+08" in said  # 512 MiB
-    assert f"cardwise_mps_daemon_starts_total{card}" in said
-    assert 'cardwise_mps_probe_seconds_count{outcome="ok"}' in said
+        for left in [*LOCAL.daemons(node.pipe()), *LOCAL.servers(node.pipe())]:
+            left.signal(signal.SIGKILL)
+    assert process.returncode == 0
+    assert state() == "Down", "its last word"
+    assert not daemon.alive()
+    assert node.mode() == "Default"
+    assert not mpsnode.manager_lives(node.root)
+    assert b'"card":"GPU-n1-0"' in said, "what the daemon says has its card"
+    assert b'are not used","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
+    assert b"Traceback" not in said

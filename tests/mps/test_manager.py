@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.mps import Scope, State
 from cardwise.core.quantity import MiB
-from tests.mps.worlds import P100, Node, eventually, uuid_of
+from tests.mps.worlds import P100, uuid_of
 
 
 def test_cards_come_up_ready_closed_and_told(pair):
@@ -12,7 +12,6 @@ def test_cards_come_up_ready_closed_and_told(pair):
     for index in (0, 1):
         pair.wait_ready(index)
         assert pair.mode(index) == "ExclusiveProcess"
-        eventually(lambda index=index: pair.told(index).get("state") == "Ready")
     assert pair.told(0) | {"lastChange": ""} == {
         "mode": "card",
         "state": "Ready",
@@ -24,13 +23,34 @@ def test_cards_come_up_ready_closed_and_told(pair):
     }
     assert pair.daemon(0) != pair.daemon(1), "one for each card"
     assert pair.ask("get_default_active_thread_percentage") == "100.0"
-    assert not pair.manager.problems()
+
+
+def test_it_is_ready_when_the_pods_are_known_the_cluster_is_told_and_a_card_is(pair):
+    pair.pods.synced = False
+    pair.start()
+    pair.manager._publication.problem = "the cluster has not been told"
+    pods, told, cards = pair.manager.problems()
+    assert (pods, told) == ("the pods of this node are not known yet", "the cluster has not been told")
+    assert cards.startswith("no card's MPS is ready")
+    pair.pods.synced, pair.manager._publication.problem = True, ""
+    pair.wait_ready(0)
+    assert not pair.manager.problems(), "one sick card is told, and the others are served"
+
+
+def test_a_thread_that_does_not_come_round_has_it_restarted(node):
+    node.start()
+    node.clock.advance(119.0)
+    assert not node.manager.stuck()
+    node.clock.advance(2.0)
+    assert node.manager.stuck() == ["the manager's thread has not come round for 121 s"]
+    node.turn()
+    assert not node.manager.stuck()
 
 
 def test_a_daemon_sees_its_own_card_only(pair):
     pair.start()
     pair.wait_ready(1)
-    log = (pair.home(1) / "log" / "daemon.log").read_text()
+    log = (pair.log(1) / "daemon.log").read_text()
     assert f"fake server {pair.servers(1)[0].pid} for devices {uuid_of(1)}" in log
 
 
@@ -38,14 +58,22 @@ def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):
     node.start()
     node.wait_ready()
     node.bind("plain", 0, 4096, off=True)
-    eventually(lambda: not node.problem(wanted=State.OFF))
+    node.until(lambda: not node.problem(wanted=State.OFF))
     assert node.mode() == "Default"
-    eventually(lambda: node.told()["state"] == "Off")
+    assert node.told()["state"] == "Off"
     assert "is Off, not Ready" in node.problem()
     assert not node.servers()
     node.end("plain")
     node.wait_ready()
     assert node.mode() == "ExclusiveProcess"
+
+
+def test_that_it_is_off_does_not_go_stale(node):
+    node.bind("plain", 0, 4096, off=True)
+    node.start()
+    node.until(lambda: not node.problem(wanted=State.OFF))
+    node.pass_time(60.0)
+    assert not node.problem(wanted=State.OFF)
 
 
 def test_one_pod_that_wants_mps_keeps_it_on(node):
@@ -55,23 +83,20 @@ def test_one_pod_that_wants_mps_keeps_it_on(node):
     node.wait_ready(need=MiB(4096))
 
 
-def test_one_daemon_for_the_node(folder):
-    node = Node(folder, scope=Scope.NODE)
-    try:
-        node.bind("pod", 1, 8138)
-        node.start()
-        node.wait_ready(0)
-        node.wait_ready(1, need=MiB(8138))
-        assert node.ask("get_default_device_pinned_mem_limit 0") == "512M"
-        assert node.ask("get_default_device_pinned_mem_limit 1") == "8G"
-        assert node.told(1)["mode"] == "node"
-        assert "allows 512 MiB" in node.problem(0, need=MiB(8138))
-        node.cards.append({"index": 2, "uuid": uuid_of(2), "memoryMiB": P100})
-        node.write_cards()
-        node.wait_ready(2)
-        node.wait_ready(1, need=MiB(8138))
-    finally:
-        node.close()
+def test_one_daemon_for_the_node(make_node):
+    node = make_node(scope=Scope.NODE)
+    node.bind("pod", 1, 8138)
+    node.start()
+    node.wait_ready(0)
+    node.wait_ready(1, need=MiB(8138))
+    assert node.ask("get_default_device_pinned_mem_limit 0") == "512M"
+    assert node.ask("get_default_device_pinned_mem_limit 1") == "8G"
+    assert node.told(1)["mode"] == "node"
+    assert "allows 512 MiB" in node.problem(0, need=MiB(8138))
+    node.cards.append({"index": 2, "uuid": uuid_of(2), "memoryMiB": P100})
+    node.write_cards()
+    node.wait_ready(2)
+    node.wait_ready(1, need=MiB(8138))
 
 
 def test_a_new_card_and_one_that_leaves(pair):
@@ -82,26 +107,8 @@ def test_a_new_card_and_one_that_leaves(pair):
     del pair.cards[0]
     pair.write_cards()
     pair.wait_ready(2)
-    eventually(lambda: not gone.alive())
+    pair.until(lambda: not gone.alive())
     assert pair.problem(0)
-
-
-def test_an_object_that_is_made_anew_is_told_again(node):
-    node.start()
-    eventually(lambda: node.told().get("state") == "Ready")
-    node.api.delete("/apis/cardwise.dev/v1alpha1/extendedresources", uuid_of(0).lower())
-    node.add_resource(0)
-    eventually(lambda: node.told().get("state") == "Ready")
-
-
-def test_the_api_server_is_told_of_changes_only(pair):
-    pair.start()
-    for index in (0, 1):
-        eventually(lambda index=index: pair.told(index).get("state") == "Ready")
-    before = len(pair.api.patches)
-    probes = pair.status().checked
-    eventually(lambda: pair.status().checked > probes + 4 * pair.settings.pace.probe)
-    assert len(pair.api.patches) == before
 
 
 @pytest.mark.parametrize("driver", ["535", "595"])

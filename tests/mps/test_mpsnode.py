@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from cardwise.clock import BOOT
 from cardwise.core import mps
 from cardwise.core.mps import Scope, State, Status
 from cardwise.gpus import mpsnode
@@ -32,7 +33,7 @@ def home(folder):
 
 
 def write(home, state: State) -> None:
-    status = Status(uuids=("GPU-1",), scope=Scope.CARD, state=state, checked=mpsnode.now(), valid_seconds=60.0)
+    status = Status(uuids=("GPU-1",), scope=Scope.CARD, state=state, checked=BOOT.now(), valid_seconds=60.0)
     homes.write_status(home, status)
 
 

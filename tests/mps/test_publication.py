@@ -5,63 +5,124 @@ from dataclasses import replace
 import pytest
 
 from cardwise.core.mps import Scope, State, Status
-from cardwise.gpus import mpsnode
-from cardwise.kube.client import KubeClient
+from cardwise.kube import paths
 from mps.publication import Publication
-from tests.mps.worlds import NODE, RESOURCES, eventually, uuid_of
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
+from tests.mps.worlds import NODE, uuid_of
 
-LONG_AGO = 5000.0  # seconds
+RESOURCES = "/apis/cardwise.dev/v1alpha1/extendedresources"
 # As deviceplugin.mpssaid puts it there.
 GONE = {"state": "Down", "reason": "the node's MPS manager is gone or hangs", "lastChange": "2026-11-21T10:00:00Z"}
 
 
+class Cluster:
+    """The objects of a node's cards, and what is to be told of them by UUID."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        self.statuses: dict[str, Status] = {}
+        client = self.api.client(clock=self.clock)
+        self.publication = Publication(client, NODE, lambda: dict(self.statuses), self.clock)
+        self.add(0)
+
+    def add(self, index: int, **status: object) -> None:
+        metadata = {"name": uuid_of(index).lower(), "labels": {"cardwise.dev/node": NODE}}
+        self.api.put(RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid_of(index)}, "status": status})
+
+    def say(self, index: int = 0, *, age: float = 0.0, state: State = State.READY) -> None:
+        """From now on; looked at so many seconds ago."""
+        self.statuses[uuid_of(index)] = Status(
+            uuids=(uuid_of(index),), scope=Scope.CARD, state=state, checked=self.clock.now() - age, valid_seconds=12.0
+        )
+        self.publication.wake()
+
+    def path(self, index: int = 0) -> str:
+        return paths.extendedresources(uuid_of(index).lower())
+
+    def told(self, index: int = 0) -> dict[str, object]:
+        return (self.api.get(self.path(index)) or {}).get("status", {}).get("mps") or {}
+
+    def settled(self) -> "Cluster":
+        """Both threads wait: for news from the API server, and for something to tell it."""
+        self.clock.until_waiting(2)
+        return self
+
+    def later(self) -> "Cluster":
+        """When it looks again though nobody has woken it."""
+        self.clock.step(2)
+        return self.settled()
+
+    def state(self, index: int = 0) -> object:
+        return self.settled().told(index).get("state")
+
+
 @pytest.fixture
-def told(node):
-    """The statuses of the node's cards by UUID; changed by tests, published at once."""
-    statuses = {}
-    client = KubeClient(node.api.url)
-    publication = Publication(client, NODE, lambda: dict(statuses))
-    publication.start()
-    yield statuses, publication
-    publication.stop()
-    client.close()
+def cluster():
+    made = Cluster()
+    made.publication.start()
+    yield made
+    made.publication.stop()
+    made.api.close()
 
 
-def status(index=0, *, age=0.0, state=State.READY):
-    # Valid for so long that a machine under load does not make it stale.
-    return Status(
-        uuids=(uuid_of(index),), scope=Scope.CARD, state=state, checked=mpsnode.now() - age, valid_seconds=600.0
-    )
+def test_an_object_that_comes_later_or_is_made_anew_is_told(cluster):
+    cluster.say(0)
+    cluster.say(1)
+    assert (cluster.state(0), cluster.state(1)) == ("Ready", None)
+    cluster.add(1)
+    assert cluster.state(1) == "Ready"
+    cluster.api.remove(cluster.path())
+    cluster.add(0)
+    assert cluster.state() == "Ready"
 
 
-def overwritten(node, index=0):
-    """By the device plugin."""
-    found = node.api.get(RESOURCES, uuid_of(index).lower())
-    found["status"]["mps"] |= GONE
-    node.api.put(RESOURCES, found)
+def test_the_api_server_is_told_of_changes_only(cluster):
+    cluster.say(0)
+    cluster.settled()
+    for _ in range(5):
+        cluster.later().say(0)  # the daemon was asked a moment ago, and all is as before
+        cluster.settled()
+    assert len(cluster.api.sent("patch")) == 1
+    cluster.say(0, state=State.FAULT)
+    assert cluster.state() == "Fault"
+    assert len(cluster.api.sent("patch")) == 2
 
 
-def test_a_manager_that_is_there_again_writes_over_what_was_said_in_its_absence(node, told):
-    statuses, publication = told
-    statuses[uuid_of(0)] = status()
-    publication.wake()
-    eventually(lambda: node.told().get("state") == "Ready", timeout=60)
-    overwritten(node)
-    eventually(lambda: node.told()["state"] == "Ready", timeout=60)
-    assert node.told()["reason"] == ""
+def test_what_the_api_server_does_not_take_is_said_and_told_again(cluster):
+    cluster.api.fault(Fault(status=500), "patch", times=2)
+    cluster.say(0)
+    cluster.settled()
+    assert "the cluster was not told of this node's MPS" in cluster.publication.problem
+    assert cluster.later().state() is None
+    assert cluster.later().state() == "Ready"
+    assert not cluster.publication.problem
 
 
-def test_one_that_does_not_look_at_a_card_any_more_contradicts_nobody_until_it_does(node, told):
-    statuses, publication = told
-    statuses[uuid_of(0)] = status()
-    publication.wake()
-    eventually(lambda: node.told().get("state") == "Ready", timeout=60)
-    statuses[uuid_of(0)] = replace(statuses[uuid_of(0)], checked=mpsnode.now() - LONG_AGO)
-    overwritten(node)
-    node.add_resource(1)
-    statuses[uuid_of(1)] = status(1, age=LONG_AGO, state=State.FAULT)
-    publication.wake()
-    eventually(lambda: node.told(1).get("state") == "Fault", "a state in which nothing starts is told", timeout=60)
-    assert node.told()["state"] == "Down"
-    statuses[uuid_of(0)] = status()  # and nobody wakes it
-    eventually(lambda: node.told()["state"] == "Ready", timeout=60)
+def test_its_last_word_is_told_before_it_ends(cluster):
+    cluster.say(0)
+    assert cluster.state() == "Ready"
+    cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], state=State.DOWN)
+    cluster.publication.stop()
+    assert cluster.told()["state"] == "Down"
+
+
+def test_a_manager_that_is_there_again_writes_over_what_was_said_in_its_absence(cluster):
+    cluster.say(0)
+    cluster.settled().api.edit(cluster.path(), status={"mps": GONE})
+    assert cluster.state() == "Ready"
+    assert cluster.told()["reason"] == ""
+
+
+def test_one_that_does_not_look_at_a_card_any_more_contradicts_nobody_until_it_does(cluster):
+    cluster.say(0)
+    assert cluster.state() == "Ready"
+    cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], checked=cluster.clock.now() - 60.0)
+    cluster.api.edit(cluster.path(), status={"mps": GONE})
+    cluster.add(1)
+    cluster.say(1, age=60.0, state=State.FAULT)
+    assert cluster.state(1) == "Fault", "a state in which nothing starts"
+    assert cluster.later().state() == "Down"
+    cluster.statuses[uuid_of(0)] = replace(cluster.statuses[uuid_of(0)], checked=cluster.clock.now())
+    assert cluster.later().state() == "Ready", "and nobody woke it"

@@ -1,15 +1,12 @@
-"""A node for the MPS manager: simulated cards, the double (or the real program), and an API server of a few verbs."""
+"""A node for the MPS manager, in the test's own thread: nothing happens but by `turn`, which moves the clock on."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
 import yaml
 
 from cardwise.core import assignment as codec
@@ -20,59 +17,103 @@ from cardwise.core.quantity import MiB
 from cardwise.gpus import chosen, mpsnode
 from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.simulated import SimulatedGpus
-from cardwise.kube.client import KubeClient
-from mps import processes
+from cardwise.kube import paths
+from cardwise.kube.events import ObjectRef
+from mps import audit
+from mps import manager as managers
+from mps import publication as publications
+from mps.cgroups import Membership
+from mps.daemon import Daemon
 from mps.machine import Pace
 from mps.manager import Lock, Manager, Settings
-from tests.deviceplugin.fakeapi import FakeApi, merge
+from mps.pods import PodView, view
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.clock import FakeClock
+from tests.mps.hosts import FakeHost, FakeProcess
 
 DOUBLE = Path(__file__).parent / "double" / "nvidia-cuda-mps-control"
 NODE = "n1"
 P100 = 16276  # MiB
-PODS, RESOURCES = "/api/v1/pods", "/apis/cardwise.dev/v1alpha1/extendedresources"
-# Short where a test waits for it, long where it must not come.
-PACE = Pace(
-    probe=0.3,
-    answer=2.0,
-    start=20.0,
-    warm=20.0,
-    fault_grace=0.5,
-    drain=2.0,
-    quit_grace=1.0,
-    orphan_grace=0.5,
-    backoff=0.1,
-    backoff_cap=0.5,
-    stable=30.0,
-)
+PACE = Pace()
+CID = "4f1c" * 16
+_LONGEST = 300.0  # seconds of the clock after which nothing more is expected
 
 
 def uuid_of(index: int) -> str:
     return f"GPU-{NODE}-{index}"
 
 
-def eventually(ask: Callable[[], Any], what: str = "", timeout: float = 30) -> Any:
-    deadline = time.monotonic() + timeout
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, what or "not so in time"
-        time.sleep(0.02)
-    return answer
+class Pods:
+    """Those of the API server, known at once; in place of `NodePods`."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self.synced = True
+        self._api = api
+
+    def all(self) -> list[PodView]:
+        return [view(msgspec.json.encode(pod)) for pod in self._api.all("/api/v1/pods")]
+
+    def stop(self) -> None:
+        pass
+
+
+class Publication:
+    """Told to nobody: see test_publication.py."""
+
+    problem = ""
+
+    def wake(self) -> None:
+        pass
+
+    stop = wake
+
+
+@dataclass
+class Events:
+    """Kept, in place of `EventRecorder`."""
+
+    all: list[tuple[ObjectRef, str, str]] = field(default_factory=list)
+
+    def record(self, about: ObjectRef, reason: str, message: str, kind: str) -> None:
+        assert kind == "Warning"
+        self.all.append((about, reason, message))
+
+    def of(self, reason: str) -> list[tuple[ObjectRef, str]]:
+        """About what, and the message."""
+        return [(about, message) for about, its, message in self.all if its == reason]
+
+    def stop(self) -> None:
+        pass
+
+
+class NodeClock(FakeClock):
+    """Its node lives while the test's thread sleeps."""
+
+    live: Callable[[], object] = staticmethod(lambda: None)
+
+    def sleep(self, seconds: float) -> None:
+        self.live()
+        super().sleep(seconds)
 
 
 class Node:
-    """`start` and `stop` a manager on it as often as you like."""
+    """`start` and `stop` a manager on it as often as you like; `crash` ends one without a word."""
 
-    def __init__(self, folder: Path, cards: int = 2, scope: Scope = Scope.CARD) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, cards: int = 2, scope: Scope = Scope.CARD
+    ) -> None:
         self.root = folder / "mps"
+        self.clock = NodeClock()
+        self.host = FakeHost(self.clock)
         self.cards_file = folder / "cards.yaml"
         self.cards = [
             {"index": i, "uuid": uuid_of(i), "model": "Tesla-P100", "memoryMiB": P100, "properties": {}}
             for i in range(cards)
         ]
         self.write_cards()
-        self.api = FakeApi()
-        for index in range(cards):
-            self.add_resource(index)
+        self.api = ApiServer(self.clock)
+        self.pods = Pods(self.api)
+        self.events = Events()
         self.settings = Settings(
             node=NODE,
             root=self.root,
@@ -81,77 +122,70 @@ class Node:
             pace=PACE,
             exclusive=True,
             stop_daemons="idle",
-            detach_before=1.0,
+            detach_before=3.0,
             driver="550.163.01",
         )
         self.manager: Manager | None = None
-        self.lock: Lock | None = None
-        self.clients: list[subprocess.Popen[bytes]] = []
+        # The daemons' threads are this one.
+        monkeypatch.setattr(Daemon, "start", Daemon.begin)
+        monkeypatch.setattr(managers, "following", lambda *_: self.pods)
+        monkeypatch.setattr(managers, "Publication", lambda *_: Publication())
+        monkeypatch.setattr(audit, "EventRecorder", lambda *_, **__: self.events)
 
     def write_cards(self) -> None:
-        self.write_cards_raw(self.cards)
-
-    def write_cards_raw(self, cards: list[dict[str, Any]]) -> None:
         scratch = self.cards_file.with_suffix(".new")
-        scratch.write_text(yaml.safe_dump({"cards": cards}))
+        scratch.write_text(yaml.safe_dump({"cards": self.cards}))
         scratch.rename(self.cards_file)
-
-    def add_resource(self, index: int) -> None:
-        metadata = {"name": uuid_of(index).lower(), "labels": {"cardwise.dev/node": NODE}}
-        self.api.put(RESOURCES, {"metadata": metadata, "spec": {"node": NODE, "uuid": uuid_of(index)}, "status": {}})
 
     def start(self, *, cards: str = "", **changes: Any) -> "Node":
         """`cards` as in `--cards`."""
         self.settings = replace(self.settings, **changes)
         self.gpus = SimulatedGpus(self.cards_file)
         served = ChosenGpus(self.gpus, chosen.parse(cards)) if cards else self.gpus
-        self.client = KubeClient(self.api.url)
         self.lock = Lock(self.root)
         self.lock.take()
-        self.manager = Manager(self.settings, self.client, served, self.gpus)
-        self.manager.start()
+        self.manager = Manager(self.settings, self.api.client(), served, self.gpus, host=self.host, clock=self.clock)
+        self.manager.begin()
+        self.turn()
         return self
 
+    def turn(self) -> None:
+        """Each does what is due; then it is the next moment at which something may be. Audits look by themselves."""
+        rest = self.manager.turn()
+        for daemon in self.manager.daemons():
+            rest = min(rest, daemon.turn())
+        if rest > 0.0:
+            self.clock.advance(max(rest, 0.001))  # not less than the clock can tell apart
+
+    def until(self, so: Callable[[], Any], what: str = "") -> Any:
+        end = self.clock.now() + _LONGEST
+        while not (found := so()):
+            assert self.clock.now() < end, what or "not so in time"
+            self.turn()
+        return found
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            self.turn()
+
     def stop(self) -> None:
-        if self.manager is not None:
-            self.manager.stop()
-            self.lock.release()
-            self.client.close()
-            self.manager = None
+        self.clock.live = lambda: [daemon.turn() for daemon in self.manager.daemons()]
+        self.manager.stop()
+        self.clock.live = lambda: None
+        self.lock.release()
+        self.manager = None
 
     def crash(self) -> None:
         """The manager is gone without a word; its daemons are not."""
-        manager, self.manager = self.manager, None
-        self.gpus.close()
-        manager._stopping.set()
-        manager._wake.set()
-        for thread in manager._threads:
-            thread.join(10)
-        for daemon in manager._all():
-            daemon.stop()
-        publication = manager._publication
-        publication._stopping.set()
-        publication._wake.set()
-        publication._thread.join(10)
-        publication._reflector.stop()
-        manager.pods.stop()
-        self.client.close()
+        self.manager = None
         self.lock.release()
 
     def close(self) -> None:
-        try:
-            self.stop()
-        finally:
-            self._end_all()
-
-    def _end_all(self) -> None:
-        for home in self.root.glob("*/pipe"):
-            for process in [*processes.daemons(home), *processes.servers(home)]:
-                process.signal(signal.SIGCONT)
-                process.signal(signal.SIGKILL)
-        for client in self.clients:
-            client.kill()
-            client.wait()
+        for process in self.host.processes.values():
+            process.kill()
+        if self.manager is not None:
+            self.lock.release()
         self.api.close()
 
     # What others see.
@@ -161,92 +195,92 @@ class Node:
             return Path(mps.node_folder(str(self.root)))
         return Path(mps.folder(str(self.root), uuid_of(index)))
 
+    def pipe(self, index: int = 0) -> Path:
+        return self.home(index) / mps.PIPE
+
     def status(self, index: int = 0) -> Status:
-        found: Status = eventually(lambda: mpsnode.read(self.home(index)))
+        found = mpsnode.read(self.home(index))
+        assert found is not None
         return found
 
     def problem(self, index: int = 0, **asked: Any) -> str:
-        return mpsnode.problem(self.root, uuid_of(index), **asked)
+        return mpsnode.problem(self.root, uuid_of(index), clock=self.clock, **asked)
 
     def wait_ready(self, index: int = 0, **asked: Any) -> None:
-        eventually(lambda: not self.problem(index, **asked), f"card {index} is not ready: {self.problem(index)}")
+        self.until(lambda: not self.problem(index, **asked), f"card {index} is not ready")
 
-    def told(self, index: int = 0) -> dict:
-        return (self.api.get(RESOURCES, uuid_of(index).lower()).get("status") or {}).get("mps") or {}
+    def told(self, index: int = 0) -> dict[str, Any]:
+        """What the cluster is to be told of the card."""
+        return publications.wanted(self.manager.statuses()[uuid_of(index)], uuid_of(index))
 
     def mode(self, index: int = 0) -> str:
         return str(SimulatedGpus(self.cards_file).compute_mode(uuid_of(index)))
 
-    def daemon(self, index: int = 0) -> processes.Process:
-        (found,) = processes.daemons(self.home(index) / "pipe")
+    def daemon(self, index: int = 0) -> FakeProcess:
+        (found,) = self.host.daemons(self.pipe(index))
         return found
 
-    def servers(self, index: int = 0) -> list[processes.Process]:
-        return processes.servers(self.home(index) / "pipe")
+    def servers(self, index: int = 0) -> list[FakeProcess]:
+        return self.host.servers(self.pipe(index))
 
-    def ask(self, command: str, index: int = 0) -> str:
-        """As an admin would."""
-        environment = os.environ | {mps.PIPE_ENV: str(self.home(index) / "pipe")}
-        done = subprocess.run(
-            [DOUBLE], input=command.encode(), capture_output=True, env=environment, timeout=20, check=False
-        )
-        return done.stdout.decode().strip()
+    def ask(self, command: str, index: int = 0, user: int = 0) -> str:
+        """As an admin would, or another user."""
+        return self.daemon(index).daemon.take(command.encode(), user).strip()
+
+    def log(self, index: int = 0) -> Path:
+        return self.home(index) / mps.LOG
 
     # What happens on the node.
 
-    def bind(self, name: str, index: int, mib: int, *, off: bool = False, **metadata: Any) -> dict:
+    def bind(self, name: str, index: int, mib: int, *, off: bool = False, grace: int = 60) -> None:
+        """A pod of one container, `main`."""
         given = (CardShare(index, uuid_of(index), MiB(mib), 0, MiB(P100)),)
         annotations = codec.encode(Assignment({"0": given}), assume_time_ns=1)
         if off:
             annotations[mps.MODE] = "off"
-        fields = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations}
-        pod = {"metadata": fields | metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}
-        return self.api.put(PODS, pod)
+        container = {"name": "main", "containerID": f"containerd://{CID}"}
+        pod = {
+            "metadata": {"name": name, "uid": f"uid-{name}", "annotations": annotations},
+            "spec": {"nodeName": NODE, "containers": [{"name": "main"}], "terminationGracePeriodSeconds": grace},
+            "status": {"phase": "Running", "containerStatuses": [container]},
+        }
+        self.api.put("/api/v1/pods", pod)
 
-    def change_pod(self, name: str, change: dict) -> None:
-        with self.api.changed:
-            self.api.put(PODS, merge(self.api.get(PODS, name, "default"), change))
+    def delete(self, name: str) -> None:
+        """It has its grace period."""
+        self.api.client().delete(paths.pods("default", name))
 
     def end(self, name: str) -> None:
-        self.api.delete(PODS, name, "default")
+        """Its object is gone, with force before its processes."""
+        self.api.remove(paths.pods("default", name))
 
-    def add_client(self, index: int = 0) -> subprocess.Popen[bytes]:
-        """A process that computes on the card, through its server."""
-        client = self._process()
-        with (self.home(index) / "log" / "clients").open("a") as file:
+    def add_client(self, index: int = 0, pod: str = "") -> FakeProcess:
+        """A process, of this pod, that computes on the card through its server."""
+        client = self.use(index, 300, pod)
+        with (self.log(index) / "clients").open("a") as file:
             file.write(f"{client.pid}\n")
-        self.use(index, 300, client.pid)
         return client
 
-    def use(self, index: int, mib: int, pid: int = 0) -> int:
-        """A process, a new one without a PID, has so much of the card's memory. The PID."""
-        pid = pid or self._process().pid
+    def use(self, index: int, mib: int, pod: str = "", name: str = "python") -> FakeProcess:
+        """A new process, of this pod, has so much of the card's memory."""
+        process = self.host.add(name, {}, *([Membership(f"uid-{pod}", CID)] if pod else []))
+        self.set_use(index, process.pid, mib)
+        return process
+
+    def set_use(self, index: int, pid: int, mib: int) -> None:
         card = self.cards[index]
-        card["processes"] = [*card.get("processes", []), {"pid": pid, "memoryMiB": mib}]
-        self.write_cards()
-        return pid
-
-    def use_changed(self, index: int, pid: int, mib: int) -> None:
-        card = self.cards[index]
-        card["processes"] = [one | {"memoryMiB": mib} if one["pid"] == pid else one for one in card["processes"]]
+        others = [one for one in card.get("processes", []) if one["pid"] != pid]
+        card["processes"] = [*others, {"pid": pid, "memoryMiB": mib}]
         self.write_cards()
 
-    def _process(self) -> subprocess.Popen[bytes]:
-        client = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        self.clients.append(client)
-        return client
-
-    def remove_clients(self, index: int = 0) -> None:
-        for client in self.clients:
-            client.kill()
-            client.wait()
-        self.clients.clear()
-        self.cards[index].pop("processes", None)
+    def end_clients(self, index: int = 0) -> None:
+        for one in self.cards[index].pop("processes", []):
+            self.host.processes[one["pid"]].kill()
         self.write_cards()
 
-    def say(self, file: str, index: int = 0, text: str = "") -> Path:
+    def say(self, file: str, index: int = 0) -> Path:
         """To the double, by one of its files."""
-        path = self.home(index) / "log" / file
+        path = self.log(index) / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.touch()
         return path

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cardwise.clock import BOOT
 from cardwise.core import mps
 from cardwise.core.mps import Mode, Scope, State
 from cardwise.gpus import mpsnode
@@ -51,7 +52,7 @@ def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
 @pytest.mark.parametrize("state", [State.READY, State.OFF])
 def test_a_manager_that_hangs_is_told(world, state):
     seen = Seen(world.root)
-    world.cards[0].says(state=state, checked=mpsnode.now() - AGES)
+    world.cards[0].says(state=state, checked=BOOT.now() - AGES)
     seen.after(0, state)
     seen.after(0, state, index=1)
     assert seen.after(mpssaid.PATIENCE, state)["state"] == "Down"
@@ -61,7 +62,7 @@ def test_a_manager_that_hangs_is_told(world, state):
 @pytest.mark.parametrize("state", [State.STARTING, State.FAULT, State.DRAINING])
 def test_a_manager_that_is_busy_with_a_card_is_believed(world, state):
     seen = Seen(world.root)
-    world.cards[0].says(state=state, checked=mpsnode.now() - AGES)
+    world.cards[0].says(state=state, checked=BOOT.now() - AGES)
     seen.after(0, state)
     assert seen.after(AGES, state) == "stays"
 

@@ -16,13 +16,13 @@ def pod(folder: Path) -> Iterator[Pod]:
 @pytest.fixture
 def card(pod: Pod) -> Iterator[Card]:
     """Ready, its daemon listens."""
-    made = Card(pod.root).runs().says()
+    made = Card(pod.root, clock=pod.clock).runs().says()
     yield made
     made.dies()
 
 
 @pytest.fixture
 def other(pod: Pod) -> Iterator[Card]:
-    made = Card(pod.root, TWO).runs().says()
+    made = Card(pod.root, TWO, pod.clock).runs().says()
     yield made
     made.dies()

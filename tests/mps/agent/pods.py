@@ -1,26 +1,31 @@
 """A pod for the share agent: the node's MPS folders as they are mounted there, and the agent as a process."""
 
+import contextlib
+import io
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cardwise.clock import BOOT, Clock
 from cardwise.core import assignment as codec
 from cardwise.core import mps, names, shareagent
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.mps import Scope, State, Status
 from cardwise.core.quantity import MiB, Percent
-from cardwise.gpus import mpsnode
 from mps import homes
-from tests.mps.worlds import eventually
+from mps.agent import probe, telling
+from mps.agent.running import Agent
+from tests.fakes.clock import FakeClock
 
 P100 = 16276
 ONE, TWO = "GPU-1", "GPU-2"
+SECONDS = 60.0
 AGENT = [sys.executable, "-m", "mps.agent"]
 
 
@@ -37,7 +42,7 @@ def assignment(**containers: list[CardShare]) -> str:
 class Card:
     """A card's folder, and a socket that listens as its daemon's does."""
 
-    def __init__(self, root: Path, uuid: str = ONE) -> None:
+    def __init__(self, root: Path, uuid: str = ONE, clock: Clock = BOOT) -> None:
         self.uuid = uuid
         self.home = root / mps.folder(str(root), uuid).name
         homes.prepare(self.home)
@@ -45,7 +50,7 @@ class Card:
             uuids=(uuid,),
             scope=Scope.CARD,
             state=State.READY,
-            checked=mpsnode.now(),
+            checked=clock.now(),
             valid_seconds=600.0,
             ceilings={uuid: MiB(P100)},
         )
@@ -77,18 +82,24 @@ class Card:
 
 
 class Pod:
-    """`start` an agent in it, ask it, end it."""
+    """`start` an agent in it, in the test's own thread; `later` it takes its next turn."""
 
     def __init__(self, folder: Path) -> None:
+        self.clock = FakeClock()
         self.folder = folder / "share"
         self.folder.mkdir()
         self.root = folder / "mps"
         self.root.mkdir()
-        self.log = folder / "log"
-        self.process: subprocess.Popen[bytes] | None = None
         self.env: dict[str, str] = {}
+        self.agent: Agent | None = None
 
     def start(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
+        self.told(told, wait=wait, port=port, hook=hook)
+        self.agent = Agent(telling.read(self.env), self.folder, self.root, hook=hook, clock=self.clock)
+        self._next = self.agent.turn()
+        return self
+
+    def told(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> dict[str, str]:
         self.env = {
             shareagent.ASSIGNMENT_ENV: told,
             shareagent.WAIT_ENV: State.READY if wait else "",
@@ -98,36 +109,42 @@ class Pod:
             "PATH": os.environ["PATH"],
             **({shareagent.HOOK_ENV: "true"} if hook else {}),
         }
-        return self.again()
+        return self.env
 
     def again(self) -> "Pod":
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(AGENT, env=self.env, stderr=log)
-        eventually(self.answers, "the agent answers")
+        """As after SIGKILL: what it had open is closed, and its files stay."""
+        self.close()
+        return self.start(
+            self.env[shareagent.ASSIGNMENT_ENV],
+            wait=bool(self.env[shareagent.WAIT_ENV]),
+            hook=shareagent.HOOK_ENV in self.env,
+        )
+
+    def later(self) -> "Pod":
+        self.clock.advance(self._next)
+        self._next = self.agent.turn()
         return self
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        code = self.process.wait(20)
-        self.process = None
-        return code
-
     def close(self) -> None:
-        if self.process is not None:
-            self.end(signal.SIGKILL)
+        if self.agent is not None:
+            self.agent._endpoint.close()
+            self.agent = None
 
-    def answers(self) -> bool:
-        try:
-            self.ask("/readyz")
-        except OSError:
-            return False
-        return True
+    def serve(self) -> None:
+        """All that the agent can do at present: takes connections, reads, and answers."""
+        for _ in range(4):
+            self.agent._endpoint.go_on(0.0)
 
     def probe(self) -> tuple[int, str]:
-        """As the kubelet does: exit status and what it would show."""
-        done = command("--probe", env=self.env)
-        return done.returncode, done.stdout + done.stderr
+        """What the kubelet's probe finds: exit status and what it would show."""
+        said = io.StringIO()
+        codes: list[int] = []
+        asking = threading.Thread(target=lambda: codes.append(probe.ask(self.env)))
+        with contextlib.redirect_stderr(said):
+            asking.start()
+            while asking.is_alive():
+                self.agent._endpoint.go_on(0.005)
+        return codes[0], said.getvalue()
 
     def ask(self, path: str, container: str = "") -> tuple[int, str]:
         return parsed(self.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), container))
@@ -135,28 +152,29 @@ class Pod:
     def raw(self, request: bytes, container: str = "") -> bytes:
         with self.connected(container) as client:
             client.sendall(request)
-            return received(client)
+            return self.answered(client)
+
+    def answered(self, client: socket.socket) -> bytes:
+        self.serve()
+        return received(client)
 
     def connected(self, container: str = "") -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            client.connect(str(self.folder / container / shareagent.SOCKET))
-            client.settimeout(20)  # not before: a queue that is full would be an error
-        except OSError:
-            client.close()
-            raise
+        client.connect(str(self.folder / container / shareagent.SOCKET))
+        client.settimeout(SECONDS)
+        self.serve()
         return client
+
+    def ready(self) -> bool:
+        return self.ask("/readyz")[0] == 200
 
     def document(self, container: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / container / shareagent.FILE).read_text())
         return found
 
-    def told_enforced(self, container: str, by: str) -> None:
-        eventually(lambda: self.document(container)["enforced"] == by, f"{container} is told {by!r}")
-
 
 def command(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*AGENT, *arguments], env=env, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run([*AGENT, *arguments], env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def received(client: socket.socket) -> bytes:

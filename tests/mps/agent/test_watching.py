@@ -5,7 +5,6 @@ import pytest
 from cardwise.core import mps
 from cardwise.core.mps import State
 from cardwise.core.quantity import MiB
-from cardwise.gpus import mpsnode
 from mps.agent import watching
 from tests.mps.agent.pods import ONE, TWO
 
@@ -13,7 +12,7 @@ NEED = MiB(8138)
 
 
 def seen(pod, uuid=ONE):
-    return watching.look(pod.root, uuid, NEED)
+    return watching.look(pod.root, uuid, NEED, pod.clock)
 
 
 def test_a_ready_card(pod, card):
@@ -28,9 +27,9 @@ def test_no_other_state_will_do(pod, card, state):
 
 
 def test_a_word_that_is_stale_or_too_low_or_of_another_card(pod, card):
-    card.says(checked=mpsnode.now() - 30, valid_seconds=12.0)
+    card.says(checked=pod.clock.now() - 30, valid_seconds=12.0)
     assert "has not looked at card GPU-1 for over" in seen(pod).problem
-    card.says(checked=mpsnode.now(), ceilings={ONE: MiB(8000)})
+    card.says(checked=pod.clock.now(), ceilings={ONE: MiB(8000)})
     assert "allows 8000 MiB, and 8138 MiB are needed" in seen(pod).problem
     card.says(uuids=(TWO,), ceilings={TWO: NEED})
     assert "does not serve card GPU-1" in seen(pod).problem

@@ -1,27 +1,34 @@
-"""Every test of the contract runs against each kind of program that is here."""
+"""Each test of the contract runs against each kind of program that it holds for."""
 
-import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.mps import fetch
-from tests.mps.contract.programs import GIVEN, KINDS, World
-from tests.mps.worlds import DOUBLE
+from tests.mps.contract.programs import KINDS, PROGRAMS, World, make
 
 
 @pytest.fixture(params=KINDS)
-def world(request, folder):
-    flavour, _, name = request.param.partition("-")
-    (folder / "log").mkdir()
-    real = flavour == "real"
-    program = fetch.programs()[name] if real else DOUBLE
-    driver = GIVEN.get(name, int(os.environ.get("CARDWISE_MPS_REAL_DRIVER", "550"))) if real else int(name)
-    made = World(folder, program, driver, real)
+def world(request: pytest.FixtureRequest, folder: Path, python_first: None) -> Iterator[World]:
+    """Any daemon."""
+    made = make(request.param, folder)
     yield made
     made.close()
 
 
 @pytest.fixture
-def running(world):
-    world.start()
-    return world
+def running(world: World) -> World:
+    return world.start()
+
+
+@pytest.fixture(params=PROGRAMS)
+def program(request: pytest.FixtureRequest, folder: Path, python_first: None) -> Iterator[World]:
+    """One that is a process."""
+    made = make(request.param, folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(program: World) -> World:
+    return program.start()

@@ -1,38 +1,60 @@
-"""What nvidia-cuda-mps-control does, traps and all: held against the double, and against the real one where it is.
+"""What nvidia-cuda-mps-control does, traps and all: held against our doubles, and on request against the real one.
 
-The real one is there after `make test-mps-real` or with $CARDWISE_MPS_ROOT (tests/mps/fetch.py); its server is the
-double's, since no machine of ours has a card. Which test has which trap of mps.md 1.2 to 1.6, also of those that need
-a card, is a table in docs/design/0005-mps.md (test_traps.py sees to it that the tests exist).
+The real one is asked for by `make test-mps-real` ($CARDWISE_MPS_REAL; tests/mps/fetch.py). Its server is the double's,
+since no machine of ours has a card. What a daemon knows and answers is the same code in both doubles, so it is held
+against the one in memory (tests/mps/hosts.py); what needs a process, against the program. Which test has which trap,
+also of those that need a card, is a table in docs/design/0005-mps.md.
 """
 
+import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import mps
-from cardwise.gpus import mpsnode
-from mps import processes
-from mps.control import Control, Program
+from mps.control import Control, FrontEnd
+from mps.processes import LOCAL, Child, Host
+from tests.fakes.clock import FakeClock
 from tests.mps import fetch
-from tests.mps.worlds import DOUBLE, eventually
+from tests.mps.hosts import FakeHost
+from tests.mps.worlds import DOUBLE
 
-SECONDS = 20.0
-DRIVERS = (535, 550, 580, 595)
-KINDS = [f"double-{driver}" for driver in DRIVERS] + [f"real-{name}" for name in fetch.programs()]
+SECONDS = 60.0
+REAL = [f"real-{name}" for name in fetch.programs()] if os.environ.get("CARDWISE_MPS_REAL") else []
+KINDS = [*(f"memory-{driver}" for driver in (535, 550, 580, 595)), *REAL]
+PROGRAMS = [*(f"program-{driver}" for driver in (550, 580)), *REAL]
 GIVEN = {"bookworm": 535, "trixie": 550}
+
+
+def eventually(ask: Callable[[], Any]) -> Any:
+    """For what a process of another's making does, and tells nobody of."""
+    deadline = time.monotonic() + SECONDS
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, "not so in time"
+        time.sleep(0.005)
+    return answer
 
 
 @dataclass
 class World:
-    """One kind of program, and the folders of one daemon."""
+    """One kind of program, and the folders of one daemon. `daemon` is the one that was started last."""
 
     folder: Path
     program: Path
     driver: int
     real: bool
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    host: Host = LOCAL
+    clock: Clock = SYSTEM
+    daemon: Child | None = None
+    started: list[Child] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -48,42 +70,79 @@ class World:
         return self.folder / "pipe"
 
     @property
-    def front(self) -> Program:
-        return Program(self.program, self.environment)
+    def log(self) -> Path:
+        return self.folder / "log" / "daemon.log"
+
+    @property
+    def front(self) -> FrontEnd:
+        return self.host.front_end(self.program, self.environment)
 
     @property
     def control(self) -> Control:
         return Control(self.front, SECONDS)
 
-    def run(self, *options: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    def run(self, *options: str, text: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
         """The program as a shell runs it."""
         return subprocess.run(
             [self.program, *options],
             input=text,
             capture_output=True,
             timeout=SECONDS,
-            env=self.environment,
+            env=self.environment | environment,
             check=False,
         )
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
+    def start(self, *options: str) -> "World":
         lazy = ["-lazy-init"] if self.real and self.driver >= 580 else []
-        with (self.folder / "log" / "daemon.log").open("ab") as log:
-            daemon = subprocess.Popen(
-                [self.program, "-f", *lazy, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                start_new_session=True,
-            )
-        self.started.append(daemon)
-        eventually(lambda: daemon.poll() is not None or mpsnode.answers(self.pipe))
-        return daemon
+        if isinstance(self.host, FakeHost):
+            self.pipe.mkdir(exist_ok=True)
+        self.daemon = self.host.start([str(self.program), "-f", *lazy, *options], self.environment, self.log)
+        self.started.append(self.daemon)
+        eventually(lambda: not self.daemon.alive() or self._listens())
+        return self
+
+    def _listens(self) -> bool:
+        """What `mpsnode.answers` asks is true a moment earlier: from `bind` on."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            return client.connect_ex(str(self.pipe / mps.CONTROL)) == 0
+
+    def kill(self) -> None:
+        self.daemon.signal(signal.SIGKILL)
+        self.ended()
+
+    def ended(self) -> int:
+        """Once it has: its return code."""
+        if self.host is LOCAL:
+            with contextlib.suppress(ProcessLookupError):  # it has been reaped already
+                descriptor = os.pidfd_open(self.daemon.pid)
+                select.select([descriptor], [], [], SECONDS)
+                os.close(descriptor)
+        assert not self.daemon.alive()
+        return self.daemon.code
+
+    def server(self) -> int:
+        """Its PID, when it is there."""
+        self.control.start_server()
+        (server,) = eventually(self.control.servers)
+        eventually(lambda: self.host.servers(self.pipe))  # before that it is not known by name
+        return server
 
     def close(self) -> None:
+        for server in self.host.servers(self.pipe):
+            server.signal(signal.SIGKILL)
         for daemon in self.started:
-            daemon.kill()
-            daemon.wait()
-        for process in [*processes.daemons(self.pipe), *processes.servers(self.pipe)]:
-            process.signal(signal.SIGKILL)
+            self.daemon = daemon
+            self.kill()
+
+
+def make(kind: str, folder: Path) -> World:
+    flavour, _, name = kind.partition("-")
+    (folder / "log").mkdir()
+    if flavour == "real":
+        driver = GIVEN.get(name, int(os.environ.get("CARDWISE_MPS_REAL_DRIVER", "550")))
+        return World(folder, fetch.programs()[name], driver, real=True)
+    made = World(folder, DOUBLE, int(name), real=False)
+    if flavour == "memory":
+        made.clock = FakeClock()
+        made.host = FakeHost(made.clock)
+    return made

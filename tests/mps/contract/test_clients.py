@@ -17,15 +17,15 @@ class TestClients:
     INIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cuInit(0))"
 
     @pytest.fixture
-    def init(self, world):
-        library = fetch.library(world.program) if world.real else None
+    def init(self, program):
+        library = fetch.library(program.program) if program.real else None
         if library is None:
             pytest.skip("needs NVIDIA's libcuda")
 
         def code(seconds: float = 120.0) -> int:
             done = subprocess.run(
                 [sys.executable, "-c", self.INIT, library],
-                env=world.environment,
+                env=program.environment,
                 capture_output=True,
                 timeout=seconds,
                 check=True,
@@ -34,25 +34,23 @@ class TestClients:
 
         return code
 
-    def test_without_a_daemon_they_go_without_mps_and_without_a_word(self, world, init):
+    def test_without_a_daemon_they_go_without_mps_and_without_a_word(self, program, init):
         assert init() == self.NO_DEVICE, "as if MPS had never been asked for; with a card it would compute unlimited"
-        world.pipe.mkdir()
+        program.pipe.mkdir()
         assert init() == self.NO_DEVICE
-        world.start()
-        world.started[0].kill()
-        world.started[0].wait()
-        assert (world.pipe / mps.CONTROL).exists()
+        program.start().kill()
+        assert (program.pipe / mps.CONTROL).exists()
         assert init() == self.NO_DEVICE, "a stale socket is nobody's"
 
-    def test_a_server_that_cannot_start_fails_them(self, running, init):
-        (running.folder / "log" / "server-fails").touch()
+    def test_a_server_that_cannot_start_fails_them(self, process, init):
+        (process.folder / "log" / "server-fails").touch()
         assert init() == self.CONNECTION_FAILED
-        log = (running.folder / "log" / "daemon.log").read_text()
+        log = process.log.read_text()
         assert log.count("Starting new server") > 1, "after some attempts"
 
-    def test_a_server_that_is_never_ready_and_a_frozen_daemon_hang_them(self, running, init):
+    def test_a_server_that_is_never_ready_and_a_frozen_daemon_hang_them(self, process, init):
         with pytest.raises(subprocess.TimeoutExpired):
             init(3.0)
-        running.started[0].send_signal(signal.SIGSTOP)
+        process.daemon.signal(signal.SIGSTOP)
         with pytest.raises(subprocess.TimeoutExpired):
             init(3.0)

@@ -2,37 +2,30 @@
 
 import contextlib
 import signal
-import subprocess
-import time
 
 import pytest
 
 from cardwise.core.quantity import MiB
-from mps import processes
 from mps.control import Client, NoDaemon, Refused, ServerStatus, UnknownCommand
-from tests.mps.contract.programs import SECONDS
-from tests.mps.worlds import eventually
+from tests.mps.contract.programs import SECONDS, eventually
 
 
 class TestServer:
-    def test_it_is_started_by_path_in_silence_and_stays(self, running):
-        running.control.start_server()
-        (server,) = eventually(running.control.servers)
-        assert [process.pid for process in eventually(lambda: processes.servers(running.pipe))] == [server]
+    def test_it_is_started_in_silence_and_stays(self, running):
+        server = running.server()
+        assert [process.pid for process in running.host.servers(running.pipe)] == [server]
         assert running.control.clients(server) == []
         running.front.ask("start_server -uid 1000", SECONDS)
         assert running.control.servers() == [server], "one user at a time: the next has to wait"
 
     def test_another_users_waits_until_it_has_ended(self, running):
-        log = running.folder / "log" / "daemon.log"
-        running.control.start_server()
-        (server,) = eventually(running.control.servers)
+        server = running.server()
         running.front.ask("start_server -uid 1000", SECONDS)
         assert running.control.servers() == [server]
-        assert "for user 1000" not in log.read_text()
-        (process,) = eventually(lambda: processes.servers(running.pipe))
+        assert "for user 1000" not in running.log.read_text()
+        (process,) = running.host.servers(running.pipe)
         process.signal(signal.SIGKILL)
-        eventually(lambda: running.control.servers() != [server] and "for user 1000" in log.read_text())
+        eventually(lambda: running.control.servers() != [server] and "for user 1000" in running.log.read_text())
 
     def test_one_that_fails_is_only_not_there(self, running):
         (running.folder / "log" / "server-fails").touch()
@@ -40,8 +33,7 @@ class TestServer:
         eventually(lambda: running.control.servers() == [])
 
     def test_its_status_is_asked_where_the_driver_knows_the_question(self, running):
-        running.control.start_server()
-        (server,) = eventually(running.control.servers)
+        server = running.server()
         if running.driver < 550:
             with pytest.raises(UnknownCommand):
                 running.control.status(server)
@@ -51,14 +43,11 @@ class TestServer:
                 running.control.status(4711)
 
     def test_it_outlives_a_killed_daemon_and_the_next_does_not_know_it(self, running):
-        running.control.start_server()
-        (server,) = eventually(running.control.servers)
-        eventually(lambda: processes.servers(running.pipe))
-        running.started[0].kill()
-        running.started[0].wait()
+        server = running.server()
+        running.kill()
         running.start()
         assert running.control.servers() == []
-        (orphan,) = processes.servers(running.pipe)
+        (orphan,) = running.host.servers(running.pipe)
         assert orphan.pid == server
 
     def test_a_client_that_is_not_there_is_not_detached(self, running):
@@ -73,11 +62,15 @@ class TestDoubleOnly:
     def served(self, running):
         if running.real:
             pytest.skip("needs NVIDIA's server, which needs a card")
-        running.control.start_server()
-        (server,) = eventually(running.control.servers)
+        server = running.server()
         if running.driver >= 550:
             eventually(lambda: running.control.status(server) is ServerStatus.ACTIVE)
         return running, server
+
+    def client(self, world) -> int:
+        client = world.host.add("python")
+        (world.folder / "log" / "clients").write_text(f"{client.pid}\n")
+        return client.pid
 
     def test_defaults_are_for_the_next_server(self, served):
         world, server = served
@@ -90,22 +83,18 @@ class TestDoubleOnly:
         world, server = served
         if world.driver < 550:
             pytest.skip("535 tells no status")
-        client = subprocess.Popen(["sleep", "600"])
-        world.started.append(client)
-        (world.folder / "log" / "clients").write_text(f"{client.pid}\n")
+        client = self.client(world)
         (world.folder / "log" / "fault").touch()
         assert world.control.status(server) is ServerStatus.FAULT
-        assert world.control.clients(server) == [Client(server, client.pid)]
-        world.control.terminate(Client(server, client.pid))
+        assert world.control.clients(server) == [Client(server, client)]
+        world.control.terminate(Client(server, client))
         assert world.control.status(server) is ServerStatus.ACTIVE
 
     def test_quit_waits_for_clients_only_as_long_as_it_is_told(self, served):
         world, _ = served
-        client = subprocess.Popen(["sleep", "600"])
-        world.started.append(client)
-        (world.folder / "log" / "clients").write_text(f"{client.pid}\n")
-        began = time.monotonic()
+        self.client(world)
+        began = world.clock.now()
         with contextlib.suppress(NoDaemon):
-            world.control.quit(1, SECONDS)
-        world.started[0].wait(SECONDS)
-        assert time.monotonic() - began >= 1.0
+            world.control.quit(7, SECONDS)
+        world.ended()
+        assert 7.0 <= world.clock.now() - began < 8.0

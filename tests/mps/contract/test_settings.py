@@ -62,8 +62,7 @@ class TestSettings:
     def test_a_restart_forgets_everything(self, running):
         running.control.set_percentage(50)
         running.control.set_ceiling(0, MiB(2048))
-        running.started[0].kill()
-        running.started[0].wait()
+        running.kill()
         running.start()
         assert running.control.percentage() == "100.0"
         assert running.control.ceiling(0) is None

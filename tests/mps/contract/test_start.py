@@ -3,60 +3,21 @@
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
 
 from cardwise.core import mps
 from cardwise.gpus import mpsnode
-from mps import homes, processes
+from mps import homes
 from mps.control import Refused, check
-from tests.mps.contract.programs import SECONDS
 
 NOBODY = 65534
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"  # whose interpreter every user may run
 
 
 class TestStart:
-    def test_it_runs_in_the_foreground_and_answers(self, running):
-        assert running.started[0].poll() is None
-        assert running.control.percentage() == "100.0"
-        assert running.control.servers() == []
-        assert "Starting control daemon" in (running.folder / "log" / "daemon.log").read_text()
-        assert (running.pipe / "control").stat().st_mode & 0o777 == 0o666, "any client of the folder may talk to it"
-
-    def test_it_is_found_by_its_folder_without_a_pid_file(self, running):
-        (found,) = processes.daemons(running.pipe)
-        assert found.pid == running.started[0].pid
-        assert (running.pipe / "nvidia-cuda-mps-control.pid").exists() == (running.driver >= 550)
-
-    def test_a_pipe_folder_of_88_bytes_fails_without_a_word(self, world):
-        long = world.folder / ("p" * (88 - len(str(world.folder)) - 1))
-        environment = world.environment | {mps.PIPE_ENV: str(long)}
-        done = subprocess.run(
-            [world.program, "-d"],
-            env=environment,
-            capture_output=True,
-            timeout=SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert not list(world.folder.glob("p*/control"))
-
-    def test_of_a_path_to_the_pipe_folder_only_the_last_part_is_made(self, world):
-        deep = world.folder / "not" / "there"
-        done = subprocess.run(
-            [world.program, "-f"],
-            env=world.environment | {mps.PIPE_ENV: str(deep)},
-            capture_output=True,
-            timeout=SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        assert done.returncode != 0
-        assert not deep.parent.exists()
-
     @pytest.mark.parametrize(("written", "read"), [("50", "50.0"), ("abc", "100.0")])
     def test_what_its_environment_says_counts_and_is_not_always_told(self, world, monkeypatch, written, read):
         monkeypatch.setenv(mps.PERCENT_ENV, written)
@@ -65,26 +26,49 @@ class TestStart:
         assert world.control.percentage() == read, "garbage is passed over in silence"
         assert world.control.ceiling(0) is None, "it is handed to servers all the same"
 
-    def test_a_second_one_says_that_there_is_one(self, running):
-        done = running.run("-f")
-        assert (done.returncode, b"already running" in done.stdout) == (1, True)
-
     def test_files_of_a_dead_one_are_in_nobodys_way(self, running):
-        running.started[0].kill()
-        running.started[0].wait()
+        running.kill()
         assert (running.pipe / "control").exists()
         assert not mpsnode.answers(running.pipe)
         running.start()
         assert running.control.servers() == []
 
+
+class TestProgram:
+    """As a process."""
+
+    def test_it_runs_in_the_foreground_and_answers(self, process):
+        assert process.daemon.alive()
+        assert process.control.percentage() == "100.0"
+        assert process.control.servers() == []
+        assert "Starting control daemon" in process.log.read_text()
+        assert (process.pipe / "control").stat().st_mode & 0o777 == 0o666, "any client of the folder may talk to it"
+        (found,) = process.host.daemons(process.pipe)
+        assert found.pid == process.daemon.pid
+        assert (process.pipe / "nvidia-cuda-mps-control.pid").exists() == (process.driver >= 550)
+
+    def test_a_pipe_folder_of_88_bytes_fails_without_a_word(self, program):
+        long = program.folder / ("p" * (88 - len(str(program.folder)) - 1))
+        assert program.run("-d", CUDA_MPS_PIPE_DIRECTORY=str(long)).returncode == 1
+        assert not list(program.folder.glob("p*/control"))
+
+    def test_of_a_path_to_the_pipe_folder_only_the_last_part_is_made(self, program):
+        deep = program.folder / "not" / "there"
+        assert program.run("-f", CUDA_MPS_PIPE_DIRECTORY=str(deep)).returncode != 0
+        assert not deep.parent.exists()
+
+    def test_a_second_one_says_that_there_is_one(self, process):
+        done = process.run("-f")
+        assert (done.returncode, b"already running" in done.stdout) == (1, True)
+
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-    def test_another_user_may_ask_and_with_535_change_limits_too(self, running, folder):
-        program = shutil.copy(running.program, folder)
-        environment = running.environment | {"PATH": SYSTEM_PATH}
+    def test_another_user_may_ask_and_with_535_change_limits_too(self, process, folder):
+        front = shutil.copy(process.program, folder)
+        environment = process.environment | {"PATH": SYSTEM_PATH}
 
         def said(command: str) -> str:
             line = command.encode() + b"\n"
-            asked = subprocess.run([program], input=line, env=environment, user=NOBODY, capture_output=True, check=True)
+            asked = subprocess.run([front], input=line, env=environment, user=NOBODY, capture_output=True, check=True)
             return asked.stdout.decode().strip()
 
         assert said("get_default_active_thread_percentage") == "100.0"
@@ -93,26 +77,35 @@ class TestStart:
                 check(forbidden, said(forbidden))
         said("set_default_active_thread_percentage 10")
         said("set_default_device_pinned_mem_limit 0 3G")
-        limits = running.control.percentage(), running.control.ceiling(0)
-        assert limits == (("10.0", 3072) if running.driver == 535 else ("100.0", None))
+        limits = process.control.percentage(), process.control.ceiling(0)
+        assert limits == (("10.0", 3072) if process.driver == 535 else ("100.0", None))
 
-    def test_a_lock_that_any_client_may_take_keeps_it_from_starting(self, running):
-        running.started[0].kill()
-        running.started[0].wait()
-        with (running.pipe / "control_lock").open() as of_a_client:
+    def test_a_lock_that_any_client_may_take_keeps_it_from_starting(self, process):
+        process.kill()
+        with (process.pipe / "control_lock").open() as of_a_client:
             fcntl.lockf(of_a_client, fcntl.LOCK_SH)
-            done = running.run("-f")
+            done = process.run("-f")
             assert (done.returncode, b"already running" in done.stdout) == (1, True)
-            homes.empty(running.pipe)
-            running.start()
-            assert running.control.servers() == []
+            homes.empty(process.pipe)
+            process.start()
+            assert process.control.servers() == []
 
-    def test_an_option_that_is_not_known_starts_nothing_and_ends_with_rc_0(self, world):
-        done = world.run("-f", "-nonsense")
-        if world.driver >= 580:
+    def test_an_option_that_is_not_known_starts_nothing_and_ends_with_rc_0(self, program):
+        done = program.run("-f", "-nonsense")
+        if program.driver >= 580:
             assert done.returncode == 0
-        assert not mpsnode.answers(world.pipe)
+        assert not mpsnode.answers(program.pipe)
 
-    def test_multi_user_mode_is_in_the_help_where_there_is_one(self, world):
-        said = world.run("-h")
-        assert (b"multiuser" in said.stdout + said.stderr) == (world.driver >= 580)
+    def test_multi_user_mode_is_in_the_help_where_there_is_one(self, program):
+        said = program.run("-h")
+        assert (b"multiuser" in said.stdout + said.stderr) == (program.driver >= 580)
+
+    def test_its_server_is_started_by_path_and_outlives_it(self, process):
+        server = process.server()
+        assert [one.pid for one in process.host.servers(process.pipe)] == [server]
+        process.kill()
+        process.start()
+        assert process.control.servers() == []
+        (orphan,) = process.host.servers(process.pipe)
+        assert orphan.pid == server
+        orphan.signal(signal.SIGKILL)

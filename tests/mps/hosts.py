@@ -1,0 +1,192 @@
+"""A machine in memory for the MPS manager: no process is started, and time passes on a FakeClock only.
+
+Its daemons are the double's (double/daemon.py), with the files and sockets that others look for in the pipe folder.
+"""
+
+import itertools
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cardwise.clock import Clock
+from cardwise.core import mps
+from mps.cgroups import Membership
+from mps.control import FrontEnd, NoDaemon, Silent, check
+from mps.processes import CONTROL, SERVER, Process, Pulse
+from tests.mps.double.daemon import Daemon, Ended
+
+
+@dataclass(eq=False)
+class FakeProcess:
+    """As a child of ours, and as the daemon's server (`poll`, `terminate`, `kill`, `wait`)."""
+
+    pid: int
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    pods: tuple[Membership, ...] = ()
+    state: str = "S"
+    code: int | None = None
+    deaf: frozenset[signal.Signals] = frozenset()  # what it does not end by
+    listener: socket.socket | None = None
+    daemon: Daemon | None = None
+
+    def alive(self) -> bool:
+        return self.code is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if not self.alive() or number in self.deaf:
+            return
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self.state = "T" if number is signal.SIGSTOP else "S"
+        else:
+            self.end(-number)
+
+    def end(self, code: int) -> None:
+        self.code = code
+        if self.listener is not None:
+            self.listener.close()
+
+    def leave(self) -> None:
+        pass
+
+    def poll(self) -> int | None:
+        return self.code
+
+    @property
+    def returncode(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def wait(self) -> None:
+        assert not self.alive()
+
+
+class FakeHost:
+    """`mps.processes.Host`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.processes: dict[int, FakeProcess] = {}
+        self._pids = itertools.count(4000)
+
+    def add(self, name: str, environment: Mapping[str, str] | None = None, *pods: Membership) -> FakeProcess:
+        made = FakeProcess(next(self._pids), name, environment or {}, pods)
+        self.processes[made.pid] = made
+        return made
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> FakeProcess:
+        driver = int(environment.get("CARDWISE_DOUBLE_DRIVER", "550"))
+        pipe = Path(environment[mps.PIPE_ENV])
+        another = self.daemons(pipe)
+        child = self.add(CONTROL, environment)
+        if driver >= 580 and environment.get("CARDWISE_DOUBLE_REFUSES") in command:
+            child.end(0)  # it has printed its help
+        elif another:
+            child.end(1)
+        else:
+            self._open(child, pipe)
+            percentage = environment.get(mps.PERCENT_ENV, "100")
+            child.daemon = Daemon(driver, environment[mps.LOG_ENV], _Environs(self, child, log), percentage)
+        return child
+
+    def _open(self, child: FakeProcess, pipe: Path) -> None:
+        (pipe / mps.CONTROL).unlink(missing_ok=True)
+        child.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child.listener.bind(str(pipe / mps.CONTROL))
+        child.listener.listen()
+
+    def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
+        return _FrontEnd(self, Path(environment[mps.PIPE_ENV]))
+
+    def daemons(self, pipe: Path) -> list[Process]:
+        return self._of(pipe, CONTROL)
+
+    def servers(self, pipe: Path) -> list[Process]:
+        return self._of(pipe, SERVER)
+
+    def _of(self, pipe: Path, name: str) -> list[Process]:
+        return [
+            one
+            for one in self.processes.values()
+            if one.alive() and one.name == name and not one.pods and one.environment.get(mps.PIPE_ENV) == str(pipe)
+        ]
+
+    def environment(self, pid: int) -> Mapping[str, str]:
+        return self.processes[pid].environment
+
+    def pulse(self, pid: int) -> Pulse | None:
+        found = self._living(pid)
+        return Pulse(found.state, 0) if found is not None else None
+
+    def memberships(self, pid: int) -> tuple[Membership, ...]:
+        found = self._living(pid)
+        return found.pods if found is not None else ()
+
+    def name(self, pid: int) -> str:
+        found = self._living(pid)
+        return found.name if found is not None else ""
+
+    def is_server(self, pid: int) -> bool:
+        return self.name(pid) == SERVER
+
+    def _living(self, pid: int) -> FakeProcess | None:
+        found = self.processes.get(pid)
+        return found if found is not None and found.alive() else None
+
+
+class _Environs:
+    """What a daemon has around it."""
+
+    def __init__(self, host: FakeHost, process: FakeProcess, log: Path) -> None:
+        self._host = host
+        self._process = process
+        self._log = log
+        self.now, self.sleep = host.clock.now, host.clock.sleep
+
+    def log(self, text: str) -> None:
+        with self._log.open("a") as file:
+            file.write(f"[Control {self._process.pid}] {text}\n")
+
+    def alive(self, pid: int) -> bool:
+        return self._host.pulse(pid) is not None
+
+    def start_server(self) -> FakeProcess:
+        server = self._host.add(SERVER, self._process.environment)
+        folder = Path(self._process.environment[mps.LOG_ENV])
+        self.log(f"fake server {server.pid} for devices {self._process.environment.get('CUDA_VISIBLE_DEVICES', 'all')}")
+        if (folder / "server-stays").exists():
+            server.deaf = frozenset({signal.SIGTERM})
+        if (folder / "server-fails").exists():
+            server.end(1)
+        return server
+
+
+class _FrontEnd:
+    def __init__(self, host: FakeHost, pipe: Path) -> None:
+        self._host = host
+        self._pipe = pipe
+
+    def ask(self, command: str, timeout: float) -> str:
+        daemons = self._host.daemons(self._pipe)
+        if not daemons:
+            raise NoDaemon("Cannot find MPS control daemon process")
+        (process,) = daemons
+        assert isinstance(process, FakeProcess)
+        assert process.daemon is not None
+        if process.state == "T":
+            self._host.clock.sleep(timeout)
+            raise Silent(f"no answer to {command!r} within {timeout:g} s")
+        try:
+            said = process.daemon.take(command.encode(), 0).strip()
+        except Ended as end:
+            process.end(end.args[0])
+            raise NoDaemon(f"{command!r} ended with rc 1") from end
+        check(command, said)
+        return said

@@ -1,0 +1,116 @@
+"""The machine's own processes: found, told apart, started and ended."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cardwise.core import mps
+from mps import cgroups
+from mps.cgroups import Membership
+from mps.processes import CONTROL, FOREGROUND, LOCAL, SERVER
+
+SECONDS = 60.0  # in which a process that was signalled has ended
+STAY = "import signal; print(flush=True); signal.pause()"
+NOBODYS = 2**22 + 1  # above any PID
+
+
+@pytest.fixture
+def running(folder) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """A process under this name, with the environment of one of the pipe folder; it has started when it is returned."""
+    started = []
+
+    def start(name: str, *arguments: str, pipe: str = "pipe") -> subprocess.Popen[bytes]:
+        program = folder / name
+        program.write_text(STAY)
+        environment = os.environ | {mps.PIPE_ENV: str(folder / pipe)}
+        command = [sys.executable, "-IS", program, *arguments]
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
+    daemon, server = running(CONTROL, FOREGROUND), running(SERVER)
+    running(CONTROL)  # its front end
+    running(CONTROL, FOREGROUND, pipe="other")
+    (found,) = LOCAL.daemons(folder / "pipe")
+    assert (found.pid, found.alive()) == (daemon.pid, True)
+    assert [one.pid for one in LOCAL.servers(folder / "pipe")] == [server.pid]
+    assert LOCAL.is_server(server.pid)
+    assert not LOCAL.is_server(daemon.pid)
+    assert LOCAL.environment(daemon.pid)[mps.PIPE_ENV] == str(folder / "pipe")
+    assert LOCAL.name(daemon.pid)
+
+
+def test_those_of_tenants_are_neither(folder, running, monkeypatch):
+    theirs = [running(CONTROL, FOREGROUND).pid, running(SERVER).pid]
+    real = cgroups.of
+    monkeypatch.setattr(cgroups, "of", lambda pid: (Membership("uid-tenant", "c"),) if pid in theirs else real(pid))
+    assert not LOCAL.daemons(folder / "pipe")
+    assert not LOCAL.servers(folder / "pipe")
+    assert LOCAL.memberships(theirs[0]) == (Membership("uid-tenant", "c"),)
+
+
+def test_one_that_has_ended_is_signalled_no_more(folder, running):
+    daemon = running(CONTROL, FOREGROUND)
+    (found,) = LOCAL.daemons(folder / "pipe")
+    found.signal(signal.SIGKILL)
+    assert daemon.wait(SECONDS) == -signal.SIGKILL
+    assert not found.alive()
+    found.signal(signal.SIGKILL)
+    assert LOCAL.environment(found.pid) == {}
+    assert LOCAL.name(NOBODYS) == ""
+    assert LOCAL.memberships(NOBODYS) == ()
+
+
+def test_a_number_that_another_process_has_now_is_not_it(folder, running):
+    running(CONTROL, FOREGROUND)
+    (found,) = LOCAL.daemons(folder / "pipe")
+    former = type(found)(found.pid, found.started - 1)
+    assert not former.alive()
+    former.signal(signal.SIGKILL)
+    assert found.alive()
+
+
+def test_a_child_says_how_it_ended_and_leaves_no_zombie(folder, monkeypatch):
+    child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, folder / "log")
+    assert child.alive()
+    assert child.code is None
+    assert LOCAL.pulse(child.pid).state in "RSD"
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda popen: popen.returncode)  # always a moment too early
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert LOCAL.pulse(child.pid) is None
+    assert not child.alive()
+    assert child.code == -signal.SIGKILL
+    assert not Path(f"/proc/{child.pid}").exists(), "reaped"
+
+
+def test_a_child_has_a_session_of_its_own_and_the_log_for_its_words(folder):
+    code = "import os, sys; print(os.getsid(0) == os.getpid(), os.getcwd()); sys.exit(3)"
+    (folder / "log").write_text("before\n")
+    child = LOCAL.start([sys.executable, "-IS", "-c", code], {}, folder / "log")
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not child.alive()
+    assert child.code == 3
+    assert (folder / "log").read_text() == "before\nTrue /\n"
+
+
+def test_one_that_is_left_goes_on_and_nobody_waits_for_it(folder):
+    child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, folder / "log")
+    child.leave()
+    try:
+        os.kill(child.pid, 0)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
