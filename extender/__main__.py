@@ -27,6 +27,7 @@ from cardwise.runtime.settings import (
     starting,
 )
 from extender.ahead import NODES, When
+from extender.app import MOST_BYTES
 from extender.process import Process, Settings
 
 _log = structlog.get_logger(__name__)
@@ -244,6 +245,7 @@ def main(
     Server(
         process.app,
         [bind],
+        most_body=MOST_BYTES,
         threads=_FAST_THREADS,
         tls=files,
         client_ca=files is not None,

@@ -17,8 +17,8 @@ from flask import Flask, Response, request
 
 from cardwise.core import names
 from cardwise.core.invalid import InvalidRequest
-from cardwise.runtime import gthreads
-from cardwise.runtime.serving import WsgiApp
+from cardwise.runtime import httpcalls
+from cardwise.runtime.httpcalls import WsgiApp
 from extender import verbs, wire
 from extender.binder import Binder, Failed
 from extender.leadership import Alone, Leadership
@@ -30,7 +30,7 @@ from extender.wire import BindResult, FilterResult, Malformed
 
 _log = structlog.get_logger(__name__)
 
-_MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
+MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
 Environ = dict[str, Any]
 Verb = Callable[[Environ], object]
 _TROUBLE = "the extender failed on this call; see its log"
@@ -128,11 +128,10 @@ class _Direct:
 
 def _body(environ: Environ) -> bytes:
     """Of the call. Raises Malformed."""
-    # By its own word first: what is too large is not read. A chunked body has none.
-    said = environ.get("CONTENT_LENGTH") or "0"
-    body: bytes = environ["wsgi.input"].read(_MOST_BYTES + 1) if int(said) <= _MOST_BYTES else b""
-    if max(int(said), len(body)) > _MOST_BYTES:
-        raise Malformed(f"the call is larger than {_MOST_BYTES >> 20} MiB")
+    length = int(environ.get("CONTENT_LENGTH") or "0")
+    if length > MOST_BYTES:
+        raise Malformed(f"the call is larger than {MOST_BYTES >> 20} MiB")
+    body: bytes = environ["wsgi.input"].read(length)
     return body
 
 
@@ -142,7 +141,7 @@ def _unable(parts: Parts, environ: Environ) -> str:
     denial = parts.leadership.denial()
     if denial is not None and denial.elsewhere:
         # A connection ends at one extender: only on a new one may the scheduler find the other.
-        environ.get(gthreads.CLOSE, bool)()
+        environ.get(httpcalls.CLOSE, bool)()
         return denial.text
     if missing:
         return f"not ready: {missing[0]}"
@@ -220,8 +219,8 @@ def _bind(parts: Parts, environ: Environ) -> str:
     try:
         args = wire.bind_args(_body(environ))
         structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
-        line, slow = environ.get(gthreads.SOCKET), environ.get(gthreads.SLOW, True)
-        outcome, text = parts.binder.bind(args, arrived=environ.get(gthreads.ARRIVED), line=line, may_wait=slow), ""
+        line, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
+        outcome, text = parts.binder.bind(args, arrived=environ.get(httpcalls.ARRIVED), line=line, may_wait=slow), ""
     except Malformed as error:
         outcome, text = "malformed", str(error)
     except Failed as error:

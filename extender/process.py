@@ -16,7 +16,7 @@ from cardwise.kube.events import EventRecorder
 from cardwise.runtime import tls
 from cardwise.runtime.expiry import Expiry
 from cardwise.runtime.health import HealthServer, Shown
-from cardwise.runtime.serving import WsgiApp
+from cardwise.runtime.httpcalls import WsgiApp
 from extender import ahead, gangwords, leadership
 from extender.aheadwriter import AheadWriter
 from extender.app import Parts, create_app

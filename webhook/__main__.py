@@ -22,7 +22,8 @@ from cardwise.runtime import configz, logs, tls
 from cardwise.runtime.cabundle import CaBundle
 from cardwise.runtime.expiry import Expiry
 from cardwise.runtime.health import HealthServer, Shown
-from cardwise.runtime.serving import Server, TlsFiles, WsgiApp
+from cardwise.runtime.httpcalls import WsgiApp
+from cardwise.runtime.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
@@ -35,7 +36,7 @@ from cardwise.runtime.settings import (
 )
 from webhook import agent, gangs, metrics
 from webhook.agent import AgentSettings
-from webhook.app import create_app
+from webhook.app import MAX_BODY, create_app
 from webhook.decisions import Settings
 from webhook.limitranges import COUNTED, Amount
 from webhook.spellings import NvidiaGpu
@@ -275,6 +276,7 @@ def main(
     Server(
         process.app,
         [bind],
+        most_body=MAX_BODY,
         threads=_THREADS,
         tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key"),
         on_worker_start=process.start,

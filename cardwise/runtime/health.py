@@ -6,10 +6,9 @@ the MPS part serve nothing else. Runs in threads, so start it in the process who
 
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,16 @@ import prometheus_client
 import structlog
 from prometheus_client import CollectorRegistry, exposition
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.runtime import configz
+from cardwise.runtime.httpcalls import Environ
+from cardwise.runtime.httpserver import Bound, HttpServer, Limits, Listener, Threads
 from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger(__name__)
+
+# Kubelet, Prometheus and people: some connections each.
+_LIMITS = Limits(idle=Bound(100.0, 200), reading=Bound(2.0, 200), busy=100, source=100, body=0)
 
 Problems = Callable[[], Sequence[str]]
 """Why the part is not ready (or not alive), a line each; none: it is. Must answer quickly; may raise."""
@@ -52,114 +57,70 @@ class HealthServer:
         alive: Problems = _none,
         registry: CollectorRegistry = prometheus_client.REGISTRY,
         config: Mapping[str, Any] | None = None,
+        clock: Clock = SYSTEM,
     ) -> None:
         """Binds at once. Raises OSError when the port is taken; port 0 takes a free one, see `port`."""
-        bound = {"ready": ready, "alive": alive, "registry": registry, "config": config or {}}
-        handler = type("_BoundHandler", (_Handler,), bound)
-        # "" as the host: IPv6 with IPv4 mapped where the machine has it, since kubelet and Prometheus use either.
-        host, family = bind.host, socket.AF_INET6 if ":" in bind.host else socket.AF_INET
-        if not host and socket.has_dualstack_ipv6():
-            host, family = "::", socket.AF_INET6
-        self._server = _DualStackServer((host, bind.port), handler, family)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="health", daemon=True
-        )
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
+        self._verdicts = {"/readyz": ready, "/healthz": alive}
+        self._registry = registry
+        self._config = config or {}
+        listening = _listening(bind)
+        self.port = int(listening.getsockname()[1])
+        # Who scrapes, however often, keeps no probe waiting.
+        probes, others = Threads("probes", 2), Threads("metrics", 2)
+        listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._verdicts else others)
+        self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
+        self._thread = threading.Thread(target=self._server.run, name="health", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Frees the port. Answers under way are finished by their own threads."""
+        """Frees the port. Calls under way are answered."""
+        self._server.stop()
         if self._thread.is_alive():
-            self._server.shutdown()
             self._thread.join(5.0)
-        self._server.server_close()
 
+    def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        status, body, kind = self._said(environ)
+        start_response(f"{status.value} {status.phrase}", [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [body]
 
-class _DualStackServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], family: int) -> None:
-        self.address_family = family
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6 and self.server_address[0] == "::":
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # Not HTTPServer's, which asks the DNS for the host's name and can hang there.
-        _bind(self)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        _log.debug("health request failed", client=str(client_address), exc_info=True)
-
-
-def _bind(server: ThreadingHTTPServer) -> None:
-    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.socket.bind(server.server_address)
-    server.server_address = server.socket.getsockname()
-    server.server_name = str(server.server_address[0])
-    server.server_port = int(server.server_address[1])
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = 120.0  # seconds; an idle keep-alive connection holds a thread no longer than this
-    disable_nagle_algorithm = True
-
-    ready: Problems
-    alive: Problems
-    registry: CollectorRegistry
-    config: Mapping[str, Any]
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+    def _said(self, environ: Environ) -> tuple[HTTPStatus, bytes, str]:
+        text, path = "text/plain; charset=utf-8", environ["PATH_INFO"]
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", text
         if path == "/metrics":
-            self._metrics()
-        elif path == "/readyz":
-            self._verdict(type(self).ready)
-        elif path == "/healthz":
-            self._verdict(type(self).alive)
-        elif path == "/configz":
-            self._answer(HTTPStatus.OK, configz.encode(type(self).config), "application/json")
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n")
+            return self._metrics(environ.get("HTTP_ACCEPT", ""))
+        if path == "/configz":
+            return HTTPStatus.OK, configz.encode(self._config), "application/json"
+        if path in self._verdicts:
+            return *_verdict(self._verdicts[path]), text
+        return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
 
-    do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
-
-    def _metrics(self) -> None:
-        encoder, content_type = exposition.choose_encoder(self.headers.get("Accept", ""))
+    def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
+        encoder, content_type = exposition.choose_encoder(accept)
         try:
-            body = encoder(self.registry)
+            return HTTPStatus.OK, encoder(self._registry), content_type
         except Exception:  # noqa: BLE001 - a collector is foreign code; logged and answered
             _log.exception("collecting metrics failed")
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n")
-            return
-        self._answer(HTTPStatus.OK, body, content_type)
+            return HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n", "text/plain"
 
-    def _verdict(self, ask: Problems) -> None:
-        try:
-            problems = list(ask())
-        except Exception as error:  # noqa: BLE001 - a check that fails is a problem, told as such
-            _log.exception("health check failed")
-            problems = [f"the check itself failed: {error!r}"]
-        if problems:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, ("\n".join(problems) + "\n").encode())
-        else:
-            self._answer(HTTPStatus.OK, b"ok\n")
 
-    def _answer(self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+def _verdict(ask: Problems) -> tuple[HTTPStatus, bytes]:
+    try:
+        problems = list(ask())
+    except Exception as error:  # noqa: BLE001 - a check that fails is a problem, told as such
+        _log.exception("health check failed")
+        problems = [f"the check itself failed: {error!r}"]
+    if problems:
+        return HTTPStatus.SERVICE_UNAVAILABLE, ("\n".join(problems) + "\n").encode()
+    return HTTPStatus.OK, b"ok\n"
 
-    def log_message(self, *_: Any) -> None:
-        """Probes come every few seconds and say nothing."""
+
+def _listening(bind: HostPort) -> socket.socket:
+    # "" as the host: IPv6 with IPv4 mapped where the machine has it, since kubelet and Prometheus use either.
+    both = not bind.host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in bind.host else socket.AF_INET
+    listening = socket.create_server((bind.host, bind.port), family=family, backlog=1024, dualstack_ipv6=both)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
+    return listening

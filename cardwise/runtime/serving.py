@@ -1,14 +1,16 @@
-"""Serves a WSGI application by gunicorn inside our own process: one worker, threads, TLS that follows its files.
+"""Serves a WSGI application in a process of its own, which is watched and replaced when it hangs.
 
-One worker, because the extender's ledger must exist once. Beside gunicorn's threads there can be a second port with
-threads of its own ("slow"): bind calls of a gang wait there for minutes, and the fast port never feels it.
-What gunicorn lacks for clients that hang (time limits on handshakes and reads) is in `cardwise.runtime.gthreads`.
+The watching, forking and stopping is gunicorn's (its arbiter), the serving `httpserver`'s. One serving process, because
+the extender's ledger must exist once. Beside its threads there can be a second port with threads of its own ("slow"):
+bind calls of a gang wait there for minutes, and the fast port never feels it. TLS follows its files.
 """
 
+import faulthandler
 import os
+import resource
 import signal
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,22 +18,23 @@ from typing import Any, Self
 import structlog
 from gunicorn import glogging
 from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.workers.base import Worker
 
-from cardwise.runtime import gthreads
+from cardwise.runtime.httpcalls import WsgiApp
+from cardwise.runtime.httpserver import HttpServer, Limits, Listener, Threads
 from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger(__name__)
 
-# Go clients drop idle connections after 90 s. Were we the first to close, a request could meet the closing
-# connection, and Go does not repeat a POST.
-KEEPALIVE_SECONDS = 100
-# gunicorn kills a worker whose main loop (not its requests) is silent for so long.
-HEARTBEAT_SECONDS = 60
+# The parent looks this often at the heartbeat of the serving process, and ends it when so many looks in a row have
+# found the same one. Looks and not time: who was frozen together with its child blames it for nothing.
+_LOOK_SECONDS = 0.25
+_SILENT_LOOKS = 9
 # By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
 # health server. A terminal that closes sends SIGHUP to all of us.
 _IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
 
-WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Hook = Callable[[], None]
 
 
@@ -56,14 +59,17 @@ class TlsFiles:
 
 
 class Server:
-    """`app` is called in the worker process and returns the WSGI application; threads belong into the hooks.
+    """`app` is called in the serving process and returns the WSGI application; threads belong into the hooks.
 
-    - `on_worker_start`: in the worker, before the first request; an exception ends the server.
-    - `on_worker_stopping`: in the worker, when it begins to stop; ends what calls wait for. Returns at once.
-    - `on_worker_stop`: when requests are done or `graceful_timeout` (seconds) is nearly over.
+    - `on_worker_start`: in that process, before the first call; an exception ends the server.
+    - `on_worker_stopping`: there, when it begins to stop; ends what calls wait for. Returns at once.
+    - `on_worker_stop`: when calls are done or `graceful_timeout` (seconds) is nearly over.
+    - `alive`: asked there several times a second, so it must answer at once. While it says no, as while nobody is
+      there to be asked, there is no heartbeat, and after two to three seconds the process is replaced by a new one.
 
-    `slow_bind`: connections to it are served by up to `slow_threads` threads of their own. `client_ca`: refuse clients
-    without a certificate of `tls.ca`. A port of 0 is not supported, since the worker may be restarted.
+    `slow_bind`: calls that come to it are answered by up to `slow_threads` threads of their own. `client_ca`: refuse
+    clients without a certificate of `tls.ca`. `most_body`: bytes of a call; of a bigger one the application sees only
+    how big it is. A port of 0 is not supported, since the process may be replaced.
     """
 
     def __init__(
@@ -71,34 +77,36 @@ class Server:
         app: Callable[[], WsgiApp],
         binds: Sequence[HostPort],
         *,
+        most_body: int,
         threads: int = 4,
         tls: TlsFiles | None = None,
         client_ca: bool = False,
-        on_worker_start: Hook | None = None,
-        on_worker_stopping: Hook | None = None,
-        on_worker_stop: Hook | None = None,
+        on_worker_start: Hook = lambda: None,
+        on_worker_stopping: Hook = lambda: None,
+        on_worker_stop: Hook = lambda: None,
+        alive: Callable[[], bool] = lambda: True,
         slow_bind: HostPort | None = None,
         slow_threads: int = 64,
         graceful_timeout: float = 30.0,
     ) -> None:
         if client_ca and (tls is None or tls.ca is None):
             raise ValueError("client_ca needs tls with a ca file")
-        self._app = app
-        self._on_start = on_worker_start
-        self._on_stop = on_worker_stop
+        self.app = app
+        self.on_start = on_worker_start
+        self.on_stop = on_worker_stop
+        self.on_stopping = on_worker_stopping
+        self.alive = alive
+        self.threads = threads
+        self.slow_threads = slow_threads if slow_bind is not None else 0
+        self.context = _Contexts(tls, client_ca=client_ca) if tls is not None else None
+        self.limits = Limits(body=most_body, held=max(64 << 20, 2 * most_body))
         addresses = [*binds, slow_bind] if slow_bind is not None else list(binds)
         self._settings: dict[str, Any] = {
             "bind": [str(address) if address.host else f"[::]:{address.port}" for address in addresses],
             "workers": 1,
-            "worker_class": gthreads.worker_class(
-                slow=slow_bind is not None, slow_threads=slow_threads, stopping=on_worker_stopping
-            ),
-            "threads": threads,
-            "worker_connections": 10_000,
-            "keepalive": KEEPALIVE_SECONDS,
-            "timeout": HEARTBEAT_SECONDS,
+            "worker_class": type("CardwiseWorker", (_Worker,), {"server": self}),
             "graceful_timeout": max(1, round(graceful_timeout)),
-            # The heartbeat file; a disk under load would make the master kill a healthy worker.
+            # The heartbeat file; a disk under load would make the parent end a healthy process.
             "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108
             "control_socket_disable": True,
             "logger_class": _Logger,
@@ -110,27 +118,22 @@ class Server:
             "post_worker_init": self._started,
             "worker_exit": self._stopped,
         }
-        if tls is not None:
-            self._settings |= {
-                "certfile": str(tls.cert),
-                "keyfile": str(tls.key),
-                "ca_certs": str(tls.ca) if tls.ca is not None else None,
-                "ssl_context": _Contexts(tls, client_ca=client_ca),
-            }
 
     def run(self) -> None:
-        """Blocks until SIGTERM or SIGINT, then raises SystemExit, as gunicorn does; not 0 if no worker can start."""
-        _Application(self._settings, self._app).run()
+        """Blocks until SIGTERM or SIGINT, then raises SystemExit, as gunicorn does; not 0 if no process can start."""
+        _Application(self._settings, self.app).run()
 
     def _started(self, worker: Any) -> None:
         _ignore_signals(worker)
-        if self._on_start is not None:
-            self._on_start()
+        # When the parent ends this process, the log gets the place where each thread stands.
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
+        faulthandler.enable()
+        self.on_start()
 
     def _stopped(self, _arbiter: Any, worker: Any) -> None:
         # gunicorn calls this in the worker, and once more in the master when it reaps a child.
-        if worker.pid == os.getpid() and worker.booted and self._on_stop is not None:
-            self._on_stop()
+        if worker.pid == os.getpid() and worker.booted:
+            self.on_stop()
 
 
 class _Application(BaseApplication):  # type: ignore[misc]
@@ -141,12 +144,76 @@ class _Application(BaseApplication):  # type: ignore[misc]
 
     def load_config(self) -> None:
         for name, value in self._our_settings.items():
-            # control_socket_* came with 25.1.
-            if name in self.cfg.settings:
-                self.cfg.set(name, value)
+            self.cfg.set(name, value)
 
     def load(self) -> WsgiApp:
         return self._our_app()
+
+    def run(self) -> None:
+        _Parent(self).run()
+
+
+class _Parent(Arbiter):  # type: ignore[misc]
+    """gunicorn's, which measures heartbeats in whole seconds and takes two for the end of one that is silent."""
+
+    def wait_for_signals(self, timeout: float = _LOOK_SECONDS) -> list[int]:
+        return super().wait_for_signals(min(timeout, _LOOK_SECONDS))  # type: ignore[no-any-return]
+
+    def murder_workers(self) -> None:
+        for pid, worker in list(self.WORKERS.items()):
+            looks = worker.looks()
+            if looks == _SILENT_LOOKS:
+                _log.error("the serving process hangs: it is replaced; where its threads stand follows", worker=pid)
+                self.kill_worker(pid, signal.SIGABRT)
+            elif looks > _SILENT_LOOKS:
+                self.kill_worker(pid, signal.SIGKILL)  # stopped, it did not hear the first
+
+
+class _Worker(Worker):  # type: ignore[misc]
+    """The serving process, and what its parent knows of it."""
+
+    server: Server
+    wsgi: WsgiApp
+    serving: HttpServer | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._beat = self._begun = self.tmp.last_update()
+        self._looks = 0
+
+    def looks(self) -> int:
+        """In the parent: how many looks, this one included, have found the same heartbeat. None is due at the start."""
+        beat = self.tmp.last_update()
+        self._looks = self._looks + 1 if beat == self._beat != self._begun else 0
+        self._beat = beat
+        return self._looks
+
+    def run(self) -> None:
+        server = self.server
+        fast, slow = Threads("fast", server.threads), Threads("slow", server.slow_threads)
+        listeners = [Listener(each.sock, lambda _: fast) for each in self.sockets]
+        if server.slow_threads:  # its address is the last
+            listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
+        # For more connections than a process has files by default in some places.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self.serving = HttpServer(
+            self.wsgi, listeners, context=server.context, limits=server.limits, stopping=server.on_stopping
+        )
+        if not self.alive:
+            self.serving.stop()  # was told so before
+        self.serving.run(self._tick, self.cfg.graceful_timeout)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        super().handle_exit(sig, frame)
+        if self.serving is not None:
+            self.serving.stop()
+
+    def _tick(self) -> None:
+        if self.server.alive():
+            self.notify()
+        if self.ppid != os.getppid() and self.serving is not None:
+            self.serving.stop()  # nobody would watch
 
 
 class _Logger(glogging.Logger):  # type: ignore[misc]
@@ -172,8 +239,19 @@ def _leave_time_to_stop(_arbiter: Any, worker: Any) -> None:
     worker.cfg.set("graceful_timeout", max(1, limit - max(1, limit // 5)))
 
 
+def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    """TLS 1.2 and up; with `client_ca`, clients must show a certificate of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key)
+    if client_ca is not None:
+        context.load_verify_locations(cafile=client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 class _Contexts:
-    """gunicorn's ssl_context hook: called for every connection, so it keeps the context while the files stay."""
+    """The TLS context of a new connection: the same while the files stay."""
 
     def __init__(self, files: TlsFiles, *, client_ca: bool) -> None:
         self._files = files
@@ -181,22 +259,19 @@ class _Contexts:
         self._signature: object = None
         self._context: ssl.SSLContext | None = None
 
-    def __call__(self, _cfg: Any, _default: Any) -> ssl.SSLContext:
+    def __call__(self) -> ssl.SSLContext:
         context = self._context
         try:
             signature = self._files.signature()
             if context is not None and signature == self._signature:
                 return context
-            context = gthreads.server_context(
-                self._files.cert, self._files.key, self._files.ca if self._client_ca else None
-            )
+            context = server_context(self._files.cert, self._files.key, self._files.ca if self._client_ca else None)
         except (OSError, ssl.SSLError) as error:
             # Files in the middle of a change; the next connection looks again.
             if self._context is None:
                 raise
             _log.warning("TLS files cannot be read, keeping the former certificate", error=str(error))
             return self._context
-        # Two threads may do this at once; either's result is right.
         self._context, self._signature = context, signature
         _log.info("TLS certificate loaded", cert=str(self._files.cert))
         return context

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.core import names
 from cardwise.kube import paths
-from cardwise.runtime import gthreads
+from cardwise.runtime import httpcalls
 from extender.__main__ import main
 from extender.app import Parts, create_app
 from extender.binder import Binder
@@ -124,7 +124,7 @@ def test_a_standby_answers_nothing_and_closes_the_connection_but_is_ready():
         answer = client.post(
             f"/gpushare-scheduler/{verb}",
             data=json.dumps({"Pod": POD, "NodeNames": ["n1"]}),
-            environ_overrides={gthreads.CLOSE: lambda verb=verb: closed.append(verb)},
+            environ_overrides={httpcalls.CLOSE: lambda verb=verb: closed.append(verb)},
         )
         assert answer.status_code == 200
         assert answer.get_json() == [] if verb == "prioritize" else answer.get_json()["Error"] == ELSEWHERE.text
@@ -138,7 +138,7 @@ def test_a_leader_that_still_catches_up_keeps_the_connection():
     denial = Denial("not ready: still reading what another extender may have bound", elsewhere=False)
     client = create_app(parts((), Denying(denial))).test_client()
     answer = client.post(
-        "/gpushare-scheduler/filter", data=b"{}", environ_overrides={gthreads.CLOSE: lambda: pytest.fail("closed")}
+        "/gpushare-scheduler/filter", data=b"{}", environ_overrides={httpcalls.CLOSE: lambda: pytest.fail("closed")}
     )
     assert answer.get_json()["Error"] == denial.text
     assert post(client, "prioritize", {"Pod": POD, "NodeNames": ["n1"]}) == []
@@ -177,7 +177,7 @@ def test_a_prioritize_call_that_cannot_be_read_is_told_so_in_a_line(client):
 def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
     made = parts()
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
-    late = {gthreads.ARRIVED: FakeClock().now() - 60}
+    late = {httpcalls.ARRIVED: FakeClock().now() - 60}
     answer = (
         create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late)
     )

@@ -4,7 +4,7 @@ import pytest
 
 from tests.observability.metricdocs import PARTS, ROOT, documented, registered
 
-SHARED = registered(ROOT / "cardwise" / "runtime")  # of parts that serve with TLS
+SHARED = registered(ROOT / "cardwise" / "runtime")  # of parts that serve more than metrics
 
 
 @pytest.mark.parametrize("heading", PARTS)
@@ -16,7 +16,7 @@ def test_all_metrics_of_a_part_are_documented_and_none_else(heading: str) -> Non
 
 def test_what_parts_share_is_documented_with_those_that_have_it() -> None:
     pages = documented()
-    assert {"cardwise_certificate_expiry_timestamp_seconds"} == SHARED
+    assert {"cardwise_certificate_expiry_timestamp_seconds", "cardwise_http_dropped_connections_total"} == SHARED
     assert [heading for heading in pages if pages[heading].keys() >= SHARED] == ["Extender", "Webhook"]
     assert set(pages) == set(PARTS)
 

@@ -7,10 +7,11 @@ import threading
 import time
 from pathlib import Path
 
-from cardwise.runtime import gthreads, logs, serving
+from cardwise.runtime import httpcalls, logs, serving
 from cardwise.runtime.settings import HostPort
 
 released = threading.Event()
+stuck = threading.Event()
 out = sys.stdout
 
 
@@ -28,7 +29,9 @@ def app():
         elif path == "/release":
             released.set()
         elif path == "/close":
-            environ[gthreads.CLOSE]()
+            environ[httpcalls.CLOSE]()
+        elif path == "/stuck":
+            stuck.set()
         elif path == "/nap":
             time.sleep(1.0)
         elif path == "/body":
@@ -49,8 +52,6 @@ def app():
 def main() -> None:
     settings = json.loads(sys.argv[1])
     logs.setup("test", "info", "json")
-    if "io_seconds" in settings:
-        serving.gthreads.IO_SECONDS = settings["io_seconds"]
     tls = serving.TlsFiles.in_dir(Path(settings["tls"])) if "tls" in settings else None
 
     def start() -> None:
@@ -62,11 +63,13 @@ def main() -> None:
     serving.Server(
         app,
         [HostPort("127.0.0.1", settings["port"])],
+        most_body=1 << 20,
         threads=settings.get("threads", 2),
         tls=tls,
         client_ca=settings.get("client_ca", False),
         on_worker_start=start,
         on_worker_stop=lambda: say("stop"),
+        alive=lambda: not stuck.is_set(),
         slow_bind=HostPort("127.0.0.1", slow) if slow else None,
         slow_threads=3,
         graceful_timeout=settings.get("graceful", 5),

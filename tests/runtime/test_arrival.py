@@ -12,17 +12,17 @@ from tests.runtime.test_serving import free_port
 
 _PROGRAM = """
 import sys, time
-from cardwise.runtime import gthreads, logs, serving
+from cardwise.runtime import httpcalls, logs, serving
 from cardwise.runtime.settings import HostPort
 
 def wsgi(environ, start_response):
-    late = str(time.monotonic() - environ[gthreads.ARRIVED]).encode()
+    late = str(time.monotonic() - environ[httpcalls.ARRIVED]).encode()
     time.sleep(0.5)
     start_response("200 OK", [("Content-Length", str(len(late)))])
     return [late]
 
 logs.setup("test", "error", "json")
-serving.Server(lambda: wsgi, [HostPort("127.0.0.1", int(sys.argv[1]))], threads=1).run()
+serving.Server(lambda: wsgi, [HostPort("127.0.0.1", int(sys.argv[1]))], most_body=9, threads=1).run()
 """
 
 

@@ -1,11 +1,13 @@
 import http.client
 import socket
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from cardwise.runtime.health import HealthServer
 from cardwise.runtime.settings import HostPort
+from tests.runtime.attacking import HEAD, trickling
 
 
 @pytest.fixture
@@ -65,12 +67,13 @@ def test_metrics(serve):
     assert "cardwise_test_things_total 1.0" in text
 
 
-def test_silent_clients_do_not_stop_it(serve):
+def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(serve):
     server = serve()
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
-    assert ask(server, "/healthz")[0][0] == 200
-    for each in silent:
-        each.close()
+    ask(server, "/healthz", "/metrics")
+    before = threading.active_count()
+    with trickling(server.port, 60, HEAD, b"", b"G"):
+        assert ask(server, "/healthz", "/readyz")[0][0] == 200
+        assert threading.active_count() - before <= 4
 
 
 def test_all_addresses_by_default_and_port_free_after_stop(serve):

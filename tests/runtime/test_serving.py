@@ -21,6 +21,7 @@ from cardwise.runtime.certstore import DirStore
 from cardwise.runtime.settings import HostPort
 from cardwise.runtime.tls import Rotator
 from tests.fakes.clock import FakeClock
+from tests.runtime.attacking import BODY, HEAD, HELLO, trickling
 
 PROGRAM = Path(__file__).with_name("servingprogram.py")
 
@@ -137,12 +138,12 @@ def test_slow_requests_run_in_the_slow_threads_and_connections_stay_open(running
 def test_the_application_can_have_a_connection_closed_after_its_answer(running):
     server = running()
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-    for path, said in (("/fast", "keep-alive"), ("/close", "close")):
+    for path, closed in (("/fast", False), ("/close", True)):
         connection.request("GET", path)
         response = connection.getresponse()
-        assert response.getheader("Connection").lower() == said
+        assert response.getheader("Connection") == ("close" if closed else None)
         assert response.read().decode().startswith(path)
-    assert connection.sock is None  # as http.client does when it is told so
+        assert (connection.sock is None) is closed  # as http.client does when it is told so
     server.stop()
 
 
@@ -280,6 +281,39 @@ def test_signals_that_would_start_or_end_workers_change_nothing(running, name):
     assert server.process.returncode == 0
 
 
+def worker_of(server: Running) -> int:
+    """By asking it, for as long as it takes to get an answer."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return int(get(server.port, "/x").split()[-1])
+        except (OSError, http.client.HTTPException):
+            assert time.monotonic() < until
+            assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("way", ["stopped", "stuck"])
+def test_a_serving_process_that_hangs_is_replaced(running, way):
+    server = running()
+    waiting = socket.create_connection(("127.0.0.1", server.port))
+    waiting.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    hanging = worker_of(server)
+    if way == "stopped":
+        os.kill(hanging, signal.SIGSTOP)
+    else:
+        get(server.port, "/stuck")
+    while worker_of(server) == hanging:
+        pass
+    with waiting, contextlib.suppress(ConnectionResetError):
+        assert waiting.recv(1) == b""  # who waited is told so
+    out, err = server.stop()
+    assert out.split() == ["app", "start", "app", "start", "stop"]
+    assert "the serving process hangs" in err
+    if way == "stuck":  # where it stood: the thread that waits among the others
+        assert 'servingprogram.py", line' in err
+    assert server.process.returncode == 0
+
+
 def test_request_that_hangs_ends_with_the_graceful_timeout_and_stop_still_runs(running):
     server = running(slow=free_port(), graceful=3)
     hanging = socket.create_connection(("127.0.0.1", server.slow))
@@ -297,18 +331,6 @@ def test_failure_at_start_ends_the_process(running):
     _, err = server.process.communicate(timeout=15)
     assert server.process.returncode != 0
     assert "cannot start" in err
-
-
-def test_stalled_request_does_not_keep_a_thread(running):
-    server = running(io_seconds=0.5)
-    stalled = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
-    for each in stalled:
-        each.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n123")
-    time.sleep(0.1)
-    assert get(server.port, "/fast", timeout=5)  # both threads were taken, for half a second
-    for each in stalled:
-        each.close()
-    server.stop()
 
 
 def client_context(directory: Path, *, show: bool) -> ssl.SSLContext:
@@ -339,6 +361,26 @@ def test_mutual_tls_refuses_a_client_without_certificate(running, tmp_path):
     server.stop()
 
 
+@pytest.mark.parametrize("client_ca", [True, False])
+def test_connections_that_trickle_keep_nobody_from_an_answer(running, tmp_path, client_ca):
+    """Many more than there are threads, in handshakes that never end."""
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path / "tls", need_client=True).ensure()
+    server = running(tls=str(tmp_path / "tls"), client_ca=client_ca, threads=4)
+    context = client_context(tmp_path / "tls", show=client_ca)
+    with trickling(server.port, 80, HELLO):
+        for _ in range(3):
+            assert "/x" in get(server.port, "/x", context, timeout=60)
+    server.stop()
+
+
+def test_calls_that_trickle_keep_nobody_from_an_answer(running):
+    server = running(threads=4)
+    with trickling(server.port, 80, HEAD, BODY):
+        for _ in range(3):
+            assert "/x" in get(server.port, "/x", timeout=60)
+    server.stop()
+
+
 def test_renewed_certificate_is_served_without_a_restart(running, tmp_path):
     def serial(port: int) -> int:
         context = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.crt")
@@ -364,20 +406,6 @@ def test_renewed_certificate_is_served_without_a_restart(running, tmp_path):
     server.stop()
 
 
-def test_silent_client_in_the_handshake_does_not_keep_a_thread(running, tmp_path):
-    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path / "tls").ensure()
-    server = running(tls=str(tmp_path / "tls"), io_seconds=0.5)
-    stalled = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
-    for each in stalled:
-        each.sendall(b"\x16\x03\x01\x02\x00")  # the start of a ClientHello
-    time.sleep(0.1)
-    assert get(server.port, "/fast", client_context(tmp_path / "tls", show=False), timeout=5)
-    for each in stalled:
-        each.close()
-    _, err = server.stop()
-    assert "Traceback" not in err
-
-
 def test_connections_that_ask_nothing_after_the_handshake_keep_no_thread(running, tmp_path):
     """Go's clients open more connections than they use in the end: whichever is free first gets the request."""
     Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path / "tls").ensure()
@@ -400,4 +428,4 @@ def test_connections_that_ask_nothing_after_the_handshake_keep_no_thread(running
 
 def test_client_ca_needs_a_ca():
     with pytest.raises(ValueError, match="client_ca"):
-        serving.Server(lambda: lambda environ, start: [], [HostPort("", 1)], client_ca=True)
+        serving.Server(lambda: lambda environ, start: [], [HostPort("", 1)], most_body=1, client_ca=True)

@@ -1,0 +1,223 @@
+"""HTTP/1.1 between bytes and WSGI: calls as they are read from a connection, answers as they are sent on it.
+
+The reading is llhttp's (httptools), the parser of Node.js: what two readers could understand differently it refuses.
+Nothing here waits or does I/O, so a call may come in pieces of any size.
+"""
+
+import io
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+# In the WSGI environ: the time at which the call began to come, by the server's clock. It may have waited since.
+ARRIVED: Final = "cardwise.arrived"
+# In the WSGI environ: call it, and the connection is closed after the answer.
+CLOSE: Final = "cardwise.close"
+# In the WSGI environ: whether the call may wait for long, having a thread of the second set.
+SLOW: Final = "cardwise.slow"
+# In the WSGI environ: the socket of the connection, to see whether the client is still there.
+SOCKET: Final = "cardwise.socket"
+
+Environ = dict[str, Any]
+WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
+
+_MOST_HEAD: Final = 65_536  # bytes
+_MOST_HEADERS: Final = 100
+_MOST_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
+
+
+class BadCall(Exception):
+    """No call that can be answered, with the status to say so. What follows it on the connection cannot be read."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status.phrase)
+        self.status = status
+
+
+class Call(NamedTuple):
+    """A call that has come whole. `last`: the connection ends with its answer. `size`: of its body, in bytes."""
+
+    environ: Environ
+    size: int
+    last: bool
+
+
+class Reader:
+    """Reads the calls of one connection. `shared`: what all their environments have in common.
+
+    A body of more than `most_body` bytes is not read: its call has the size that it said, or that it had reached, as
+    CONTENT_LENGTH, an empty input, and is the last one.
+    """
+
+    def __init__(self, shared: Environ, most_body: int) -> None:
+        self.calls: deque[Call] = deque()
+        self.begun = False  # a call has begun to come
+        self._shared = shared
+        self._most_body = most_body
+        self._parser = httptools.HttpRequestParser(self)
+        self._ends = False  # nothing more is read
+        self._reset()
+
+    @property
+    def held(self) -> int:
+        """Bytes that are kept of calls, whole or not."""
+        return self._head + len(self._body) + sum(call.size for call in self.calls)
+
+    def close(self) -> None:
+        """Nothing is read any more. It and its parser would keep each other until the next garbage collection."""
+        del self._parser
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of the connection. Raises BadCall."""
+        if self._ends:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._ends = True  # to another protocol, which is not spoken here: the call is answered as any other
+        except httptools.HttpParserError as error:
+            # What one of the methods below has raised is the context of llhttp's own.
+            said = error.__context__
+            raise (said if isinstance(said, BadCall) else BadCall(HTTPStatus.BAD_REQUEST)) from error
+        if self.begun and not self._body:
+            self._head += len(data)
+            if self._head > _MOST_HEAD:
+                raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    # What llhttp calls.
+
+    def on_message_begin(self) -> None:
+        self.begun = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if b"_" in name:
+            return  # could pass for one with "-"
+        key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
+        before = self._headers.get(key)
+        text = value.decode("latin-1")
+        self._headers[key] = text if before is None else f"{before},{text}"
+        if len(self._headers) > _MOST_HEADERS:
+            raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        said = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
+        if int(said) > self._most_body:
+            self._oversized(said)
+
+    def on_body(self, body: bytes) -> None:
+        if self._ends:
+            return
+        self._body += body
+        if len(self._body) > self._most_body:
+            self._oversized(str(len(self._body)))
+
+    def on_message_complete(self) -> None:
+        if not self._ends:
+            parser = self._parser
+            self._come(str(len(self._body)), last=parser.should_upgrade() or not parser.should_keep_alive())
+
+    def _oversized(self, length: str) -> None:
+        self._ends = True
+        self._body.clear()
+        self._come(length, last=True)
+
+    def _come(self, length: str, *, last: bool) -> None:
+        if len(self.calls) == _MOST_CALLS:
+            raise BadCall(HTTPStatus.TOO_MANY_REQUESTS)
+        url = httptools.parse_url(self._url)
+        environ = self._shared | self._headers
+        environ["REQUEST_METHOD"] = self._parser.get_method().decode("ascii")
+        environ["PATH_INFO"] = unquote_to_bytes(url.path or b"/").decode("latin-1")
+        environ["QUERY_STRING"] = (url.query or b"").decode("latin-1")
+        environ["CONTENT_LENGTH"] = length
+        environ["wsgi.input"] = io.BytesIO(self._body)
+        if "HTTP_CONTENT_TYPE" in environ:
+            environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE")
+        self.calls.append(Call(environ, len(self._body), last))
+        self._reset()
+
+    def _reset(self) -> None:
+        """Before the next call."""
+        self.begun = False
+        self._url = b""
+        self._headers: Environ = {}
+        self._body = bytearray()
+        self._head = 0
+
+
+def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str) -> Environ:
+    """What the environments of all calls on a connection have in common."""
+    return {
+        "SCRIPT_NAME": "",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "SERVER_NAME": str(server[0]),
+        "SERVER_PORT": str(server[1]),
+        "REMOTE_ADDR": str(client[0]),
+        "REMOTE_PORT": str(client[1]),
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": scheme,
+        "wsgi.errors": sys.stderr,
+        "wsgi.input_terminated": True,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+    }
+
+
+class Answer:
+    """What the application says to a call. `last`: the connection ends with it."""
+
+    __slots__ = ("_headers", "_status", "last")
+
+    def __init__(self, *, last: bool) -> None:
+        self.last = last
+        self._status = ""
+        self._headers: list[tuple[str, str]] = []
+
+    def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: object = None) -> None:
+        del exc_info  # nothing is sent before the application is done, so it may always begin anew
+        self._status, self._headers = status, headers
+
+    def force_close(self) -> None:
+        self.last = True
+
+    def encoded(self, body: bytes, *, head_only: bool = False) -> bytes:
+        """As it is sent."""
+        lines = [f"HTTP/1.1 {self._status}", f"Date: {formatdate(usegmt=True)}"]
+        lines += [f"{name}: {value}" for name, value in self._headers]
+        if not any(name.lower() == "content-length" for name, _ in self._headers):
+            lines.append(f"Content-Length: {len(body)}")
+        if self.last:
+            lines.append("Connection: close")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + (b"" if head_only else body)
+
+
+def answered(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
+    """The application's answer as it is sent, and whether the connection ends with it. Raises what `app` raises."""
+    answer = Answer(last=call.last)
+    call.environ[CLOSE] = answer.force_close
+    parts = app(call.environ, answer.start_response)
+    try:
+        body = b"".join(parts)
+    finally:
+        if (close := getattr(parts, "close", None)) is not None:
+            close()
+    if stopping():
+        answer.force_close()
+    return answer.encoded(body, head_only=call.environ["REQUEST_METHOD"] == "HEAD"), answer.last
+
+
+def refusal(status: HTTPStatus) -> bytes:
+    """The last answer on a connection, without the application."""
+    answer = Answer(last=True)
+    answer.start_response(f"{status.value} {status.phrase}", [])
+    return answer.encoded(b"")
