@@ -61,13 +61,13 @@ def _choice(_: click.Context, __: click.Parameter, value: str | None) -> Choice 
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
-def _gpus(simulated: Path | None, cards: Choice | None) -> Gpus:
+def _gpus(simulated: Path | None, cards: Choice | None, faults: Path) -> Gpus:
     """Raises GpusUnavailable."""
     if simulated is not None:
         return SimulatedGpus(simulated)
     if cards == Choice(()):
         return NoCards()
-    return NvmlGpus(on_failure=_thread_failed)
+    return NvmlGpus(faults=faults, on_failure=_thread_failed)
 
 
 def _thread_failed(thread: str) -> None:
@@ -246,7 +246,7 @@ def main(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        gpus = _gpus(simulated_cards, cards)
+        gpus = _gpus(simulated_cards, cards, state_dir / "faults.json")
         devices: Devices = (
             NoDevices() if devices_file is None else OfferedDevices(devices_file, sysfs=sysfs, dev=dev, node=node_name)
         )

@@ -1,13 +1,14 @@
 """Cards of NVIDIA's driver, by NVML.
 
 Health has two sources. Xid events say at once that a card failed. Probing says that it does not answer, and it is the
-only thing that can say that it is well again, which other plugins never notice (peers.md C13): a card comes back when
-it has answered for a quiet time and the driver asks for no reset.
+only thing that can say that it is well again: `faults` knows when that is.
 """
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -16,6 +17,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.quantity import MiB
 from cardwise.gpus import xids
+from cardwise.gpus.faults import Faults, Marks
 from cardwise.gpus.protocol import (
     HEALTHY,
     CardUnwilling,
@@ -32,13 +34,11 @@ _log = structlog.get_logger(__name__)
 _MIB = 1024 * 1024
 _EVENT_WAIT_MS = 500
 _PROBE_SECONDS = 5.0
-_QUIET_SECONDS = 30.0  # without a fault until a card is well again
 _MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
     pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
 }
-_FIELD_RECOVERY_ACTION = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
 
 class NvmlGpus:
@@ -47,11 +47,13 @@ class NvmlGpus:
     def __init__(
         self,
         *,
-        ignored_xids: frozenset[int] = frozenset(),
+        faults: Path | None = None,
         on_failure: Callable[[str], None] = lambda _: None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`on_failure` hears which thread met an unforeseen error. Raises GpusUnavailable where there is no driver."""
+        """`faults`: the file in which it is kept which cards need a reset. `on_failure` hears which thread met an
+        unforeseen error. Raises GpusUnavailable where there is no driver.
+        """
         try:
             pynvml.nvmlInit()
             self._driver = str(pynvml.nvmlSystemGetDriverVersion())
@@ -61,16 +63,16 @@ class NvmlGpus:
                 f"NVML does not start ({error}); is the NVIDIA driver installed, and its library mounted into this "
                 "container? For simulated cards give --simulated-cards FILE"
             ) from error
-        self._ignored = ignored_xids
         self._on_failure = on_failure
         self._clock = clock
         self._lock = threading.Lock()
         self._handles: dict[str, Any] = {}
         self._cards: list[GpuCard] = []
-        self._faults: dict[str, tuple[str, float]] = {}  # uuid -> reason, when it was last seen
+        self._faults = Faults(faults, clock)
+        self._reasons: Mapping[str, str] = {}  # why cards take no new shares
         self._changed = threading.Event()
         self._closing = threading.Event()
-        self._find_missing()
+        self._look()
         self._changed.clear()
         self._threads = [
             threading.Thread(target=self._probe, name="nvml-probe", daemon=True),
@@ -85,10 +87,9 @@ class NvmlGpus:
 
     def health(self) -> Mapping[str, Health]:
         with self._lock:
+            reasons = self._reasons
             return {
-                card.uuid: Health(healthy=False, reason=self._faults[card.uuid][0])
-                if card.uuid in self._faults
-                else HEALTHY
+                card.uuid: Health(healthy=False, reason=reasons[card.uuid]) if card.uuid in reasons else HEALTHY
                 for card in self._cards
             }
 
@@ -158,11 +159,23 @@ class NvmlGpus:
     def _probe(self) -> None:
         while not self._clock.wait(self._closing, _PROBE_SECONDS):
             try:
-                self._find_missing()
-                for uuid, handle in self._known().items():
-                    self._judge(uuid, _trouble(handle), self._clock.now())
+                self._look()
             except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
                 self._failed("nvml-probe")
+
+    def _look(self) -> None:
+        self._find_missing()
+        for uuid, handle in self._known().items():
+            with self._lock:
+                lasting = self._faults.lasting(uuid)
+            # The driver is asked without the lock: it may hang.
+            trouble = _trouble(handle)
+            marks = _marks(handle) if lasting is not None else None
+            with self._lock:
+                self._faults.note(uuid, trouble)
+                if lasting is not None and marks is not None:
+                    self._faults.note_marks(uuid, lasting, marks)
+                self._tell()
 
     def _failed(self, thread: str) -> None:
         _log.exception("the cards' health is not looked at", thread=thread)
@@ -173,19 +186,16 @@ class NvmlGpus:
         with self._lock:
             return dict(self._handles)
 
-    def _judge(self, uuid: str, trouble: str, now: float) -> None:
-        with self._lock:
-            before = self._faults.get(uuid)
-            if trouble:
-                self._faults[uuid] = (trouble, now)
-            elif before is not None and now - before[1] >= _QUIET_SECONDS:
-                del self._faults[uuid]
-            after = self._faults.get(uuid)
-        if (before and before[0]) != (after and after[0]):
-            if after:
-                _log.error("card is unhealthy", uuid=uuid, reason=after[0])
-            else:
+    def _tell(self) -> None:
+        """With the lock."""
+        before, after = self._reasons, self._faults.reasons()
+        for uuid in before.keys() | after.keys():
+            if uuid not in after:
                 _log.info("card is well again", uuid=uuid)
+            elif before.get(uuid) != after[uuid]:
+                _log.error("card is unhealthy", uuid=uuid, reason=after[uuid])
+        if before != after:
+            self._reasons = after
             self._changed.set()
 
     def _listen(self) -> None:
@@ -226,16 +236,27 @@ class NvmlGpus:
             _log.warning("waiting for Xid events failed", error=str(error))
             self._clock.wait(self._closing, 1.0)
             return
-        xid = int(event.eventData)
-        try:
-            named = [str(pynvml.nvmlDeviceGetUUID(event.device))]
-        except pynvml.NVMLError:
-            named = list(self._known())  # a card that cannot say who it is: until the probe knows better, any
-        if not xids.is_sick(xid, self._ignored):
-            _log.info("an application failed on a card", uuid=named[0], xid=xid, meaning=xids.describe(xid))
+        # Known by the handle that the event was asked for with: a card off the bus cannot say who it is.
+        known = {_address(handle): uuid for uuid, handle in self._known().items()}
+        self._take_xid(int(event.eventData), known[_address(event.device)], event.device)
+
+    def _take_xid(self, xid: int, uuid: str, handle: Any) -> None:
+        answer, meaning = xids.answer(xid), xids.describe(xid)
+        if answer is xids.Answer.GOES_ON:
+            _log.info("an Xid that leaves its card as it is", uuid=uuid, xid=xid, meaning=meaning)
             return
-        for uuid in named:
-            self._judge(uuid, xids.describe(xid), self._clock.now())
+        marks = _marks(handle)
+        with self._lock:
+            if answer is xids.Answer.NEEDS_RESET:
+                self._faults.break_down(uuid, xid, marks)
+            else:
+                self._faults.note(uuid, meaning)
+            self._tell()
+
+
+def _address(handle: Any) -> int | None:
+    """What a handle is for NVML: one for each card, as long as the process lives."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _trouble(handle: Any) -> str:
@@ -245,12 +266,51 @@ def _trouble(handle: Any) -> str:
         pynvml.nvmlDeviceGetPciInfo(handle)
     except pynvml.NVMLError as error:
         return f"the card does not answer: {error}"
-    if _FIELD_RECOVERY_ACTION is not None:
-        with contextlib.suppress(pynvml.NVMLError):
-            (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [_FIELD_RECOVERY_ACTION])
-            if value.nvmlReturn == pynvml.NVML_SUCCESS and value.value.uiVal != 0:
-                return f"the driver asks for recovery action {value.value.uiVal} (1: reset, 2: reboot, 3: drain)"
+    action = _answer(lambda: _recovery_action(handle))
+    if action:
+        return f"the driver asks for recovery action {action} (1: reset, 2: reboot, 3: drain)"
+    if _answer(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
+        return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); the card is to be replaced"
     return ""
+
+
+def _marks(handle: Any) -> Marks:
+    rows = _answer(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[2])
+    pages = _answer(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    counted = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+    action = _answer(lambda: _recovery_action(handle))
+    return Marks(
+        load=_driver_load(),
+        asked=None if action is None else int(action != 0),
+        pending=None if rows is None and pages is None else (rows or 0) + (pages or 0),
+        uncorrected=_answer(lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, *counted)),
+        energy=_answer(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
+    )
+
+
+def _answer(question: Callable[[], Any]) -> int | None:
+    """None where the card, the driver or the binding has none."""
+    try:
+        value = question()
+    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, AttributeError):
+        return None
+    return None if value is None else int(value)
+
+
+def _recovery_action(handle: Any) -> int | None:
+    """None where the driver does not say; 0: none is due."""
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    return value.value.uiVal if value.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+
+def _driver_load() -> str:
+    """Names the life of the driver that runs: the machine's, and the kernel module's, whose folder is made anew."""
+    found = []
+    with contextlib.suppress(OSError):
+        found.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        found.append(str(Path("/sys/module/nvidia").stat().st_ino))
+    return "/".join(found)
 
 
 def _describe(index: int, handle: Any, driver: str) -> GpuCard:

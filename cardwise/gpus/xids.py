@@ -1,47 +1,74 @@
-"""Which Xid errors mean that a card is sick, and which that an application was wrong.
+"""What NVIDIA's driver means by an Xid error: the application was wrong, the card needs a reset, or neither is known.
 
-NVIDIA's driver reports both alike. Taking a card out for an application's page fault would let any tenant take cards
-from all others. The list is NVIDIA's own (k8s-device-plugin `internal/rm/health.go`, "Xid Errors" documentation).
+The driver reports all of them alike. Taking a card out for an application's page fault would let any tenant take cards
+from all others; giving one back whose memory is broken gives its next pod wrong results. The answers are those of
+NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, immediate actions) for Ampere and newer.
 """
 
-from collections.abc import Iterable
+from enum import Enum
 from typing import Final
 
-APPLICATION: Final[dict[int, str]] = {
+
+class Answer(Enum):
+    """What a card does after an Xid."""
+
+    GOES_ON = "the process that caused it ends, or nothing does"
+    NEEDS_RESET = "until it was reset, or its node rebooted"
+    RESTS = "for a while, since nobody knows better"
+
+
+# RESTART_APP in the catalogue, or IGNORE, which are news about repairs and about the driver. 109 is answered by a reset
+# there, and NVIDIA's own device plugin has it as an application's: where it is more, the driver asks for recovery.
+_GOES_ON: Final = frozenset(
+    (
+        *(8, 11, 13, 14, 25, 31, 32, *range(37, 42), 43, 44, 45, 60, 63, *range(66, 73), 75, 76, 77, 80),
+        *(*range(82, 87), 88, 89, 92, 93, 94, *range(96, 110), 121, *range(126, 136), 137, 139, 141),
+        *(152, 153, 157, 160, 161),
+    )
+)
+# RESET_GPU, RESTART_BM and RESTART_VM in the catalogue, and the workflows of 48 and 74, which begin with a reset. Those
+# of 144 to 150 depend on what an event does not say: there, too, the driver asks for recovery.
+_NEEDS_RESET: Final = frozenset((46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158))
+
+_MEANINGS: Final[dict[int, str]] = {
     13: "graphics engine exception",
     31: "GPU memory page fault",
     43: "GPU stopped processing",
     45: "preemptive cleanup, due to previous errors",
-    68: "video processor exception",
-    69: "graphics engine class error",
-    94: "contained memory error",  # the faulting process ends, the card goes on
-    109: "context switch timeout",
-}
-
-SICK: Final[dict[int, str]] = {
     46: "GPU stopped processing",
     48: "double bit ECC error",
     61: "internal micro-controller breakpoint",
     62: "internal micro-controller halt",
     63: "row remapping or page retirement recorded",
     64: "row remapping or page retirement failed",
+    68: "video processor exception",
+    69: "graphics engine class error",
     74: "NVLink error",
     79: "GPU has fallen off the bus",
     92: "high single-bit ECC error rate",
+    94: "contained memory error",
     95: "uncontained memory error",
+    109: "context switch timeout",
+    110: "security fault",
     119: "GSP RPC timeout",
     120: "GSP error",
+    136: "link training failed",
     140: "unrecovered ECC error",
+    143: "GPU initialization error",
     154: "GPU recovery action changed",
+    156: "resource retirement",
+    158: "GPU fatal timeout",
 }
 
 
-def is_sick(xid: int, also_ignored: Iterable[int] = ()) -> bool:
-    """Whether this Xid takes its card out. An unknown one does: better a card idle than a share on a broken one."""
-    return xid not in APPLICATION and xid not in also_ignored
+def answer(xid: int) -> Answer:
+    """An unknown one takes its card out for a while: better a card idle than a share on a broken one."""
+    if xid in _GOES_ON:
+        return Answer.GOES_ON
+    return Answer.NEEDS_RESET if xid in _NEEDS_RESET else Answer.RESTS
 
 
 def describe(xid: int) -> str:
     """For people: number and meaning."""
-    meaning = SICK.get(xid) or APPLICATION.get(xid) or "see NVIDIA's Xid catalogue"
+    meaning = _MEANINGS.get(xid, "see NVIDIA's Xid catalogue")
     return f"Xid {xid}: {meaning}"

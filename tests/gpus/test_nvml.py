@@ -28,6 +28,9 @@ class Driver:
         self.news = threading.Condition()
         self.listening = self.over = False
         self.modes: dict[int, int] = {}
+        self.asks: dict[int, int] = {}  # recovery actions
+        self.unmapped: dict[int, int] = {}
+        self.energy = [600_000] * cards
         self.processes: list[types.SimpleNamespace] = []
         self.clients: list[types.SimpleNamespace] = []
         answers = {
@@ -41,7 +44,13 @@ class Driver:
             "nvmlDeviceGetName": lambda handle: f"Tesla {self.card(handle)}",
             "nvmlDeviceGetMemoryInfo": lambda handle: types.SimpleNamespace(total=16276 * MIB + self.card(handle)),
             "nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(busId=f"0:{self.card(handle)}"),
-            "nvmlDeviceGetFieldValues": lambda *_: [types.SimpleNamespace(nvmlReturn=1)],
+            "nvmlDeviceGetFieldValues": lambda handle, _: [
+                types.SimpleNamespace(nvmlReturn=0, value=types.SimpleNamespace(uiVal=self.asks.get(handle, 0)))
+            ],
+            "nvmlDeviceGetRemappedRows": lambda handle: (0, 0, 0, self.unmapped.get(handle, 0)),
+            "nvmlDeviceGetRetiredPagesPendingStatus": lambda _: 0,
+            "nvmlDeviceGetTotalEccErrors": lambda handle, *_: 0,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda handle: self.energy[self.card(handle)],
             "nvmlDeviceGetMaxClockInfo": lambda *_: 1328,
             "nvmlDeviceGetArchitecture": lambda _: 4,
             "nvmlDeviceGetCudaComputeCapability": lambda _: (6, 0),
@@ -186,6 +195,52 @@ def test_an_unforeseen_error_ends_no_thread(driver, gpus, clock, call, thread):
     driver.broken[1] = LOST
     probed(clock)
     assert [state.reason[:6] for state in made.health().values()] == ["Xid 79", "the ca"]
+
+
+def sick(gpus: NvmlGpus) -> dict[str, str]:
+    return {uuid: state.reason[:8].strip(":;( ") for uuid, state in gpus.health().items() if not state.healthy}
+
+
+def test_a_card_that_cannot_say_who_it_is_takes_no_other_out(driver, gpus):
+    """Off the bus: the event comes with a device of which even the UUID is not known any more."""
+    made = gpus()
+    driver.broken[1] = LOST
+    driver.fails(79, 1)
+    assert sick(made) == {"GPU-1": "Xid 79"}
+
+
+def test_a_card_that_needs_a_reset_is_out_until_it_had_one(driver, gpus, clock, tmp_path):
+    made = gpus(faults=tmp_path / "faults.json")
+    driver.fails(48, 1)
+    for _ in range(20):
+        probed(clock)
+    assert sick(made) == {"GPU-1": "Xid 48"}
+    again = gpus(faults=tmp_path / "faults.json")
+    assert sick(again) == {"GPU-1": "Xid 48"}, "also for who starts later, at once"
+    driver.energy[1] = 10
+    assert sick(gpus(faults=tmp_path / "faults.json")) == {}
+
+
+def test_an_unknown_error_passes(driver, gpus, clock):
+    made = gpus()
+    driver.fails(12345, 0)
+    driver.fails(13, 1)
+    assert sick(made) == {"GPU-0": "Xid 1234"}
+    for _ in range(6):
+        probed(clock)
+    assert sick(made) == {}
+
+
+def test_what_the_driver_asks_for_and_what_the_card_says_of_itself_takes_it_out(driver, gpus, clock):
+    driver.asks[0], driver.unmapped[1] = 1, 1
+    made = gpus()
+    reasons = [state.reason for state in made.health().values()]
+    assert reasons[0] == "the driver asks for recovery action 1 (1: reset, 2: reboot, 3: drain)", "from the beginning"
+    assert "could not be remapped" in reasons[1]
+    driver.asks[0] = 0
+    for _ in range(6):
+        probed(clock)
+    assert list(sick(made)) == ["GPU-1"]
 
 
 def test_the_properties_that_selectors_name(gpus):

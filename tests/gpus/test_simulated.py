@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cardwise.gpus import simulated, xids
+from cardwise.gpus import simulated
 from cardwise.gpus.protocol import CardUnwilling, ComputeMode, GpuProcess, GpusUnavailable
 from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
 from tests.fakes.clock import FakeClock
@@ -88,13 +88,6 @@ def test_a_bad_file_keeps_the_last_good_cards_and_names_the_place(file, text, sa
 def test_without_cards_to_begin_with_there_is_no_start(tmp_path):
     with pytest.raises(GpusUnavailable, match=r"cards\.yaml"):
         SimulatedGpus(tmp_path / "cards.yaml")
-
-
-def test_an_application_fault_does_not_take_a_card_out():
-    assert not any(xids.is_sick(xid) for xid in (13, 31, 43, 45, 68, 109))
-    assert all(xids.is_sick(xid) for xid in (48, 63, 64, 79, 95, 119, 12345))
-    assert not xids.is_sick(79, also_ignored=[79])
-    assert "bus" in xids.describe(79)
 
 
 def test_a_compute_mode_outlives_the_program_and_the_card_file(file):

@@ -115,9 +115,9 @@ class TestTheCommand:
         slot = rig.run(bind(rig, "a", {"0": [("rdma", FIRST)]}), "c0")
         assert rig.env(slot)["CARDWISE_RDMA_DEVICES"] == "mlx5_0"
 
-    def test_cards_none_asks_for_no_driver(self):
+    def test_cards_none_asks_for_no_driver(self, tmp_path):
         choice = command._choice(None, None, "none")
-        assert command._gpus(None, choice).cards() == []
+        assert command._gpus(None, choice, tmp_path / "faults.json").cards() == []
 
     def test_a_bad_file_ends_the_start_with_field_and_remedy(self, tmp_path):
         file, cards = tmp_path / "devices.yaml", tmp_path / "cards.yaml"

@@ -1,0 +1,113 @@
+"""Faults that NVIDIA's mock of NVML injects. A process has one NVML: test_mock.py runs this in one of its own."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+import pytest
+import yaml
+
+from cardwise.gpus.nvml import NvmlGpus
+from tests.fakes.clock import FakeClock
+
+PATIENCE = 60.0
+OVERRIDES = Path(os.environ["MOCK_NVML_OVERRIDES"])
+
+
+class Cards:
+    """The mock's cards, as the device plugin watches them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = FakeClock()
+        self.file = folder / "faults.json"
+        self.made: list[NvmlGpus] = []
+        self.gpus = self.watch()
+        self.uuids = [card.uuid for card in self.gpus.cards()]
+
+    def watch(self) -> NvmlGpus:
+        self.made.append(NvmlGpus(faults=self.file, clock=self.clock))
+        return self.made[-1]
+
+    def are(self, **cards: dict) -> None:
+        """What the mock says of its cards from now on; it looks into its file once a second."""
+        scratch = OVERRIDES.with_suffix(".new")
+        devices = {name.removeprefix("card"): what for name, what in cards.items()}
+        scratch.write_text(yaml.safe_dump({"version": 1, "devices": devices}))
+        scratch.rename(OVERRIDES)
+
+    def until(self, ready: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not ready():
+            assert time.monotonic() < deadline, self.sick()
+            self.gpus._changed.wait(0.05)
+
+    def errors(self, index: int) -> int | None:
+        """Uncorrected ECC errors, None where the card does not answer."""
+        handle = self.gpus._handles[self.uuids[index]]
+        counted = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        try:
+            return pynvml.nvmlDeviceGetTotalEccErrors(handle, *counted)
+        except pynvml.NVMLError:
+            return None
+
+    def looked_at(self, seconds: float) -> dict[int, str]:
+        self.clock.advance(seconds)
+        self.clock.until_waiting(len(self.made))
+        return self.sick()
+
+    def sick(self, gpus: NvmlGpus | None = None) -> dict[int, str]:
+        """Why, in the first words."""
+        health = (gpus or self.gpus).health().items()
+        return {self.uuids.index(uuid): " ".join(one.reason.split()[:2]) for uuid, one in health if not one.healthy}
+
+
+@pytest.fixture
+def cards(tmp_path):
+    made = Cards(tmp_path)
+    yield made
+    for one in made.made:
+        one.close()
+
+
+def failure(mode: str, xid: int = 0) -> dict:
+    return {"failure": {"mode": mode} | ({"xid": {"code": xid}} if xid else {})}
+
+
+def test_each_fault_takes_its_own_card_out_and_heals_as_it_should(cards):
+    assert cards.sick() == {}
+    cards.are(
+        card0=failure("fallen_off_bus", 79),
+        card1=failure("lost"),
+        card2=failure("ecc_uncorrectable", 48),
+        card3=failure("ecc_uncorrectable", 31),
+        card4=failure("ecc_uncorrectable", 61),
+        card5=failure("ecc_uncorrectable", 119),
+    )
+    cards.until(lambda: [cards.errors(index) for index in (0, 1)] == [None, None])
+    cards.until(lambda: all(cards.errors(index) for index in (2, 3, 4, 5)))
+    # By the Xids alone, before anybody has looked at the cards.
+    cards.until(lambda: cards.sick() == {0: "Xid 79:", 2: "Xid 48:", 4: "Xid 61:", 5: "Xid 119:"})
+    # Rows that cannot be remapped are what the mock's ECC errors come with.
+    sick = {0: "Xid 79:", 1: "the card", 2: "Xid 48:", 3: "a row", 4: "a row", 5: "Xid 119:"}
+    assert cards.looked_at(5) == sick
+    assert cards.looked_at(3600) == sick, "nothing heals by itself"
+    # A plugin that is started now does not see the cards that do not answer.
+    assert cards.sick(cards.watch()) == {index: why for index, why in sick.items() if index > 1}
+
+    cards.are()
+    cards.until(lambda: [cards.errors(index) for index in range(6)] == [0] * 6)
+    # The counters of 2 and 5 have begun anew, so they were reset. What was wrong is remembered for a while.
+    rows = dict.fromkeys(range(2, 6), "a row")
+    assert cards.looked_at(5) == {0: "Xid 79:", 1: "the card", **rows}
+    cards.looked_at(30)
+    assert cards.looked_at(5) == {0: "Xid 79:"}
+    assert cards.looked_at(3600) == {0: "Xid 79:"}, "it answers again, and nobody has reset it"
+    assert cards.sick(cards.watch()) == {0: "Xid 79:"}
+
+    cards.are(card0={"power": {"total_energy_consumption_mj": 5}})
+    handle = cards.gpus._handles[cards.uuids[0]]
+    cards.until(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) == 5)
+    assert cards.looked_at(5) == {}
+    assert cards.sick(cards.watch()) == {}

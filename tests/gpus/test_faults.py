@@ -1,0 +1,159 @@
+"""What takes a card out, what it waits for, and what is remembered of it."""
+
+import json
+
+import pytest
+
+from cardwise.gpus import faults, xids
+from cardwise.gpus.faults import Faults, Marks
+from cardwise.gpus.xids import Answer
+from tests.fakes.clock import FakeClock
+
+AT_THE_FAULT = Marks(load="boot/1", asked=0, pending=0, uncorrected=2, energy=600_000)
+
+
+class Cards:
+    """A card's faults, over restarts of who keeps them."""
+
+    def __init__(self, folder) -> None:
+        self.clock = FakeClock()
+        self.path = folder / "state" / "faults.json"
+        self.marks = AT_THE_FAULT
+        self.begin()
+
+    def begin(self) -> None:
+        self.faults = Faults(self.path, self.clock)
+
+    def looked_at(self, seconds: float = 5.0, trouble: str = "", **marks: object) -> str:
+        """Why the card is out after a look at it that comes so much later."""
+        self.clock.advance(seconds)
+        self.marks = Marks(**{name: getattr(self.marks, name) for name in Marks.__struct_fields__} | marks)
+        self.faults.note("GPU-0", trouble)
+        if (fault := self.faults.lasting("GPU-0")) is not None:
+            self.faults.note_marks("GPU-0", fault, self.marks)
+        return self.faults.reasons().get("GPU-0", "")
+
+
+@pytest.fixture
+def cards(tmp_path):
+    return Cards(tmp_path)
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 68, 69, 92, 94, 109])
+def test_what_an_application_did_or_the_card_has_repaired_leaves_it_in(xid):
+    assert xids.answer(xid) is Answer.GOES_ON
+
+
+@pytest.mark.parametrize("xid", [46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 158])
+def test_what_the_catalogue_answers_by_a_reset_or_a_reboot_needs_one(xid):
+    assert xids.answer(xid) is Answer.NEEDS_RESET
+
+
+@pytest.mark.parametrize("xid", [61, 145, 154, 167, 12345])
+def test_what_nobody_knows_takes_the_card_out_for_a_while(xid):
+    assert xids.answer(xid) is Answer.RESTS
+
+
+def test_an_xid_is_told_by_number_and_meaning():
+    assert xids.describe(79) == "Xid 79: GPU has fallen off the bus"
+    assert xids.describe(12345) == "Xid 12345: see NVIDIA's Xid catalogue"
+
+
+def test_a_trouble_passes_when_it_was_not_seen_for_a_while(cards):
+    assert cards.looked_at(trouble="it does not answer") == "it does not answer"
+    assert cards.looked_at(29.9)
+    assert cards.looked_at(0.0, trouble="again")
+    assert cards.looked_at(29.9) == "again"
+    assert cards.looked_at(0.1) == ""
+
+
+def test_a_fault_that_needs_a_reset_does_not_pass(cards):
+    cards.faults.break_down("GPU-0", 48, AT_THE_FAULT)
+    for hour in range(1, 100):
+        reason = cards.looked_at(3600, energy=600_000 + hour)
+    assert reason == (
+        "Xid 48: double bit ECC error (2026-01-01T00:00:00Z); it stays out until it was reset "
+        "(nvidia-smi --gpu-reset) or its node rebooted"
+    )
+    assert cards.looked_at(trouble="it does not answer either") == reason
+
+
+RESETS = {
+    "a reboot": {"load": "later/1"},
+    "the driver was loaded anew": {"load": "boot/2"},
+    "its energy is counted anew": {"energy": 3},
+    "its ECC errors are counted anew": {"uncorrected": 0},
+}
+
+
+@pytest.mark.parametrize("sign", RESETS.values(), ids=RESETS)
+@pytest.mark.parametrize("restarted", [False, True], ids=["seen", "while nobody looked"])
+def test_a_reset_is_seen(cards, sign, restarted):
+    cards.faults.break_down("GPU-0", 79, AT_THE_FAULT)
+    assert cards.looked_at()
+    if restarted:
+        cards.begin()
+        assert "Xid 79" in cards.faults.reasons()["GPU-0"]
+    assert cards.looked_at(**sign) == ""
+    cards.begin()
+    assert cards.faults.reasons() == {}
+
+
+@pytest.mark.parametrize("mark", ["asked", "pending"])
+def test_what_waits_for_a_reset_was_reset_when_it_waits_no_more(cards, mark):
+    cards.faults.break_down("GPU-0", 95, AT_THE_FAULT)
+    assert cards.looked_at(**{mark: 1}), "it is known a moment later"
+    cards.begin()
+    assert cards.looked_at()
+    assert cards.looked_at(**{mark: 0}) == ""
+
+
+def test_marks_from_before_a_new_fault_end_nothing(cards):
+    cards.faults.break_down("GPU-0", 48, AT_THE_FAULT)
+    before = cards.faults.lasting("GPU-0")
+    cards.faults.break_down("GPU-0", 48, Marks(load="boot/1", uncorrected=4))
+    cards.faults.note_marks("GPU-0", before, AT_THE_FAULT)
+    assert cards.looked_at(uncorrected=4)
+
+
+def test_a_card_that_says_nothing_of_itself_waits_for_a_reboot(cards):
+    silent = dict.fromkeys(("asked", "pending", "uncorrected", "energy"))
+    cards.faults.break_down("GPU-0", 46, Marks(load="boot/1"))
+    cards.marks = Marks(load="boot/1")
+    assert cards.looked_at()
+    assert cards.looked_at(energy=5, uncorrected=0), "from silence to a number is no reset"
+    assert cards.looked_at(**silent)
+    assert cards.looked_at(load="later/1") == ""
+
+
+def test_each_card_for_itself(cards):
+    cards.faults.break_down("GPU-1", 48, AT_THE_FAULT)
+    assert cards.looked_at() == ""
+    assert cards.looked_at(load="later/1") == ""
+    assert set(cards.faults.reasons()) == {"GPU-1"}
+
+
+def test_a_file_that_cannot_be_written_is_written_later(cards):
+    cards.path.parent.write_text("in the way")
+    cards.faults.break_down("GPU-0", 48, AT_THE_FAULT)
+    assert cards.looked_at(), "it is known as long as the process lives"
+    cards.path.parent.unlink()
+    assert cards.looked_at()
+    assert json.loads(cards.path.read_text())["GPU-0"]["xid"] == 48
+    cards.path.parent.joinpath("faults.json").unlink()
+    assert cards.looked_at(energy=600_001)
+    assert cards.path.exists()
+
+
+def test_a_file_that_cannot_be_read_keeps_nobody_from_starting(cards):
+    cards.path.parent.mkdir()
+    cards.path.write_text("{")
+    cards.begin()
+    assert cards.faults.reasons() == {}
+
+
+def test_without_a_file_it_ends_with_the_process(cards):
+    made = Faults(None, cards.clock)
+    made.break_down("GPU-0", 48, AT_THE_FAULT)
+    assert set(made.reasons()) == {"GPU-0"}
+    assert faults.QUIET_SECONDS == 30

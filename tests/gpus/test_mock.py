@@ -1,0 +1,48 @@
+"""Cardwise's reading of NVML, held against NVIDIA's own mock of it: the contract, and injected faults."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = os.environ.get("CARDWISE_NVML_MOCK", "")
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(
+    not FOLDER, reason="CARDWISE_NVML_MOCK names no folder with NVIDIA's mock of NVML: CONTRIBUTING.md, Tests with NVML"
+)
+
+
+@pytest.mark.parametrize(
+    ("profile", "files"), [("h100", ["test_contract.py", "on_mock.py"]), ("t4", ["test_contract.py"])]
+)
+def test_on_nvidias_mock(profile, files, tmp_path):
+    (tmp_path / "overrides.yaml").write_text("version: 1\n")
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": FOLDER,
+        "MOCK_NVML_CONFIG": f"{FOLDER}/configs/mock-nvml-config-{profile}.yaml",
+        "MOCK_NVML_OVERRIDES": str(tmp_path / "overrides.yaml"),
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            *(str(HERE / one) for one in files),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert "no NVIDIA driver" not in done.stdout, "it was not found"
