@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
@@ -123,6 +124,13 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "months, the CA after eight years. Those of somebody else are left alone.",
 )
 @click.option(
+    "--client-ca",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="PEM file of the authority of the API server's client certificate for webhooks: nobody else is answered. "
+    "Default: everybody is, so refusals do not say what a namespace has and uses.",
+)
+@click.option(
     "--webhook-configuration",
     default=names.WEBHOOK_CONFIGURATION,
     help="Name of the mutating and the validating configuration whose caBundle we write.",
@@ -219,6 +227,7 @@ def main(
     tls_secret: tuple[str, str],
     tls_dir: Path | None,
     tls_rotate_every: float | None,
+    client_ca: Path | None,
     webhook_configuration: str,
     runtime_class: str,
     oversize: Oversize,
@@ -242,10 +251,13 @@ def main(
     check_distinct({"--bind": bind, "--metrics-bind": common.metrics_bind})
     with starting("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
+    with starting("--client-ca"):
+        ssl.create_default_context(cafile=client_ca)
     settings = Settings(
         runtime_class=runtime_class,
         oversize=oversize,
         least_share=least_share,
+        callers_known=client_ca is not None,
         nvidia_gpu=nvidia_gpu,
         exempt_namespaces=frozenset(exempt_namespaces),
         gang_schedulers=frozenset(gang_schedulers),
@@ -278,7 +290,8 @@ def main(
         [bind],
         most_body=MAX_BODY,
         threads=_THREADS,
-        tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key"),
+        tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key", ca=client_ca),
+        client_ca=client_ca is not None,
         on_worker_start=process.start,
         on_worker_stop=process.stop,
     ).run()

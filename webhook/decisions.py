@@ -85,7 +85,8 @@ class View(Protocol):
 class Settings:
     """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
     `sm_percent`: of pods with a share that do not say, in namespaces that do not. `scheduler`: of pods that ask for
-    cards and name none. `least_share`: MiB of a card below which a share is warned about.
+    cards and name none. `least_share`: MiB of a card below which a share is warned about. `callers_known`:
+    nobody but the API server asks; else an answer does not say what others in the namespace have or use.
     """
 
     runtime_class: str = ""
@@ -98,6 +99,7 @@ class Settings:
     share_agent: AgentSettings = field(default_factory=AgentSettings)
     scheduler: str = ""
     least_share: int = 0
+    callers_known: bool = True
 
 
 Decide = Callable[[Review, View, Settings], Decision]
@@ -226,7 +228,7 @@ def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
         told += _judge_quotas(asked, view.quotas(review.namespace), view, settings)
         told += _judge_sharing(review.object, asked, view, settings)
     if gang is not None:
-        gangs.check_number(review.object, gang, review.namespace, view)
+        gangs.check_number(review.object, gang, review.namespace, view, told=settings.callers_known)
     return Decision(warnings=warnings + told)
 
 
@@ -237,9 +239,9 @@ def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, 
         of_class = view.device_class(container.device_class) if container.device_class else None
         return max(view.cards(of_class).smallest, MiB(1))
 
-    gpuquotas.check(asked, standings)
+    gpuquotas.check(asked, standings, told=settings.callers_known)
     try:
-        gpuquotas.check(asked, standings, smallest)
+        gpuquotas.check(asked, standings, smallest, told=settings.callers_known)
     except InvalidRequest as error:
         if settings.oversize == "refuse":
             raise

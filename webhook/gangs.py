@@ -88,8 +88,8 @@ def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple
     return tuple(_differences(metadata))
 
 
-def check_number(pod: Json, said: Membership, namespace: str, numbers: Numbers) -> None:
-    """Raises InvalidRequest where living members of the gang say another number."""
+def check_number(pod: Json, said: Membership, namespace: str, numbers: Numbers, *, told: bool = True) -> None:
+    """Raises InvalidRequest where living members of the gang say another number. `told`: who asks may know which."""
     if said.minimum is None:
         return
     other = numbers.other_number(namespace, said.name, said.minimum)
@@ -97,8 +97,9 @@ def check_number(pod: Json, said: Membership, namespace: str, numbers: Numbers) 
         name, number = other
         raise InvalidRequest(
             _where(pod.get("metadata") or {}, names.GROUP_NUM),
-            f"{said.minimum} differs from what pod {name} of the same gang says, {number}",
-            f"write {number}, or another {names.GROUP_NAME}",
+            f"{said.minimum} differs from what {f'pod {name}' if told else 'another pod'} of the same gang says"
+            + (f", {number}" if told else ""),
+            f"write {number if told else 'that number'}, or another {names.GROUP_NAME}",
         )
 
 

@@ -43,10 +43,13 @@ def parse(obj: Json) -> Standing:
     return Standing(quotas.parse(obj), used)
 
 
-def check(asked: PodRequest, standings: Iterable[Standing], smallest: Smallest = lambda _: MiB(1)) -> None:
+def check(
+    asked: PodRequest, standings: Iterable[Standing], smallest: Smallest = lambda _: MiB(1), *, told: bool = True
+) -> None:
     """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then.
 
     `smallest` is the memory of the smallest card that a container could get; without it, of any that there may be.
+    `told`: who asks may know which quotas there are and what is used.
     """
     for standing in standings:
         quota = standing.quota
@@ -55,16 +58,18 @@ def check(asked: PodRequest, standings: Iterable[Standing], smallest: Smallest =
             if wanted == NOTHING:
                 continue
             used = _used(standing, entry)
-            field = f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})"
-            over = _over(entry, wanted, NOTHING)
-            if over:
-                problem = f"the pod alone asks for more than is allowed: {_told(over, entry, wanted, used)}"
-                raise InvalidRequest(field, problem, "ask for less, or have the quota raised")
-            over = _over(entry, wanted, used) if quota.refuse else []
-            if over:
-                problem = f"the pod does not fit now: {_told(over, entry, wanted, used)}"
-                remedy = "create it again when something has ended, or have the quota raised"
-                raise InvalidRequest(field, problem, remedy)
+            if over := _over(entry, wanted, NOTHING):
+                problem, remedy = "the pod alone asks for more than is allowed", "ask for less"
+            elif quota.refuse and (over := _over(entry, wanted, used)):
+                problem, remedy = "the pod does not fit now", "create it again when something has ended"
+            else:
+                continue
+            amounts = ", ".join(_told(name, entry, wanted, used) if told else _asked(name, wanted) for name in over)
+            raise InvalidRequest(
+                f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})" if told else "GPUQuota",
+                f"{problem}: {amounts}",
+                f"{remedy}, or have the quota raised" + ("" if told else " (`cardwise quota` says what there is)"),
+            )
 
 
 def warnings(obj: Json, lookup: Lookup) -> tuple[str, ...]:
@@ -124,11 +129,12 @@ def _over(entry: Entry, wanted: Charge, used: Charge) -> list[str]:
     ]
 
 
-def _told(over: list[str], entry: Entry, wanted: Charge, used: Charge) -> str:
-    return ", ".join(
-        f"{_FIELDS[name]} asked {getattr(wanted, name)}, used {getattr(used, name)}, hard {getattr(entry, name)}"
-        for name in over
-    )
+def _told(name: str, entry: Entry, wanted: Charge, used: Charge) -> str:
+    return f"{_asked(name, wanted)}, used {getattr(used, name)}, hard {getattr(entry, name)}"
+
+
+def _asked(name: str, wanted: Charge) -> str:
+    return f"{_FIELDS[name]} asked {getattr(wanted, name)}"
 
 
 def _what(entry: Entry) -> str:

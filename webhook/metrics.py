@@ -26,7 +26,7 @@ SECONDS = Histogram(
 
 # The field of a refusal holds positions and what users wrote; a label may hold neither. The first that fits counts.
 _REASONS = (
-    (re.compile(r"\.hard\b"), "quota"),
+    (re.compile(r"\.hard\b|^GPUQuota$"), "quota"),
     (re.compile(r"cardwise\.dev/(?:policy\b|default)"), "defaults"),
     (re.compile(rf"{re.escape(names.GPU_MEM)}|memoryMiB|gpu-mem"), "memory"),
     (re.compile(rf"{re.escape(names.GPU_CORE)}|corePercent|sm-percent"), "cores"),

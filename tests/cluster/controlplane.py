@@ -69,6 +69,7 @@ class ControlPlane:
         authority.issue("apiserver", "kube-apiserver", hosts=(self.address, "localhost", "10.96.0.1"))
         # Only kubelets believe this one: it is how `kubectl logs` and `exec` get through.
         authority.issue("apiserver-kubelet", "kube-apiserver", ("system:masters",))
+        self._write_admission(pki.Authority(self.webhook_callers.parent).issue("apiserver", "kube-apiserver"))
         identities: dict[str, tuple[str, tuple[str, ...]]] = {
             "admin": ("admin", ("system:masters",)),
             CONTROLLERS: (f"system:{CONTROLLERS}", ()),
@@ -80,6 +81,28 @@ class ControlPlane:
         for name, (user, groups) in identities.items():
             pair = authority.issue(name, user, groups)
             pki.kubeconfig(self.kubeconfig(name), server=self.url, ca=authority.cert, pair=pair)
+
+    @property
+    def webhook_callers(self) -> Path:
+        """The authority of the certificate that the API server shows webhooks which ask for one."""
+        return self._pki / "webhooks" / "ca.crt"
+
+    def _write_admission(self, pair: pki.Pair) -> None:
+        config = {
+            "apiVersion": "apiserver.config.k8s.io/v1",
+            "kind": "WebhookAdmissionConfiguration",
+            "kubeConfigFile": str(self._pki / "webhooks" / "kubeconfig"),
+        }
+        plugins = ("MutatingAdmissionWebhook", "ValidatingAdmissionWebhook")
+        made = {
+            "apiVersion": "apiserver.config.k8s.io/v1",
+            "kind": "AdmissionConfiguration",
+            "plugins": [{"name": plugin, "configuration": config} for plugin in plugins],
+        }
+        self._admission.write_text(yaml.safe_dump(made))
+        user = {"client-certificate": str(pair.cert), "client-key": str(pair.key)}
+        users = {"apiVersion": "v1", "kind": "Config", "users": [{"name": "*", "user": user}]}
+        (self._pki / "webhooks" / "kubeconfig").write_text(yaml.safe_dump(users))
 
     def start_api(self, extra: Sequence[str] = ()) -> None:
         """etcd and kube-apiserver, ready."""
@@ -123,6 +146,7 @@ class ControlPlane:
                 f"--service-cluster-ip-range={SERVICES}",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
+                f"--admission-control-config-file={self._admission}",
                 "--allow-privileged",
                 "--profiling=false",
                 *extra,
@@ -186,6 +210,10 @@ class ControlPlane:
     @property
     def _pki(self) -> Path:
         return self._state / "pki"
+
+    @property
+    def _admission(self) -> Path:
+        return self._pki / "admission.yaml"
 
     @property
     def _service_account_key(self) -> Path:

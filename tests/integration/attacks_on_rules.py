@@ -259,11 +259,11 @@ QUOTAS_AND_RIGHTS = (
         "T41",
         "a GPUQuota: with a share or a whole card beyond it; made, changed or deleted",
         [
-            creates(ours(gpu_mem="13Gi"), By.WEBHOOK, "GPUQuota cards", "memoryMiB", guarded=True),
+            creates(ours(gpu_mem="13Gi"), By.WEBHOOK, "GPUQuota", "memoryMiB asked 13312", guarded=True),
             creates(
                 with_spec(plain(), containers=[container(whole_gpu=1)]),
                 By.WEBHOOK,
-                "GPUQuota cards",
+                "GPUQuota",
                 f"memoryMiB asked {P100}",
                 guarded=True,
             ),
@@ -388,12 +388,13 @@ QUOTAS_AND_RIGHTS = (
             creates(
                 with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(17)]),
                 By.WEBHOOK,
-                "GPUQuota cards",
-                "shares asked 17, used 0, hard 16",
+                "GPUQuota",
+                "shares asked 17",
                 guarded=True,
             )
         ],
     ),
+    Attack("T54", "the webhook asked by hand, for quotas and gangs of other namespaces", late=[By.WEBHOOK]),
 )
 
 CARDWISE_ITSELF = (

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from cardwise.core import names
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from tests.build import P100, container
 from tests.cluster import Cluster
 from tests.integration.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, PAST_CARDWISE
@@ -25,6 +25,7 @@ from tests.integration.sharing import (
     assigned,
     deployment,
     device_numbers,
+    flags,
     inspect,
     probe,
     probed,
@@ -291,3 +292,36 @@ def test_t39_templates_get_no_further_than_pods(tenant: Tenant) -> None:
     assert "spec.containers[main].env" in told()
     assert not [pod for pod in tenant.space.pods() if pod["metadata"]["name"].startswith("many")]
     tenant.edit.delete(tenant.of("deployments", "many", base="/apis/apps/v1"))
+
+
+def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> None:
+    cluster, guarded = tenant.cluster, paths.pods(tenant.guarded.name)
+    large = cluster.api.create(
+        paths.pods(tenant.space.name), workload("large", gpu_mem="13Gi"), query={"dryRun": "All"}
+    )
+    asked = {
+        "uid": "1",
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "operation": "CREATE",
+        "namespace": tenant.guarded.name,
+        "object": large,
+    }
+    review = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    def stranger() -> str:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{cluster.parts.url('webhook')}/validate", review, headers)
+        with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+            return str(json.load(answer)["response"]["status"]["message"])
+
+    told = stranger()
+    assert told.startswith("GPUQuota: ")
+    assert "12288" not in told
+    with flags(cluster, "webhook", f"--client-ca={cluster.control_plane.webhook_callers}"):
+        with pytest.raises((urllib.error.URLError, OSError)) as refused:
+            stranger()
+        assert not isinstance(refused.value, urllib.error.HTTPError), "it was let in"
+        with pytest.raises(errors.KubeError, match="used 0, hard 12288"):
+            tenant.edit.create(guarded, workload("large", gpu_mem="13Gi"))

@@ -58,10 +58,10 @@ def validated(asked: Json, known: Known | None = None, settings: Settings | None
     return decisions.on_validate(review.decode(body(asked)), known or Known(), settings or Settings())
 
 
-def refused(asked: Json, known: Known | None = None) -> str:
+def refused(asked: Json, known: Known | None = None, settings: Settings | None = None) -> str:
     """By the refusal of either webhook."""
     first = decisions.on_mutate(review.decode(body(asked)), known or Known(), Settings())
-    return first.message or validated(after(asked, known), known).message
+    return first.message or validated(after(asked, known), known, settings).message
 
 
 def limits(obj: Json) -> list[Json]:
@@ -239,6 +239,10 @@ def test_another_number_than_that_of_living_members_is_refused() -> None:
     known = Known(numbers={"default/slurp": ("slurp-0", 4)})
     assert refused(pod(), known) == (
         f"{NUM}: 3 differs from what pod slurp-0 of the same gang says, 4; write 4, or another {names.GROUP_NAME}"
+    )
+    assert refused(pod(), known, Settings(callers_known=False)) == (
+        f"{NUM}: 3 differs from what another pod of the same gang says; write that number, or another "
+        f"{names.GROUP_NAME}"
     )
     by_label = pod({}, GROUP)
     assert refused(by_label, known).startswith(f"metadata.labels[{names.GROUP_NUM}]: 3 differs")

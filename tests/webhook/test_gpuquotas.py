@@ -116,6 +116,17 @@ def test_what_does_not_fit_now_waits_or_is_refused_by_the_quota() -> None:
     assert said(typed(P100, mem=200), quota(*hard, used=used, on_exceed="Refuse")) == ""
 
 
+@pytest.mark.parametrize("hard", [{"class": K80, "memoryMiB": 1000}, {"class": K80, "memoryMiB": 100}])
+def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) -> None:
+    used = [{"class": K80, "shares": 4, "memoryMiB": 917}]
+    decision = judged(typed(mem=200), quota(hard, used=used, on_exceed="Refuse"), callers_known=False)
+    assert not decision.allowed
+    assert "memoryMiB asked 200;" in decision.message
+    assert "`cardwise quota` says what there is" in decision.message
+    for secret in ("team", K80, "917", "1000", "100,", "hard"):
+        assert secret not in decision.message
+
+
 def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
     lowered = quota({"class": K80, "cards": 1}, used=[{"class": K80, "cards": 2}], on_exceed="Refuse")
     assert said(typed(mem=1), lowered) == ""

@@ -79,3 +79,13 @@ def test_the_defaults_are_those_of_the_chart() -> None:
     for value in (amounts, chart["shareAgentUser"]):
         assert f"[default: {value}" in told
     assert chart["shareAgentImage"] == ""
+
+
+def test_an_authority_that_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "setup", lambda *_: None)
+    (tmp_path / "ca.crt").write_text("no PEM")
+    done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--client-ca={tmp_path / 'ca.crt'}"])
+    assert done.exit_code == 1
+    assert "look at --client-ca" in done.output
