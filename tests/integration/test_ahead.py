@@ -1,6 +1,5 @@
 """Nominating ahead of the real kube-scheduler. It is away while pods come: so it is certain who is nominated where."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,38 +9,42 @@ from cardwise.core import names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster
-from tests.integration.conftest import SpecOf, started
-from tests.integration.sharing import Json, Space, inspect, workload
+from tests.integration.conftest import spaces
+from tests.integration.sharing import Json, Space, flags, inspect, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(400)]
 
 HALF = P100 // 2
-NODES = ("sim-1", "sim-2")
-CARDS = 2
-WAIT = 120  # seconds
+NODES, CARDS = 2, 2
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    for made in started(SpecOf(sim_nodes=len(NODES), part_args={"extender": ["--nominate-ahead=always"]})):
-        high = {"metadata": {"name": "high"}, "value": 1000}
-        meek = {"metadata": {"name": "meek"}, "value": 0, "preemptionPolicy": "Never"}
-        calm = {"metadata": {"name": "calm"}, "value": 5000, "preemptionPolicy": "Never"}
+def nominating(cluster: Cluster) -> Iterator[Cluster]:
+    high = {"metadata": {"name": "high"}, "value": 1000}
+    meek = {"metadata": {"name": "meek"}, "value": 0, "preemptionPolicy": "Never"}
+    calm = {"metadata": {"name": "calm"}, "value": 5000, "preemptionPolicy": "Never"}
+    with flags(cluster, "extender", "--nominate-ahead=always"):
         for priority in (high, meek, calm):
-            made.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
-        yield made
+            cluster.api.create(PRIORITIES, priority)
+        yield cluster
+        for name in ("high", "meek", "calm"):
+            cluster.api.delete(f"{PRIORITIES}/{name}")
 
 
 @pytest.fixture
-def space(cluster: Cluster) -> Iterator[Space]:
-    made = Space(cluster, f"ahead-{time.monotonic_ns() % 10**9}")
-    # Nobody is nominated before a scheduler has asked.
-    made.create(workload("first", gpu_mem=100))
-    made.placed("first", WAIT)
-    made.clear()
-    made.wait(lambda: all(not used for _, used, _ in inspect(cluster).values()), "nothing is held any more", WAIT)
-    yield made
-    made.clear()
+def space(nominating: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    for made in spaces(nominating, request):
+        made.nodes(NODES)
+        # Nobody is nominated before a scheduler has asked.
+        made.put(workload("first", gpu_mem=100))
+        made.delete("first", grace=1)  # its node says that it has ended; else its share would be kept for a while
+        made.wait(lambda: all(not used for _, used, _ in inspect(nominating).values()), "nothing is held any more")
+        yield made
+
+
+def the_nodes(space: Space) -> list[str]:
+    return [f"{space.name}-{i:02}" for i in range(NODES)]
 
 
 @contextmanager
@@ -63,7 +66,7 @@ def nominate(space: Space, *pods: Json) -> dict[str, str]:
     called = [pod["metadata"]["name"] for pod in pods]
     for pod in pods:
         space.create(pod)
-    space.wait(lambda: all(nominated(space, name) for name in called), f"{called} are nominated", WAIT)
+    space.wait(lambda: all(nominated(space, name) for name in called), f"{called} are nominated")
     return {name: nominated(space, name) for name in called}
 
 
@@ -74,13 +77,13 @@ def refused(space: Space, name: str) -> bool:
 
 def test_pods_land_where_they_were_nominated_and_no_room_is_given_twice(cluster, space):
     with without_scheduler(cluster):
-        where = nominate(space, *[workload(f"p{i}", gpu_mem=HALF) for i in range(2 * CARDS * len(NODES))])
-        assert sorted(where.values()) == [node for node in NODES for _ in range(2 * CARDS)]
+        where = nominate(space, *[workload(f"p{i}", gpu_mem=HALF) for i in range(2 * CARDS * NODES)])
+        assert sorted(where.values()) == [node for node in the_nodes(space) for _ in range(2 * CARDS)]
         space.create(workload("late", gpu_mem=HALF))
     for name, node in where.items():
-        assert space.placed(name, WAIT)[0] == node
+        assert space.placed(name)[0] == node
     assert {used for _, used, _ in inspect(cluster).values()} == {P100}
-    space.wait(lambda: refused(space, "late"), "the one without room waits", WAIT)
+    space.wait(lambda: refused(space, "late"), "the one without room waits")
     assert nominated(space, "late") == ""
 
 
@@ -89,13 +92,13 @@ def test_a_name_that_nothing_is_held_for_is_taken_back(cluster, space):
     with without_scheduler(cluster):
         nominate(space, workload("ours", gpu_mem=HALF, spec={"priorityClassName": "meek"}))
         space.create(workload("others", gpu_mem=HALF, spec={"hostNetwork": True}))  # such go the ordinary way
-        change = {"status": {"nominatedNodeName": NODES[0]}}
+        change = {"status": {"nominatedNodeName": the_nodes(space)[0]}}
         cluster.api.patch(paths.pods(space.name, "others", "status"), change)
         cluster.process("extender").restart()  # what it held ahead ends
-        space.wait(lambda: not nominated(space, "ours"), "the name of its time before is taken back", WAIT)
-        assert nominated(space, "others") == NODES[0], "what others name is theirs"
+        space.wait(lambda: not nominated(space, "ours"), "the name of its time before is taken back")
+        assert nominated(space, "others") == the_nodes(space)[0], "what others name is theirs"
     for name in ("ours", "others"):
-        space.placed(name, WAIT)
+        space.placed(name)
 
 
 def test_a_gang_does_not_wait_for_later_pods_that_were_nominated(cluster, space):
@@ -104,10 +107,10 @@ def test_a_gang_does_not_wait_for_later_pods_that_were_nominated(cluster, space)
     with without_scheduler(cluster):
         for name in gang:
             space.create(workload(name, gpu_mem=P100, annotations=said, spec={"priorityClassName": "calm"}))
-        space.wait(lambda: not any(space.get(name)["spec"].get("schedulingGates") for name in gang), "no gates", WAIT)
-        nominate(space, *[workload(f"later{i}", gpu_mem=P100) for i in range(CARDS * len(NODES))])
+        space.wait(lambda: not any(space.get(name)["spec"].get("schedulingGates") for name in gang), "no gates")
+        nominate(space, *[workload(f"later{i}", gpu_mem=P100) for i in range(CARDS * NODES)])
     for name in gang:
-        space.placed(name, WAIT)
+        space.placed(name)
 
 
 def test_what_the_scheduler_refuses_there_goes_the_ordinary_way(cluster, space):
@@ -115,17 +118,17 @@ def test_what_the_scheduler_refuses_there_goes_the_ordinary_way(cluster, space):
         node = nominate(space, workload("p", gpu_mem=HALF))["p"]
         cluster.api.patch(paths.nodes(node), {"spec": {"unschedulable": True}})
     try:
-        (other,) = set(NODES) - {node}
-        assert space.placed("p", WAIT)[0] == other
+        (other,) = set(the_nodes(space)) - {node}
+        assert space.placed("p")[0] == other
     finally:
         cluster.api.patch(paths.nodes(node), {"spec": {"unschedulable": None}})
 
 
 def test_a_pod_of_higher_priority_gets_what_others_hold_ahead_and_nobody_is_evicted(cluster, space):
     with without_scheduler(cluster):
-        low = nominate(space, *[workload(f"low{i}", gpu_mem=P100) for i in range(CARDS * len(NODES))])
+        low = nominate(space, *[workload(f"low{i}", gpu_mem=P100) for i in range(CARDS * NODES)])
         space.create(workload("high", gpu_mem=P100, spec={"priorityClassName": "high"}))
-    space.placed("high", WAIT)
+    space.placed("high")
 
     def settled() -> bool:
         pods = [space.get(name) for name in low]
@@ -133,6 +136,6 @@ def test_a_pod_of_higher_priority_gets_what_others_hold_ahead_and_nobody_is_evic
             refused(space, name) for name in low
         )
 
-    space.wait(settled, "one of the others waits", WAIT)
+    space.wait(settled, "one of the others waits")
     assert all(not pod["metadata"].get("deletionTimestamp") for pod in space.pods())
     assert len(space.pods()) == len(low) + 1

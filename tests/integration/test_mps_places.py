@@ -8,25 +8,28 @@ from cardwise.core import names
 from cardwise.core.verdict import Refusal
 from cardwise.kube import paths
 from tests.cluster import Cluster
+from tests.integration.conftest import spaces
 from tests.integration.sharing import Json, Space, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-
-NODE = "sim-3"
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def space(sim_cluster: Cluster) -> Iterator[Space]:
-    made = Space(sim_cluster, "mps-places")
-    yield made
-    made.clear()
-    for name in cards(sim_cluster):
-        say(sim_cluster, name, None)
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """With one node of two cards."""
+    for made in spaces(cluster, request):
+        made.nodes()
+        yield made
 
 
-def cards(cluster: Cluster) -> list[str]:
+def the_node(space: Space) -> str:
+    return f"{space.name}-00"
+
+
+def cards(space: Space) -> list[str]:
     """The ExtendedResources of the node, in the order of the cards' indices."""
-    found = cluster.api.get(paths.extendedresources(), {"labelSelector": f"{names.NODE_LABEL}={NODE}"})["items"]
+    query = {"labelSelector": f"{names.NODE_LABEL}={the_node(space)}"}
+    found = space.cluster.api.get(paths.extendedresources(), query)["items"]
     return [one["metadata"]["name"] for one in sorted(found, key=lambda one: one["spec"]["index"])]
 
 
@@ -40,23 +43,18 @@ def say(cluster: Cluster, name: str, state: str | None, *, multi_user: bool = Tr
 
 def pod(name: str, mode: str = "preferred", user: int | None = None, mem: int = 4000) -> Json:
     spec: Json = {} if user is None else {"securityContext": {"runAsUser": user}}
-    return workload(name, node=NODE, gpu_mem=mem, annotations={names.MPS: mode}, spec={**spec})
+    return workload(name, gpu_mem=mem, annotations={names.MPS: mode}, spec={**spec})
 
 
 def waits(space: Space, name: str, why: Refusal) -> None:
     """kube-scheduler says why, and the pod has no node."""
-
-    def said() -> bool:
-        conditions = space.get(name)["status"].get("conditions") or ()
-        return any(why.text in condition.get("message", "") for condition in conditions)
-
-    space.wait(said, f"{name} waits: {why.text}", 60)
+    space.refused(name, why.text)
     assert not space.get(name)["spec"].get("nodeName")
 
 
 def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(space: Space) -> None:
     cluster = space.cluster
-    first, second = cards(cluster)
+    first, second = cards(space)
     say(cluster, first, "Down")
     say(cluster, second, "Starting")
     space.create(pod("waits"))
@@ -64,24 +62,22 @@ def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(sp
     waits(space, "waits", Refusal.MPS_DOWN)
     waits(space, "off", Refusal.MPS_DOWN)
     say(cluster, second, "Ready")
-    space.wait(
-        lambda: any(space.get(name)["spec"].get("nodeName") for name in ("waits", "off")), "one of them goes", 60
-    )
+    space.wait(lambda: any(space.get(name)["spec"].get("nodeName") for name in ("waits", "off")), "one of them goes")
     lucky, other = ("waits", "off") if space.get("waits")["spec"].get("nodeName") else ("off", "waits")
-    assert space.placed(lucky) == (NODE, "1")
+    assert space.placed(lucky) == (the_node(space), "1")
     waits(space, other, Refusal.MPS_MIXED)
     say(cluster, first, "Ready")
-    assert space.placed(other) == (NODE, "0")
+    assert space.placed(other) == (the_node(space), "0")
     space.running("waits", "off")
 
 
 def test_users_and_pods_without_mps_find_cards_of_their_own(space: Space) -> None:
     cluster = space.cluster
-    for name in cards(cluster):
+    for name in cards(space):
         say(cluster, name, "Ready", multi_user=False)
-    assert space.put(pod("one", user=1000)) == (NODE, "0")
-    assert space.put(pod("same", user=1000)) == (NODE, "0")
-    assert space.put(pod("another", user=1001)) == (NODE, "1")
+    assert space.put(pod("one", user=1000)) == (the_node(space), "0")
+    assert space.put(pod("same", user=1000)) == (the_node(space), "0")
+    assert space.put(pod("another", user=1001)) == (the_node(space), "1")
     space.create(pod("third", user=1002))
     space.create(pod("without", "off"))
     waits(space, "third", Refusal.MPS_USER)
@@ -93,5 +89,5 @@ def test_users_and_pods_without_mps_find_cards_of_their_own(space: Space) -> Non
 def test_who_requires_mps_waits_for_a_node_that_has_it(space: Space) -> None:
     space.create(pod("requires", "required"))
     waits(space, "requires", Refusal.MPS_MISSING)
-    say(space.cluster, cards(space.cluster)[0], "Ready")
-    assert space.placed("requires") == (NODE, "0")
+    say(space.cluster, cards(space)[0], "Ready")
+    assert space.placed("requires") == (the_node(space), "0")

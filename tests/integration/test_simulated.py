@@ -16,26 +16,21 @@ from cardwise.core.scored.workload import Workload
 from cardwise.kube import errors, paths
 from cardwise.simulation.cluster import Cluster as Simulated
 from cardwise.simulation.workload import Pod, Shape
-from tests.cluster import Cluster, simnodes
-from tests.cluster.cards import TestCard, card_uuid
-from tests.cluster.processes import wait_for
+from tests.cluster import Cluster
+from tests.cluster.cards import TestCard
+from tests.integration.conftest import SOAK, spaces
 from tests.integration.sharing import Json, Space, assigned, inspect, workload
 
-PATIENCE = 120.0
+MANY, FEW = (200, 50) if SOAK else (60, 25)  # pods
 _ALL = 1_000_000  # lines of a log
 V100, T4, A10, P100 = (
     TestCard(model=model, memory_mib=mem)
     for model, mem in (("Tesla-V100", 32510), ("Tesla-T4", 15109), ("A10", 22731), ("Tesla-P100", 16276))
 )
 # Far more than they take: a cluster is started within the limit as well, where this test is the first.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(900)]
 
-NODES = [
-    *((f"mixed-{i:02d}", [V100] * 8) for i in range(9)),
-    *((f"mixed-{i:02d}", [T4] * 4) for i in range(9, 14)),
-    *((f"mixed-{i:02d}", [P100] * 2) for i in range(14, 18)),
-    *((f"mixed-{i:02d}", [A10]) for i in range(18, 20)),
-]
+NODES = ((9, [V100] * 8), (5, [T4] * 4), (4, [P100] * 2), (2, [A10]))  # how many, and their cards
 # How often, and what.
 KINDS: Sequence[tuple[int, dict[str, int]]] = (
     (30, {"gpu_mem": 2000}),
@@ -53,44 +48,19 @@ KINDS: Sequence[tuple[int, dict[str, int]]] = (
 Where = tuple[str, tuple[CardShare, ...]]
 
 
-@pytest.fixture(name="space", scope="module")
-def _space(sim_cluster: Cluster) -> Iterator[Space]:
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """Twenty nodes of four kinds, and nothing on them."""
-    made = Space(sim_cluster, "simulated")
-    simnodes.create(sim_cluster.api, NODES)
-    sim_cluster.process("simnodes").restart()  # it plays the kubelets of the nodes that it finds
-    yield made
-    for name, cards in NODES:
-        sim_cluster.api.delete(paths.nodes(name))
-        for index in range(len(cards)):
-            try:
-                sim_cluster.api.delete(paths.extendedresources(names.extended_resource_name(card_uuid(name, index))))
-            except errors.NotFound:  # it has gone with its node
-                continue
-    made.wait(lambda: not any(node.startswith("mixed-") for node, _ in inspect(sim_cluster)), "they are gone", PATIENCE)
-    sim_cluster.process("simnodes").restart()
-
-
-@pytest.fixture(autouse=True)
-def _empty(space: Space) -> Iterator[None]:
-    """Before, every card is there and free; afterwards no pod is left."""
-    space.wait(lambda: free(space), "all cards are free", PATIENCE)
-    yield
-    cleared(space)
-
-
-def free(space: Space) -> bool:
-    """Whether every card is there, and free."""
-    seen = inspect(space.cluster)
-    there = 4 * 2 + sum(len(cards) for _, cards in NODES)
-    return len(seen) == there and not any(used for _, used, _ in seen.values())
+    for made in spaces(cluster, request):
+        for count, cards in NODES:
+            made.nodes(count, cards)
+        yield made
 
 
 def cleared(space: Space) -> None:
     """No pod is left, nor what one held."""
-    space.cluster.api.delete(paths.pods(space.name), {"gracePeriodSeconds": 1}, timeout=PATIENCE)
-    space.wait(lambda: not space.pods(), "the pods are gone", PATIENCE)
-    space.wait(lambda: free(space), "all cards are free again", PATIENCE)
+    space.clear()
+    space.wait(lambda: not any(used for _, used, _ in inspect(space.cluster).values()), "all cards are free again")
 
 
 def arrivals(many: int, policy: str) -> Iterator[Json]:
@@ -119,17 +89,17 @@ def compared(space: Space, simulated: Simulated, pods: Iterator[Json]) -> tuple[
             found[:] = [space.get(name)]
             return bool(found[0]["spec"].get("nodeName"))
 
-        assert wait_for(bound, PATIENCE), f"{name} has no node; simulated: {said[name]}\n{space.story()}"
+        space.wait(bound, f"{name} has a node; simulated: {said[name]}")
         done[name] = found[0]["spec"]["nodeName"], assigned(found[0]).shares()
     return said, done
 
 
-def test_binpack_places_two_hundred_pods_as_it_is_simulated(space: Space):
+def test_binpack_places_pods_as_it_is_simulated(space: Space):
     simulated = Simulated(snapshots.take(space.cluster.api).nodes, "binpack")
-    said, done = compared(space, simulated, arrivals(200, "binpack"))
+    said, done = compared(space, simulated, arrivals(MANY, "binpack"))
     assert done == said
-    assert len(said) == 200
-    assert len({node for node, _ in done.values()}) > 10
+    assert len(said) == MANY
+    assert len({node for node, _ in done.values()}) > 5
 
 
 @pytest.fixture(name="learned")
@@ -152,10 +122,10 @@ def _learned(space: Space) -> str:
         made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.WORKLOAD}, **saved}
         cluster.api.create(paths.configmaps(names.NAMESPACE), made)
     extender.restart()
-    cluster.parts.wait_ready("extender", PATIENCE)
+    cluster.parts.wait_ready("extender")
     # The first pod that asks for such a policy has it loaded; it is placed by `binpack` if that takes longer.
     space.put(workload("first", annotations={names.POLICY: "fgd"}, **KINDS[0][1]))
-    space.wait(lambda: cluster.log_tail("extender", _ALL).count(told) > before, "the extender has learned", PATIENCE)
+    space.wait(lambda: cluster.log_tail("extender", _ALL).count(told) > before, "the extender has learned")
     cleared(space)
     return str(cluster.api.get(at)["data"][names.WORKLOAD_ASKS])
 
@@ -165,7 +135,7 @@ def test_scored_policies_place_pods_as_is_simulated(space: Space, learned: str):
     for policy in ("priced", "fgd"):
         simulated = Simulated(snapshots.take(space.cluster.api).nodes, policy)
         simulated.recall(learned)
-        said, done = compared(space, simulated, arrivals(50, policy))
+        said, done = compared(space, simulated, arrivals(FEW, policy))
         assert done == said
-        assert len(said) == 50
+        assert len(said) == FEW
         cleared(space)
