@@ -17,7 +17,7 @@ from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]
@@ -64,30 +64,30 @@ TYPED = {page.name: commands(page) for page in PAGES if page.name not in OTHER_P
 
 
 @pytest.fixture(scope="module")
-def shell(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Shell"]:
+def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Shell"]:
     """A shell whose kubeconfig is of the namespace `docs`, with what the pages take for granted there."""
-    space = Space(node_cluster, "docs")
-    others = [Space(node_cluster, name) for name in ("my-namespace", "team-a")]
+    space = Space(cluster, "docs")
+    others = [Space(cluster, name) for name in ("my-namespace", "team-a")]
     folder = tmp_path_factory.mktemp("docs")
     kubeconfig = folder / "kubeconfig"
-    shutil.copy(node_cluster.kubeconfig, kubeconfig)
-    environment = os.environ | node_cluster.environment() | {"KUBECONFIG": str(kubeconfig)}
-    card = node_cluster.api.get(paths.extendedresources())["items"][0]
+    shutil.copy(cluster.kubeconfig, kubeconfig)
+    environment = os.environ | cluster.environment() | {"KUBECONFIG": str(kubeconfig)}
+    card = cluster.api.get(paths.extendedresources())["items"][0]
     made = Shell(environment, {"folder": folder, "card": card["spec"]["uuid"], "resource": card["metadata"]["name"]})
     made.type("kubectl config set-context --current --namespace=docs")
     for name in CLASSES:
         every = {"selector": {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["1Mi"]}]}}
         resource_class = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": name}}
-        node_cluster.kubectl("apply", "-f", "-", stdin=json.dumps(resource_class | {"spec": every}))
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(resource_class | {"spec": every}))
     others[0].create(workload("my-pod", gpu_mem=100))
     for name, annotations in SLURP.items():
         space.create(workload(name, gpu_mem=100, annotations=annotations))
     space.running(*SLURP, timeout=120)
     yield made
     for one in (space, *others):
-        node_cluster.kubectl("delete", "namespace", one.name, "--wait=false")
-    node_cluster.kubectl("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
-    node_cluster.kubectl("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
+        cluster.kubectl("delete", "namespace", one.name, "--wait=false")
+    cluster.kubectl("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
+    cluster.kubectl("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
     for one in (space, *others):
         one.wait(lambda one=one: not one.pods(), "its pods are gone", 120)
 

@@ -23,7 +23,7 @@ from tests.integration.ganging import member
 from tests.integration.sharing import Space, workload
 from tests.observability.metricdocs import documented
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(600)]
 
 _MIB = 1024 * 1024
 ALERTS = CHART / "files" / "alerts" / "cardwise.yaml"
@@ -57,9 +57,9 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def space(node_cluster: Cluster) -> Iterator[Space]:
+def space(cluster: Cluster) -> Iterator[Space]:
     """With a pod that runs, a gang that is bound, one that waits, and one that was refused."""
-    made = Space(node_cluster, "metrics")
+    made = Space(cluster, "metrics")
     made.put(workload("half", gpu_mem=P100 // 2, gpu_core=50))
     made.create(member("pair-0", "pair", 2, gpu_mem=1024))
     made.create(member("pair-1", "pair", 2, gpu_mem=1024))
@@ -74,18 +74,18 @@ def space(node_cluster: Cluster) -> Iterator[Space]:
 
 
 @pytest.fixture(scope="module")
-def manager(node_cluster: Cluster) -> Iterator[str]:
+def manager(cluster: Cluster) -> Iterator[str]:
     """The address of an MPS manager with one card of its own."""
-    home = node_cluster.state_dir / MPS_NODE
+    home = cluster.state_dir / MPS_NODE
     home.mkdir(mode=0o711)
-    mps.open_up(home, node_cluster.state_dir.parent)
-    known = yaml.safe_load((node_cluster.node("n1").folder / "cards.yaml").read_text())["cards"][0]
+    mps.open_up(home, cluster.state_dir.parent)
+    known = yaml.safe_load((cluster.node("n1").folder / "cards.yaml").read_text())["cards"][0]
     (home / "cards.yaml").write_text(yaml.safe_dump({"cards": [known | {"uuid": "GPU-metrics-0"}]}))
     (port,) = ports.free(1)
     address = f"127.0.0.1:{port}"
-    kubeconfig = node_cluster.state_dir / "kubeconfig" / "cardwise-deviceplugin"
+    kubeconfig = cluster.state_dir / "kubeconfig" / "cardwise-deviceplugin"
     flags = [each for each in mps.flags(home, MPS_NODE) if not each.startswith("--metrics-bind")]
-    process = Process(node_cluster.state_dir, MPS_NODE)
+    process = Process(cluster.state_dir, MPS_NODE)
     process.start(
         [str(PROGRAM), f"--kubeconfig={kubeconfig}", f"--metrics-bind={address}", *flags, "--stop-daemons=always"],
         mps.environment(),
@@ -95,9 +95,9 @@ def manager(node_cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def addresses(node_cluster: Cluster, manager: str) -> dict[str, dict[str, dict[str, str]]]:
+def addresses(cluster: Cluster, manager: str) -> dict[str, dict[str, dict[str, str]]]:
     """What there is to scrape: labels by address by job."""
-    parts = node_cluster.parts
+    parts = cluster.parts
     nodes = {f"127.0.0.1:{parts.metrics_port(f'deviceplugin-{node}')}": {"node": node} for node in ("n1", "n2")}
     return {
         "cardwise-webhook": {f"127.0.0.1:{parts.ports['webhook-metrics']}": {}},
@@ -109,10 +109,10 @@ def addresses(node_cluster: Cluster, manager: str) -> dict[str, dict[str, dict[s
 
 @pytest.fixture(scope="module")
 def prometheus(
-    node_cluster: Cluster, folder: Path, addresses: dict[str, dict[str, dict[str, str]]], space: Space
+    cluster: Cluster, folder: Path, addresses: dict[str, dict[str, dict[str, str]]], space: Space
 ) -> Iterator[Prometheus]:
     del space  # its pods are to be told
-    made = Prometheus(folder, node_cluster.state_dir / "prometheus", addresses)
+    made = Prometheus(folder, cluster.state_dir / "prometheus", addresses)
     made.start(ALERTS)
     count = sum(map(len, addresses.values()))
     try:

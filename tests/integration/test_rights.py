@@ -15,7 +15,7 @@ from tests.cluster import Cluster, binaries, processes
 from tests.cluster.parts import CHART
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]
 
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ADMISSION = "admissionregistration.k8s.io"
@@ -137,11 +137,11 @@ def rendered(cluster: Cluster, template: str, *settings: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def accounts(node_cluster: Cluster) -> Iterator[Cluster]:
+def accounts(cluster: Cluster) -> Iterator[Cluster]:
     """All parts' accounts; the test cluster itself runs no MPS manager."""
-    with rendered(node_cluster, "mps/rbac.yaml", "mps.enabled=true"):
-        node_cluster.wait(lambda: allowed(node_cluster, "mps", MAY["mps"][0]), "the new role is known", 60)
-        yield node_cluster
+    with rendered(cluster, "mps/rbac.yaml", "mps.enabled=true"):
+        cluster.wait(lambda: allowed(cluster, "mps", MAY["mps"][0]), "the new role is known", 60)
+        yield cluster
 
 
 @pytest.fixture
