@@ -1,0 +1,33 @@
+"""Rule 6 on real nodes: pods without GPU requests come, run and go while every part of Cardwise is dead."""
+
+import pytest
+
+from tests.cluster.processes import PATIENCE
+from tests.integration.sharing import deployment, kill9, workload
+
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(240)]
+
+
+def test_pods_without_gpu_live_while_every_part_is_down(cluster, space):
+    down = [cluster.process(name) for name in ("webhook", "extender", "deviceplugin-n1")]
+    for process in down:
+        kill9(process)
+    try:
+        space.cluster.apply([deployment("web", 2, node="n1") | {"metadata": {"name": "web", "namespace": space.name}}])
+        space.create(workload("alone", node="n1"))
+        space.kubectl("rollout", "status", "deployment/web", f"--timeout={PATIENCE:.0f}s", timeout=PATIENCE)
+        space.running("alone")
+        assert space.inside("alone", "echo works") == "works\n"
+        # They end and are replaced as well.
+        space.kubectl("delete", "pods", "--all", "--wait=false")
+        space.gone("alone")
+        space.kubectl("rollout", "status", "deployment/web", f"--timeout={PATIENCE:.0f}s", timeout=PATIENCE)
+    finally:
+        for process in down:
+            process.restart()
+    # And everything is as before.
+    for part in ("webhook", "extender"):
+        cluster.parts.wait_ready(part)
+    space.wait(lambda: cluster._node_has_cards("n1"), "the node has its slots again")
+    space.create(workload("gpu", gpu_mem=1024, node="n1"))
+    space.running("gpu")
