@@ -367,9 +367,9 @@ class Gangs:
             return
         gang.commit(now)
         del self._holds[gang.key]
+        hold.settle(go=True)  # before anything that may fail: threads wait for it
         self.observe("bound", now - hold.since)
         self.queued(gang.there[0].created)
-        hold.settle(go=True)
 
     def _stand_back(self, gang: Gang, now: float) -> None:
         if not gang.forsaken:
@@ -391,8 +391,8 @@ class Gangs:
         self._wakes.after_backoff(gang.key)
         hold = self._holds.pop(gang.key, None)
         if hold is not None:
-            self.observe("ended", self._clock.now() - hold.since)
             hold.settle(go=False, reason=ended.reason)
+            self.observe("ended", self._clock.now() - hold.since)
 
     def _look_at_reserve(self, now: float) -> None:
         due = sorted((gang for gang in self._gangs.values() if gang.reserves(now)), key=Gang.rank)

@@ -44,7 +44,8 @@ class Waits:
         try:
             if not self._clock.wait(hold.done, max(0.0, seconds)):
                 self._cancel(hold, f"{name} waited for the others as long as a bind may take")
-            hold.done.wait()
+                if not hold.done.is_set():  # somebody failed between its decision and the word of it
+                    hold.settle(go=False, reason="nobody said whether it goes; the pod is tried again")
         finally:
             if number is not None:
                 with self._lock:

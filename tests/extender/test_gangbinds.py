@@ -9,13 +9,14 @@ import pytest
 from cardwise.core import names
 from cardwise.kube import paths
 from extender.binder import Binder, Failed
-from extender.gangwords import Settings
+from extender.gangwords import Hold, Settings
 from extender.nodeload import NodeRoom
 from extender.requests import Requests
 from extender.state import State
 from extender.verbs import filter_nodes
+from extender.waits import Waits
 from extender.wire import BindArgs, FilterArgs
-from tests.extender.gangworlds import P100, PREFERENCES, member
+from tests.extender.gangworlds import P100, PREFERENCES, World, member
 from tests.extender.gangworlds import single as single_pod
 from tests.extender.worlds import as_card, as_pod, resource
 from tests.fakes.apiserver import ApiServer, Fault
@@ -237,3 +238,32 @@ def test_many_gangs_with_threads_that_give_up_at_random():
             server.clock.advance(0.1)  # a gang that fails again and again backs off, for up to a minute
     server.close()
     assert sorted(server.posts()) == sorted(name for names_of in gangs for name in names_of), "each once"
+
+
+def test_a_hold_that_nobody_decides_ends_with_its_time():
+    """As after a failure between the decision and the word of it: a bind would wait for ever, and hold its thread."""
+    clock, cancelled = FakeClock(), []
+    hold = Hold("default/g", clock.now())
+    Waits(lambda _, reason: cancelled.append(reason), clock).wait(hold, "g0", None, 10.0)
+    assert clock.now() == 1010
+    assert len(cancelled) == 1
+    assert hold.done.is_set()
+    assert not hold.go
+    assert "tried again" in hold.reason
+
+
+def test_those_who_wait_are_told_also_where_what_counts_it_fails():
+    world = World({"n1": 2})
+    world.create(*(member(f"g{i}", "g", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.keep()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a histogram is broken")
+
+    world.state.gangs.observe(fail, fail)
+    assert world.schedule("g0") == ""
+    with pytest.raises(RuntimeError):
+        world.schedule("g1")
+    (first,) = [bind for bind in world.binding if bind.pod["metadata"]["name"] == "g0"]
+    assert first.hold.done.is_set()
+    assert first.hold.go
