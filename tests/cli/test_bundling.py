@@ -11,9 +11,10 @@ import pytest
 from cardwise.cli import bundling
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core import names
-from cardwise.kube import errors
-from tests.cli.test_main import run
-from tests.cli.worlds import Lists, card, waiting
+from cardwise.kube import paths
+from tests.cli.worlds import Cluster, card, run, waiting
+from tests.fakes.apiobjects import Refused
+from tests.fakes.apiserver import Request
 
 Json = dict[str, Any]
 
@@ -69,18 +70,14 @@ def users_pod() -> Json:
     return pod
 
 
-class Api(Lists):
-    def get(self, path: str) -> Json:
-        return {"gitVersion": "v1.34.4"} if path == "/version" else super().get(path)
-
-    def request(self, _method: str, path: str, *, query: dict[str, str]) -> bytes:
-        if query["previous"] == "true":
-            raise errors.BadRequest(400, "BadRequest", "previous terminated container not found")
-        return f"log of {path.split('/')[-2]} {query['container']}".encode()
+def log(request: Request) -> bytes:
+    if request.query["previous"] == "true":
+        raise Refused(400, "previous terminated container not found")
+    return f"log of {request.path.split('/')[-2]} {request.query['container']}".encode()
 
 
 @pytest.fixture
-def api() -> Api:
+def api() -> Cluster:
     part = {
         "metadata": {"namespace": names.NAMESPACE, "name": "extender-0"},
         "spec": {"containers": [{"name": "main"}, {"name": "steady"}]},
@@ -89,12 +86,11 @@ def api() -> Api:
         },
     }
     other = {"metadata": {"namespace": "team-a", "name": "web"}, "spec": {"containers": [{"name": "c"}]}}
-    kinds = ("nodes", "resourceclasses", "gpuquotas", "podgroups", "events", "daemonsets", "deployments", "leases")
-    configurations = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-    empty: dict[str, list[Json]] = {kind: [] for kind in (*kinds, *configurations)}
     noted = {"metadata": {"namespace": "team-a", "name": "of-users", "annotations": {"team.example/token": SECRET}}}
-    empty |= {"podgroups": [noted], "gpuquotas": [noted]}
-    return Api(empty | {"pods": [users_pod(), other, part], "extendedresources": [card("n1", 0)]})
+    pods = [users_pod(), other, part]
+    made = Cluster({"podgroups": [noted], "gpuquotas": [noted], "pods": pods, "extendedresources": [card("n1", 0)]})
+    made.answers[paths.pods(names.NAMESPACE, "extender-0", "log")] = log
+    return made
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -105,7 +101,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     target = tmp_path / "b.tar.gz"
-    missing = bundling.write(api, target, [Finding("cards", Level.OK, "fine")], names.NAMESPACE, NOW)
+    missing = bundling.write(api.kube, target, [Finding("cards", Level.OK, "fine")], names.NAMESPACE, NOW)
     found = contents(target)
     assert all(SECRET.encode() not in content for content in found.values())
     (pod,) = json.loads(found["pods.json"])
@@ -135,8 +131,8 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
 
 
 def test_what_may_not_be_read_is_named_and_the_rest_is_there(api, tmp_path):
-    api.forbidden = ("nodes", "pods")
-    missing = bundling.write(api, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
+    api.forbid("nodes", "pods")
+    missing = bundling.write(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
     assert [line.partition(":")[0] for line in missing] == ["nodes.json", "pods.json", "parts/pods.json"]
     assert "extendedresources.json" in contents(tmp_path / "b.tar.gz")
 

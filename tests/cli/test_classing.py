@@ -7,13 +7,13 @@ import yaml
 
 from cardwise.cli import classing
 from cardwise.kube import survey
-from tests.cli.worlds import K80_CLASS, Lists, lists, resource_class
+from tests.cli.worlds import K80_CLASS, Cluster, lists, resource_class
 
 K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
 
 
-def views(api: Lists, only: str | None = None) -> list[classing.ClassView]:
-    return classing.views(survey.take(api), only)
+def views(api: Cluster, only: str | None = None) -> list[classing.ClassView]:
+    return classing.views(survey.take(api.kube), only)
 
 
 def test_table():

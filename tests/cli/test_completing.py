@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from cardwise.cli import completing, cordoning, main
 from cardwise.kube import errors
 from tests.cli.cardworlds import Cards
-from tests.cli.worlds import card, device, lists
+from tests.cli.worlds import card, device, lists, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,10 +57,10 @@ def test_without_a_word_all_commands_are_offered():
 
 def test_cards_are_offered_by_their_places(monkeypatch):
     api = Cards([card("n1", 0), card("n1", 1), card("n2", 0), device("n2", 0)], [])
-    monkeypatch.setattr(cordoning.KubeClient, "load", lambda _path: api)
+    monkeypatch.setattr(cordoning.KubeClient, "load", lambda _path: api.kube)
     assert completing.for_kubectl(main.cli, ["cordon", ""]).splitlines() == ["n1/0", "n1/1", "n2/0", ":4"]
     assert completing.for_kubectl(main.cli, ["drain", "--force", "n1/"]).splitlines() == ["n1/0", "n1/1", ":4"]
-    api.forbidden = ("extendedresources",)
+    api.forbid("extendedresources")
     assert completing.for_kubectl(main.cli, ["cordon", ""]) == ":4"
 
     def nowhere(_path):
@@ -91,8 +91,7 @@ def test_kubectl_finds_the_plugin_by_its_names():
 @pytest.mark.parametrize("command", [["inspect"], ["classes"], ["quota", "-A"], ["gangs", "-A"]])
 def test_every_listing_has_the_same_in_json_and_in_yaml(monkeypatch, command):
     api = lists(podgroups=[])
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
-    said = {form: CliRunner().invoke(main.cli, [*command, "-o", form]) for form in ("json", "yaml", "table")}
+    said = {form: run(monkeypatch, api, *command, "-o", form) for form in ("json", "yaml", "table")}
     assert [one.exit_code for one in said.values()] == [0, 0, 0], said
     found = json.loads(said["json"].stdout)
     assert found == yaml.safe_load(said["yaml"].stdout)

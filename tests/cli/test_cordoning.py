@@ -1,10 +1,10 @@
 """`cardwise cordon` and `uncordon`: which card is meant, what is written, and what people are told."""
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from cardwise.cli import cordoning, main
-from cardwise.kube import errors
+from cardwise.kube import paths
+from tests.cli import worlds
 from tests.cli.cardworlds import Cards, spec
 from tests.cli.worlds import card, device
 from tests.fakes.clock import FakeClock
@@ -16,8 +16,7 @@ def api() -> Cards:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cards, *args: str) -> Result:
-    monkeypatch.setattr(cordoning.KubeClient, "load", lambda _path: api)
-    return CliRunner().invoke(main.cli, args, obj=FakeClock())
+    return worlds.run(monkeypatch, api, *args, clock=FakeClock())
 
 
 @pytest.mark.parametrize("text", ["n1/1", "GPU-n1-1", "gpu-n1-1", "n1-1"])
@@ -46,7 +45,7 @@ def test_what_is_no_card_or_several_is_refused_with_those_there_are(monkeypatch,
     said = run(monkeypatch, api, "cordon", text)
     assert said.exit_code == 1
     assert message in said.stderr
-    assert [one for one in api.objects["extendedresources"] if "unschedulable" in one["spec"]] == []
+    assert [one for one in api.of("extendedresources") if "unschedulable" in one["spec"]] == []
 
 
 def test_a_device_is_meant_by_its_uuid(monkeypatch, api):
@@ -55,7 +54,7 @@ def test_a_device_is_meant_by_its_uuid(monkeypatch, api):
 
 def test_a_second_time_says_who_was_first_and_a_new_reason_is_taken(monkeypatch, api):
     run(monkeypatch, api, "cordon", "n1/0", "--reason", "it smokes")
-    first = dict(spec(api, "gpu-n1-0")["cordon"])
+    first = spec(api, "gpu-n1-0")["cordon"]
     said = run(monkeypatch, api, "cordon", "n1/0").output
     assert said == f"card 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['at']}: it smokes\n"
     assert spec(api, "gpu-n1-0")["cordon"] == first
@@ -64,7 +63,7 @@ def test_a_second_time_says_who_was_first_and_a_new_reason_is_taken(monkeypatch,
 
 
 def test_uncordon_leaves_nothing_behind_and_says_so_twice(monkeypatch, api):
-    before = dict(spec(api, "gpu-n1-0"))
+    before = spec(api, "gpu-n1-0")
     run(monkeypatch, api, "cordon", "n1/0")
     assert run(monkeypatch, api, "uncordon", "n1/0").output == "card 0 of node n1 (GPU-n1-0) uncordoned\n"
     assert spec(api, "gpu-n1-0") == before
@@ -72,16 +71,13 @@ def test_uncordon_leaves_nothing_behind_and_says_so_twice(monkeypatch, api):
 
 
 def test_an_api_server_that_does_not_say_who_we_are_is_no_obstacle(monkeypatch, api):
-    def no_review(path, obj, timeout=None):
-        raise errors.NotFound(404, "NotFound", "the server could not find the requested resource")
-
-    monkeypatch.setattr(api, "create", no_review)
+    del api.answers[paths.selfsubjectreviews()]
     assert run(monkeypatch, api, "cordon", "n1/0").exit_code == 0
     assert spec(api, "gpu-n1-0")["cordon"]["by"] == ""
 
 
 def test_a_kind_of_an_older_release_is_told_and_not_taken_for_cordoned(monkeypatch, api):
-    api.unknown = {"unschedulable", "cordon"}
+    api.before(lambda request: request.body["spec"].clear(), "patch")  # fields that the kind does not know
     said = run(monkeypatch, api, "cordon", "n1/0")
     assert said.exit_code == 1
     assert "upgrade the chart with its CRDs" in said.stderr

@@ -2,15 +2,17 @@
 
 import json
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from cardwise.cli import main
+from cardwise.cli import defragging
 from cardwise.core import names
+from cardwise.core.defrag import plan
 from cardwise.core.policies import DEFAULT
-from tests.cli.worlds import Lists, allocated, card, placed, resource_class
+from tests.cli import worlds
+from tests.cli.worlds import Cluster, allocated, card, placed, resource_class
 from tests.fakes.clock import FakeClock
 
 K80S = resource_class("nvidia.tesla.k80", selector={"matchLabels": {"model": "Tesla K80"}})
@@ -45,19 +47,20 @@ def running(name: str, node: str, index: int, mem: int) -> dict:
     return made
 
 
-def cluster(*pods: dict, **more: list[dict]) -> Lists:
+def objects(*pods: dict) -> dict[str, list[dict]]:
     """Two nodes of two K80 cards, on which these pods are."""
     there = {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "100"}}
-    objects = {
+    return {
         "nodes": [{"metadata": {"name": node, "labels": {"zone": node}}, "status": there} for node in ("n1", "n2")],
         "extendedresources": [card(node, index) for node in ("n1", "n2") for index in (0, 1)],
         "resourceclasses": [K80S],
-        "gpuquotas": [],
-        "poddisruptionbudgets": [],
         "configmaps": [PUBLISHED],
         "pods": list(pods),
     }
-    return Lists(objects | more)
+
+
+def cluster(*pods: dict, **more: list[dict]) -> Cluster:
+    return Cluster(objects(*pods) | more)
 
 
 def three(**more: object) -> list[dict]:
@@ -70,9 +73,8 @@ def three(**more: object) -> list[dict]:
     ]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, api: Lists, *args: str):
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
-    return CliRunner().invoke(main.cli, ["defrag", *args], obj=FakeClock(wall=NOW))
+def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
+    return worlds.run(monkeypatch, api, "defrag", *args, clock=FakeClock(wall=NOW))
 
 
 def test_what_would_move_and_where_to(monkeypatch):
@@ -155,7 +157,7 @@ def test_who_is_left_where_it_is_and_why(monkeypatch, of, why):
     ],
 )
 def test_who_moves_is_made_anew_by_kubernetes_itself_or_says_that_it_may_go(monkeypatch, of):
-    shown = run(monkeypatch, cluster(*three(**of), jobs=[]), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
     assert shown.exit_code == 0, shown.output
     assert f"{of['kind']}/small-rs" in shown.stdout
 
@@ -168,7 +170,7 @@ def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
     }
     held = cluster(*three(labels={"app": "x"}), poddisruptionbudgets=[budget])
     assert "are held by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-cards", "1").stdout
-    budget["status"]["disruptionsAllowed"] = 1
+    held.change("poddisruptionbudgets", "b", "team", status={"disruptionsAllowed": 1})
     assert run(monkeypatch, held, "--free-cards", "1").exit_code == 0
     pods = three()
     pods[0]["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
@@ -231,9 +233,12 @@ def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatc
     assert (spread.exit_code, spread.stderr) == (1, "")  # under it the pod goes back to the card that it has left
 
 
-def spreading(*pods: dict) -> Lists:
-    """Under a policy that puts a pod back on the card that it has left."""
-    return cluster(*pods, configmaps=[PUBLISHED | {"data": {names.WORKLOAD_POLICY: "spread"}}])
+# Of a policy that puts a pod back on the card that it has left.
+SPREADING = PUBLISHED | {"data": {names.WORKLOAD_POLICY: "spread"}}
+
+
+def spreading(*pods: dict) -> Cluster:
+    return cluster(*pods, configmaps=[SPREADING])
 
 
 def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
@@ -258,6 +263,7 @@ def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
     """Forty pods with room for three on a card, and more cards wanted than can be free."""
     pods = [kept(running(f"p{i}", f"n{i // 8}", i % 8, 3800)) for i in range(40)]
     cards = [card(f"n{i // 8}", i % 8) for i in range(40)]
+    monkeypatch.setattr(defragging, "plan", partial(plan, effort=500))
     shown = run(monkeypatch, cluster(*pods, extendedresources=cards), "--free-cards", "27")
     assert shown.exit_code == 1
     assert (

@@ -7,7 +7,6 @@ import pytest
 from cardwise.cli import classing, devicing, explaining, inspecting
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
-from tests.cli.test_main import run
 from tests.cli.worlds import (
     FAST_CLASS,
     RDMA_CLASS,
@@ -16,13 +15,14 @@ from tests.cli.worlds import (
     lists_with_devices,
     placed,
     resource_class,
+    run,
     waiting,
     with_devices,
 )
 
 
 def seen(**more: list[dict[str, object]]) -> Survey:
-    return survey.take(lists_with_devices(**more))
+    return survey.take(lists_with_devices(**more).kube)
 
 
 def asking(limits: dict[str, str], devices: str = "rdma", **more: list[dict[str, object]]) -> str:
@@ -41,7 +41,7 @@ def test_classes_are_counted_apart_from_those_of_cards(monkeypatch):
 
 def seen_pods():
     """As the cards see those of the devices' world."""
-    return lists_with_devices().objects["pods"]
+    return lists_with_devices().of("pods")
 
 
 def test_wide_says_who_uses_them(monkeypatch):
@@ -108,7 +108,7 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
         "rdma-n2-0  rdma  MT4119  rdma     - (unhealthy)\n"
         in run(monkeypatch, lists_with_devices(), "inspect", "-d", "n2").output
     )
-    without = inspecting.details(survey.take(lists(pods=seen_pods())).ledger, {})
+    without = inspecting.details(survey.take(lists(pods=seen_pods()).kube).ledger, {})
     assert "DEVICE" not in without
 
 
@@ -141,9 +141,7 @@ def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():
 def test_a_pod_that_would_fit_hears_where():
     only = {"cardwise.dev/rdma": "1", "cardwise.dev/share": "1"}
     assert "Devices that fit are free on n3 (best first, priced leaves it to binpack)" in asking(only)
-    both = asking(
-        only | {"aliyun.com/gpu-mem": "100"}, extendedresources=[*lists().objects["extendedresources"], *free()]
-    )
+    both = asking(only | {"aliyun.com/gpu-mem": "100"}, extendedresources=[*lists().of("extendedresources"), *free()])
     assert "asks for 100 MiB (container main) + 1 device of class rdma (container main).\n" in both
     assert "Cards and devices that fit are free on n1" in both
 

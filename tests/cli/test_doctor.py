@@ -14,12 +14,13 @@ from cardwise.core import names, schedulerconfig
 from cardwise.core.assignment import Assignment, CardShare, encode
 from cardwise.core.quantity import MiB
 from cardwise.core.verdict import Refusal
-from cardwise.kube import errors
-from tests.cli.test_main import run
-from tests.cli.worlds import Lists, card
+from tests.cli.worlds import Cluster, card, run
+from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
 
 Json = dict[str, Any]
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
 
 CONFIG = schedulerconfig.extender_stanzas(filter_url="https://a:1", bind_url="https://a:2", ca_file="ca")
 
@@ -34,7 +35,7 @@ def node(name: str, runtime: str = "containerd://2.1.4", **allocatable: str) -> 
 
 def lease(name: str, *, ahead: float = 0.0, age: float = 1.0, namespace: str = facts.NODE_LEASES) -> Json:
     """Renewed `age` seconds ago by a clock that is `ahead`."""
-    written = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=age)  # as the API server notes times
+    written = NOW - timedelta(seconds=age)
     metadata = {"name": name, "namespace": namespace, "managedFields": [{"time": f"{written:%Y-%m-%dT%H:%M:%SZ}"}]}
     renewed = written + timedelta(seconds=ahead)
     spec = {"holderIdentity": name, "leaseDurationSeconds": 15, "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}"}
@@ -64,7 +65,7 @@ def sound() -> Facts:
         policies=[{"metadata": {"name": "annotations.cardwise.dev"}}],
         node_leases=[lease("n1")],
         leases=[lease(names.LEASE, namespace=names.NAMESPACE)],
-        now=datetime.now(UTC),
+        now=NOW,
     )
 
 
@@ -209,14 +210,9 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
-def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, monkeypatch, ahead):
-    class Admins(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(tz) + timedelta(seconds=ahead)
-
-    monkeypatch.setattr(facts, "datetime", Admins)
-    sound.leases[0]["spec"]["renewTime"] = f"{Admins.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"  # the extender's is no better
+def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
+    theirs = NOW + timedelta(seconds=ahead)  # the extender's clock
+    sound.leases[0]["spec"]["renewTime"] = f"{theirs:%Y-%m-%dT%H:%M:%S.%fZ}"
     assert [one.level for one in command.judge(sound) if one.check == "extender"] == [Level.OK]
     sound.now += timedelta(seconds=60)
     assert [one.level for one in command.judge(sound) if one.check == "extender"] == [Level.PROBLEM]
@@ -243,30 +239,27 @@ def test_the_wiring_of_kube_scheduler_is_judged():
     )
 
 
-class Cluster:
-    """An API server for the probe: `rewrites`, then answers `after`, the pod as the scheduler leaves it."""
+class Probed:
+    """A cluster for the probe: whether a webhook rewrites it, and how the scheduler leaves it."""
 
-    def __init__(self, after: Json, *, rewrites: bool = True, refuses: errors.KubeError | None = None) -> None:
-        self.after, self.rewrites, self.refuses = after, rewrites, refuses
-        self.pods: dict[str, Json] = {}
+    def __init__(self, after: Json, *, rewrites: bool = True) -> None:
+        self.clock = FakeClock()
+        self.api = Cluster({}, self.clock)
+        self._after = after
+        if rewrites:
+            self.api.before(self._rewrite, "create")
+        self.api.before(self._schedule, "get")
 
-    def create(self, path: str, pod: Json) -> Json:
-        if self.refuses is not None:
-            raise self.refuses
-        pod = deepcopy(pod)
-        if self.rewrites:
-            pod["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
-        self.pods[f"{path}/{pod['metadata']['name']}"] = pod
-        return pod
+    def _rewrite(self, request: Request) -> None:
+        request.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
 
-    def get(self, path: str) -> Json:
-        pod = deepcopy(self.pods[path])
-        pod["metadata"]["annotations"] |= self.after.get("annotations", {})
-        pod["spec"] |= self.after.get("spec", {})
-        return pod | {"status": self.after.get("status", {})}
+    def _schedule(self, request: Request) -> None:
+        self.api.edit(request.path, **self._after)
 
-    def delete(self, path: str, _options: Json) -> None:
-        del self.pods[path]
+    def probe(self) -> list[Finding]:
+        found = list(probing.probe(self.api.kube, "default", self.clock))
+        assert self.api.of("pods") == [], "it leaves nothing"
+        return found
 
 
 def unschedulable(message: str) -> Json:
@@ -279,7 +272,7 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
 @pytest.mark.parametrize(
     ("after", "level", "text"),
     [
-        ({"annotations": ASSIGNED, "spec": {"nodeName": "n1"}}, Level.OK, "was placed on a card of n1"),
+        ({"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}}, Level.OK, "was placed on a card of n1"),
         ({"spec": {"nodeName": "n1"}}, Level.PROBLEM, "kube-scheduler does not ask the extender"),
         (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Level.OK, "which has no room now"),
         (unschedulable('Post "https://x": connection refused'), Level.PROBLEM, "does not reach the extender"),
@@ -288,35 +281,32 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
     ],
 )
 def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
-    api = Cluster(after)
-    webhook, found = probing.probe(api, "default")
+    webhook, found = Probed(after).probe()
     assert (webhook.check, webhook.level) == ("webhook", Level.OK)
     assert (found.check, found.level) == ("scheduler", level)
     assert text in found.text
-    assert api.pods == {}
 
 
 def test_a_scheduler_that_looks_at_no_pod_is_told_after_a_while_and_nothing_is_left():
-    api, clock = Cluster({}), FakeClock()
-    before = clock.now()
-    _, found = probing.probe(api, "default", clock)
+    probed = Probed({})
+    before = probed.clock.now()
+    _, found = probed.probe()
     assert (found.level, "has not looked at the probe pod for 15 s" in found.text) == (Level.PROBLEM, True)
-    assert 15 <= clock.now() - before < 16
-    assert api.pods == {}
+    assert 15 <= probed.clock.now() - before < 16
 
 
 def test_a_probe_that_the_webhook_never_saw_ends_there():
-    api = Cluster({}, rewrites=False)
-    (found,) = probing.probe(api, "default")
+    (found,) = Probed({}, rewrites=False).probe()
     assert (found.level, "was not asked" in found.text) == (Level.PROBLEM, True)
-    assert api.pods == {}
 
 
 def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answer():
-    (refused,) = probing.probe(Cluster({}, refuses=errors.Forbidden(403, "Forbidden", "no pods for jane")), "default")
+    probed = Probed({})
+    probed.api.fault(Fault(status=403, message="no pods for jane"), "create")
+    probed.api.fault(Fault(status=500, message="failed calling webhook"), "create")
+    (refused,) = probed.probe()
     assert (refused.level, "no pods for jane" in refused.text) == (Level.NOTE, True)
-    down = errors.ServerError(500, "InternalError", "failed calling webhook")
-    (broken,) = probing.probe(Cluster({}, refuses=down), "default")
+    (broken,) = probed.probe()
     assert (broken.check, broken.level) == ("webhook", Level.PROBLEM)
 
 
@@ -333,11 +323,9 @@ def test_the_table_has_remedies_below_and_counts_at_the_end():
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):
-    class Bare(Lists):
-        def get(self, path: str) -> Json:
-            return {"gitVersion": "v1.34.4"} if path == "/version" else super().get(path)
-
-    said = run(monkeypatch, Bare({"nodes": [], "pods": []}), "doctor", "--no-probe", "-o", "json")
+    api = Cluster({})
+    api.lack("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
+    said = run(monkeypatch, api, "doctor", "--no-probe", "-o", "json")
     assert said.exit_code == 1
     report = json.loads(said.stdout)
     assert report["worst"] == "problem"

@@ -1,13 +1,16 @@
 """`cardwise drain`: who is evicted, what it waits for, and what it says where the card does not get empty."""
 
+import math
+
 import click
 import pytest
 from click.testing import CliRunner
 
 from cardwise.cli import cordoning, draining, main
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from tests.cli.cardworlds import Cards, running, spec
-from tests.cli.worlds import card, placed
+from tests.cli.worlds import card, placed, run
+from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
 TITLE = "card 0 of node n1 (GPU-n1-0)"
@@ -15,7 +18,7 @@ TITLE = "card 0 of node n1 (GPU-n1-0)"
 
 def work(api: Cards, **rules) -> draining.Drain:
     rules = draining.Rules(**{"timeout": 60.0} | rules)
-    return draining.Drain(api, cordoning.find(api, "n1/0"), rules, FakeClock())
+    return draining.Drain(api.kube, cordoning.find(api.kube, "n1/0"), rules, FakeClock())
 
 
 def test_only_the_pods_of_the_card_are_evicted_and_it_ends_when_they_are_gone(capsys):
@@ -43,30 +46,23 @@ def test_the_time_that_pods_get_to_end_can_be_set():
 
 def test_what_a_budget_holds_back_is_asked_again_and_told_once(capsys):
     api = Cards([card("n1", 0)], [running("a")])
-    api.budget["a"] = 3
+    api.holds_back("a", 3)
     work(api).run("")
     said = capsys.readouterr()
     assert said.out.endswith(f"pod team-a/a is gone\n{TITLE} drained\n")
     assert said.err.count("the disruption budget web needs 1 healthy pods") == 1
 
 
-def test_a_conflict_is_asked_again(monkeypatch):
+def test_a_conflict_is_asked_again():
     api = Cards([card("n1", 0)], [running("a")])
-    before, conflicts = api.create, [errors.Conflict(409, "Conflict", "the object has been modified")]
-
-    def create(path, obj, timeout=None):
-        if path.endswith("/eviction") and conflicts:
-            raise conflicts.pop()
-        return before(path, obj, timeout)
-
-    monkeypatch.setattr(api, "create", create)
+    api.fault(Fault(status=409), "create", "*/eviction")
     work(api).run("")
     assert [name for name, _ in api.evicted] == ["a"]
 
 
 def test_a_budget_that_never_gives_way_ends_it_with_the_reason():
     api = Cards([card("n1", 0)], [running("a"), running("b")])
-    api.budget["a"] = 1000
+    api.holds_back("a", math.inf)
     with pytest.raises(click.ClickException) as refused:
         work(api).run("")
     assert "is not empty after 60 s: team-a/a (the disruption budget web needs 1 healthy pods)" in str(refused.value)
@@ -76,7 +72,7 @@ def test_a_budget_that_never_gives_way_ends_it_with_the_reason():
 
 def test_a_pod_that_does_not_end_is_named():
     api = Cards([card("n1", 0)], [running("a")])
-    api.ends.clear()
+    api.lasting = {"a"}
     with pytest.raises(click.ClickException) as refused:
         work(api).run("")
     assert "team-a/a (ending)" in str(refused.value)
@@ -91,23 +87,18 @@ def test_containers_that_outlive_their_pod_are_waited_for():
     with pytest.raises(click.ClickException) as refused:
         work(api).run("")
     assert "team-b/gone (its containers still run)" in str(refused.value)
-    smoking["status"]["held"] = []
+    api.change("extendedresources", "gpu-n1-0", status={"held": []})
     work(api).run("")
 
 
-def test_a_pod_that_was_being_bound_meanwhile_is_evicted_too(monkeypatch):
+def test_a_pod_that_was_being_bound_meanwhile_is_evicted_too():
     api = Cards([card("n1", 0)], [])
-    before = api.list_pages
-    looks = []
 
-    def one_more(path, query=None):
-        looks.append(path)
-        if len([path for path in looks if path.endswith("pods")]) == 3:  # the check, the first look, the second
-            api.objects["pods"].append(running("late"))
-            api.ends.add("late")
-        return before(path, query)
+    def bound(_: object) -> None:
+        if len(api.sent("list", paths.pods())) == 3:  # the check, the first look, the second
+            api.add("pods", running("late"))
 
-    monkeypatch.setattr(api, "list_pages", one_more)
+    api.before(bound, "list", paths.pods(), times=3)
     work(api).run("")
     assert [name for name, _ in api.evicted] == ["late"]
 
@@ -119,7 +110,7 @@ def test_bare_pods_and_those_of_daemonsets_need_a_word(capsys):
         work(api).run("")
     assert "unschedulable" not in spec(api, "gpu-n1-0"), "nothing is half-done"
     work(api, force=True).run("")
-    assert [name for name, _ in api.evicted] == ["bare", "a"]
+    assert [name for name, _ in api.evicted] == ["a", "bare"]
     api = Cards([card("n1", 0)], [running("agent", kind="DaemonSet"), running("a")])
     with pytest.raises(click.ClickException, match=r"come back at once: team-a/agent; --ignore-daemonsets leaves"):
         work(api).run("")
@@ -136,7 +127,7 @@ def test_finished_pods_hold_nothing():
 
 def test_a_rehearsal_changes_nothing_and_tells_what_is_in_the_way(capsys):
     api = Cards([card("n1", 0)], [running("a"), running("b")])
-    api.budget["b"] = 1
+    api.holds_back("b", 1)
     work(api).rehearse("")
     assert (api.evicted, api.rehearsed) == ([], ["a"])
     assert "unschedulable" not in spec(api, "gpu-n1-0")
@@ -147,27 +138,22 @@ def test_a_rehearsal_changes_nothing_and_tells_what_is_in_the_way(capsys):
     ]
 
 
-def test_a_missing_right_ends_it(monkeypatch):
+def test_a_missing_right_ends_it():
     api = Cards([card("n1", 0)], [running("a")])
-
-    def refuse(path, obj, timeout=None):
-        raise errors.Forbidden(403, "Forbidden", 'User "jane" cannot create resource "pods/eviction"')
-
-    monkeypatch.setattr(api, "create", refuse)
+    api.fault(Fault(status=403), "create", "*/eviction")
     with pytest.raises(errors.Forbidden):
         work(api).run("")
 
 
 def test_the_command_takes_its_settings(monkeypatch):
     api = Cards([card("n1", 0)], [placed("team-a", "bare", "n1", 0, 10)])
-    monkeypatch.setattr(draining.KubeClient, "load", lambda _path: api)
     args = ["drain", "n1/0", "--force", "--grace-period=3", "--timeout=1m", "--dry-run"]
-    said = CliRunner().invoke(main.cli, args)
+    said = run(monkeypatch, api, *args)
     assert (said.exit_code, api.rehearsed) == (0, ["bare"])
-    said = CliRunner().invoke(main.cli, ["drain", "n1/0"])
+    said = run(monkeypatch, api, "drain", "n1/0")
     assert said.exit_code == 1
     assert "--force" in said.stderr
-    said = CliRunner().invoke(main.cli, args[:-1], obj=FakeClock())
+    said = run(monkeypatch, api, *args[:-1], clock=FakeClock())
     assert (said.exit_code, api.evicted[0][1]["gracePeriodSeconds"]) == (0, 3)
 
 

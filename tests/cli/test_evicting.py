@@ -1,6 +1,6 @@
 """`cardwise defrag --evict`: a plan is carried out as it was told, and no further after a surprise."""
 
-import json
+import math
 import signal
 
 import click
@@ -10,32 +10,12 @@ from cardwise.cli.evicting import Carrying
 from cardwise.core import assignment
 from cardwise.core.ledger import Holding
 from cardwise.core.moving import Move
-from cardwise.kube import errors
 from tests.build import Assignment
 from tests.cli.cardworlds import Cards
-from tests.cli.test_defragging import cluster, kept, run, running, spreading, three
-from tests.cli.worlds import Lists, card
+from tests.cli.test_defragging import SPREADING, cluster, kept, objects, run, running, three
+from tests.cli.worlds import Cluster
+from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
-
-
-class Api(Lists):
-    """Lists pods, and evicts: `after` says what the cluster is like at each look that follows."""
-
-    def __init__(self, pods: list[dict], *after: list[dict], refuse: errors.KubeError | None = None) -> None:
-        super().__init__({"pods": pods})
-        self.after = list(after)
-        self.refuse = refuse
-        self.evicted: list[str] = []
-
-    def create(self, path, obj, **_):
-        if self.refuse is not None:
-            raise self.refuse
-        self.evicted.append(obj["deleteOptions"]["preconditions"]["uid"])
-
-    def passes(self) -> None:
-        """Time does."""
-        if self.after:
-            self.objects["pods"] = self.after.pop(0)
 
 
 def old() -> dict:
@@ -71,63 +51,70 @@ def assignment_of(pod: dict) -> Assignment:
 
 
 class Clock(FakeClock):
-    def __init__(self, api: Api) -> None:
+    """With each look that follows the pods are the next ones."""
+
+    def __init__(self, api: Cluster, *then: list[dict]) -> None:
         super().__init__()
-        self._api = api
+        self.api = api
+        self.then = list(then)
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
-        self._api.passes()
+        if self.then:
+            self.api.replace("pods", *self.then.pop(0))
 
 
-def carry(api: Api) -> None:
-    Carrying(api, 20.0, Clock(api)).carry(planned(), old(), "1/1")
+def carry(api: Cluster, clock: Clock) -> None:
+    Carrying(api.kube, 20.0, clock).carry(planned(), old(), "1/1")
 
 
 def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
-    api = Api([old()], [old(), pending()], [old(), new("n2", 1, "Pending")], [old(), new("n2", 1)], [new("n2", 1)])
-    carry(api)
-    assert api.evicted == [old()["metadata"]["uid"]]
-    assert api.after == []  # to the last look: while the old one is there it holds its card
+    api = Cluster({"pods": [old()]})
+    clock = Clock(api, [old(), pending()], [old(), new("n2", 1, "Pending")], [old(), new("n2", 1)], [new("n2", 1)])
+    carry(api, clock)
+    (evicted,) = api.sent("create", "*/eviction")
+    assert evicted.body["deleteOptions"]["preconditions"] == {"uid": old()["metadata"]["uid"]}
+    assert clock.then == []  # to the last look: while the old one is there it holds its card
     assert capsys.readouterr().err == "1/1 evicted team/web\n1/1 web-2 runs on n2 1\n"
 
 
 @pytest.mark.parametrize(
-    ("api", "says"),
+    ("pods", "then", "says"),
     [
-        (Api([old()], [new("n1", 1)]), "web-2, in place of team/web, is on n1 1 and not on n2 1"),
-        (Api([old()], [new("n2", 1, "Failed")]), "web-2, in place of team/web, has ended already (Failed)"),
-        (Api([old()], [pending()]), "no pod runs in place of team/web after 20 s"),
-        (Api([]), "team/web has gone by itself"),
-        (Api([old() | {"metadata": old()["metadata"] | {"uid": "another"}}]), "team/web has gone by itself"),
-        (
-            Api([old()], refuse=errors.TooManyRequests(429, "TooManyRequests", "the budget allows none")),
-            "team/web may not be evicted now: the budget allows none",
-        ),
+        ([old()], [[new("n1", 1)]], "web-2, in place of team/web, is on n1 1 and not on n2 1"),
+        ([old()], [[new("n2", 1, "Failed")]], "web-2, in place of team/web, has ended already (Failed)"),
+        ([old()], [[pending()]], "no pod runs in place of team/web after 20 s"),
+        ([], [], "team/web has gone by itself"),
+        ([old() | {"metadata": old()["metadata"] | {"uid": "another"}}], [], "team/web has gone by itself"),
     ],
 )
-def test_a_surprise_ends_it(api, says):
-    with pytest.raises(click.ClickException) as stopped:
-        carry(api)
-    assert stopped.value.message == f"stopped: {says}; look at the cluster, and run cardwise defrag again"
+def test_a_surprise_ends_it(pods, then, says):
+    api = Cluster({"pods": pods})
+    assert stopped(api, Clock(api, *then)) == says
+
+
+def test_a_budget_that_allows_none_ends_it():
+    api = Cluster({"pods": [old()]})
+    api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction")
+    assert stopped(api, Clock(api)) == "team/web may not be evicted now: the budget allows none"
+
+
+def stopped(api: Cluster, clock: Clock) -> str:
+    with pytest.raises(click.ClickException) as caught:
+        carry(api, clock)
+    why = caught.value.message.removeprefix("stopped: ")
+    assert why.endswith("; look at the cluster, and run cardwise defrag again")
+    return why.removesuffix("; look at the cluster, and run cardwise defrag again")
 
 
 def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
-    """The replacement is made by the fake at the eviction."""
+    """The replacement comes at the eviction."""
     pods = three()
     api = cluster(*pods)
-    came = kept(running("small-2", "n1", 1, 3000))
-    came["metadata"]["ownerReferences"] = pods[0]["metadata"]["ownerReferences"]
-    evicted = []
-
-    def create(path, obj, **_):
-        evicted.append(obj["metadata"]["name"])
-        api.objects["pods"] = [came, *pods[1:]]
-
-    monkeypatch.setattr(api, "create", create, raising=False)
+    api.after(lambda _: api.replace("pods", came("n1", 1), *pods[1:]), "create", "*/eviction")
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert shown.exit_code == 0, shown.output
-    assert evicted == ["small"]
+    assert [one.body["metadata"]["name"] for one in api.sent("create")] == ["small"]
     assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole card\n"
 
 
@@ -136,20 +123,20 @@ class Cordoned(Cards):
 
     def __init__(self, *then: dict) -> None:
         pods = three()
-        super().__init__([card(node, index) for node in ("n1", "n2") for index in (0, 1)], pods)
-        self.objects = spreading(*pods).objects | self.objects
+        there = objects()
+        kinds = {kind: there[kind] for kind in ("nodes", "resourceclasses")}
+        super().__init__(there["extendedresources"], pods, configmaps=[SPREADING], **kinds)
         self.then = [*then, *pods[1:]]
         self.closed_at_eviction: list[str] = []
+        self.after(self._replaced, "create", "*/eviction")
 
-    def create(self, path, obj, timeout=None):
-        if path.endswith("/eviction"):
-            cards = self.objects["extendedresources"]
-            self.closed_at_eviction = [one["metadata"]["name"] for one in cards if one["spec"].get("unschedulable")]
-            self.objects["pods"] = self.then
-        return super().create(path, obj, timeout)
+    def _replaced(self, _: Request) -> None:
+        cards = self.of("extendedresources")
+        self.closed_at_eviction = [one["metadata"]["name"] for one in cards if one["spec"].get("unschedulable")]
+        self.replace("pods", *self.then)
 
     def closed(self) -> list[str]:
-        return [one["metadata"]["name"] for one in self.objects["extendedresources"] if "cordon" in one["spec"]]
+        return [one["metadata"]["name"] for one in self.of("extendedresources") if "cordon" in one["spec"]]
 
 
 def came(node: str, index: int) -> dict:
@@ -160,11 +147,11 @@ def came(node: str, index: int) -> dict:
 
 def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
     api = Cordoned(came("n1", 1))
-    before = json.dumps(api.objects["extendedresources"])
+    before = [(one["spec"], one["status"]) for one in api.of("extendedresources")]
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert api.closed_at_eviction == ["gpu-n1-0"]
-    assert json.dumps(api.objects["extendedresources"]) == before
+    assert [(one["spec"], one["status"]) for one in api.of("extendedresources")] == before
     assert shown.stderr == (
         "card 0 of node n1 (GPU-n1-0) cordoned\n"
         "1/1 evicted team/small\n"
@@ -207,7 +194,7 @@ def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
     api = Cordoned()
 
     def smokes(*_args: object) -> None:
-        api.card("gpu-n1-0")["spec"]["cordon"] = {"reason": "it smokes"}
+        api.change("extendedresources", "gpu-n1-0", spec={"cordon": {"reason": "it smokes"}})
 
     monkeypatch.setattr(Carrying, "carry", smokes)
     run(monkeypatch, api, "--free-cards", "1", "--evict")
@@ -216,11 +203,8 @@ def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
 
 def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkeypatch):
     api = Cordoned()
-
-    def forbid(*_args: object, **_more: object) -> None:
-        raise errors.Forbidden(403, "Forbidden", 'User "jane" cannot patch resource "extendedresources"')
-
-    monkeypatch.setattr(api, "patch", forbid)
+    text = 'User "jane" cannot patch resource "extendedresources"'
+    api.fault(Fault(status=403, message=text), "patch")
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert (shown.exit_code, api.evicted) == (1, [])
     assert "card 0 of node n1 (GPU-n1-0) may not be cordoned by you" in shown.stderr
@@ -231,12 +215,7 @@ def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkey
 def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch):
     api = Cordoned()
 
-    def down(*_args: object) -> None:
-        def refuse(*_args: object, **_more: object) -> None:
-            raise errors.Unreachable("connection refused")
-
-        monkeypatch.setattr(api, "patch", refuse)
-
-    monkeypatch.setattr(Carrying, "carry", down)
+    down = Fault(refused=True)
+    monkeypatch.setattr(Carrying, "carry", lambda *_: api.fault(down, "patch", times=math.inf))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert "give it back with: cardwise uncordon n1/0" in shown.stderr

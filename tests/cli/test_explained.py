@@ -3,16 +3,13 @@
 import json
 
 import yaml
-from click.testing import CliRunner
 
-from cardwise.cli import main
-from tests.cli.worlds import card, lists, waiting
+from tests.cli.worlds import card, lists, run, waiting
 
 
 def asked(monkeypatch, api, name):
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
     said = {
-        form: CliRunner().invoke(main.cli, ["explain", "pod", name, "-n", "team-a", "-o", form])
+        form: run(monkeypatch, api, "explain", "pod", name, "-n", "team-a", "-o", form)
         for form in ("json", "yaml", "table")
     }
     assert [one.exit_code for one in said.values()] == [0, 0, 0], said["json"].output
@@ -27,7 +24,7 @@ def test_a_pod_that_waits_has_every_card_with_its_numbers(monkeypatch):
     smoking["spec"]["unschedulable"] = True
     api = lists(extendedresources=[smoking, card("n2", 0)])
     limits = {"aliyun.com/gpu-mem": "9000", "cardwise.dev/share": "1"}
-    api.objects["pods"].append(waiting("team-a", "big", limits))
+    api.add("pods", waiting("team-a", "big", limits))
     found = asked(monkeypatch, api, "big")
     fits, refused = found["nodes"]
     assert (fits["name"], fits["fits"], fits["reason"]) == ("n2", True, "")

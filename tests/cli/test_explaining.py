@@ -65,10 +65,10 @@ def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_chang
 def test_what_a_pod_that_has_gone_holds_is_said_so():
     api = lists(pods=[waiting("team-a", "p", {names.GPU_MEM: "20000", names.SHARE: "1", names.PLACE_MARKER: "1"})])
     held = {"podUID": "x", "namespace": "team-b", "name": "cr", "memoryMiB": 1000, "container": "0"}
-    api.objects["extendedresources"][0]["status"]["held"] = [held]
-    (asked,) = api.objects["pods"]
+    api.change("extendedresources", "gpu-n1-0", status={"held": [held]})
+    (asked,) = api.of("pods")
     assert ", held by team-b/cr (1000 MiB, its pod has gone)\n" in explaining.explain(
-        asked, survey.take(api, addresses=False)
+        asked, survey.take(api.kube, addresses=False)
     )
 
 
@@ -113,7 +113,7 @@ def typed(limits: dict[str, str], namespace: str = "team-a") -> dict[str, object
 
 def test_a_typed_pod_hears_which_cards_are_of_its_class():
     api = lists(gpuquotas=[])
-    text = explaining.explain(typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), survey.take(api))
+    text = explaining.explain(typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), survey.take(api.kube))
     assert f"asks for 2 whole cards of class {K80_CLASS} (container main)" in text
     assert f"Of class {K80_CLASS}: 3 cards on n1 (1), n2 (2), 1 of them unhealthy." in text
     assert "card 1 Tesla P100: 12207 of 16276 MiB free, not of the class" in text
@@ -121,7 +121,9 @@ def test_a_typed_pod_hears_which_cards_are_of_its_class():
 
 
 def test_nodes_without_the_type_are_one_line():
-    text = explaining.explain(typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), survey.take(lists()))
+    text = explaining.explain(
+        typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), survey.take(lists().kube)
+    )
     assert "  n2: The node has no GPU card of the type asked for\n" in text
     assert "Tesla K80: 0 of" not in text
     assert "3793 MiB short" in text
@@ -130,22 +132,22 @@ def test_nodes_without_the_type_are_one_line():
 def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one_with_its_mistake():
     limits = {"cardwise.dev/k80": "1", "cardwise.dev/gpu": "1"}
     assert "There is no ResourceClass k80; those there are: big, nvidia.tesla.k80." in explaining.explain(
-        typed(limits), survey.take(lists())
+        typed(limits), survey.take(lists().kube)
     )
     broken = lists(resourceclasses=[resource_class("k80", selector={})])
     assert "ResourceClass k80: spec.selector: an empty selector" in explaining.explain(
-        typed(limits), survey.take(broken)
+        typed(limits), survey.take(broken.kube)
     )
     empty = lists(resourceclasses=[resource_class("k80", selector={"matchLabels": {"model": "none"}})])
-    assert "No card is of class k80: see its selector" in explaining.explain(typed(limits), survey.take(empty))
+    assert "No card is of class k80: see its selector" in explaining.explain(typed(limits), survey.take(empty.kube))
 
 
 def test_quotas_in_the_way_say_hard_used_and_asked():
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1"}
-    text = explaining.explain(typed(limits), survey.take(lists()))
+    text = explaining.explain(typed(limits), survey.take(lists().kube))
     assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n" in text
     assert "The namespace's GPUQuota leaves no room" not in text.partition("n1:")[0]
-    assert "GPUQuota" not in explaining.explain(typed(limits, "team-b"), survey.take(lists()))
+    assert "GPUQuota" not in explaining.explain(typed(limits, "team-b"), survey.take(lists().kube))
 
 
 def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
@@ -155,7 +157,7 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     alone["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": False}
     holder = placed("team-b", "train", "n1", 1, 1000)
     holder["spec"]["securityContext"] = {"runAsUser": 1000}
-    survey_ = survey.take(lists(extendedresources=[down, alone], pods=[holder]))
+    survey_ = survey.take(lists(extendedresources=[down, alone], pods=[holder]).kube)
     pod = typed({"aliyun.com/gpu-mem": "100"})
     pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
     text = explaining.explain(pod, survey_)
@@ -167,13 +169,13 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
 
 
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
-    text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(lists()))
+    text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(lists().kube))
     assert (
         f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked; cards that it does not limit are open." in text
     )
     assert "Cards that fit are free on n1" in text
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
-    text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything))
+    text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything.kube))
     assert "GPUQuota team closes all cards: 13441 of 13500 MiB used, 100 asked." in text
     assert "n1: The namespace's GPUQuota leaves no room on the GPU cards that would do" in text
     assert "card 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
@@ -250,7 +252,7 @@ def test_who_could_be_asked_are_the_fewest_of_one_card():
 def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
     sick, cordoned = card("n1", 0, health="Unhealthy"), card("n1", 1)
     cordoned["spec"]["unschedulable"] = True
-    seen = survey.take(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]))
+    seen = survey.take(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]).kube)
     text = explaining.explain(waiting_for(4000), seen)
     assert "  - card 0 of n1 became healthy: it has 11441 MiB free\n" in text
     assert "  - card 1 of n1 were given back (`cardwise uncordon n1/1`)\n" in text
@@ -258,7 +260,7 @@ def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
 
 def test_a_quota_names_who_holds_most_of_it():
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
-    text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything))
+    text = explaining.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything.kube))
     assert (
         "  - GPUQuota team left room on all cards; it is held by team-a/train (11441 MiB), team-a/notebook (2000 MiB)\n"
         in text

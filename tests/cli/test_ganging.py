@@ -9,8 +9,7 @@ import yaml
 
 from cardwise.cli import ganging
 from cardwise.core import names
-from tests.cli.test_main import run
-from tests.cli.worlds import Lists, lists, waiting
+from tests.cli.worlds import Cluster, lists, run, waiting
 
 Json = dict[str, Any]
 
@@ -33,9 +32,9 @@ def group(name: str, phase: str = "", **status: Any) -> Json:
     return {"metadata": metadata, "spec": {"minMember": 3}, "status": told}
 
 
-def world(groups: list[Json], *pods: Json, **more: list[Json]) -> Lists:
+def world(groups: list[Json], *pods: Json, **more: list[Json]) -> Cluster:
     api = lists(podgroups=groups, **more)
-    api.objects["pods"] += pods
+    api.add("pods", *pods)
     return api
 
 
@@ -45,8 +44,8 @@ HELD = group(
 SLURP = [member("slurp", f"slurp-{i}") for i in range(3)]
 
 
-def rows(api: Lists, namespace: str = "", *, wide: bool = False) -> list[list[str]]:
-    table = ganging.table(ganging.views(api, namespace), NOW, wide=wide)  # type: ignore[arg-type]
+def rows(api: Cluster, namespace: str = "", *, wide: bool = False) -> list[list[str]]:
+    table = ganging.table(ganging.views(api.kube, namespace), NOW, wide=wide)  # type: ignore[arg-type]
     return [line.split() for line in table.splitlines()]
 
 
@@ -73,8 +72,8 @@ def test_who_counts_is_who_lives():
 def test_where_nobody_has_told_anything_the_pods_and_the_podgroup_are_shown():
     assert rows(world([group("new")]))[1][:6] == ["team-a", "new", "Unknown", "0/3", "0", "0"]
     alone = world([], member("slurp", "a"))
-    del alone.objects["podgroups"]
-    (view,) = ganging.views(alone)  # type: ignore[arg-type]
+    alone.lack("podgroups")
+    (view,) = ganging.views(alone.kube)  # type: ignore[arg-type]
     assert (view.phase, view.minimum, view.members) == ("Unknown", 3, ("a",))
     unnumbered = member("slurp", "a")
     unnumbered["metadata"]["annotations"] = {}
@@ -118,11 +117,11 @@ def test_the_command_by_every_output_and_namespace(monkeypatch):
 
 def test_a_missing_right_is_told(monkeypatch):
     api = world([HELD], *SLURP)
-    api.forbidden = ("podgroups",)
+    api.forbid("podgroups")
     assert run(monkeypatch, api, "gangs", "-A").exit_code == 1
 
 
-def explained(monkeypatch: pytest.MonkeyPatch, api: Lists, name: str) -> str:
+def explained(monkeypatch: pytest.MonkeyPatch, api: Cluster, name: str) -> str:
     done = run(monkeypatch, api, "explain", "pod", "-n", "team-a", name)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -165,6 +164,6 @@ def test_what_is_held_is_below_the_pods_of_the_nodes(monkeypatch):
     assert "Held for" not in run(monkeypatch, api, "inspect").output
     for quiet in (world([group("done", "Running")]), lists()):
         assert "Held for" not in run(monkeypatch, quiet, "inspect", "-d").output
-    api.forbidden = ("podgroups",)
+    api.forbid("podgroups")
     allowed = run(monkeypatch, api, "inspect", "-d")
     assert (allowed.exit_code, "Held for" in allowed.output) == (0, False)

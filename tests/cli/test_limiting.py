@@ -6,7 +6,7 @@ import yaml
 
 from cardwise.cli import limiting
 from cardwise.kube import survey
-from tests.cli.worlds import K80_CLASS, Lists, gpu_quota, lists, native_quota
+from tests.cli.worlds import K80_CLASS, Cluster, gpu_quota, lists, native_quota
 
 NATIVE = native_quota(
     "team-a",
@@ -16,14 +16,14 @@ NATIVE = native_quota(
 OTHERS = gpu_quota("team-b", {"model": "Tesla P100", "memoryMiB": 5000}, name="b", onExceed="Refuse")
 
 
-def table(api: Lists, namespace: str = "", *, wide: bool = False) -> str:
-    seen = survey.take(api, namespace=namespace, addresses=False)
-    return limiting.table(limiting.views(seen, namespace), survey.native_quotas(api, namespace), wide=wide)
+def table(api: Cluster, namespace: str = "", *, wide: bool = False) -> str:
+    seen = survey.take(api.kube, namespace=namespace, addresses=False)
+    return limiting.table(limiting.views(seen, namespace), survey.native_quotas(api.kube, namespace), wide=wide)
 
 
 def test_both_layers_of_one_namespace():
     api = lists(resourcequotas=[NATIVE])
-    api.objects["gpuquotas"].append(OTHERS)
+    api.add("gpuquotas", OTHERS)
     assert table(api, "team-a") == (
         "NAMESPACE  GPUQUOTA  CARDS-OF          SHARES  MIB          WHOLE-CARDS  ON-EXCEED\n"
         "team-a     team      nvidia.tesla.k80  2/2     13441/-      1/1          Wait\n"
@@ -37,7 +37,7 @@ def test_both_layers_of_one_namespace():
 
 def test_all_namespaces_and_a_quota_by_model_that_refuses():
     api = lists()
-    api.objects["gpuquotas"].append(OTHERS)
+    api.add("gpuquotas", OTHERS)
     rows = table(api).splitlines()
     assert rows[-1].split() == ["team-b", "b", "Tesla", "P100", "1/-", "4069/5000", "0/-", "Refuse"]
     assert [row.split()[0] for row in rows[1:]] == ["team-a", "team-a", "team-b"]
@@ -56,7 +56,7 @@ def test_wide_names_the_pods_of_each_entry_the_largest_first():
 def test_what_a_vanished_pod_still_holds_is_counted_and_marked():
     api = lists(pods=[])
     held = {"podUID": "u", "namespace": "team-a", "name": "gone", "memoryMiB": 3000}
-    api.objects["extendedresources"][0]["status"]["held"] = [held]
+    api.change("extendedresources", "gpu-n1-0", status={"held": [held]})
     text = table(api, "team-a", wide=True)
     assert "1/2     3000/-" in text
     assert "gone (held)" in text
@@ -64,8 +64,8 @@ def test_what_a_vanished_pod_still_holds_is_counted_and_marked():
 
 def test_for_programs():
     api = lists(resourcequotas=[NATIVE])
-    seen = survey.take(api, namespace="team-a", addresses=False)
-    shown = limiting.as_json(limiting.views(seen, "team-a"), survey.native_quotas(api, "team-a"))
+    seen = survey.take(api.kube, namespace="team-a", addresses=False)
+    shown = limiting.as_json(limiting.views(seen, "team-a"), survey.native_quotas(api.kube, "team-a"))
     assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
     first, second = shown["gpuQuotas"]
     assert (first["class"], first["hard"]) == (K80_CLASS, {"shares": 2, "cards": 1})

@@ -5,15 +5,10 @@ import sys
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from cardwise.cli import main
-from tests.cli.worlds import K80, K80_CLASS, Lists, allocated, gpu_quota, lists, resource_class, waiting
-
-
-def run(monkeypatch: pytest.MonkeyPatch, api: Lists, *args: str) -> Result:
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
-    return CliRunner().invoke(main.cli, args)
+from tests.cli.worlds import K80, K80_CLASS, Cluster, allocated, gpu_quota, lists, resource_class, run, waiting
 
 
 def test_classes_by_every_output(monkeypatch):
@@ -40,7 +35,7 @@ def test_an_unknown_class_is_named_with_the_known_ones_and_a_broken_one_with_its
 
 def test_a_cluster_without_classes_and_quotas_says_so(monkeypatch):
     api = lists()
-    del api.objects["resourceclasses"], api.objects["gpuquotas"]
+    api.lack("resourceclasses", "gpuquotas")
     assert "there is no ResourceClass yet" in run(monkeypatch, api, "classes").stderr
     said = run(monkeypatch, api, "quota", "-n", "team-a")
     assert said.exit_code == 0
@@ -61,7 +56,7 @@ def test_quota_of_one_namespace_and_of_all(monkeypatch):
 def test_explain_pod_of_a_full_quota(monkeypatch):
     api = lists()
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}
-    api.objects["pods"].append(waiting("team-a", "more", limits))
+    api.add("pods", waiting("team-a", "more", limits))
     text = run(monkeypatch, api, "explain", "pod", "more", "-n", "team-a").output
     assert f"asks for 100 MiB of class {K80_CLASS} (container main)" in text
     assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked." in text
@@ -70,7 +65,7 @@ def test_explain_pod_of_a_full_quota(monkeypatch):
 def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch):
     api = lists()
     limits = {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}
-    api.objects["pods"].append(waiting("team-a", "more", limits))
+    api.add("pods", waiting("team-a", "more", limits))
     said = run(monkeypatch, api, "explain", "pod", "more", "-n", "team-a")
     assert said.exit_code == 0
     assert "the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in" in said.stderr
@@ -80,8 +75,8 @@ def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch
 
 def test_a_missing_right_is_told_with_what_to_do(monkeypatch, capsys):
     api = lists()
-    api.forbidden = ("pods",)
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
+    api.forbid("pods")
+    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api.kube)
     monkeypatch.setattr(sys, "argv", ["cardwise", "inspect"])
     with pytest.raises(SystemExit) as ended:
         main.main()
@@ -95,7 +90,7 @@ def test_a_missing_right_is_told_with_what_to_do(monkeypatch, capsys):
 
 def test_who_may_not_read_nodes_sees_classes_and_quotas(monkeypatch):
     api = lists()
-    api.forbidden = ("nodes",)
+    api.forbid("nodes")
     assert run(monkeypatch, api, "classes").exit_code == 0
     assert run(monkeypatch, api, "quota", "-A").exit_code == 0
 
@@ -103,16 +98,19 @@ def test_who_may_not_read_nodes_sees_classes_and_quotas(monkeypatch):
 LIMITS = {f"cardwise.dev/{K80_CLASS}": "1", "aliyun.com/gpu-mem": "9000", "cardwise.dev/share": "1"}
 
 
-def as_a_user_of(namespace: str, *forbidden: str) -> Lists:
+def as_a_user_of(namespace: str, *forbidden: str) -> Cluster:
     """`lists` for who may read what is in the namespace, and with the extender's word on each card."""
     api = lists()
-    of_n1, p100, sick, whole = api.objects["extendedresources"]
-    api.objects["extendedresources"] = [
-        allocated(of_n1, 3000, 2), allocated(p100, 4069, core=25), sick, allocated(whole, K80, core=100, whole=True),
-    ]  # fmt: skip
-    api.objects["pods"].append(waiting(namespace, "more", LIMITS))
-    api.namespace = namespace
-    api.forbidden = ("pods of all", "nodes", *forbidden)
+    of_n1, p100, _, whole = api.of("extendedresources")
+    api.add(
+        "extendedresources",
+        allocated(of_n1, 3000, 2),
+        allocated(p100, 4069, core=25),
+        allocated(whole, K80, core=100, whole=True),
+    )
+    api.add("pods", waiting(namespace, "more", LIMITS))
+    api.kube.namespace = namespace
+    api.forbid("pods of all", "nodes", *forbidden)
     return api
 
 
@@ -127,7 +125,7 @@ def test_classes_for_who_may_not_read_all_pods_have_the_same_numbers(monkeypatch
         ["other", "namespaces", "2", str(2000 + K80), "1"],
         ["team-b", "1", "1000", "0"],
     ]
-    api.forbidden = ("pods",)
+    api.forbid("pods")
     assert run(monkeypatch, api, "classes").stdout == found.stdout
 
 
@@ -148,10 +146,10 @@ def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
         f"pod team-b/more asks for 9000 MiB of class {K80_CLASS} (container main).\n"
         "kube-scheduler has not said anything of it yet.\n"
     )
-    api.objects["pods"][-1]["status"] = {"conditions": [{"type": "PodScheduled", "message": "0/2 nodes"}]}
+    said = [{"type": "PodScheduled", "message": "0/2 nodes"}]
+    api.change("pods", "more", "team-b", status={"conditions": said})
     assert "kube-scheduler says: 0/2 nodes" in run(monkeypatch, api, "explain", "pod", "more").stdout
-    serve = next(pod for pod in api.objects["pods"] if pod["metadata"]["name"] == "serve")
-    serve["spec"]["containers"][0]["resources"] = {"limits": LIMITS}
+    api.change("pods", "serve", "team-b", spec={"containers": [{"name": "main", "resources": {"limits": LIMITS}}]})
     placed = run(monkeypatch, api, "explain", "pod", "serve").stdout
     assert "is on node n1" in placed
     assert "card 0 GPU-n1-0\n" in placed, "nothing is said of who else is on it"
@@ -159,7 +157,7 @@ def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
 
 def test_the_namespace_is_that_of_the_context_unless_one_is_named(monkeypatch):
     api = lists()
-    api.namespace = "team-a"
+    api.kube.namespace = "team-a"
     assert "13441/32768" in run(monkeypatch, api, "quota").output
     assert "13441/32768" not in run(monkeypatch, api, "quota", "-n", "team-b").output
     assert "no pod 'none' in namespace 'team-a'" in run(monkeypatch, api, "explain", "pod", "none").output
@@ -170,7 +168,7 @@ def test_the_namespace_is_that_of_the_context_unless_one_is_named(monkeypatch):
 def test_an_entry_whose_class_is_gone_does_not_look_like_a_limit(monkeypatch):
     hard = [{"class": "p100", "shares": 1}, {"class": "nvidia.tesla.p100", "shares": 1}, {"class": "odd", "cards": 1}]
     api = lists(gpuquotas=[gpu_quota("team-b", *hard)])
-    api.objects["resourceclasses"].append(resource_class("odd", selector={}))
+    api.add("resourceclasses", resource_class("odd", selector={}))
     gone, of_model, odd = run(monkeypatch, api, "quota", "-n", "team-b").stdout.splitlines()[1:]
     assert gone.split()[2:] == ["p100:", "no", "such", "class", "-", "-", "-", "Wait"]
     assert of_model.split()[2:] == ["nvidia.tesla.p100", "1/1", "4069/-", "0/-", "Wait"]

@@ -4,18 +4,16 @@ import json
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from cardwise.cli import main
 from cardwise.core import names
 from cardwise.core.scored.asks import Ask
 from cardwise.core.scored.workload import Workload
-from tests.cli.worlds import K80, P100, Lists, card, lists, placed
+from tests.cli import worlds
+from tests.cli.worlds import K80, P100, Cluster, card, lists, placed
 
 
-def run(monkeypatch: pytest.MonkeyPatch, api: Lists, *args: str):
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
-    return CliRunner().invoke(main.cli, ["nodes", *args])
+def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
+    return worlds.run(monkeypatch, api, "nodes", *args)
 
 
 def learned(*asks: tuple[Ask, float]) -> dict:
@@ -48,8 +46,9 @@ def test_the_table(monkeypatch):
 
 def test_wide_tells_which_cards_and_the_classes(monkeypatch):
     api = lists(configmaps=[HALVES])
-    api.objects["extendedresources"][1]["spec"]["unschedulable"] = True
-    api.objects["extendedresources"][3]["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True}
+    api.change("extendedresources", "gpu-n1-1", spec={"unschedulable": True})
+    ready = {"mode": "card", "state": "Ready", "multiUser": True}
+    api.change("extendedresources", "gpu-n2-1", status={"mps": ready})
     assert run(monkeypatch, api, "-o", "wide", "n2").stdout == (
         "NAME     CARDS  USED/TOTAL(MiB)  FREE-CARDS  LARGEST  FRAGMENTED(MiB)  MPS    PODS  SICK  CORDONED  MODELS\n"
         "n2       1/2    11441/22882      0           0        0 (0%)           Ready  1     0     -         "
@@ -128,7 +127,7 @@ def test_where_nothing_is_learned_the_running_pods_count_and_it_says_so(monkeypa
 def test_a_viewer_who_may_read_less_is_told_what_is_less_exact(monkeypatch):
     api = lists(configmaps=[HALVES])
     whole = run(monkeypatch, api).stdout
-    api.forbidden = ("nodes", "configmaps")
+    api.forbid("nodes", "configmaps")
     shown = run(monkeypatch, api)
     assert shown.exit_code == 0
     assert 'cpu and memory of nodes are taken as unlimited: User "jane" cannot list resource "nodes"' in shown.stderr

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from cardwise.cli import main
 from cardwise.core.policies import POLICIES
-from tests.cli.worlds import K80, P100, Lists, card, device, lists, placed, resource_class, waiting
+from tests.cli import worlds as clusters
+from tests.cli.worlds import K80, P100, Cluster, card, device, lists, placed, resource_class, waiting
 from tests.simulation import worlds
 
 
@@ -28,9 +29,8 @@ def run(*args: str) -> Result:
     return CliRunner().invoke(main.cli, ["simulate", *args])
 
 
-def live(monkeypatch: pytest.MonkeyPatch, api: Lists, *args: str) -> Result:
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api)
-    return run("--from-cluster", *args)
+def live(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str) -> Result:
+    return clusters.run(monkeypatch, api, "simulate", "--from-cluster", *args)
 
 
 def cells(text: str, policy: str) -> list[list[str]]:
@@ -159,13 +159,13 @@ def test_cpu_and_memory_of_nodes_and_cordons_count(monkeypatch):
     room = {"cpu": "4", "memory": "8Gi", "pods": "110"}
     plain = {"metadata": {"namespace": "x", "name": "plain", "uid": "plain"}, "status": {"phase": "Running"}}
     asks = {"resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}}}
-    api.objects["pods"].append({**plain, "spec": {"nodeName": "n1", "containers": [{"name": "main", **asks}]}})
-    api.objects["nodes"] = [{"metadata": {"name": "n1"}, "status": {"allocatable": room}}]
+    api.add("pods", {**plain, "spec": {"nodeName": "n1", "containers": [{"name": "main", **asks}]}})
+    api.replace("nodes", {"metadata": {"name": "n1"}, "status": {"allocatable": room}})
     of = ("--pod", "gpu-mem=100,cpu=1", "--policy", "spread", "-o", "json")
     assert json.loads(live(monkeypatch, api, *of).output)["runs"] == [
         {"pod": "gpu-mem=100,cpu=1", "policy": "spread", "now": 2}
     ]
-    api.objects["nodes"][0]["spec"] = {"unschedulable": True}
+    api.change("nodes", "n1", spec={"unschedulable": True})
     assert json.loads(live(monkeypatch, api, *of).output)["runs"][0]["now"] == 0
 
 
@@ -194,7 +194,7 @@ def test_a_bare_name_of_a_class_is_the_class(monkeypatch, tmp_path):
 
 def test_pods_that_wait_are_said_and_come_where_the_cluster_is_replayed(monkeypatch):
     api = lists()
-    api.objects["pods"] = [waiting("team-a", f"w{i}", {"aliyun.com/gpu-mem": "8000"}) for i in range(3)]
+    api.replace("pods", *(waiting("team-a", f"w{i}", {"aliyun.com/gpu-mem": "8000"}) for i in range(3)))
     said = live(monkeypatch, api, "--pod", "gpu-mem=8000", "--policy", "binpack")
     assert "note: 3 pods wait" in said.stderr
     replayed = live(monkeypatch, api, "--policy", "binpack", "--seeds", "1", "--processes", "1")
@@ -231,7 +231,7 @@ def test_running_pods_are_replayed_with_what_they_ask(monkeypatch):
     running["spec"]["containers"][0]["resources"] = {
         "limits": {"aliyun.com/gpu-mem": "8000", "cardwise.dev/share": "1"}
     }
-    api.objects["pods"] = [running]
+    api.replace("pods", running)
     (one,) = json.loads(
         live(monkeypatch, api, "--policy", "spread", "--seeds", "1", "--processes", "1", "-o", "json").output
     )["runs"]
@@ -241,7 +241,7 @@ def test_running_pods_are_replayed_with_what_they_ask(monkeypatch):
 
 def test_without_the_right_to_read_nodes_cpu_counts_as_unlimited(monkeypatch):
     api = lists()
-    api.forbidden = ("nodes",)
+    api.forbid("nodes")
     said = live(monkeypatch, api, "--pod", "gpu-mem=4000,cpu=1000", "--policy", "binpack")
     assert "note: cpu and memory of nodes are taken as unlimited" in said.stderr
     assert cells(said.stdout, "binpack")[0][2] == "5"

@@ -1,16 +1,19 @@
 """`cardwise top`: the screens as golden output, what is read for them, and what is said where nobody knows."""
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 
 import click
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from cardwise.cli import main, topdata, topping, toptable
-from cardwise.kube import errors
-from tests.cli.worlds import K80, Json, allocated, card, device, placed
+from cardwise.cli import topdata, topping, toptable
+from cardwise.kube import errors, paths
+from tests.cli import worlds
+from tests.cli.worlds import K80, Cluster, Json, allocated, card, device, placed
+from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
 METRICS = """\
@@ -36,40 +39,26 @@ n1    1    Tesla K80  [#.........]  4%    -         500          11441      0%  
 """  # noqa: E501
 
 
-class Api:
-    """Lists by the selectors that `top` uses, and the managers' metrics through the proxy."""
+CARDS, PODS, PARTS = paths.extendedresources(), paths.pods(), paths.pods("cardwise-system")
+MANAGED = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "mps"}
 
-    def __init__(self, cards: list[Json], pods: list[Json], managers: Mapping[str, str | errors.KubeError]) -> None:
-        self.cards, self.pods = cards, pods
-        self.managers = managers  # by node, what it tells
-        self.forbidden: set[str] = set()
-        self.asked: list[str] = []
 
-    def list_pages(self, path: str, query: Mapping[str, str], limit: int) -> Iterator[bytes]:
-        assert (query["resourceVersion"], limit) == ("0", 0), "from the cache, in one piece"
-        if path in self.forbidden:
-            raise errors.Forbidden(403, "Forbidden", "no")
-        self.asked.append(f"{path} {query.get('labelSelector', '')}{query.get('fieldSelector', '')}".strip())
-        yield json.dumps({"items": self._items(path, query)}).encode()
+def seen(cards: list[Json], pods: list[Json], managers: Mapping[str, object]) -> Cluster:
+    """`managers`: by node, how the MPS manager's metrics are answered through the proxy."""
+    api = Cluster({"extendedresources": cards, "pods": pods})
+    for node, metrics in managers.items():
+        metadata = {"namespace": "cardwise-system", "name": f"mps-{node}", "labels": MANAGED}
+        api.add("pods", {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": "Running"}})
+        api.answers[f"{PARTS}/mps-{node}:9400/proxy/metrics"] = metrics
+    return api
 
-    def _items(self, path: str, query: Mapping[str, str]) -> list[Json]:
-        if path == "/apis/cardwise.dev/v1alpha1/extendedresources":
-            wanted = query.get("labelSelector", "").partition("(")[2].rstrip(")").split(",")
-            return [one for one in self.cards if wanted == [""] or one["spec"]["node"] in wanted]
-        if path == "/api/v1/pods":
-            node = query.get("fieldSelector", "").partition("=")[2]
-            return [pod for pod in self.pods if node in ("", pod["spec"].get("nodeName"))]
-        assert path == "/api/v1/namespaces/cardwise-system/pods"
-        assert query["labelSelector"] == "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
-        running = {"phase": "Running"}
-        return [{"metadata": {"name": f"mps-{n}"}, "spec": {"nodeName": n}, "status": running} for n in self.managers]
 
-    def request(self, method: str, path: str, *, timeout: float) -> bytes:
-        manager = path.removeprefix("/api/v1/namespaces/cardwise-system/pods/mps-").removesuffix(":9400/proxy/metrics")
-        said = self.managers[manager]
-        if isinstance(said, errors.KubeError):
-            raise said
-        return said.encode()
+def asked(api: Cluster) -> list[str]:
+    """What was listed, with the selectors. Each is from the API server's cache, and in one piece."""
+    lists = api.sent("list")
+    assert all(each.query["resourceVersion"] == "0" and "limit" not in each.query for each in lists)
+    selectors = ("labelSelector", "fieldSelector")
+    return [" ".join([each.path, *(each.query[one] for one in selectors if one in each.query)]) for each in lists]
 
 
 def cordoned(one: Json) -> Json:
@@ -77,7 +66,7 @@ def cordoned(one: Json) -> Json:
 
 
 @pytest.fixture
-def api() -> Api:
+def api() -> Cluster:
     """n1 has a manager; n2's second card is cordoned, its third sick, and its fourth has not been told of."""
     held = [{"podUID": "x", "namespace": "team-b", "name": "gone", "memoryMiB": 500, "container": "0"}]
     ended = allocated(card("n1", 1), 500)
@@ -100,12 +89,11 @@ def api() -> Api:
         placed("team-a", "new", "n2", 3, 100),
         placed("team-a", "done", "n2", 3, 100) | {"status": {"phase": "Succeeded"}},
     ]
-    return Api(cards, pods, {"n1": METRICS})
+    return seen(cards, pods, {"n1": METRICS.encode()})
 
 
-def run(monkeypatch: pytest.MonkeyPatch, api: Api, *args: str) -> Result:
-    monkeypatch.setattr(topping.KubeClient, "load", lambda _path: api)
-    return CliRunner().invoke(main.cli, ["top", *args])
+def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str) -> Result:
+    return worlds.run(monkeypatch, api, "top", *args)
 
 
 def test_the_screen(monkeypatch, api):
@@ -137,7 +125,7 @@ def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api
         "1 more nodes, less used; --limit shows more, NODE one of them\n"
         "note: what pods use is not measured: no MPS manager of these nodes is to be seen\n"
     )
-    assert "/api/v1/pods spec.nodeName=n1" not in api.asked, "pods of shown nodes only"
+    assert f"{PODS} spec.nodeName=n1" not in asked(api), "pods of shown nodes only"
 
 
 def test_one_node_and_one_that_is_not_there(monkeypatch, api):
@@ -150,34 +138,36 @@ def test_one_node_and_one_that_is_not_there(monkeypatch, api):
 
 
 def test_many_nodes_are_one_request(monkeypatch):
-    api = Api([card(f"n{i}", 0) for i in range(70)], [placed("a", "p", "n7", 0, 5)], {})
+    api = seen([card(f"n{i}", 0) for i in range(70)], [placed("a", "p", "n7", 0, 5)], {})
     said = run(monkeypatch, api, "--limit", "0").stdout
     assert "a/p -/5" in said
-    assert [path for path in api.asked if path.startswith("/api/v1/pods")] == ["/api/v1/pods"]
+    assert [path for path in asked(api) if path.startswith(PODS)] == [PODS]
 
 
 def test_what_may_not_be_read_is_said(monkeypatch, api):
-    api.forbidden = {"/api/v1/pods"}
+    api.forbid("pods of all")
     said = run(monkeypatch, api).stdout
     assert "note: you may not read the pods of all namespaces: who holds what is not shown\n" in said
     assert "team-a" not in said
-    api.forbidden = {"/api/v1/namespaces/cardwise-system/pods"}
+    api.forbid()
+    forbidden = api.fault(Fault(status=403), "list", PARTS, times=math.inf)
     said = run(monkeypatch, api).stdout
     assert "no MPS manager of these nodes is to be seen" in said
     assert "team-a/train -/1500" in said
-    api.forbidden = {"/apis/cardwise.dev/v1alpha1/extendedresources"}
+    forbidden.end()
+    api.forbid("extendedresources")
     assert isinstance(run(monkeypatch, api).exception, errors.Forbidden)
 
 
 def test_a_manager_that_may_not_be_asked_or_does_not_answer_is_told(monkeypatch, api):
-    api.managers = {"n1": errors.Forbidden(403, "Forbidden", 'User "jane" cannot get resource "pods/proxy"')}
+    api.fault(Fault(status=403, message='User "jane" cannot get resource "pods/proxy"'), "get", "*/proxy/*")
     said = run(monkeypatch, api).stdout
     assert 'note: what pods use is not known of all nodes: User "jane" cannot get resource "pods/proxy"\n' in said
     assert "team-a/train -/1500" in said
 
 
 def test_a_cluster_without_cards(monkeypatch):
-    assert "is the device plugin running?" in run(monkeypatch, Api([], [], {})).stdout
+    assert "is the device plugin running?" in run(monkeypatch, seen([], [], {})).stdout
 
 
 def test_a_program_looks_once(monkeypatch, api):
@@ -187,10 +177,10 @@ def test_a_program_looks_once(monkeypatch, api):
 
 
 def test_gpushares_pods_hold_a_card_by_its_index():
-    api = Api([card("n1", 0)], [placed("a", "old", "n1", 0, 5)], {})
+    old = placed("a", "old", "n1", 0, 5)
     annotations = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": str(K80)}
-    api.pods[0]["metadata"]["annotations"] = annotations
-    look = topping.Look(api)
+    old["metadata"]["annotations"] = annotations
+    look = topping.Look(seen([card("n1", 0)], [old], {}).kube)
     look.look()
     assert "a/old -/5" in look.screen()
 
@@ -207,13 +197,12 @@ def test_bars(part, whole, drawn):
 def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, api):
     monkeypatch.setattr(topping, "_BIG", 3)
     clock = FakeClock()
-    look = topping.Look(api, limit=1, clock=clock)
-    whole = "/apis/cardwise.dev/v1alpha1/extendedresources"
-    for later, expected in ((0, whole), (3, f"{whole} cardwise.dev/node in (n2)"), (37, whole)):
+    look = topping.Look(api.kube, limit=1, clock=clock)
+    for later, expected in ((0, CARDS), (3, f"{CARDS} cardwise.dev/node in (n2)"), (37, CARDS)):
         clock.advance(later)
-        api.asked.clear()
+        before = len(asked(api))
         look.look()
-        assert api.asked[0] == expected
+        assert asked(api)[before] == expected
         assert "team-a/all" in look.screen()
 
 
@@ -226,13 +215,13 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
         def sleep(self, seconds: float) -> None:
             looks.append(seconds)
             if len(looks) == 1:
-                api.cards[0]["status"]["allocated"]["memoryMiB"] = 2600
+                api.change("extendedresources", "gpu-n1-0", status={"allocated": {"memoryMiB": 2600}})
             elif len(looks) == 2:
-                api.forbidden = {"/apis/cardwise.dev/v1alpha1/extendedresources"}
+                api.forbid("extendedresources")
             else:
                 raise KeyboardInterrupt
 
-    topping.live(topping.Look(api), 5.0, Clock())
+    topping.live(topping.Look(api.kube), 5.0, Clock())
     first, second, third = capsys.readouterr().out.split("\x1b[H")[1:]
     assert looks == [5.0] * 3
     assert "14441 of 68646" in first
@@ -245,7 +234,7 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
 
 def test_what_is_wrong_from_the_start_does_not_open_a_screen(api, capsys):
     with pytest.raises(click.ClickException):
-        topping.live(topping.Look(api, nodes=["n9"]), 1.0)
+        topping.live(topping.Look(api.kube, nodes=["n9"]), 1.0)
     assert capsys.readouterr().out == ""
 
 

@@ -1,13 +1,21 @@
 """A surveyed cluster of several types, for the screens, and the API server that it is read from."""
 
 import json
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+from click.testing import CliRunner, Result
+
+from cardwise.cli import main
+from cardwise.clock import Clock
 from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment, CardShare, DeviceShare
-from cardwise.kube import errors
+from cardwise.kube.client import KubeClient
+from tests.fakes.apiobjects import KINDS
+from tests.fakes.apiserver import ApiServer, Fault, Rule
+from tests.fakes.clock import FakeClock
 
 Json = dict[str, Any]
 
@@ -15,49 +23,68 @@ K80, P100 = 11441, 16276  # MiB
 K80_CLASS = "nvidia.tesla.k80"
 
 
-class Lists:
-    """A KubeClient that only lists. A path that is not here is a kind that the cluster does not know.
+_COLLECTIONS = {collection.rpartition("/")[2]: collection for collection in KINDS}
 
-    `forbidden`: kinds, such as "pods", or "pods of all" where those of one namespace may be read.
-    """
 
-    def __init__(self, objects: dict[str, list[Json]], forbidden: tuple[str, ...] = ()) -> None:
-        self.namespace = "default"  # that of the kubeconfig's context
-        self.objects = objects
-        self.forbidden = forbidden
+class Cluster(ApiServer):
+    """The API server of these objects, by the plurals of their kinds; `kube` is a client of it."""
 
-    def list_pages(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        plural = path.rpartition("/")[2]
-        if plural in self.forbidden or ("/namespaces/" not in path and f"{plural} of all" in self.forbidden):
-            raise errors.Forbidden(403, "Forbidden", f'User "jane" cannot list resource "{plural}"')
-        if plural not in self.objects:
-            raise errors.NotFound(404, "NotFound", "the server could not find the requested resource")
-        parts = path.split("/")
-        within = parts[parts.index("namespaces") + 1] if "namespaces" in parts else ""
-        items = [o for o in self.objects[plural] if within in ("", o["metadata"].get("namespace"))]
-        key, _, value = (query or {}).get("labelSelector", "").partition("=")
-        if key:
-            found = ((o, o["metadata"].get("labels", {}).get(key)) for o in items)
-            items = [o for o, has in found if has is not None and value in ("", has)]
-        yield json.dumps({"items": items, "metadata": {}}).encode()
+    def __init__(self, objects: Mapping[str, Sequence[Json]], clock: Clock | None = None) -> None:
+        super().__init__(clock or FakeClock())
+        self.kube = self.client()
+        self._forbidden: list[Rule] = []
+        for plural, some in objects.items():
+            self.add(plural, *some)
 
-    def clock(self) -> datetime:
-        return datetime.now(UTC)
+    def add(self, plural: str, *objects: Json) -> None:
+        for one in objects:
+            self.put(_COLLECTIONS[plural], one)
 
-    def get(self, path: str) -> Json:
-        *_, namespace, kind, name = path.split("/")
-        if kind in self.forbidden:
-            raise errors.Forbidden(403, "Forbidden", f'User "jane" cannot get resource "{kind}"')
-        for pod in self.objects.get(kind, []):
-            if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
-                return pod
-        raise errors.NotFound(404, "NotFound", name)
+    def replace(self, plural: str, *objects: Json) -> None:
+        """There are these of the kind now, and no others."""
+        for one in self.of(plural):
+            metadata = one["metadata"]
+            self.remove(path_of(plural, metadata["name"], metadata.get("namespace", "")))
+        self.add(plural, *objects)
+
+    def of(self, plural: str) -> list[Json]:
+        return self.all(_COLLECTIONS[plural])
+
+    def change(self, plural: str, name: str, namespace: str = "", **change: Any) -> None:
+        self.edit(path_of(plural, name, namespace), **change)
+
+    def lack(self, *plurals: str) -> None:
+        """The cluster does not know these kinds."""
+        self.missing = {_COLLECTIONS[plural] for plural in plurals}
+
+    def forbid(self, *what: str) -> None:
+        """Plurals of kinds that may not be read, and no others; "pods of all": those of one namespace may."""
+        for rule in self._forbidden:
+            rule.end()
+        self._forbidden = []
+        for plural in what:
+            kind = plural.removesuffix(" of all")
+            for verb in ("list", "get"):
+                fault = Fault(status=403, message=f'User "jane" cannot {verb} resource "{kind}"')
+                path = _COLLECTIONS[kind] if kind != plural else f"*/{kind}{'/*' if verb == 'get' else ''}"
+                self._forbidden.append(self.fault(fault, verb, path, times=math.inf))
+
+
+def path_of(plural: str, name: str, namespace: str = "") -> str:
+    base = _COLLECTIONS[plural].rpartition("/")[0]
+    return "/".join([base, *(["namespaces", namespace] if namespace else []), plural, name])
+
+
+def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str, clock: Clock | None = None) -> Result:
+    """The program, called with these words."""
+    monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
+    return CliRunner().invoke(main.cli, args, obj=clock)
 
 
 def card(node: str, index: int, model: str = "Tesla K80", memory: int = K80, **more: Any) -> Json:
     uuid = f"GPU-{node}-{index}"
     spec = {"node": node, "index": index, "uuid": uuid, "model": model, "memoryMiB": memory}
-    metadata = {"name": uuid.lower(), "labels": more.pop("labels", {})}
+    metadata = {"name": uuid.lower(), "labels": {names.NODE_LABEL: node} | more.pop("labels", {})}
     health = more.pop("health", "Healthy")
     return {"metadata": metadata, "spec": spec | more, "status": {"health": health}}
 
@@ -65,7 +92,7 @@ def card(node: str, index: int, model: str = "Tesla K80", memory: int = K80, **m
 def device(node: str, index: int, kind: str = "rdma", **more: Any) -> Json:
     """A device that is no GPU."""
     uuid = f"{kind}-{node}-{index}"
-    metadata = {"name": uuid, "labels": more.pop("labels", {})}
+    metadata = {"name": uuid, "labels": {names.NODE_LABEL: node} | more.pop("labels", {})}
     status = {"health": more.pop("health", "Healthy"), "held": more.pop("held", [])}
     spec = {"node": node, "index": index, "uuid": uuid, "kind": kind, "model": "MT4119"}
     return {"metadata": metadata, "spec": spec | more, "status": status}
@@ -123,7 +150,7 @@ def waiting(namespace: str, name: str, limits: dict[str, str], *, devices: str =
     return {"metadata": metadata, "spec": {"containers": containers}}
 
 
-def lists(**more: list[Json]) -> Lists:
+def lists(**more: list[Json]) -> Cluster:
     """n1 has a K80 and a P100, n2 two K80s; team-a holds a whole K80 and a share, team-b a share."""
     objects: dict[str, list[Json]] = {
         "nodes": [{"metadata": {"name": node}} for node in ("n1", "n2")],
@@ -151,29 +178,31 @@ def lists(**more: list[Json]) -> Lists:
             placed("team-b", "big", "n1", 1, 4069, total=P100, core=25),
         ],
     }
-    return Lists(objects | more)
+    return Cluster(objects | more)
 
 
 RDMA_CLASS = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
 FAST_CLASS = resource_class("fast", selector={"matchLabels": {"kind": "rdma", "speed": "fast"}})
 
 
-def lists_with_devices(**more: list[Json]) -> Lists:
+def lists_with_devices(**more: list[Json]) -> Cluster:
     """As `lists`, where n1 has two RDMA devices, n2 one that is sick, and n3 no card but one.
 
     Of n1's, team-a's pod `train` has one beside its share, and one that has gone holds the fast one.
     """
     api = lists()
     held = [{"podUID": "gone", "namespace": "team-b", "name": "gone", "memoryMiB": 0, "container": "0"}]
-    api.objects["nodes"].append({"metadata": {"name": "n3"}})
-    api.objects["extendedresources"] += [
+    api.add("nodes", {"metadata": {"name": "n3"}})
+    api.add(
+        "extendedresources",
         device("n1", 0),
         device("n1", 1, labels={"speed": "fast"}, held=held),
         device("n2", 0, health="Unhealthy"),
         device("n3", 0),
-    ]
-    api.objects["resourceclasses"] += [RDMA_CLASS, FAST_CLASS]
-    beside = with_devices(placed("team-a", "both", "n1", 1, 100, total=P100), ("rdma", "rdma-n1-0"), cards=True)
-    api.objects["pods"].append(beside)
-    api.objects |= more
+    )
+    api.add("resourceclasses", RDMA_CLASS, FAST_CLASS)
+    both = with_devices(placed("team-a", "both", "n1", 1, 100, total=P100), ("rdma", "rdma-n1-0"), cards=True)
+    api.add("pods", both)
+    for plural, objects in more.items():
+        api.replace(plural, *objects)
     return api

@@ -326,7 +326,8 @@ class ApiServer:
         if late and not fault.lost:
             raise TimeoutError("timed out")
         answer = fault.answer() if fault.status else self._answer(request, fault)
-        self._hooks("after", request)
+        if not fault.status:
+            self._hooks("after", request)
         if late:
             raise TimeoutError("timed out")
         if fault.lost:

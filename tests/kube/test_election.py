@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cardwise.kube import errors
 from cardwise.kube.election import Call, Election
+from tests.examples import examples
 from tests.kube.leases import DURATION, EVERY, MARGIN, NOON, World
 
 
@@ -229,4 +230,4 @@ class ElectionMachine(RuleBasedStateMachine):
 
 
 TestElection = ElectionMachine.TestCase
-TestElection.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+TestElection.settings = settings(max_examples=examples(50, soak=3000), stateful_step_count=60)

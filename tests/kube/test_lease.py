@@ -133,6 +133,19 @@ def test_a_missing_lease_is_created_and_waited_for(world: World):
     assert not a.leader
 
 
+def test_a_created_lease_is_waited_for_from_after_the_answer(world: World):
+    """Whoever had the one before may have renewed it while the creation was under way."""
+    world.remove()
+    a = world.elector("a")
+    a.step()
+    world.after(lambda: world.clock.advance(4))
+    a.step()
+    created = world.now
+    while not a.leader:
+        world.clock.advance(a.step())
+    assert world.now - created >= DURATION
+
+
 def test_somebody_else_created_it_first(world: World):
     world.remove()
     a = world.elector("a")

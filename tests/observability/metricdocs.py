@@ -1,6 +1,7 @@
 """What docs/reference/metrics.md says, and what the code registers: read, not run."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,13 +35,18 @@ def documented() -> dict[str, dict[str, Row]]:
     return found
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def registered(folder: Path) -> set[str]:
     """The names of metrics in the Python files below, as they are served."""
     return {name for path in sorted(folder.rglob("*.py")) if "agent" not in path.parts for name in _names(path)}
 
 
 def _names(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     counters = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Counter" and node.args:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.observability.metricdocs import ROOT
+from tests.observability.metricdocs import ROOT, parsed
 
 PARTS = ("webhook", "extender", "deviceplugin", "mps")
 _LEVELS = ("debug", "info", "warning", "error", "exception")
@@ -17,7 +17,7 @@ WITHOUT_UID = {"a Binding passes unseen"}
 def lines(part: str) -> Iterator[tuple[str, Path, set[str]]]:
     """Event, file and the fields of each call of a logger."""
     for path in sorted((ROOT / part).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LEVELS:
                 owner = node.func.value
                 if isinstance(owner, ast.Name) and owner.id == "_log" and node.args:

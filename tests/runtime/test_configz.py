@@ -80,7 +80,7 @@ def test_it_is_served_beside_the_metrics():
     server = HealthServer(HostPort("127.0.0.1", 0), config={"--rate": {"value": 2, "source": "flag"}})
     server.start()
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/configz")
         answer = connection.getresponse()
         assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")

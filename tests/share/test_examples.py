@@ -53,12 +53,6 @@ def test_the_webhook_takes_it_as_it_stands(path, said):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_its_head_says_what_it_needs(path):
-    head = path.read_text().split("apiVersion:")[0]
-    assert re.search(r"^# needs: \S", head, re.MULTILINE)
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_its_program_can_be_read(path):
     (container,) = yaml.safe_load(path.read_text())["spec"]["containers"]
     if container.get("command", [""])[0].startswith("python"):

@@ -17,6 +17,7 @@ from cardwise.simulation.cluster import Cluster
 from cardwise.simulation.fill import fill
 from cardwise.simulation.runs import Run
 from cardwise.simulation.workload import Pod, shuffled
+from tests.examples import examples
 from tests.simulation import worlds
 
 POLICY = st.sampled_from(sorted(POLICIES))
@@ -61,7 +62,7 @@ def agree(cluster: Cluster, rooms: dict[str, Load], there: dict[str, tuple[str, 
         assert min(left) >= 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(30, soak=1000))
 @given(NODES, POLICY, st.lists(st.tuples(SHAPES, st.booleans()), max_size=30), st.randoms(use_true_random=False))
 def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, policy, pods, chance):
     given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
@@ -83,7 +84,7 @@ def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, poli
     agree(cluster, rooms, {})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20, soak=1000))
 @given(NODES, POLICY, st.lists(SHAPES, max_size=12), SHAPES.filter(lambda shape: shape.request is not None))
 def test_counting_what_fits_changes_nothing(nodes, policy, shapes, more):
     given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
@@ -98,7 +99,7 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, more):
     assert cluster.fits([more]) == first
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12, soak=200))
 @given(POLICY, st.integers(0, 1000), st.sampled_from([0.3, 1.0, 1.7]))
 def test_what_is_allocated_is_never_more_than_was_asked_for_or_is_there(tmp_path, policy, seed, tune):
     tiny = traces.read(worlds.write(tmp_path), "tiny")
@@ -113,14 +114,14 @@ def _tiny(tmp_path):
 
 
 def test_the_same_seeds_give_the_same_in_several_processes(tiny):
-    plan = [Run(0, policy, seed) for policy in sorted(POLICIES) for seed in (42, 43)]
+    plan = [Run(0, policy, seed) for policy in ("binpack", "spread") for seed in (42, 43)]
     job = partial(fill, more=(worlds.shape(250),))
     pods: list[int] = []
     told: list[Run] = []
     several = runs.run_all(job, [tiny], plan, processes=2, step=pods.append, done=lambda run, _: told.append(run))
     assert several == runs.run_all(job, [tiny], plan)
     assert sorted(told, key=plan.index) == plan
-    assert len({one.points for one in several}) > 4, "seeds and policies make a difference"
+    assert len({one.points for one in several}) == 4, "seeds and policies make a difference"
 
 
 def test_what_strings_hash_to_makes_no_difference(tmp_path):
