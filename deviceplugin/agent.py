@@ -87,6 +87,7 @@ class Agent:
         self._access = settings.access
         self._restored = False
         self._settled = False
+        self._unwritable = ""
         self.grants = GrantStore(settings.state_dir / "grants", settings.core_overcommit, clock)
         nvidia = None if settings.nvidia_specs is None else cdi.NvidiaSpecs(settings.nvidia_specs)
         self._delivery = Delivery(settings.cdi_dir, nvidia)
@@ -197,7 +198,7 @@ class Agent:
 
     def problems(self) -> Sequence[str]:
         """Why it is not ready, a line each."""
-        found = [self._registration.problem, self._releaser.silent]
+        found = [self._registration.problem, self._releaser.silent, self.grants.problem]
         if self._access is None:
             found.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
         if not self._inventory.settled:
@@ -225,9 +226,9 @@ class Agent:
     def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
         """By UUID. A card that no container can be given is as good as sick, and one that another plugin gives too."""
         living = (pod.uid for pod in self.pods.all() if not pod.finished)
-        served = self._inventory.node.nvidia_problem() or self._former.why_not(living)
-        if served:
-            return {card.uuid: Health(healthy=False, reason=served) for card in cards}
+        of_all = self._inventory.node.nvidia_problem() or self._former.why_not(living) or self.grants.problem
+        if of_all:
+            return {card.uuid: Health(healthy=False, reason=of_all) for card in cards}
         health = self._gpus.health()
         known = {card.uuid: health.get(card.uuid, HEALTHY) for card in cards}
         for uuid, why in self._undeliverable(cards).items():
@@ -237,7 +238,8 @@ class Agent:
 
     def _device_health(self, devices: list[OtherDevice]) -> dict[str, Health]:
         """By UUID. As with cards, one that no container can be given is as good as sick."""
-        troubles = {device.uuid: card_access.device_trouble(device, self._access) for device in devices}
+        of_all = self.grants.problem
+        troubles = {device.uuid: of_all or card_access.device_trouble(device, self._access) for device in devices}
         return {uuid: Health(healthy=not trouble, reason=trouble) for uuid, trouble in troubles.items()}
 
     def _pod_ended(self) -> None:
@@ -277,9 +279,25 @@ class Agent:
         return grant
 
     def _look_after_grants(self) -> None:
+        self.grants.mend()
+        self._tell_unwritable()
         self._releaser.sweep()
         if self.pods.synced and not self._settled:
             self._settle()
+
+    def _tell_unwritable(self) -> None:
+        before, self._unwritable = self._unwritable, self.grants.problem
+        if before == self._unwritable:
+            return
+        node = ObjectRef.node(self._settings.node)
+        if self._unwritable:
+            _log.error("no container with a share can start", why=self._unwritable)
+            remedy = "no container with a share starts here; make room there, or make it writable"
+            self._events.record(node, "StateUnwritable", f"{self._unwritable}: {remedy}", "Warning")
+        else:
+            _log.info("containers with a share can start again")
+            self._events.record(node, "StateWritable", "grants can be written again: containers with a share start")
+        self._inventory.wake()
 
     def _settle(self) -> None:
         """Once after the start: what may have been lost or left undone while nobody ran here."""

@@ -38,7 +38,7 @@ class Cordons:
                 self._by_uuid[resource.spec.uuid] = resource.spec.cordon
             else:
                 self._by_uuid.pop(resource.spec.uuid, None)
-        if self._by_uuid != self._written:
+        if self._by_uuid != self._written or (self._by_uuid and not self._path.exists()):
             self._write()
 
     def mark(self, uuid: str) -> dict[str, Any]:

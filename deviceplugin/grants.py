@@ -28,6 +28,7 @@ _log = structlog.get_logger(__name__)
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _SUFFIX = ".json"
 _STRIPES = 64
+_PROBE_BYTES = 4096  # a full disk has no room for a block
 _VERSION = 1
 _WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
 
@@ -184,6 +185,7 @@ class GrantStore:
         self._epoch = 0
         self._disk = [threading.Lock() for _ in range(_STRIPES)]
         self.unreadable: list[str] = []
+        self.problem = ""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._load()
 
@@ -220,6 +222,23 @@ class GrantStore:
         It counts as the oldest of its slots: what is known of it may be older than the slot's next grant.
         """
         self._enter(grant, lambda: None, 0)
+
+    def mend(self) -> None:
+        """Puts back what somebody has removed from the disk. `problem` says afterwards why nothing can be written there
+        at present, "" when it can.
+        """
+        probe = self._folder.with_name(f".{self._folder.name}.probe")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            probe.write_bytes(bytes(_PROBE_BYTES))
+            probe.unlink()
+            for grant in self.all():
+                if not self._path(grant).exists():
+                    self._put_back(grant)
+        except OSError as error:
+            self.problem = f"grants cannot be written to {self._folder}: {error.strerror}"
+        else:
+            self.problem = ""
 
     def epoch(self) -> int:
         """A mark in time for `drop`: what is granted from now on is later."""
@@ -307,18 +326,29 @@ class GrantStore:
             self._write(grant)
         return None
 
+    def _put_back(self, grant: Grant) -> None:
+        with self._disk_of(grant.pod_uid):
+            if self.get(grant.pod_uid, grant.container) is grant:  # not freed meanwhile
+                self._write(grant)
+                _log.warning(
+                    "a grant had vanished from the disk and was written again", pod=grant.pod, uid=grant.pod_uid
+                )
+
+    def _path(self, grant: Grant) -> Path:
+        return self._folder / grant.pod_uid / (grant.container + _SUFFIX)
+
     def _write(self, grant: Grant) -> None:
-        folder = self._folder / grant.pod_uid
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700)
+        path = self._path(grant)
+        if not path.parent.is_dir():
+            path.parent.mkdir(mode=0o700, parents=True)
             _sync(self._folder)
-        temporary = folder / f".{grant.container}.tmp"
+        temporary = path.with_name(f".{grant.container}.tmp")
         with temporary.open("wb") as file:
             file.write(msgspec.json.encode(grant))
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(folder / (grant.container + _SUFFIX))
-        _sync(folder)
+        temporary.replace(path)
+        _sync(path.parent)
 
     def _disk_of(self, pod_uid: str) -> threading.Lock:
         return self._disk[hash(pod_uid) % _STRIPES]

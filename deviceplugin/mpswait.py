@@ -55,6 +55,7 @@ class MpsWait:
         self._setting = setting
         self._root = root
         self._seen = state_dir / _SEEN
+        self._managed = False
         self._clock = clock
         if setting is Mode.OFF:
             self._seen.unlink(missing_ok=True)
@@ -109,13 +110,12 @@ class MpsWait:
         """Whether this node has one, running or not: who starts before it after a reboot would get past it."""
         if self._setting is not Mode.PREFERRED:
             return self._setting is Mode.REQUIRED
-        if self._seen.exists():
-            return True
-        if not (self._root / mps.LOCK).exists():
-            return False
-        with contextlib.suppress(OSError):  # then the next reboot does not know, but this start does
-            self._seen.touch()
-        return True
+        on_disk = self._seen.exists()
+        self._managed = self._managed or on_disk or (self._root / mps.LOCK).exists()
+        if self._managed and not on_disk:
+            with contextlib.suppress(OSError):  # then the next reboot does not know, but this process does
+                self._seen.touch()
+        return self._managed
 
     def _look(self, grant: Grant, wanted: State | None) -> Verdict:
         if wanted is None:

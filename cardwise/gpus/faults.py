@@ -104,7 +104,7 @@ class Faults:
         self._keep()
 
     def _keep(self) -> None:
-        if self._path is None or self._lasting == self._kept:
+        if self._path is None or (self._lasting == self._kept and (not self._lasting or self._path.exists())):
             return
         scratch = self._path.with_name(f"{self._path.name}.new")
         try:

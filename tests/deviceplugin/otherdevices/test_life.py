@@ -35,6 +35,10 @@ class TestLife:
         rig.settle()
         assert machine.status(FIRST).get("held") == []
 
+    def test_it_is_sick_while_grants_cannot_be_written(self, machine, rig):
+        (rig.folder / "state" / ".grants.probe").symlink_to("/dev/full")
+        assert "No space left" in machine.healthy(FIRST, is_healthy=False)["reason"]
+
     def test_a_restart_makes_the_same_spec_from_the_disk(self, machine, rig):
         pod = bind(rig, "a", {"0": [("rdma", FIRST), ("fpga", FPGA)]}, {"0": (1, 100)})
         slot = rig.run(pod, "c0")

@@ -1,0 +1,119 @@
+"""The state folder: cleaned up under a running agent, and where nothing can be written to it."""
+
+import shutil
+
+from cardwise.core import mps
+from deviceplugin.grants import GrantStore
+from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
+from tests.deviceplugin.mps.worlds import bound
+from tests.deviceplugin.records import grant
+
+
+def cleaned_up(rig) -> None:
+    """`rm -rf /var/lib/cardwise` while it runs."""
+    shutil.rmtree(rig.folder / "state")
+
+
+def in_the_way(rig) -> None:
+    """Nothing can be written to the folder. (Root may write to what is read-only for others.)"""
+    shutil.rmtree(rig.folder / "state" / "grants")
+    (rig.folder / "state" / "grants").write_text("")
+
+
+def test_grants_come_back_when_somebody_has_cleaned_up(rig):
+    slots = [rig.run(rig.bind(name, [(1, 1000)])) for name in "ab"]
+    cleaned_up(rig)
+    rig.settle()
+    assert rig.held_on_disk(1) == 2000
+    rig.stop()
+    rig.start()
+    assert [rig.agent.grants.owner(slot).name for slot in slots] == ["a", "b"]
+    assert rig.problems() == []
+
+
+def test_a_container_starts_right_after_it(rig):
+    cleaned_up(rig)
+    rig.run(rig.bind("a", [(0, 1000)]))
+    assert rig.held_on_disk(0) == 1000
+    cleaned_up(rig)
+    rig.run(rig.bind("b", [(0, 1000)]))
+    rig.settle()
+    assert rig.held_on_disk(0) == 2000
+
+
+def test_what_was_freed_does_not_come_back(rig):
+    pod = rig.bind("a", [(0, 1000)])
+    rig.run(pod)
+    cleaned_up(rig)
+    rig.end(pod)
+    rig.settle()
+    assert rig.agent.grants.all() == []
+    assert list((rig.folder / "state" / "grants").iterdir()) == []
+
+
+def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
+    store = GrantStore(tmp_path / "grants")
+    made = grant()
+    assert store.claim(made, {"GPU-1": P100}) is None
+    (known,) = store.all()
+    store.drop(made.pod_uid, store.epoch())
+    store._put_back(known)
+    assert list((tmp_path / "grants").iterdir()) == []
+
+
+def test_what_cannot_be_written_is_told_in_each_place_and_heals(rig):
+    slot = rig.run(rig.bind("a", [(1, 1000)]))
+    in_the_way(rig)
+    rig.settle()
+    why = f"grants cannot be written to {rig.folder}/state/grants: File exists"
+    assert rig.problems() == [why]
+    assert health(rig) == ["Unhealthy", "Unhealthy"]
+    assert rig.status(0)["reason"] == why
+    assert rig.events("StateUnwritable") == [
+        f"{why}: no container with a share starts here; make room there, or make it writable"
+    ]
+    assert why in refusal(lambda: rig.run(rig.bind("b", [(0, 1000)])))[1]
+    assert rig.spec(slot), "what runs goes on"
+    (rig.folder / "state" / "grants").unlink()
+    rig.settle()
+    assert rig.problems() == []
+    assert health(rig) == ["Healthy", "Healthy"]
+    assert len(rig.events("StateUnwritable")) == len(rig.events("StateWritable")) == 1
+    assert rig.held_on_disk(1) == 1000
+    rig.run(rig.bind("c", [(0, 1000)]))
+
+
+def test_a_full_disk_is_no_place_for_grants(rig):
+    probe = rig.folder / "state" / ".grants.probe"
+    probe.symlink_to("/dev/full")
+    rig.settle()
+    assert health(rig) == ["Unhealthy", "Unhealthy"]
+    assert "No space left on device" in rig.status(1)["reason"]
+    probe.unlink()
+    rig.settle()
+    assert health(rig) == ["Healthy", "Healthy"]
+
+
+def test_cordons_are_remembered_all_the_same(rig):
+    card = rig.card(1)
+    card["spec"] |= {"unschedulable": True, "cordon": {"reason": "it smokes"}}
+    rig.api.put(RESOURCES, card)
+    rig.settle()
+    cleaned_up(rig)
+    rig.settle()
+    assert card_uuid(1) in (rig.folder / "state" / "cordons.json").read_text()
+
+
+def test_that_the_node_has_an_mps_manager_is_remembered_all_the_same(idle_rig):
+    rig = idle_rig
+    rig.mps_root.mkdir()
+    (rig.mps_root / mps.LOCK).touch()
+    rig.start()
+    shutil.rmtree(rig.mps_root)
+    cleaned_up(rig)
+    assert "no MPS manager runs on this node" in refusal(lambda: rig.run(bound(rig), "c0"))[1]
+    rig.settle()
+    refusal(lambda: rig.run(bound(rig, "b"), "c0"))
+    rig.stop()
+    rig.start()
+    assert "no MPS manager runs on this node" in refusal(lambda: rig.run(bound(rig, "c"), "c0"))[1]
