@@ -155,7 +155,7 @@ class Rig:
 
     def see(self) -> None:
         """The watches tell the agent what there is by now."""
-        now = (self.api._revision, self.api.down, *self.api.missing)
+        now = (self.api.revision, self.api.down, *self.api.missing)
         if now == self.seen:
             return
         self.seen = now
@@ -169,9 +169,9 @@ class Rig:
         """Lets time pass until the agent has done all that it does by itself."""
         quiet = 0
         while quiet < _QUIET_SECONDS:
-            before = self.api._revision
+            before = self.api.revision
             self.pass_second()
-            quiet = quiet + 1 if self.api._revision == before else 0
+            quiet = quiet + 1 if self.api.revision == before else 0
 
     def pass_second(self) -> None:
         """Each thread of the agent takes its turn."""

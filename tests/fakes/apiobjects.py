@@ -6,10 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import jsonpatch
+import msgspec
 
 from cardwise.core import names
 
 Json = dict[str, Any]
+Key = tuple[str, str, str]  # collection, namespace, name
+
+encoded, decoded = msgspec.json.encode, msgspec.json.decode
+
+
+def copied(value: Any) -> Any:
+    return decoded(encoded(value))
+
+
+def without_metadata_and_status(obj: Json) -> Json:
+    return {name: value for name, value in obj.items() if name not in ("metadata", "status")}
 
 
 class Refused(Exception):
@@ -96,9 +108,13 @@ class Target:
     """What a path names: a collection, an object of it, or a subresource of that."""
 
     collection: str
-    namespace: str
-    name: str
-    sub: str
+    namespace: str = ""
+    name: str = ""
+    sub: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.collection, self.namespace, self.name
 
     @classmethod
     def of(cls, path: str) -> "Target":

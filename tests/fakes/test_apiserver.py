@@ -201,7 +201,7 @@ def test_watches_that_end_badly(api, client, then):
     if then == "gone":
         assert lines[1]["object"]["code"] == 410
     assert isinstance(ended[0], {"cut": errors.Unreachable, "garbage": ValueError}.get(then, type(None)))
-    assert api.watches() == 0
+    api.until(lambda: api.watches() == 0)
 
 
 def test_a_silent_watch_ends_by_the_readers_own_patience(api, clock):

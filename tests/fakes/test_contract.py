@@ -515,9 +515,10 @@ class TestWatches:
 
     def test_from_a_version_that_was_forgotten_are_gone(self, server, client, ns):
         before = client.get(paths.secrets(ns))["metadata"]["resourceVersion"]
-        server.make(paths.secrets(ns), "a")
-        server.make(paths.secrets(ns), "b")
+        last = server.make(paths.secrets(ns), "a")
+        server.make(paths.secrets(ns), "end")
         server.compact()
+        assert server.watched(paths.secrets(ns), last) == []  # of the last write it still knows
         event = json.loads(next(iter(client.watch(paths.secrets(ns), resource_version=before, timeout_seconds=10))))
         assert event["type"] == "ERROR"
         assert isinstance(errors.from_status(json.dumps(event["object"]).encode()), errors.Gone)

@@ -22,11 +22,10 @@ from cardwise.core.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
-from cardwise.kube.client import KubeClient
 from mps.machine import Pace
 from mps.manager import Lock, Manager, Settings
 from mps.processes import CONTROL, LOCAL
-from tests.deviceplugin.fakeapi import FakeApi
+from tests.fakes.apiserver import ApiServer
 from tests.mps.worlds import NODE, PODS, RESOURCES, eventually
 
 PROGRAM = Path(__file__).parent / "tenant.py"
@@ -90,7 +89,7 @@ class Machine:
         self.root = folder / "mps"
         self.gpus = gpus
         self.card = gpus.cards()[0]
-        self.api = FakeApi()
+        self.api = ApiServer()
         metadata = {"name": self.card.uuid.lower(), "labels": {"cardwise.dev/node": NODE}}
         self.api.put(RESOURCES, {"metadata": metadata, "spec": {"node": NODE, "uuid": self.card.uuid}, "status": {}})
         self.manager: Manager | None = None
@@ -111,7 +110,7 @@ class Machine:
             stop_daemons="always",
             detach_before=3.0,
         )
-        self._client = KubeClient(self.api.url)
+        self._client = self.api.client()
         self._lock = Lock(self.root)
         self._lock.take()
         chosen = _Lasting(self.gpus, Choice((self.card.uuid.lower(),)))
