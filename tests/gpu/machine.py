@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,24 @@ from cardwise.core.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
+from cardwise.kube import paths
 from mps.machine import Pace
 from mps.manager import Lock, Manager, Settings
 from mps.processes import CONTROL, LOCAL
 from tests.fakes.apiserver import ApiServer
-from tests.mps.worlds import NODE, PODS, RESOURCES, eventually
+from tests.mps.worlds import NODE
 
 PROGRAM = Path(__file__).parent / "tenant.py"
 READY_SECONDS = 90.0
+
+
+def eventually(ask: Callable[[], Any], what: str = "", timeout: float = 30) -> Any:
+    """What a real card and its daemon come to in their own time."""
+    deadline = time.monotonic() + timeout
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, what or "not so in time"
+        time.sleep(0.02)
+    return answer
 
 
 class Tenant:
@@ -91,7 +102,10 @@ class Machine:
         self.card = gpus.cards()[0]
         self.api = ApiServer()
         metadata = {"name": self.card.uuid.lower(), "labels": {"cardwise.dev/node": NODE}}
-        self.api.put(RESOURCES, {"metadata": metadata, "spec": {"node": NODE, "uuid": self.card.uuid}, "status": {}})
+        self.api.put(
+            paths.extendedresources(),
+            {"metadata": metadata, "spec": {"node": NODE, "uuid": self.card.uuid}, "status": {}},
+        )
         self.manager: Manager | None = None
         self.tenants: list[Tenant] = []
         self._before = gpus.compute_mode(self.card.uuid)
@@ -152,7 +166,7 @@ class Machine:
         annotations = codec.encode(Assignment({"0": given}), assume_time_ns=1)
         metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations}
         pod = {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}
-        self.api.put(PODS, pod)
+        self.api.put(paths.pods(), pod)
 
     def tenant(
         self,

@@ -13,7 +13,7 @@ from cardwise.gpus.protocol import ComputeMode
 from mps import cgroups
 from mps.cgroups import Membership
 from mps.processes import LOCAL
-from tests.mps.worlds import eventually
+from tests.gpu.machine import eventually
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,6 +10,7 @@ def test_stop_gives_the_lease_back_after_telling(world: World):
     b = world.elector("b")
     b.step()
     a.start()
+    world.clock.until_waiting()  # not in the middle of a step, which would tell it as well
     a.stop()
     assert told == [(True, True, "a"), (False, False, "a")]
     assert not a.leader
