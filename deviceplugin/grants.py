@@ -214,14 +214,14 @@ class GrantStore:
         The grant is on disk when this returns None. Raises OSError; it then stays in memory, where the next try and
         `drop` find it.
         """
-        return self._enter(grant, lambda: self._overfull(grant, totals) or self._taken(grant), self._clock.wall_ns())
+        return self._enter(grant, lambda: self._overfull(grant, totals) or self._taken(grant), self._latest_ns)
 
     def adopt(self, grant: Grant) -> None:
         """Enter a grant whose container runs already, whatever the card has. Raises OSError.
 
         It counts as the oldest of its slots: what is known of it may be older than the slot's next grant.
         """
-        self._enter(grant, lambda: None, 0)
+        self._enter(grant, lambda: None, lambda: 0)
 
     def mend(self) -> None:
         """Puts back what somebody has removed from the disk. `problem` says afterwards why nothing can be written there
@@ -311,15 +311,21 @@ class GrantStore:
                 return Taken(device.uuid, tuple(holders))
         return None
 
-    def _enter(self, grant: Grant, check: Callable[[], Conflict | None], granted_ns: int) -> Conflict | None:
+    def _latest_ns(self) -> int:
+        """Later than all grants that there are, also where the time of day was set back."""
+        return max(self._clock.wall_ns(), 1 + max((one.granted_ns for one in self._grants.values()), default=0))
+
+    def _enter(
+        self, grant: Grant, check: Callable[[], Conflict | None], granted_ns: Callable[[], int]
+    ) -> Conflict | None:
         _checked(grant)
         version = _WITH_DEVICES if grant.pod_devices else _VERSION
-        grant = msgspec.structs.replace(grant, version=version, granted_ns=granted_ns)
         key = (grant.pod_uid, grant.container)
         with self._lock:
             conflict = check()
             if conflict is not None:
                 return conflict
+            grant = msgspec.structs.replace(grant, version=version, granted_ns=granted_ns())
             self._epoch += 1
             self._grants[key], self._stamps[key] = grant, self._epoch
         with self._disk_of(grant.pod_uid):

@@ -4,7 +4,6 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -43,14 +42,6 @@ _QUIET_SECONDS = 3  # the agent repeats a write after two
 
 def card_uuid(index: int) -> str:
     return f"GPU-{NODE}-{index}"
-
-
-def eventually(ask: Callable[[], object], timeout: float = 10, what: str = "") -> object:
-    deadline = time.monotonic() + timeout
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, what or "not so in time"
-        time.sleep(0.02)
-    return answer
 
 
 class Told:

@@ -2,14 +2,17 @@
 
 import shutil
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from deviceplugin.grants import Grant, GrantStore, Share, by_pod
 from tests.deviceplugin.conftest import MEMORY
+from tests.fakes.clock import FakeClock
 
 TOTAL = 100  # MiB of each card
 CARDS = ("GPU-0", "GPU-1")
@@ -112,6 +115,18 @@ class Disk(RuleBasedStateMachine):
 
 TestDisk = Disk.TestCase
 TestDisk.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_path):
+    clock = FakeClock()
+    store = GrantStore(tmp_path / "grants", clock=clock)
+    for number, day in enumerate((20, 10, 1)):
+        clock.set_wall(datetime(2026, 1, day, tzinfo=UTC))
+        mine = msgspec.structs.replace(grant(f"u{number}", "a", 0, 10), slots=("s001",))
+        assert store.claim(mine, TOTALS) is None
+        assert store.owner("s001").pod_uid == f"u{number}"
+        store = GrantStore(tmp_path / "grants", clock=clock)
+        assert store.owner("s001").pod_uid == f"u{number}"
 
 
 def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):
