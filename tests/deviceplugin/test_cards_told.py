@@ -4,7 +4,6 @@ from prometheus_client import REGISTRY
 
 from cardwise.core import names
 from cardwise.core.mps import Mode
-from cardwise.kube import errors
 from deviceplugin import node as own_node
 from tests.deviceplugin.conftest import (
     NODE,
@@ -14,6 +13,7 @@ from tests.deviceplugin.conftest import (
     card_uuid,
     refusal,
 )
+from tests.fakes.apiserver import Fault
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-n1"}
 
@@ -150,20 +150,12 @@ def test_capacities_are_asserted_again(rig):
 
 
 def test_a_failed_wake_up_is_tried_again(rig):
-    patch, failed = rig.client.patch, []
-
-    def once(path, change, *rest, **options):
-        if names.NODE_CHANGED in (change.get("metadata") or {}).get("annotations", {}) and not failed:
-            failed.append(path)
-            raise errors.ServerError(500, "InternalError", "etcd leader changed")
-        return patch(path, change, *rest, **options)
-
-    rig.client.patch = once
+    failing = rig.api.fault(Fault(status=500), "patch", f"{NODES}/{NODE}")
     rig.cards[1]["healthy"] = False
     rig.write_cards()
     rig.settle()
+    assert failing.left == 0
     assert names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {})
-    assert failed
 
 
 def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):

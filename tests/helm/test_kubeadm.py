@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cardwise.kube import errors
+from cardwise.kube import paths
+from tests.fakes.apiserver import ApiServer, Fault
 from tests.helm.rendering import ALL, Render
 from tests.helm.scripts import load
 
@@ -45,8 +47,11 @@ spec:
 """
 
 
+POD = paths.pods("kube-system", "kube-scheduler-cp1")
+
+
 class Node:
-    """A control plane node, and the API server as the script asks it: the kubelet runs what lies in the folder."""
+    """A control plane node, and the API server that the script asks: the kubelet runs what lies in the folder."""
 
     def __init__(self, root: Path) -> None:
         self.manifests = root / "manifests"
@@ -57,25 +62,27 @@ class Node:
         self.runs: Callable[[Json], bool] = lambda pod: True
         self.address = "10.0.0.7"
         self.secret = {name: name for name in kubeadm.TLS_FILES}
-        self.silent = False
+        self.api = ApiServer()
+        self.api.before(lambda _: self._kubelet(), "get", POD, times=math.inf)
 
-    def get(self, path: str) -> Json:
-        if path.endswith("/services/cardwise-extender"):
-            return {"spec": {"clusterIP": self.address}}
-        if path.endswith("/secrets/tls"):
-            return {"data": {name: base64.b64encode(text.encode()).decode() for name, text in self.secret.items()}}
-        assert path.endswith("/pods/kube-scheduler-cp1")
+    def _kubelet(self) -> None:
+        """Tells of the pod as it is by now."""
         if not self.path.exists():
-            raise errors.NotFound("no pod")
-        if self.silent:
-            raise errors.Unreachable("the connection was cut")
+            self.api.remove(POD)
+            return
         pod: Json = yaml.safe_load(self.path.read_text())
         ready = "True" if self.runs(pod) else "False"
-        return pod | {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
+        metadata = pod["metadata"] | {"name": "kube-scheduler-cp1"}
+        told = {"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+        self.api.put(paths.pods(), pod | told)
 
     def run(self, action: str) -> None:
+        extender = {"namespace": "cardwise", "name": "cardwise-extender"}
+        self.api.put("/api/v1/services", {"metadata": extender, "spec": {"clusterIP": self.address}})
+        data = {name: base64.b64encode(text.encode()).decode() for name, text in self.secret.items()}
+        self.api.put(paths.secrets(), {"metadata": {"namespace": "cardwise", "name": "tls"}, "data": data})
         arguments = argparse.Namespace(node="cp1", manifests=str(self.manifests), namespace="cardwise", secret="tls")
-        getattr(kubeadm, action)(self, arguments)
+        getattr(kubeadm, action)(self.api.client(), arguments)
 
     def command(self) -> list[str]:
         words: list[str] = yaml.safe_load(self.path.read_text())["spec"]["containers"][0]["command"]
@@ -229,7 +236,7 @@ def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pyte
 
 
 def test_it_is_taken_back_while_the_api_server_is_silent(node: Node) -> None:
-    node.silent = True
+    node.api.fault(Fault(lost=True), "get", POD, times=math.inf)
     with pytest.raises(kubeadm.Refused, match="did not come up, nor with its former manifest"):
         node.run("wire")
     assert node.path.read_text() == MANIFEST
