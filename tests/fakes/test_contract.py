@@ -27,6 +27,7 @@ Json = dict[str, Any]
 
 REAL = [
     pytest.mark.cluster,
+    pytest.mark.xdist_group("contract"),  # one API server for all of them
     pytest.mark.timeout(1200),  # the first run of all builds the programs
     # The harness keeps its processes by pid and lets the Popen objects go.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
