@@ -126,6 +126,11 @@ class Cluster:
         spec = self._spec()
         return Chart(self.state_dir, self.kubeconfig, spec["values"], Path(spec["former"]) / "helm" / "cardwise")
 
+    @property
+    def has_parts(self) -> bool:
+        """As processes: they can be asked."""
+        return bool(self._spec()["parts"])
+
     def node(self, name: str) -> Node:
         return Node(self.state_dir, name)
 
@@ -164,7 +169,7 @@ class Cluster:
             "PATH": f"{self.bin_dir}:{_python().parent}:{os.environ['PATH']}",
             "CARDWISE_APISERVER_URL": self.control_plane.url,
         }
-        if self._spec()["parts"]:
+        if self.has_parts:
             values |= {
                 "CARDWISE_EXTENDER_URL": self.parts.url("extender"),
                 "CARDWISE_EXTENDER_TLS": str(self.parts.tls_dir),

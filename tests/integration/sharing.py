@@ -83,7 +83,8 @@ class Space:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.clear()
+        # On nodes that go as well nobody would have to say that the containers have ended.
+        self.clear(grace=0 if self.own_nodes and not self.cluster.nodes else 1)
         if self.own_nodes:
             simnodes.remove(self.cluster.api, self.own_nodes)
             self.own_nodes.clear()
@@ -96,8 +97,9 @@ class Space:
         made = [f"{self.name}-{i:02}" for i in range(first, first + count)]
         self.own_nodes += made
         self.cluster.simulate(dict.fromkeys(made, cards))
-        wanted = {(node, index) for node in made for index in range(len(cards))}
-        self.wait(lambda: wanted <= inspect(self.cluster).keys(), "the extender knows the cards")
+        if self.cluster.has_parts:
+            wanted = {(node, index) for node in made for index in range(len(cards))}
+            self.wait(lambda: wanted <= inspect(self.cluster).keys(), "the extender knows the cards")
         return made
 
     def wait(self, ready: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
@@ -158,6 +160,20 @@ class Space:
 
         self.wait(said, f"{name} is refused: {why}")
 
+    def rejected(self, pod: Json) -> str:
+        """What is said to who would create the pod, once those who refuse it know why: they learn it by watches."""
+        said: list[str] = []
+
+        def so() -> bool:
+            try:
+                self.cluster.api.create(paths.pods(self.name), pod, query={"dryRun": "All"})
+            except errors.KubeError as error:
+                said.append(str(error))
+            return bool(said)
+
+        self.wait(so, f"{pod['metadata']['name']} is refused")
+        return said[0]
+
     def put(self, pod: Json) -> tuple[str, str]:
         """Create and see where it lands."""
         self.create(pod)
@@ -177,11 +193,12 @@ class Space:
         events = self.cluster.api.get(paths.events(self.name), query)["items"]
         return "\n".join(f"{event['reason']}: {event['message']}" for event in events)
 
-    def clear(self) -> None:
-        """Nothing left of what the test made: first who would make pods again, then the pods."""
+    def clear(self, *, grace: int = 1) -> None:
+        """Nothing left of what the test made: first who would make pods again, then the pods.
+
+        With `grace` 0 the extender keeps the shares for a while, since no node has said that the containers have ended.
+        """
         api, apps = self.cluster.api, f"/apis/apps/v1/namespaces/{self.name}"
-        # On simulated nodes no containers would have to end.
-        grace = 0 if self.own_nodes and not self.cluster.nodes else 1
         for path in (
             f"{apps}/deployments",
             f"{apps}/statefulsets",

@@ -19,11 +19,11 @@ from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.quantity import MiB, Percent
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster
-from tests.cluster.cards import device_numbers
+from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
 from tests.cluster.images import BUSYBOX
-from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Space
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node, pytest.mark.timeout(300)]
 
 NODE = "n1"
 P100 = 16276  # MiB
@@ -48,6 +48,7 @@ class Hand:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.space = Space(cluster, "by-hand")
         self.folder = cluster.node(NODE).folder
         inventory = yaml.safe_load((self.folder / "cards.yaml").read_text())
         self.cards = inventory["cards"]
@@ -98,7 +99,7 @@ class Hand:
         limits = {names.GPU_MEM: str(mib), names.SHARE: "1"}
         script = f"({TELL % {'major': other[0], 'minor': other[1]}}) >> /told/log 2>&1; {then}"
         pod = {
-            "metadata": {"name": name, "namespace": "default"},
+            "metadata": {"name": name},
             "spec": {
                 "schedulerName": "by-hand",
                 "automountServiceAccountToken": False,
@@ -117,7 +118,7 @@ class Hand:
                 ],
             },
         }
-        uid = self.cluster.api.create(paths.pods("default"), pod)["metadata"]["uid"]
+        uid = self.space.create(pod)
         share = CardShare(index, self.cards[index]["uuid"], MiB(mib), Percent(0), MiB(P100))
         binding = {
             "metadata": {
@@ -127,8 +128,8 @@ class Hand:
             },
             "target": {"kind": "Node", "name": NODE},
         }
-        self.cluster.api.create(paths.pods("default", name, "binding"), binding)
-        return str(uid)
+        self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
+        return uid
 
     def told(self, uid: str) -> str:
         path = self._volume(uid) / "log"
@@ -144,19 +145,18 @@ class Hand:
         return self.cluster.node(NODE).kubelet_dir / "pods" / uid / "volumes" / "kubernetes.io~empty-dir" / "told"
 
     def delete(self, *pods: str, force: bool = False) -> None:
-        extra = ["--force", "--grace-period=0"] if force else ["--wait"]
-        self.cluster.kubectl("delete", "pod", *pods, *extra)
+        self.space.delete(*pods, grace=0 if force else None)
+        self.space.gone(*pods)
 
     def status(self, index: int) -> dict:
         card = self.cluster.api.get(paths.extendedresources(self.cards[index]["uuid"].lower()))
         return dict(card.get("status") or {})
 
     def events(self, pod: str) -> str:
-        found = self.cluster.api.get(paths.events("default"), {"fieldSelector": f"involvedObject.name={pod}"})
-        return "\n".join(event["message"] for event in found["items"])
+        return self.space.reasons(pod)
 
     def container_id(self, pod: str) -> str:
-        found = self.cluster.api.get(paths.pods("default", pod))["status"].get("containerStatuses") or [{}]
+        found = self.space.get(pod)["status"].get("containerStatuses") or [{}]
         return str(found[0].get("containerID", "")).removeprefix("containerd://")
 
     def shim(self, pod: str) -> int:
@@ -168,34 +168,35 @@ class Hand:
     def logged(self, event: str, pod: str) -> int:
         """Where the plugin's log says this of the pod last."""
         log = self.cluster.process(PLUGIN).log.read_text()
-        return log.rindex(f'"event":"{event}","pod":"default/{pod}"')
+        return log.rindex(f'"event":"{event}","pod":"{self.space.name}/{pod}"')
 
     def grants(self) -> list[dict]:
         return [json.loads(path.read_text()) for path in (self.folder / "cardwise" / "grants").glob("*/*.json")]
 
-    def wait(self, ready: Callable[[], object], what: str, timeout: float = 60) -> None:
+    def wait(self, ready: Callable[[], object], what: str) -> None:
         def so() -> bool:
             try:
                 return bool(ready())
             except errors.KubeError:
                 return False
 
-        self.cluster.wait(so, what, timeout)
+        self.cluster.wait(so, what)
 
 
 @pytest.fixture(scope="module")
-def hand() -> Iterator[Hand]:
-    for cluster in started(SpecOf(nodes=1, parts=False)):
-        made = Hand(cluster)
-        made.start_plugin()
-        yield made
+def hand(cluster: Cluster) -> Iterator[Hand]:
+    made = Hand(cluster)
+    made.start_plugin()
+    yield made
+    cluster.process(PLUGIN).stop()
+    write_inventory(made.folder, NODE, DEFAULT)
 
 
 @pytest.fixture(autouse=True)
 def clean(hand: Hand) -> Iterator[None]:
     yield
     # A kubelet whose API server was away asks again after at most 60 s (its backoff of 30 s, doubled by jitter).
-    hand.cluster.kubectl("delete", "pod", "--all", "--wait", timeout=150)
+    hand.space.clear()
     hand.wait(lambda: not hand.grants(), "every share freed")
 
 
@@ -212,14 +213,14 @@ def test_a_container_has_its_card_and_no_other(hand):
     assert "CARDWISE_MEM_LIMIT_MIB=8138" in lines
     assert "CARDWISE_MEM_FRACTION=0.5000" in lines
     assert "ALIYUN_COM_GPU_MEM_IDX=1" in lines
-    assigned = lambda: hand.cluster.api.get(paths.pods("default", "a"))["metadata"]["annotations"][names.ASSIGNED]  # noqa: E731
+    assigned = lambda: hand.space.get("a")["metadata"]["annotations"][names.ASSIGNED]  # noqa: E731
     hand.wait(lambda: assigned() == "true", "the pod marked as assigned")
 
 
 def test_equal_pods_bound_together_are_not_swapped(hand):
     with ThreadPoolExecutor(8) as threads:
         uids = list(threads.map(lambda i: hand.pod(f"p{i}", i % 2, 500), range(40)))
-    hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told", 90)
+    hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told")
     for i, uid in enumerate(uids):
         lines = hand.told(uid).splitlines()
         assert f"has {i % 2}" in lines
@@ -232,9 +233,9 @@ def test_a_kubelet_restart_changes_nothing_for_containers(hand):
     hand.wait(lambda: hand.starts(uid), "the container told")
     hand.cluster.process(f"kubelet-{NODE}").restart()
     after = hand.pod("b", 0, 8138)
-    hand.wait(lambda: hand.starts(after), "a new pod after the restart", 60)
+    hand.wait(lambda: hand.starts(after), "a new pod after the restart")
     hand.let_it_exit(uid)
-    hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again", 60)
+    hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
     assert hand.told(uid).count("has 1") == 2
     assert "has 0" not in hand.told(uid)
 
@@ -247,11 +248,11 @@ def test_a_killed_plugin_comes_back(hand):
     hand.cluster.process(PLUGIN).restart()
     # A pod that is bound in between is failed by the kubelet, for good (UnexpectedAdmissionError); its owner makes
     # another. No device plugin can change that.
-    hand.wait(lambda: hand.registrations() > before, "registered again", 60)
+    hand.wait(lambda: hand.registrations() > before, "registered again")
     after = hand.pod("b", 0, 8138)
-    hand.wait(lambda: hand.starts(after), "a new pod after the restart", 60)
+    hand.wait(lambda: hand.starts(after), "a new pod after the restart")
     hand.let_it_exit(uid)
-    hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again", 60)
+    hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
     sockets = list((hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob("cardwise-*.sock"))
     assert len(sockets) == 1
 
@@ -264,7 +265,7 @@ def test_a_container_restarts_while_the_api_server_is_stopped(hand):
         hand.cluster.process(PLUGIN).kill()
         hand.cluster.process(PLUGIN).restart()
         hand.let_it_exit(uid)
-        hand.wait(lambda: hand.starts(uid) == 2, "the container starts again", 60)
+        hand.wait(lambda: hand.starts(uid) == 2, "the container starts again")
     finally:
         hand.cluster.process("kube-apiserver").restart()
     hand.wait(lambda: hand.cluster.api.get(paths.nodes(NODE)), "the API server is back")
@@ -277,13 +278,13 @@ def test_a_force_deleted_pod_is_held_until_its_container_is_gone(hand):
     uid = hand.pod("lingers", 0, P100, STUBBORN, grace=30)
     hand.wait(lambda: hand.starts(uid), "the container told")
     hand.delete("lingers", force=True)
-    hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held", 60)
+    hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held")
     # The kubelet lets a force-deleted pod live for some seconds; the claimant waits for it in PreStartContainer.
     claimant = hand.pod("claimant", 0, P100)
-    hand.wait(lambda: hand.starts(claimant), "the claimant starts", 60)
+    hand.wait(lambda: hand.starts(claimant), "the claimant starts")
     freed, granted = (hand.logged(event, pod) for event, pod in (("freed", "lingers"), ("granted", "claimant")))
     assert freed < granted
-    hand.wait(lambda: hand.status(0).get("held") == [], "no longer held", 60)
+    hand.wait(lambda: hand.status(0).get("held") == [], "no longer held")
 
 
 def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand):
@@ -294,14 +295,16 @@ def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand):
     os.kill(shim, signal.SIGSTOP)
     try:
         hand.delete("hangs", force=True)
-        hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held", 60)
+        hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held")
         claimant = hand.pod("claimant", 0, P100)
-        hand.wait(lambda: "still held by default/hangs" in hand.events("claimant"), "the claimant is told who", 60)
+        hand.wait(
+            lambda: f"still held by {hand.space.name}/hangs" in hand.events("claimant"), "the claimant is told who"
+        )
         assert not hand.starts(claimant)
     finally:
         os.kill(shim, signal.SIGCONT)
-    hand.wait(lambda: hand.starts(claimant), "the claimant starts", 90)
-    hand.wait(lambda: hand.status(0).get("held") == [], "no longer held", 60)
+    hand.wait(lambda: hand.starts(claimant), "the claimant starts")
+    hand.wait(lambda: hand.status(0).get("held") == [], "no longer held")
 
 
 def test_a_full_card_changes_hands(hand):
@@ -315,13 +318,13 @@ def test_a_full_card_changes_hands(hand):
 def test_a_sick_card_is_told_and_recovers(hand):
     hand.cards[1] |= {"healthy": False, "reason": "Xid 79"}
     hand.write_cards()
-    hand.wait(lambda: hand.status(1).get("health") == "Unhealthy", "told", 20)
+    hand.wait(lambda: hand.status(1).get("health") == "Unhealthy", "told")
     uid = hand.pod("a", 1, 100)
-    hand.wait(lambda: "is unhealthy: Xid 79" in hand.events("a"), "the pod is told", 60)
+    hand.wait(lambda: "is unhealthy: Xid 79" in hand.events("a"), "the pod is told")
     hand.cards[1]["healthy"] = True
     hand.write_cards()
-    hand.wait(lambda: hand.status(1).get("health") == "Healthy", "told", 20)
-    hand.wait(lambda: hand.starts(uid), "the container starts", 60)
+    hand.wait(lambda: hand.status(1).get("health") == "Healthy", "told")
+    hand.wait(lambda: hand.starts(uid), "the container starts")
 
 
 def test_a_pod_that_nobody_placed_does_not_start(hand):
@@ -330,7 +333,7 @@ def test_a_pod_that_nobody_placed_does_not_start(hand):
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {"name": "unplaced", "namespace": "default"},
+                "metadata": {"name": "unplaced", "namespace": hand.space.name},
                 "spec": {
                     "nodeName": NODE,
                     "terminationGracePeriodSeconds": 1,
@@ -346,4 +349,4 @@ def test_a_pod_that_nobody_placed_does_not_start(hand):
             }
         ]
     )
-    hand.wait(lambda: "was not placed by the Cardwise extender" in hand.events("unplaced"), "told why", 60)
+    hand.wait(lambda: "was not placed by the Cardwise extender" in hand.events("unplaced"), "told why")

@@ -20,31 +20,30 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.build import container
 from tests.cluster import Cluster
-from tests.cluster.processes import Process
+from tests.cluster.processes import PATIENCE, Process
 from tests.cluster.simnodes import RUN_SECONDS
+from tests.integration.conftest import spaces
 from tests.integration.ganging import bound, create_at_once, member
 from tests.integration.replicas import Pair, ready, two_extenders, webhooks
 from tests.integration.ruleone import RuleOne
-from tests.integration.sharing import Json, Space, inspect, kill9, where, workload
+from tests.integration.sharing import Json, Space, kill9, where, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(600)]
 
 LIMIT = 60  # shares of the namespace
 SIZES = (1024, 2048, 4069, 8138)  # MiB
-PATIENCE = 120.0  # seconds, on a busy machine
 
 
 @pytest.fixture
-def space(sim_cluster: Cluster) -> Iterator[Space]:
-    made = Space(sim_cluster, f"failover-{time.monotonic_ns() % 10**9}")
-    yield made
-    made.clear()
-    made.wait(lambda: all(not used for _, used, _ in inspect(sim_cluster).values()), "nothing is held", PATIENCE)
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    for made in spaces(cluster, request):
+        made.nodes(4)
+        yield made
 
 
 @pytest.fixture
-def pair(sim_cluster: Cluster) -> Iterator[Pair]:
-    with two_extenders(sim_cluster) as made:
+def pair(cluster: Cluster) -> Iterator[Pair]:
+    with two_extenders(cluster) as made:
         yield made
 
 
@@ -139,7 +138,7 @@ def put_quota(space: Space) -> None:
 
 def all_is_well(space: Space, rules: Rules, load: Load) -> None:
     """What has come is placed in the end, and no rule was broken."""
-    space.wait(lambda: set(load.made) <= set(bound(space)), "all pods are placed", PATIENCE + len(load.made) / 5)
+    space.wait(lambda: set(load.made) <= set(bound(space)), "all pods are placed")
     assert not rules.failed
     assert rules.violations == []
     assert load.failed == []
@@ -153,7 +152,7 @@ def ends(space: Space, pair: Pair, ways: Sequence[Callable[[Process], None]]) ->
         Rules(space) as rules,
         Load(space, 100, enough=lambda made: made > 2 * len(rules.granted) + 200) as load,
     ):
-        space.wait(lambda: len(rules.granted) > 10, "shares are given before", PATIENCE)
+        space.wait(lambda: len(rules.granted) > 10, "shares are given before")
         for number, end in enumerate(ways):
             leader = pair.leader()
             end(leader)
@@ -167,13 +166,13 @@ def ends(space: Space, pair: Pair, ways: Sequence[Callable[[Process], None]]) ->
                 """When the first share of a leader that came later was given."""
                 return [at for at in list(rules.began.values()) if at > ended]
 
-            space.wait(lambda: bool(resumed()), "shares are given again, by the next leader", PATIENCE)
+            space.wait(lambda: bool(resumed()), "shares are given again, by the next leader")
             seconds.append(min(resumed()) - ended)
             leader.restart()
         load.stop()
         print(f"{len(load.made)} pods; shares are given again after {[round(each, 1) for each in seconds]} s")
         gangs = [f"gang{number}-" for number in range(len(ways))]
-        space.wait(lambda: all(len(bound(space, gang)) == 4 for gang in gangs), "gangs are placed whole", PATIENCE)
+        space.wait(lambda: all(len(bound(space, gang)) == 4 for gang in gangs), "gangs are placed whole")
         all_is_well(space, rules, load)
 
 
@@ -192,15 +191,15 @@ def freezes(space: Space, pair: Pair, count: int) -> None:
             leader = pair.leader()
             other = pair.other(leader)
             before = time.monotonic()
-            space.wait(lambda since=before: rules.grants_since(since) > 2, "the leader gives cards away", PATIENCE)
+            space.wait(lambda since=before: rules.grants_since(since) > 2, "the leader gives cards away")
             leader.pause()
             try:
-                space.wait(lambda name=other.name: pair.leads(name), "the other leads", PATIENCE)
+                space.wait(lambda name=other.name: pair.leads(name), "the other leads")
                 since = time.monotonic()
-                space.wait(lambda since=since: rules.grants_since(since) > 2, "the other gives cards away", PATIENCE)
+                space.wait(lambda since=since: rules.grants_since(since) > 2, "the other gives cards away")
             finally:
                 leader.resume()
-            space.wait(lambda name=leader.name: pair.stands_by(name), "who stood still knows that it is over", PATIENCE)
+            space.wait(lambda name=leader.name: pair.stands_by(name), "who stood still knows that it is over")
             assert rules.violations == [], f"at try {number}"
         load.stop()
         print(f"{count} times a leader stood still, {len(rules.granted)} grants, {len(rules.violations)} double")
@@ -224,7 +223,7 @@ def rotates(space: Space, replicas: list[Process], seconds: float) -> None:
             return len(leafs) > restarts + 1
 
         while time.monotonic() < began + seconds or len(authorities) < 2 or restarts < len(replicas):
-            space.wait(seen, "a new certificate", PATIENCE)
+            space.wait(seen, "a new certificate")
             process = replicas[restarts % len(replicas)]
             process.restart()
             ready(process)
@@ -251,7 +250,7 @@ def test_twenty_leaders_that_end_under_load(space: Space, pair: Pair):
 
 @pytest.mark.timeout(900)
 def test_a_leader_that_stood_still_past_its_lease_gives_no_card_twice(space: Space, pair: Pair):
-    freezes(space, pair, 5)
+    freezes(space, pair, 2)
 
 
 @pytest.mark.soak
@@ -260,32 +259,32 @@ def test_two_hundred_leaders_that_stood_still(space: Space, pair: Pair):
     freezes(space, pair, 200)
 
 
-def test_certificates_change_and_webhooks_restart_and_no_admission_fails(space: Space, sim_cluster: Cluster):
-    with webhooks(sim_cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
+def test_certificates_change_and_webhooks_restart_and_no_admission_fails(space: Space, cluster: Cluster):
+    with webhooks(cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
         rotates(space, replicas, 25)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_five_minutes_of_new_certificates(space: Space, sim_cluster: Cluster):
-    with webhooks(sim_cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
+def test_five_minutes_of_new_certificates(space: Space, cluster: Cluster):
+    with webhooks(cluster, 2, "--tls-rotate-every=10s", alone=True) as replicas:
         rotates(space, replicas, 300)
 
 
-def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, sim_cluster: Cluster):
+def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Cluster):
     """What a leader sent before it stood still, by the word of its term; see extender/leadership.py."""
     lease = paths.leases(names.NAMESPACE, names.LEASE)
-    sim_cluster.wait(lambda: bool(sim_cluster.api.get(lease)["spec"]["holderIdentity"]), "an extender leads", PATIENCE)
-    held = sim_cluster.api.get(lease)
+    cluster.wait(lambda: bool(cluster.api.get(lease)["spec"]["holderIdentity"]), "an extender leads")
+    held = cluster.api.get(lease)
     uid, transitions = held["metadata"]["uid"], held["spec"]["leaseTransitions"]
-    extender = KubeClient.load(sim_cluster.state_dir / "kubeconfig" / "cardwise-extender")
+    extender = KubeClient.load(cluster.state_dir / "kubeconfig" / "cardwise-extender")
     try:
         pod = space.create(workload("late", gpu_mem=1000, spec={"schedulerName": "nobody"}))
         with pytest.raises(errors.Invalid, match=rf"{names.TERM}.*of somebody is over"):
             bind(extender, space, pod, f"{uid}/{transitions - 1}/somebody")
         assert not space.get("late")["spec"].get("nodeName")
         bind(extender, space, pod, f"{uid}/{transitions}/somebody")
-        assert space.get("late")["spec"]["nodeName"] == "sim-1"
+        assert space.get("late")["spec"]["nodeName"] == space.own_nodes[0]
         # A cache may be that of a Lease which is no more; nobody is kept from binding by it.
         other = space.create(workload("other", gpu_mem=1000, spec={"schedulerName": "nobody"}))
         bind(extender, space, other, f"another-lease/{transitions - 1}/somebody", name="other")
@@ -297,4 +296,6 @@ def bind(client: KubeClient, space: Space, uid: str, term: str, *, name: str = "
     said = {names.TERM: f"{names.NAMESPACE}/{names.LEASE}/{term}"}
     metadata = {"name": name, "uid": uid, "annotations": said}
     body = {"kind": "Binding", "apiVersion": "v1", "metadata": metadata}
-    client.create(paths.pods(space.name, name, "binding"), body | {"target": {"kind": "Node", "name": "sim-1"}})
+    client.create(
+        paths.pods(space.name, name, "binding"), body | {"target": {"kind": "Node", "name": space.own_nodes[0]}}
+    )

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cardwise.core import assignment, names
-from cardwise.kube import errors, paths
+from cardwise.kube import paths
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.cards import TestCard
 from tests.cluster.processes import Process, wait_for
@@ -194,18 +194,7 @@ def test_a_request_beyond_every_limit_is_refused_at_once(space):
         space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(workload("big", gpu_mem=1001)))
     put_quota(space, {"shares": 1}, onExceed="Refuse")
     space.put(workload("one", gpu_mem=10))
-    refused: list[str] = []
-
-    def is_refused() -> bool:
-        """The webhook knows by a watch of its own that the share is taken."""
-        try:
-            space.cluster.api.create(paths.pods(space.name), workload("two", gpu_mem=10), query={"dryRun": "All"})
-        except errors.KubeError as error:
-            refused.append(str(error))
-        return bool(refused)
-
-    space.wait(is_refused, "the second is refused")
-    assert re.search(r"team.*shares", refused[0])
+    assert re.search(r"team.*shares", space.rejected(workload("two", gpu_mem=10)))
 
 
 @pytest.mark.parametrize(

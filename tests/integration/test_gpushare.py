@@ -6,34 +6,40 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cardwise.core import names
 from cardwise.kube import paths
-from tests.build import P100, pod
+from tests.build import P100
 from tests.cluster import Cluster, ports
 from tests.cluster.parts import says_ready
-from tests.integration.conftest import SpecOf, started
+from tests.cluster.processes import PATIENCE
+from tests.integration.sharing import Json, Space, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("bare"), pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One node of two cards without our webhook: the pods come in the shape that it would give them."""
-    for cluster in started(SpecOf(sim_nodes=1, parts=False)):
-        cluster.process("kube-scheduler").stop()
-        _leave_a_pod_of_gpushare(cluster)
-        port, metrics = ports.free(2)
-        extender = cluster.process("extender")
-        program = str(Path(sys.executable).parent / "cardwise-extender")
-        where = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http", "--no-lease"]
-        extender.start([program, f"--kubeconfig={cluster.kubeconfig}", *where])
-        extender.wait_until(lambda metrics=metrics: says_ready(metrics), "/readyz", 60)
+@pytest.fixture
+def url(cluster: Cluster, space: Space) -> Iterator[str]:
+    """Of the extender. One node of two cards, without our webhook: pods come in the shape that it would give them."""
+    space.nodes()
+    scheduler, extender = cluster.process("kube-scheduler"), cluster.process("extender")
+    scheduler.stop()
+    _leave_a_pod_of_gpushare(space)
+    port, metrics = ports.free(2)
+    program = str(Path(sys.executable).parent / "cardwise-extender")
+    where = [f"--bind=127.0.0.1:{port}", f"--metrics-bind=127.0.0.1:{metrics}", "--plain-http", "--no-lease"]
+    extender.start([program, f"--kubeconfig={cluster.kubeconfig}", *where])
+    try:
+        extender.wait_until(lambda: says_ready(metrics), "/readyz")
         cluster.control_plane.start_scheduler([_stanza(port)])
-        cluster.inspect_url = f"http://127.0.0.1:{port}/gpushare-scheduler/inspect"
-        yield cluster
+        yield f"http://127.0.0.1:{port}/gpushare-scheduler"
+    finally:
+        scheduler.stop()
+        extender.stop()
+        cluster.control_plane.start_scheduler([])
 
 
 def _stanza(port: int) -> dict[str, object]:
@@ -49,7 +55,7 @@ def _stanza(port: int) -> dict[str, object]:
     }
 
 
-def _leave_a_pod_of_gpushare(cluster: Cluster) -> None:
+def _leave_a_pod_of_gpushare(space: Space) -> None:
     annotations = {
         names.IDX: "1",
         names.POD_MEM: "12000",
@@ -57,30 +63,26 @@ def _leave_a_pod_of_gpushare(cluster: Cluster) -> None:
         names.ASSIGNED: "true",
         names.ASSUME_TIME: "1500000000000000000",
     }
-    cluster.api.create(paths.pods("default"), pod("former", gpu_mem=12000, annotations=annotations))
-    binding = {"metadata": {"name": "former"}, "target": {"kind": "Node", "name": "sim-1"}}
-    cluster.api.create(paths.pods("default", "former", "binding"), binding)
+    space.create(_pod(space, "former", annotations=annotations, gpu_mem=12000))
+    binding = {"metadata": {"name": "former"}, "target": {"kind": "Node", "name": space.own_nodes[0]}}
+    space.cluster.api.create(paths.pods(space.name, "former", "binding"), binding)
 
 
-def _index(cluster: Cluster, name: str) -> str | None:
-    annotations = cluster.api.get(paths.pods("default", name))["metadata"].get("annotations", {})
-    return annotations.get(names.IDX)
+def _pod(space: Space, name: str, **settings: Any) -> Json:
+    return workload(name, node=space.own_nodes[0], **settings)
 
 
-def test_its_pods_are_counted_and_its_stanza_works(cluster):
-    with urllib.request.urlopen(cluster.inspect_url, timeout=5) as answer:
+def test_its_pods_are_counted_and_its_stanza_works(space, url):
+    (name,) = space.own_nodes
+    with urllib.request.urlopen(f"{url}/inspect/{name}", timeout=PATIENCE) as answer:
         (node,) = json.loads(answer.read())["nodes"]
     assert [(card["id"], card["usedGPU"]) for card in node["devs"]] == [(0, 0), (1, 12000)]
-    assert node["devs"][1]["pods"] == [{"name": "former", "namespace": "default", "usedGPU": 12000}]
+    assert node["devs"][1]["pods"] == [{"name": "former", "namespace": space.name, "usedGPU": 12000}]
 
     # Binpack would take card 1, had the former pod not been counted.
-    cluster.api.create(paths.pods("default"), pod("beside", gpu_mem=9000, share=1))
-    cluster.wait(lambda: _index(cluster, "beside") == "0", "a pod that only fits on card 0 is there")
-    cluster.api.create(paths.pods("default"), pod("tight", gpu_mem=2000, share=1))
-    cluster.wait(lambda: _index(cluster, "tight") == "1", "a pod that fits beside the former one is there")
-
-    cluster.api.create(paths.pods("default"), pod("late", gpu_mem=9000, share=1))
-    refused = "Insufficient GPU Memory in one device"
-    cluster.wait(lambda: refused in json.dumps(cluster.api.get(paths.pods("default", "late"))), "refused")
-    cluster.api.delete(paths.pods("default", "former"))
-    cluster.wait(lambda: _index(cluster, "late") == "1", "the former pod's share is free when it has ended", 60)
+    assert space.put(_pod(space, "beside", gpu_mem=9000, share=1)) == (name, "0"), "it only fits there"
+    assert space.put(_pod(space, "tight", gpu_mem=2000, share=1)) == (name, "1"), "it fits beside the former one"
+    space.create(_pod(space, "late", gpu_mem=9000, share=1))
+    space.refused("late", "Insufficient GPU Memory in one device")
+    space.delete("former")
+    assert space.placed("late") == (name, "1"), "the former pod's share is free when it has ended"

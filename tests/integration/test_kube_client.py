@@ -3,7 +3,6 @@
 import base64
 import json
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -19,12 +18,12 @@ from cardwise.runtime.certstore import SecretStore
 from cardwise.runtime.tls import Rotator
 from tests.cluster import binaries
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import PATIENCE, wait_for
 from tests.fakes.clock import FakeClock
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(1200),  # the first run of all builds the programs
-    pytest.mark.xdist_group("kube-client"),
     # The harness keeps its processes by pid and lets the Popen objects go.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
@@ -60,11 +59,8 @@ def namespace(client, request):
     return name
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not come true in time"
-        time.sleep(0.02)
+def eventually(condition: Callable[[], bool]) -> None:
+    assert wait_for(condition), "did not come true in time"
 
 
 def answers(client: KubeClient) -> bool:
@@ -147,7 +143,12 @@ def truth(client: KubeClient, namespace: str) -> dict[str, str]:
     return dict(project(json.dumps(each).encode()) for each in client.get(paths.configmaps(namespace))["items"])
 
 
-def test_reflector_through_churn_and_a_restart_of_the_api_server(plane, client: KubeClient, namespace: str):
+def test_reflector_through_churn_and_a_restart_of_the_api_server(
+    plane, client: KubeClient, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    watches = []
+    watch = client.watch
+    monkeypatch.setattr(client, "watch", lambda *args, **options: watches.append(args) or watch(*args, **options))
     where = paths.configmaps(namespace)
     for number in range(60):
         client.create(where, {"metadata": {"name": f"c{number}"}, "data": {"x": "0"}})
@@ -156,7 +157,7 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(plane, client: 
     reflector = Reflector(client, where, project, handler, list_limit=25, pace=pace)
     reflector.start()
     try:
-        assert reflector.synced.wait(10)
+        assert reflector.synced.wait(PATIENCE)
         assert handler.values == truth(client, namespace)
         for number in range(0, 60, 2):
             client.patch(f"{where}/c{number}", {"data": {"x": "1"}})
@@ -165,13 +166,13 @@ def test_reflector_through_churn_and_a_restart_of_the_api_server(plane, client: 
         eventually(lambda: handler.values == truth(client, namespace))
         # Several watches long: the version is carried over, not listed again.
         relists, events = reflector.relists, reflector.events
-        time.sleep(3)
+        eventually(lambda so_many=len(watches) + 3: len(watches) >= so_many)
         client.create(where, {"metadata": {"name": "late"}})
         eventually(lambda: "late" in handler.values)
         assert reflector.relists == relists == 1
         assert reflector.events > events
         plane.process("kube-apiserver").restart()
-        eventually(lambda: answers(client), 30)
+        eventually(lambda: answers(client))
         client.create(where, {"metadata": {"name": "after"}})
         client.delete(f"{where}/late")
         eventually(lambda: handler.values == truth(client, namespace))
@@ -188,7 +189,7 @@ def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str)
     reflector = Reflector(client, where, project, handler, pace=pace)
     reflector.start()
     try:
-        assert reflector.synced.wait(10)
+        assert reflector.synced.wait(PATIENCE)
         process = plane.process("kube-apiserver")
         process.pause()
         try:
@@ -209,13 +210,17 @@ def test_version_too_old_is_gone(client: KubeClient, namespace: str):
 
 
 def test_watch_can_be_ended_from_another_thread(client: KubeClient, namespace: str):
-    version = client.get(paths.configmaps(namespace))["metadata"]["resourceVersion"]
-    watch = client.watch(paths.configmaps(namespace), resource_version=version, timeout_seconds=100)
-    threading.Timer(0.3, watch.close).start()
-    started = time.monotonic()
-    for _ in watch:
-        pass
-    assert time.monotonic() - started < 10
+    where = paths.configmaps(namespace)
+    version = client.get(where)["metadata"]["resourceVersion"]
+    watch = client.watch(where, resource_version=version, timeout_seconds=2 * PATIENCE)
+    heard = threading.Event()
+    listening = threading.Thread(target=lambda: [heard.set() for _ in watch], daemon=True)
+    listening.start()
+    client.create(where, {"metadata": {"name": "heard"}})
+    assert heard.wait(PATIENCE)
+    watch.close()
+    listening.join(PATIENCE)
+    assert not listening.is_alive()
 
 
 def test_events_are_accepted(client: KubeClient, namespace: str):
@@ -225,7 +230,7 @@ def test_events_are_accepted(client: KubeClient, namespace: str):
     for _ in range(3):
         recorder.record(about, "GpuMemoryExhausted", "no card has 8138 MiB free", "Warning")
     recorder.record(ObjectRef.node("n1"), "CardUnhealthy", "card 1", "Warning")
-    recorder.stop(10)
+    recorder.stop(PATIENCE)
     assert (recorder.written, recorder.failed) == (4, 0)
     (event,) = client.get(paths.events(namespace), {"fieldSelector": "involvedObject.name=p"})["items"]
     assert (event["count"], event["reason"]) == (3, "GpuMemoryExhausted")
@@ -248,7 +253,7 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         sets = [filesets.read(tmp_path / str(number)) for number in range(4)]
         assert sets[0]
         assert all(each == sets[0] for each in sets)
@@ -278,7 +283,7 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
 
         expected = {base64.b64encode(pem).decode()}
         eventually(lambda: carried() == expected)
-        assert bundle.asserted.wait(10)
+        assert bundle.asserted.wait(PATIENCE)
         # An upgrade drops it: the watch brings it back, long before the interval.
         client.patch(where[0], [{"op": "remove", "path": "/webhooks/1/clientConfig/caBundle"}], "json")
         eventually(lambda: carried() == expected)

@@ -14,11 +14,11 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity
 from tests.cluster import binaries
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import wait_for
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(1200),  # the first run of all builds the programs
-    pytest.mark.xdist_group("kube-lease"),
     # The harness keeps its processes by pid and lets the Popen objects go.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
@@ -57,6 +57,7 @@ class Freezing:
     """A client whose threads stop dead before a request, as those of a process that the machine has no time for."""
 
     def __init__(self, client: KubeClient) -> None:
+        self.calls = 0
         self._client = client
         self._running = threading.Event()
         self._running.set()
@@ -65,6 +66,7 @@ class Freezing:
     def __getattr__(self, verb: str) -> Callable[..., dict]:
         def call(*args: object, **options: object) -> dict:
             self._running.wait()
+            self.calls += 1
             return getattr(self._client, verb)(*args, **options)
 
         return call
@@ -108,14 +110,21 @@ class Candidates:
             self.doubles += sum(each.leader for each in leading) > 1
             self.samples += 1
 
-    def leader(self, seconds: float, other_than: int | None = None) -> int:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            for index, each in enumerate(self.electors):
-                if each.leader and index != other_than:
-                    return index
-            time.sleep(0.01)
-        raise AssertionError("nobody leads")
+    def leader(self, other_than: int | None = None) -> int:
+        """The number of who leads, once somebody does."""
+        found: list[int] = []
+
+        def anybody() -> bool:
+            found[:] = [i for i, each in enumerate(self.electors) if each.leader and i != other_than]
+            return bool(found)
+
+        assert wait_for(anybody), "nobody leads"
+        return found[0]
+
+    def try_again(self, times: int = 1) -> None:
+        """Returns when each has begun so many calls more."""
+        wanted = [each.calls + times for each in self.clients]
+        assert wait_for(lambda: all(each.calls >= n for each, n in zip(self.clients, wanted, strict=True)))
 
 
 def lease(client: KubeClient, namespace: str) -> dict:
@@ -126,31 +135,27 @@ def released(client: KubeClient, namespace: str) -> None:
     client.create(paths.leases(namespace), {"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}})
 
 
-def eventually(condition: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not come true in time"
-        time.sleep(0.02)
+def renewed(client: KubeClient, namespace: str) -> datetime:
+    return datetime.fromisoformat(lease(client, namespace)["spec"]["renewTime"])
 
 
 def test_another_takes_over_from_a_leader_that_stands_still(client: KubeClient, namespace: str):
     released(client, namespace)
     with Candidates(client, namespace, 3, duration=DURATION, renew_every=EVERY) as candidates:
-        first = candidates.leader(20)
+        first = candidates.leader()
         before = lease(client, namespace)["spec"]
         assert before["holderIdentity"] == candidates.electors[first].identity
         candidates.clients[first].freeze()
-        stood = time.monotonic()
-        second = candidates.leader(2 * DURATION, other_than=first)
-        assert time.monotonic() - stood < DURATION + 2
+        second = candidates.leader(other_than=first)
         after = lease(client, namespace)["spec"]
         assert after["holderIdentity"] == candidates.electors[second].identity
         assert after["leaseTransitions"] == before["leaseTransitions"] + 1
         assert datetime.fromisoformat(after["acquireTime"]) > datetime.fromisoformat(before["acquireTime"])
         # It goes on with the very renewal that it was about to send.
         candidates.clients[first].thaw()
-        eventually(lambda: candidates.told[first] == [True, False], 20)
-        time.sleep(DURATION)
+        assert wait_for(lambda: candidates.told[first] == [True, False])
+        since = renewed(client, namespace) + timedelta(seconds=DURATION)
+        assert wait_for(lambda: renewed(client, namespace) > since), "the other one goes on renewing"
         assert candidates.electors[second].leader
         assert candidates.electors[second].epoch == 1
         assert lease(client, namespace)["spec"]["leaseTransitions"] == after["leaseTransitions"]
@@ -159,13 +164,15 @@ def test_another_takes_over_from_a_leader_that_stands_still(client: KubeClient, 
 def test_a_lease_given_back_is_taken_long_before_it_ends(client: KubeClient, namespace: str):
     released(client, namespace)
     with Candidates(client, namespace, 3) as candidates:  # as shipped: 15 s, renewed every 2
-        first = candidates.leader(20)
-        time.sleep(2.3)  # all have settled: the others look only now and then
+        first = candidates.leader()
+        taken = renewed(client, namespace)
+        assert wait_for(lambda: renewed(client, namespace) > taken), "all have settled: the others look now and then"
+        last = renewed(client, namespace)
         assert candidates.electors[first].holds(10.0)
-        asked = time.monotonic()
         candidates.electors[first].stop()
-        second = candidates.leader(10, other_than=first)
-        assert time.monotonic() - asked < 5.0
+        second = candidates.leader(other_than=first)
+        acquired = datetime.fromisoformat(lease(client, namespace)["spec"]["acquireTime"])
+        assert acquired - last < timedelta(seconds=10)
         assert candidates.told[first] == [True, False]
         assert lease(client, namespace)["spec"]["holderIdentity"] == candidates.electors[second].identity
 
@@ -173,7 +180,7 @@ def test_a_lease_given_back_is_taken_long_before_it_ends(client: KubeClient, nam
 def test_the_last_one_leaves_a_free_lease_as_kubernetes_does(client: KubeClient, namespace: str):
     released(client, namespace)
     with Candidates(client, namespace, 1) as candidates:
-        candidates.leader(20)
+        candidates.leader()
         spec = lease(client, namespace)["spec"]
         assert spec["leaseDurationSeconds"] == 15
         assert abs(datetime.fromisoformat(spec["renewTime"]) - datetime.now(UTC)) < timedelta(seconds=5)
@@ -183,10 +190,10 @@ def test_the_last_one_leaves_a_free_lease_as_kubernetes_does(client: KubeClient,
 
 def test_a_missing_or_deleted_lease_is_created_by_one_of_them(client: KubeClient, namespace: str):
     with Candidates(client, namespace, 3, duration=DURATION, renew_every=EVERY) as candidates:
-        candidates.leader(DURATION + 3)
+        candidates.leader()
         client.delete(paths.leases(namespace, names.LEASE))
-        eventually(lambda: not any(each.leader for each in candidates.electors), DURATION + 2)
-        leader = candidates.leader(DURATION + 3)
+        assert wait_for(lambda: not any(each.leader for each in candidates.electors))
+        leader = candidates.leader()
         assert lease(client, namespace)["spec"]["holderIdentity"] == candidates.electors[leader].identity
 
 
@@ -195,20 +202,20 @@ def test_nobody_leads_while_the_api_server_hangs_and_somebody_soon_after(
 ):
     released(client, namespace)
     with Candidates(client, namespace, 3, duration=DURATION, renew_every=EVERY) as candidates:
-        first = candidates.leader(20)
+        first = candidates.leader()
         epoch = candidates.electors[first].epoch
         process = plane.process("kube-apiserver")
         process.pause()
         try:
             hung = time.monotonic()
-            eventually(lambda: not candidates.electors[first].leader, DURATION)
+            assert wait_for(lambda: not candidates.electors[first].leader)
             assert candidates.electors[first].remaining() == 0
             assert time.monotonic() - hung > DURATION / 2
-            time.sleep(1)
+            candidates.try_again()
             assert not any(each.leader for each in candidates.electors)
         finally:
             process.resume()
-        again = candidates.leader(3 * DURATION)
+        again = candidates.leader()
         if again == first:
             assert candidates.electors[first].epoch > epoch
 
@@ -221,7 +228,7 @@ def test_who_may_not_write_does_not_lead(plane: ControlPlane, client: KubeClient
         with pytest.raises(errors.Forbidden):
             stranger.get(paths.leases(namespace, names.LEASE))
         with Candidates(stranger, namespace, 1, duration=DURATION, renew_every=EVERY) as candidates:
-            time.sleep(1)
+            candidates.try_again(3)
             assert not candidates.electors[0].leader
     finally:
         stranger.close()

@@ -27,11 +27,11 @@ from mps.processes import LOCAL
 from tests.cluster import Cluster
 from tests.cluster import mps as manager
 from tests.cluster.images import BUSYBOX
-from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Space
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node, pytest.mark.timeout(240)]
 
-NODE, MANAGER, PLUGIN = "n1", "mps-n1", "deviceplugin-n1"
+NODE, MANAGER, PLUGIN = "n2", "mps-n2", "deviceplugin-n2"
 P100 = 16276
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parents[2]
@@ -53,13 +53,14 @@ class World:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.space = Space(cluster, "by-hand-mps")
         self.node = cluster.node(NODE)
         self.root = manager.root(self.node.folder)
         inventory = yaml.safe_load((self.node.folder / "cards.yaml").read_text())
         self.uuids = [card["uuid"] for card in inventory["cards"]]
 
     def start(self) -> None:
-        manager.open_up(self.node.folder, Path("/tmp"))
+        manager.open_up(self.node.folder, self.cluster.state_dir.parent)
         kubeconfig = f"--kubeconfig={self.cluster.kubeconfig}"
         self.cluster.process(MANAGER).start(
             [str(BIN / "cardwise-mps"), kubeconfig, *manager.flags(self.node.folder, NODE), "--audit-interval=500ms"],
@@ -97,7 +98,7 @@ class World:
         return found
 
     def wait_ready(self, index: int) -> None:
-        self.wait(lambda: not mpsnode.problem(self.root, self.uuids[index]), f"MPS of card {index} is ready", 60)
+        self.wait(lambda: not mpsnode.problem(self.root, self.uuids[index]), f"MPS of card {index} is ready")
 
     def break_down(self, index: int) -> None:
         """kill -9 of the daemon; and the next one's server gets no further than starting."""
@@ -144,19 +145,16 @@ class World:
             "initContainers": [sidecar()] if agent else [],
             "containers": [main],
         }
-        made = self.cluster.api.create(
-            paths.pods("default"), {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
-        )
+        uid = self.space.create({"metadata": {"name": name}, "spec": spec})
         given = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
         metadata = {
             "name": name,
-            "uid": made["metadata"]["uid"],
+            "uid": uid,
             "annotations": codec.encode(Assignment({"0": (given,)}), assume_time_ns=time.time_ns()),
         }
-        self.cluster.api.create(
-            paths.pods("default", name, "binding"), {"metadata": metadata, "target": {"kind": "Node", "name": NODE}}
-        )
-        return str(made["metadata"]["uid"])
+        binding = {"metadata": metadata, "target": {"kind": "Node", "name": NODE}}
+        self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
+        return uid
 
     def _volume(self, uid: str) -> Path:
         return self.node.kubelet_dir / "pods" / uid / "volumes" / "kubernetes.io~empty-dir" / "told"
@@ -172,27 +170,20 @@ class World:
         (self._volume(uid) / "code").write_text(str(code))
         (self._volume(uid) / "go").touch()
 
-    def get(self, name: str) -> dict[str, Any]:
-        return self.cluster.api.get(paths.pods("default", name))
-
-    def events(self, name: str) -> str:
-        found = self.cluster.api.get(paths.events("default"), {"fieldSelector": f"involvedObject.name={name}"})
-        return "\n".join(f"{event['reason']}: {event['message']}" for event in found["items"])
-
     def started(self, uid: str, count: int = 1) -> list[str]:
         """What the container has told in all, once it has started so often."""
-        self.wait(lambda: self.starts(uid) >= count, f"start {count} of {uid}", 90)
+        self.wait(lambda: self.starts(uid) >= count, f"start {count} of {uid}")
         assert self.starts(uid) == count
         return self.told(uid)
 
-    def wait(self, ready: Callable[[], object], what: str, timeout: float = 60) -> None:
+    def wait(self, ready: Callable[[], object], what: str) -> None:
         def so() -> bool:
             try:
                 return bool(ready())
             except errors.KubeError:
                 return False
 
-        self.cluster.wait(so, what, timeout)
+        self.cluster.wait(so, what)
 
 
 def process_of(uid: str) -> int:
@@ -246,11 +237,12 @@ def sidecar() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    for cluster in started(SpecOf(nodes=1, parts=False)):
-        made = World(cluster)
-        made.start()
-        yield made
+def world(cluster: Cluster) -> Iterator[World]:
+    made = World(cluster)
+    made.start()
+    yield made
+    for name in (PLUGIN, MANAGER):
+        cluster.process(name).stop()
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +251,7 @@ def clean(world: World) -> Iterator[None]:
     for index in range(2):
         world.heal(index)
         world.wait_ready(index)
-    world.cluster.kubectl("delete", "pod", "--all", "--wait")
+    world.space.clear()
 
 
 def inode(world: World, index: int) -> int:
@@ -288,8 +280,8 @@ def test_who_uses_more_than_his_share_or_another_card_is_told_so_at_his_pod(worl
         overrun = f"MemoryOverrun: container main uses 5000 MiB of card {card} and was given 1000 MiB"
         wrong = f"WrongCard: container main uses 70 MiB of card {other}, which it was not given (it has {card})"
         for said in (overrun, wrong):
-            world.wait(lambda said=said: said in world.events("greedy"), said)
-        assert "MemoryOverrun" not in world.events("modest"), "a context of its own is tolerated"
+            world.wait(lambda said=said: said in world.space.reasons("greedy"), said)
+        assert "MemoryOverrun" not in world.space.reasons("modest"), "a context of its own is tolerated"
     finally:
         for index in range(2):
             world.use(index, {})
@@ -304,7 +296,7 @@ def test_nothing_starts_on_a_card_whose_daemon_was_killed_until_it_is_healed(wor
     other = world.pod("other", 1, 4000)
     world.started(other)
     for name in ("before", "after"):
-        world.wait(lambda name=name: f"card {world.uuids[0]}" in world.events(name), f"{name} is told why", 60)
+        world.wait(lambda name=name: f"card {world.uuids[0]}" in world.space.reasons(name), f"{name} is told why")
     assert (world.starts(before), world.starts(after)) == (1, 0)
     world.heal(0)
     told = world.started(before, 2)
@@ -334,7 +326,7 @@ def test_a_killed_manager_holds_starts_back_and_leaves_what_runs_alone(world):
     daemon = world.status(0).daemon_pid
     world.cluster.process(MANAGER).kill()
     world.exit(restarts)
-    world.wait(lambda: "no MPS manager runs on this node" in world.events("restarts"), "it is told why", 60)
+    world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons("restarts"), "it is told why")
     assert world.starts(restarts) == 1
     world.cluster.process(MANAGER).restart()
     world.started(restarts, 2)
@@ -343,15 +335,15 @@ def test_a_killed_manager_holds_starts_back_and_leaves_what_runs_alone(world):
 
 
 def agent(world: World, name: str) -> dict[str, Any]:
-    found = world.get(name)["status"].get("initContainerStatuses") or [{}]
+    found = world.space.get(name)["status"].get("initContainerStatuses") or [{}]
     return dict(found[0])
 
 
 def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world):
     world.break_down(1)
     uid = world.pod("job", 1, 8138, agent=True, restart="Never")
-    world.wait(lambda: "running" in agent(world, "job").get("state", {}), "the agent runs", 60)
-    world.wait(lambda: "Startup probe failed: MPS on card" in world.events("job"), "the pod's events say why", 60)
+    world.wait(lambda: "running" in agent(world, "job").get("state", {}), "the agent runs")
+    world.wait(lambda: "Startup probe failed: MPS on card" in world.space.reasons("job"), "the pod's events say why")
     assert agent(world, "job")["started"] is False
     assert world.starts(uid) == 0
     world.heal(1)
@@ -367,7 +359,7 @@ def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world)
     }
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in told
     assert any("Read-only file system" in line for line in told), "nobody but the agent writes there"
-    seen = world.cluster.kubectl(
+    seen = world.space.kubectl(
         "exec", "job", "-c", shareagent.CONTAINER, "--", "sh", "-c",
         f"id -u; ls {shareagent.MPS_ROOT}; ls {shareagent.MPS_ROOT}/*/log; ls -d /run/cardwise/node/mps/*/pipe; "
         f"touch {shareagent.MPS_ROOT}/*/ready; env | grep CUDA; ls /dev | grep nvidia; true",
@@ -375,7 +367,7 @@ def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world)
     home = world.home(1).name
     assert seen == ["65532", home, f"{shareagent.MPS_ROOT}/{home}/pipe"], "its card's state, and nobody's log"
     world.exit(uid, 0)
-    world.wait(lambda: world.get("job")["status"]["phase"] == "Succeeded", "the Job's pod completes", 60)
+    world.wait(lambda: world.space.get("job")["status"]["phase"] == "Succeeded", "the Job's pod completes")
     terminated = agent(world, "job")["state"]["terminated"]
     assert terminated["exitCode"] == 0
     assert agent(world, "job")["restartCount"] == 0
