@@ -252,6 +252,7 @@ def main(
         on_worker_start=process.start,
         on_worker_stopping=process.stopping,
         on_worker_stop=process.stop,
+        alive=process.alive,
         slow_bind=bind_port_bind,
         slow_threads=_BIND_THREADS,
     ).run()

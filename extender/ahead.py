@@ -5,7 +5,6 @@ trying all (docs/design/0010-nominating-ahead.md). What is decided here is a pla
 scheduler's own filters and filter and bind stand as ever. Apart from the state, whose lock it shares.
 """
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from extender.aheadnodes import Ground, Grounds
 from extender.aheadpods import Prospect
 from extender.claims import Claims
 from extender.nodeload import NodeLoads, Placed
+from extender.statelock import StateLock
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
 WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
@@ -116,7 +116,7 @@ class _Ahead:
 class Ahead:
     """Methods that say so may be called from any thread; the others want the lock to be held."""
 
-    def __init__(self, lock: threading.Lock, books: Books, settings: Settings, clock: Clock) -> None:
+    def __init__(self, lock: StateLock, books: Books, settings: Settings, clock: Clock) -> None:
         self.observe: Callable[[Outcome], None] = lambda _: None  # told how it went with each pod
         self._lock = lock
         self._books = books

@@ -19,7 +19,7 @@ from cardwise.core import names
 from cardwise.core.invalid import InvalidRequest
 from cardwise.runtime import httpcalls
 from cardwise.runtime.httpcalls import WsgiApp
-from extender import verbs, wire
+from extender import statelock, verbs, wire
 from extender.binder import Binder, Failed
 from extender.leadership import Alone, Leadership
 from extender.metrics import Metrics, most_frequent
@@ -33,6 +33,7 @@ _log = structlog.get_logger(__name__)
 MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
 Environ = dict[str, Any]
 Verb = Callable[[Environ], object]
+_BUSY = "not ready: the extender has been at something else for too long"
 _TROUBLE = "the extender failed on this call; see its log"
 
 
@@ -71,6 +72,8 @@ def create_app(parts: Parts) -> Flask:
     @app.get(f"{prefix}/inspect")
     @app.get(f"{prefix}/inspect/<node>")
     def inspect(node: str | None = None) -> Response:
+        if _busy(parts):
+            return Response(f"{_BUSY}\n", status=503, mimetype="text/plain")
         with parts.metrics.timed("inspect"):
             return Response(wire.encode(verbs.inspect(parts.state, node)), mimetype="application/json")
 
@@ -135,9 +138,16 @@ def _body(environ: Environ) -> bytes:
     return body
 
 
+def _busy(parts: Parts) -> bool:
+    """Whether a call would wait for the state longer than is worth it."""
+    return parts.state.held() > statelock.REFUSE
+
+
 def _unable(parts: Parts, environ: Environ) -> str:
     """Why the call cannot be answered here and now, or ""."""
     missing = parts.missing()
+    if _busy(parts) and not environ.get(httpcalls.SLOW):
+        return _BUSY
     denial = parts.leadership.denial()
     if denial is not None and denial.elsewhere:
         # A connection ends at one extender: only on a new one may the scheduler find the other.

@@ -3,7 +3,6 @@
 Apart from the state, which has enough to say about single pods, and from `gangs`, which knows no lock.
 """
 
-import threading
 from collections.abc import Callable, Collection
 
 from cardwise.core.gangs import Group, Rank
@@ -12,12 +11,13 @@ from cardwise.core.verdict import Refusal
 from extender.gangs import Gangs
 from extender.gangviews import View
 from extender.gangwords import Hold, Work
+from extender.statelock import StateLock
 
 
 class LockedGangs:
     """All methods may be called from any thread. `ready`: brings the ledger up to date; under the lock."""
 
-    def __init__(self, lock: threading.Lock, gangs: Gangs, ready: Callable[[], None]) -> None:
+    def __init__(self, lock: StateLock, gangs: Gangs, ready: Callable[[], None]) -> None:
         self._lock = lock
         self._gangs = gangs
         self._ready = ready

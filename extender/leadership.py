@@ -19,6 +19,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity
+from extender import statelock
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -96,13 +97,14 @@ class Alone:
 class ByLease:
     """Who holds the Lease.
 
-    `elect` makes the elector out of what it is to call when that has changed; after the fork, see `lease.identity`.
+    `elect` makes the elector out of what it is to call when that has changed, and whether it may have the Lease; after
+    the fork, see `lease.identity`.
     """
 
     def __init__(
         self,
         name: str,
-        elect: Callable[[Callable[[bool], None]], LeaderElector],
+        elect: Callable[[Callable[[bool], None], Callable[[], bool]], LeaderElector],
         state: State,
         catch_up: CatchUp,
         clock: Clock = SYSTEM,
@@ -122,7 +124,7 @@ class ByLease:
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
 
     def start(self) -> None:
-        self._elector = self._elect(self._on_change)
+        self._elector = self._elect(self._on_change, self._able)
         self._elector.start()
         self._thread.start()
 
@@ -201,6 +203,9 @@ class ByLease:
         # One question for both: between two, the term may have ended and another begun.
         return left if left > 0 and self._elector.holds(left, epoch=term) else 0.0
 
+    def _able(self) -> bool:
+        return self._state.held() < statelock.YIELD
+
     def _on_change(self, leading: bool) -> None:
         self._changed.set()
         if leading:
@@ -233,7 +238,7 @@ def by_lease(
 ) -> ByLease:
     """The leadership of one process among those that name the same Lease."""
 
-    def elect(on_change: Callable[[bool], None]) -> LeaderElector:
+    def elect(on_change: Callable[[bool], None], able: Callable[[], bool]) -> LeaderElector:
         return LeaderElector(
             client,
             namespace,
@@ -242,6 +247,7 @@ def by_lease(
             duration=duration,
             renew_every=min(2.0, duration / _RENEWALS),
             on_change=on_change,
+            able=able,
         )
 
     return ByLease(f"{namespace}/{name}", elect, state, catch_up, clock)

@@ -4,7 +4,6 @@ true from then on.
 Apart from the state so that who uses `binpack` never imports numpy.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from cardwise.core.placement import Placement
 from cardwise.core.quotas import Room
 from cardwise.core.request import PodRequest
 from extender.nodeload import NodeLoads
+from extender.statelock import StateLock
 
 if TYPE_CHECKING:
     from cardwise.core.scored.asks import Ask
@@ -33,7 +33,7 @@ class Policies:
     little of the nodes yet. `ready`: brings the ledger up to date; under the lock.
     """
 
-    def __init__(self, lock: threading.Lock, ledger: Ledger, loads: NodeLoads, ready: Callable[[], None]) -> None:
+    def __init__(self, lock: StateLock, ledger: Ledger, loads: NodeLoads, ready: Callable[[], None]) -> None:
         self.wanted = False  # some pod has asked for such a policy
         self._lock = lock
         self._ledger = ledger

@@ -5,7 +5,6 @@ only about nodes whose sums want victims; pods for which there is room in the su
 `stuck`, for `evictions`.
 """
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from extender.gangpreemption import GangPreemption
 from extender.gangs import Gangs
 from extender.nodeload import NodeLoads, Occupant
 from extender.nominations import NOMINATED, Claimant, Nominations, Place
+from extender.statelock import StateLock
 from extender.stuck import Stuck
 from extender.turns import Turns
 
@@ -59,7 +59,7 @@ class Eviction:
 class Preemption:
     """Methods may be called from any thread; those that say so want the lock to be held."""
 
-    def __init__(self, lock: threading.Lock, books: Books, clock: Clock) -> None:
+    def __init__(self, lock: StateLock, books: Books, clock: Clock) -> None:
         self._lock = lock
         self._books = books
         self._clock = clock

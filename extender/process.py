@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import prometheus_client
 
-from cardwise.clock import SYSTEM
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core import gangs, policies
 from cardwise.core.quantity import MiB
 from cardwise.kube.client import KubeClient
@@ -17,7 +17,7 @@ from cardwise.runtime import tls
 from cardwise.runtime.expiry import Expiry
 from cardwise.runtime.health import HealthServer, Shown
 from cardwise.runtime.httpcalls import WsgiApp
-from extender import ahead, gangwords, leadership
+from extender import ahead, gangwords, leadership, statelock
 from extender.aheadwriter import AheadWriter
 from extender.app import Parts, create_app
 from extender.binder import Binder
@@ -76,8 +76,10 @@ class Process:
         shown: Shown,
         rotator: tls.Rotator | None,
         room: int,
+        *,
+        clock: Clock = SYSTEM,
     ) -> None:
-        self._clock = clock = SYSTEM
+        self._clock = clock
         self._state = State(
             headroom=MiB(settings.headroom),
             max_clients=settings.max_clients,
@@ -180,7 +182,9 @@ class Process:
         # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
         # 5 ms, which was the p99 of filter while statuses were written (docs/measured.md).
         sys.setswitchinterval(0.0005)
-        self._health = HealthServer(self._shown.bind, ready=self._feeds.missing, config=self._shown.config)
+        self._health = HealthServer(
+            self._shown.bind, ready=self._feeds.missing, alive=self._stuck, config=self._shown.config
+        )
         self._health.start()
         self._feeds.start()
         self._leadership.start()
@@ -189,6 +193,10 @@ class Process:
         self._upkeep.start()
         if self._rotator is not None:
             self._rotator.start()
+
+    def alive(self) -> bool:
+        """Asked often by the thread that serves, so it waits for nobody."""
+        return not self._stuck()
 
     def stopping(self) -> None:
         self._state.gangs.stop("the extender stops")
@@ -206,6 +214,10 @@ class Process:
             self._rotator.stop()
         if self._health is not None:
             self._health.stop()
+
+    def _stuck(self) -> list[str]:
+        held = self._state.held()
+        return [f"a thread has had the state for {held:.0f} s"] if held > statelock.STUCK else []
 
     def _leads(self) -> bool:
         return self._leadership.term() is not None

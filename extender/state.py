@@ -4,7 +4,6 @@
 I/O.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +31,7 @@ from extender.placing import Ask, Placing, Who
 from extender.policies import Policies
 from extender.preemption import Preemption
 from extender.projection import PodRecord
+from extender.statelock import StateLock
 from extender.waiters import Waiters
 
 
@@ -50,7 +50,7 @@ class State:
         of_ahead: ahead.Settings | None = None,
     ) -> None:
         self.patience = patience or Patience()
-        self._lock = threading.Lock()
+        self._lock = StateLock(clock)
         self._ledger = Ledger(headroom=headroom, max_clients=max_clients, core=core)
         self._held = held = Holdings(self._ledger, self.patience, clock)
         self._inventory, self._claims, self._limits = held.inventory, held.claims, held.limits
@@ -110,6 +110,10 @@ class State:
         """As `view`, with what nodes have left beside cards."""
         with self.view() as ledger:
             yield ledger, self._loads
+
+    def held(self) -> float:
+        """Seconds for which somebody has had the state, 0 for nobody; see `statelock`. Waits for nobody."""
+        return self._lock.held()
 
     # What the API server tells.
 

@@ -3,18 +3,17 @@
 Apart from the state, which decides about them, and from `wakeups`, which knows no lock and only who was refused.
 """
 
-import threading
-
 from cardwise.clock import Clock
 from extender.decisions import Waiter
 from extender.holdings import Holdings
 from extender.projection import PodRecord
+from extender.statelock import StateLock
 
 
 class Waiters:
     """Methods may be called from any thread; those that say so want the lock to be held."""
 
-    def __init__(self, lock: threading.Lock, held: Holdings, clock: Clock) -> None:
+    def __init__(self, lock: StateLock, held: Holdings, clock: Clock) -> None:
         self._lock = lock
         self._held = held
         self._clock = clock

@@ -36,7 +36,8 @@ class LeaderElector:
     `margin` (default: a tenth of `duration`) is how much earlier than others we think that our Lease ends; it covers
     clocks of unequal rates. `on_change(leading)` is called by the thread, so it must return soon: renewals wait. It
     may come late when the API server hangs; `leader`, `holds` and `epoch` never do. At stop `on_change(False)` comes
-    before the Lease is given back, and may wait for work that `holds` had allowed.
+    before the Lease is given back, and may wait for work that `holds` had allowed. While `able` says no, which it must
+    do at once, the Lease is neither taken nor renewed.
 
     A Lease that does not exist is created, and held only after `duration`: it may have been deleted under somebody.
     """
@@ -53,6 +54,7 @@ class LeaderElector:
         margin: float | None = None,
         clock: Clock = BOOT,
         on_change: Callable[[bool], None] | None = None,
+        able: Callable[[], bool] = lambda: True,
     ) -> None:
         margin = duration / 10 if margin is None else margin
         self.identity = identity
@@ -63,6 +65,7 @@ class LeaderElector:
         self._timeout = duration / 3  # a silent API server leaves time for a second attempt
         self._clock = clock
         self._on_change = on_change
+        self._able = able
         self._backoff = Backoff(initial=min(0.1, renew_every), cap=renew_every)
         self._told = 0  # the epoch that on_change was told of, 0 for none
         self._holder: str | None = None
@@ -112,6 +115,12 @@ class LeaderElector:
 
     def step(self) -> float:
         """One exchange with the API server; the seconds to wait before the next."""
+        if not self._able():
+            if self._trouble != "unable":
+                _log.warning("this process cannot act: the lease is left to others", lease=self._path)
+            self._trouble = "unable"
+            self._tell()
+            return min(self._backoff.next(), self._election.turn(self._clock.now()) + 0.001)
         call = self._election.call(self._clock.now(), self._clock.wall())
         error = self._exchange(call, self._timeout)
         now = self._clock.now()

@@ -88,17 +88,17 @@ class Extender:
         if quota is not None:
             self.state.set_quota(*as_quota(quota))
         self.leadership = ByLease("ns/l", self._elect, self.state, self.catch_up, clock)
-        self.elector = self.leadership._elector = self._elect(self.leadership._on_change)
+        self.elector = self.leadership._elector = self._elect(self.leadership._on_change, self.leadership._able)
         self.requests = Requests(clock=clock)
         self.binder = Binder(
             self.client, self.state, self.requests, policy="binpack", seconds=600.0, leadership=self.leadership,
             clock=clock,
         )  # fmt: skip
 
-    def _elect(self, on_change: Callable[[bool], None]) -> LeaderElector:
+    def _elect(self, on_change: Callable[[bool], None], able: Callable[[], bool]) -> LeaderElector:
         return LeaderElector(
             self.client, "ns", "l", self.name,
-            duration=DURATION, renew_every=2.0, clock=self.clock, on_change=on_change,
+            duration=DURATION, renew_every=2.0, clock=self.clock, on_change=on_change, able=able,
         )  # fmt: skip
 
     def _reach(self, call: Request) -> None:

@@ -26,8 +26,8 @@ from tests.fakes.clock import FakeClock
 POD = asking("p", gpu_mem=8138)
 
 
-def parts(missing=(), leadership=None):
-    clock = FakeClock()
+def parts(missing=(), leadership=None, clock=None):
+    clock = clock or FakeClock()
     api = ApiServer(clock)
     api.put(paths.pods(), POD)
     made = with_cards(state(clock), n1=2)
@@ -41,6 +41,11 @@ def parts(missing=(), leadership=None):
         missing=lambda: list(missing),
         leadership=leadership or Alone(),
     )
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
 
 
 @pytest.fixture
@@ -101,6 +106,21 @@ def test_before_the_lists_are_complete_nothing_is_decided():
     assert "not ready" in post(client, "bind", {})["Error"]
     assert client.get("/readyz").status_code == 503
     assert client.get("/healthz").status_code == 200
+
+
+def test_while_somebody_has_the_state_for_long_no_thread_is_kept_waiting(clock):
+    made = parts(clock=clock)
+    client = create_app(made).test_client()
+    filter_, bind = {"Pod": POD, "NodeNames": ["n1"]}, {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p"}
+    with made.state.view():
+        clock.advance(0.6)
+        assert "not ready" in post(client, "filter", filter_)["Error"]
+        assert "not ready" in post(client, "bind", bind | {"Node": "n1"})["Error"]
+        assert post(client, "prioritize", filter_) == []
+        assert client.post("/gpushare-scheduler/preempt", data=b"{}").status_code == 503
+        assert client.get("/gpushare-scheduler/inspect").status_code == 503
+    clock.advance(10)
+    assert post(client, "filter", filter_)["NodeNames"] == ["n1"]
 
 
 class Denying(Alone):

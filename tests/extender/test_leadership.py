@@ -75,6 +75,29 @@ def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
     assert "too old" in two.a.leadership.denial().text
 
 
+def test_who_cannot_have_its_own_state_leaves_the_lease_to_another(two):
+    with two.a.state.view():  # somebody stands there
+        for _ in range(12):
+            two.clock.advance(2.0)
+            if two.a.leadership.term() is not None:
+                two.a.elector.step()
+            two.b.look()
+        assert two.a.leadership.term() is None
+        assert two.b.leadership.term() is not None
+    two.a.look()
+    assert two.a.leadership.term() is None
+
+
+def test_a_long_turn_does_not_cost_the_lease(two):
+    with two.a.state.view():
+        for _ in range(3):
+            two.clock.advance(2.0)
+            two.a.elector.step()
+    two.a.look()
+    two.clock.advance(12.0)
+    assert two.a.leadership.term() is not None
+
+
 def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
     term = two.a.leadership.term()
     with two.a.leadership.posting(term) as left:
