@@ -93,7 +93,10 @@ def test_each_policy_is_bound_and_switched_together(render: Render) -> None:
     bound = {each["spec"]["policyName"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"}
     assert policies == bound
     assert policies
-    assert "deviceplugin.cardwise.dev" not in {each["metadata"]["name"] for each in render(*OTHER)}
+    nodes = [
+        text(one(each, "ValidatingAdmissionPolicy", "deviceplugin.cardwise.dev")) for each in (objects, render(*OTHER))
+    ]
+    assert ["node-name" in each for each in nodes] == [True, False]
     assert not [each for each in render(*OFF) if each["kind"].startswith("ValidatingAdmissionPolicy")]
 
 

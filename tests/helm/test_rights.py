@@ -42,38 +42,38 @@ def test_nobody_has_more_rights_than_it_needs(render: Render) -> None:
 def test_the_webhook_only_reads_our_objects(render: Render) -> None:
     role = one(render(), "ClusterRole", "cardwise-webhook")
     for resource in OURS:
-        assert may(role, names.GROUP, resource) == {"get", "list", "watch"}
+        assert may(role, names.GROUP, resource) == {"list", "watch"}
         assert may(role, names.GROUP, f"{resource}/status") == set()
 
 
 def test_the_webhook_reads_what_a_namespace_asks_of_containers(render: Render) -> None:
     role = one(render(), "ClusterRole", "cardwise-webhook")
-    assert may(role, "", "limitranges") == {"get", "list", "watch"}
+    assert may(role, "", "limitranges") == {"list", "watch"}
     assert may(role, "", "resourcequotas") == set()
 
 
 def test_the_extender_writes_what_it_counts_and_the_automatic_classes(render: Render) -> None:
     role = one(render(), "ClusterRole", "cardwise-extender")
     for resource in OURS:
-        assert may(role, names.GROUP, resource) >= {"get", "list", "watch"}
+        assert may(role, names.GROUP, resource) >= {"list", "watch"}
         assert may(role, names.GROUP, f"{resource}/status") == {"patch"}
-    assert may(role, names.GROUP, "resourceclasses") == {"get", "list", "watch", "create", "patch", "delete"}
-    assert may(role, names.GROUP, "gpuquotas") == {"get", "list", "watch"}, "quotas are the administrator's"
-    assert may(role, "policy", "poddisruptionbudgets") == {"get", "list", "watch"}
+    assert may(role, names.GROUP, "resourceclasses") == {"list", "watch", "create", "patch", "delete"}
+    assert may(role, names.GROUP, "gpuquotas") == {"list", "watch"}, "quotas are the administrator's"
+    assert may(role, "policy", "poddisruptionbudgets") == {"list", "watch"}
 
 
 def test_the_extender_takes_gates_away_and_undoes_half_a_gang(render: Render) -> None:
     role = one(render(), "ClusterRole", "cardwise-extender")
     assert may(role, "", "pods") == {"get", "list", "watch", "patch"}
     assert may(role, "", "pods/eviction") == {"create"}
-    assert may(role, names.GROUP, "podgroups") == {"get", "list", "watch", "create", "patch", "delete"}
+    assert may(role, names.GROUP, "podgroups") == {"list", "watch", "create", "patch", "delete"}
     assert may(role, names.GROUP, "podgroups/status") == {"patch"}
     assert may(role, "scheduling.x-k8s.io", "podgroups") == {"get"}
 
 
 def test_the_device_plugin_reads_classes_and_labels_its_node(render: Render) -> None:
     role = one(render(), "ClusterRole", "cardwise-deviceplugin")
-    assert may(role, names.GROUP, "resourceclasses") == {"get", "list", "watch"}
+    assert may(role, names.GROUP, "resourceclasses") == {"list", "watch"}
     assert may(role, names.GROUP, "gpuquotas") == set()
     assert "patch" in may(role, "", "nodes")
 
@@ -81,7 +81,7 @@ def test_the_device_plugin_reads_classes_and_labels_its_node(render: Render) -> 
 def test_the_mps_manager_publishes_and_tells_and_evicts_only_where_it_is_to(render: Render) -> None:
     role = one(render(*ALL), "ClusterRole", "cardwise-mps")
     for resource, group in (("pods", ""), ("extendedresources", names.GROUP)):
-        assert may(role, group, resource) == {"get", "list", "watch"}
+        assert may(role, group, resource) == {"list", "watch"}
     assert may(role, names.GROUP, "extendedresources/status") == {"patch"}
     assert may(role, "", "events") == {"create", "patch"}
     assert may(role, "", "pods/eviction") == set()

@@ -1,31 +1,41 @@
-"""What the chart's roles let each part do, as the real API server judges it; docs/security.md has it in words.
+"""What roles and policies of the chart let each part do, as the real API server judges it; docs/security.md has it too.
 
 That each part can do its work with them is what all other tests of this folder show: the parts run with these accounts.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
+import yaml
 
-from cardwise.core import names
+from cardwise.core import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, binaries, processes
+from tests.cluster.cards import DEFAULT
 from tests.cluster.parts import CHART
-from tests.integration.sharing import Space, workload
+from tests.integration.sharing import Json, Space, workload
+from tests.integration.writes_of_parts import EXCESS, MAY, Excess, World, of_ours
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ADMISSION = "admissionregistration.k8s.io"
 OWN = names.NAMESPACE
 HOOKS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 
+WORDS = {"webhook": "webhook", "extender": "extender", "deviceplugin": "device plugin", "mps": "MPS manager"}
+
+AUTOMATIC = classes.name_of_model(DEFAULT[0].model)
+
 # A right: verb, group, resource with its subresource, and where: "" for all namespaces, or "namespace/name".
 Right = tuple[str, str, str, str]
 
-MAY: dict[str, list[Right]] = {
+RIGHTS: dict[str, list[Right]] = {
     "webhook": [
         ("list", "", "pods", ""),
         ("watch", "", "namespaces", ""),
@@ -122,34 +132,73 @@ MAY_NOT: dict[str, list[Right]] = {
 }
 
 
-@contextmanager
-def rendered(cluster: Cluster, template: str, *settings: str) -> Iterator[None]:
-    """With a template of the chart that the test cluster goes without."""
+def rendered(template: str, *settings: str) -> list[Json]:
+    """A template of the chart with other settings than the test cluster's."""
     helm = str(binaries.helm(print) / "helm")
     flags = [flag for each in settings for flag in ("--set", each)]
     chart = ["template", "cardwise", str(CHART), "-n", OWN, "--kube-version", binaries.KUBERNETES]
-    objects = processes.run([helm, *chart, "-s", f"templates/{template}", *flags])
-    cluster.apply(objects)
-    try:
-        yield
-    finally:
-        cluster.kubectl("delete", "-f", "-", stdin=objects)
+    return list(yaml.safe_load_all(processes.run([helm, *chart, "-s", f"templates/{template}", *flags])))
 
 
 @pytest.fixture(scope="module")
 def accounts(cluster: Cluster) -> Iterator[Cluster]:
-    """All parts' accounts; the test cluster itself runs no MPS manager."""
-    with rendered(cluster, "mps/rbac.yaml", "mps.enabled=true"):
-        cluster.wait(lambda: allowed(cluster, "mps", MAY["mps"][0]), "the new role is known", 60)
+    """All parts' accounts, under the policies as people have them: the test cluster runs no MPS manager, and its device
+    plugins no pods.
+    """
+    roles = rendered("mps/rbac.yaml", "mps.enabled=true")
+    policies = [each for each in rendered("policies/deviceplugin.yaml") if each["kind"].endswith("Policy")]
+    without_nodes = rendered("policies/deviceplugin.yaml", "deviceplugin.restrictToNode=false")
+    cluster.apply([*roles, *policies])
+    try:
+        cluster.wait(lambda: allowed(cluster, "mps", RIGHTS["mps"][0]), "the new role is known", 60)
         yield cluster
+    finally:
+        cluster.apply(without_nodes)
+        cluster.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(roles))
 
 
-@pytest.fixture
-def restricted(accounts: Cluster) -> Iterator[Cluster]:
-    """Under the policy that knows nodes; the parts' own tokens name none here, so they write nothing meanwhile."""
-    with rendered(accounts, "policies/deviceplugin.yaml"), acting(accounts, "deviceplugin", "n1") as other:
-        accounts.wait(lambda: "n2" in refused(other, paths.nodes("n2"), {}), "the policy acts", 60)
-        yield accounts
+@pytest.fixture(scope="module")
+def world(accounts: Cluster, request: pytest.FixtureRequest) -> Iterator[World]:
+    """The objects that the writes are about."""
+    person = of_ours("ResourceClass", "of-a-person", {"selector": {"matchLabels": {"model": "Tesla-P100"}}})
+    with Space(accounts, "rights") as space, ExitStack() as stack:
+        api, (node, other) = accounts.api, space.nodes(2)
+        api.create(paths.resourceclasses(), person)
+        stack.callback(api.delete, paths.resourceclasses("of-a-person"))
+        api.create(paths.pods(OWN), workload("replica", spec={"nodeSelector": {"no": "where"}}))
+        stack.callback(api.delete, paths.pods(OWN, "replica"), {"gracePeriodSeconds": 0})
+        space.put(workload("steady", gpu_mem=64, node=node))
+        space.put(workload("there", gpu_mem=64, node=other))
+        space.create(workload("waiting", gpu_mem=64, spec={"nodeSelector": {"no": "where"}}))
+        gang = {names.GROUP_NAME: "automatic", names.GROUP_NUM: "3"}
+        gates = [{"name": "other.dev/gate"}]
+        space.create(workload("gated", whole_gpu=1, annotations=gang, spec={"schedulingGates": gates}))
+        api.create(paths.podgroups(space.name), of_ours("PodGroup", "own", {"minMember": 2}))
+        stack.callback(api.delete, paths.podgroups(space.name, "own"))
+        space.wait(lambda: automatic(space), "the gang has its PodGroup and the cards their class")
+        found = {card["spec"]["node"]: card["metadata"]["name"] for card in api.get(paths.extendedresources())["items"]}
+        with acting(accounts, "deviceplugin", node) as client:
+            told = lambda: refused(client, paths.nodes(other), {})  # noqa: E731
+            space.wait(lambda: other in told(), "the policy acts")
+        yield World(api, space.name, node, other, found[node], found[other], AUTOMATIC, "of-a-person")
+
+
+@pytest.fixture(scope="module")
+def clients(accounts: Cluster, world: World) -> Iterator[Mapping[str, KubeClient]]:
+    """Each part as it is on the node."""
+    with ExitStack() as stack:
+        yield {part: stack.enter_context(acting(accounts, part, world.node)) for part in MAY}
+
+
+def automatic(space: Space) -> bool:
+    api = space.cluster.api
+    groups = [one["metadata"]["name"] for one in api.get(paths.podgroups(space.name))["items"]]
+    known = [one["metadata"]["name"] for one in api.get(paths.resourceclasses())["items"]]
+    return "automatic" in groups and AUTOMATIC in known
+
+
+def excess_id(value: object) -> str:
+    return value.id if isinstance(value, Excess) else str(value)
 
 
 def user(part: str) -> str:
@@ -194,36 +243,33 @@ def refused(client: KubeClient, path: str, change: object) -> str:
     return ""
 
 
-@pytest.mark.parametrize("part", MAY)
+@pytest.mark.parametrize("part", RIGHTS)
 def test_each_part_has_what_it_needs(accounts: Cluster, part: str) -> None:
-    assert [right for right in MAY[part] if not allowed(accounts, part, right)] == []
+    assert [right for right in RIGHTS[part] if not allowed(accounts, part, right)] == []
 
 
-@pytest.mark.parametrize("part", MAY)
+@pytest.mark.parametrize("part", RIGHTS)
 def test_no_part_has_more(accounts: Cluster, part: str) -> None:
     assert [right for right in (*NOBODY, *MAY_NOT[part]) if allowed(accounts, part, right)] == []
 
 
-def test_a_part_on_a_node_writes_nothing_about_another(restricted: Cluster) -> None:
-    found = restricted.api.get(paths.extendedresources())["items"]
-    cards = {card["spec"]["node"]: card["metadata"]["name"] for card in found}
-    sick = {"status": {"reason": "said by another"}}
-    for part, word in (("deviceplugin", "device plugin"), ("mps", "MPS manager")):
-        with acting(restricted, part, "n1") as client:
-            told = refused(client, paths.extendedresources(cards["n2"], "status"), sick)
-            assert f"the {word} of node n1 may not write what is about node n2" in told
-            assert refused(client, paths.extendedresources(cards["n1"], "status"), {"status": {}}) == ""
+@pytest.mark.parametrize("part", MAY)
+def test_each_part_writes_the_fields_that_are_its_work(
+    clients: Mapping[str, KubeClient], world: World, part: str
+) -> None:
+    for write in MAY[part]:
+        for act in write.acts:
+            act(clients[part], world)
 
 
-def test_who_may_patch_pods_cannot_change_a_placement(accounts: Cluster) -> None:
-    space = Space(accounts, "placements")
-    space.create(workload("steady", gpu_mem=64, node="n1"))
-    space.running("steady", timeout=120)
-    for part in ("extender", "deviceplugin"):
-        with acting(accounts, part, "n1") as client:
-            for key in (names.IDX, names.ASSIGNMENT):
-                told = refused(client, paths.pods(space.name, "steady"), {"metadata": {"annotations": {key: "7"}}})
-                assert f"metadata.annotations[{key}]" in told
-    annotations = space.get("steady")["metadata"]["annotations"]
-    assert "7" not in (annotations[names.IDX], annotations[names.ASSIGNMENT])
-    space.clear()
+@pytest.mark.parametrize(("part", "excess"), [(part, one) for part in EXCESS for one in EXCESS[part]], ids=excess_id)
+def test_no_part_writes_another(clients: Mapping[str, KubeClient], world: World, part: str, excess: Excess) -> None:
+    with pytest.raises(errors.KubeError) as told:
+        excess.act(clients[part], world)
+    assert excess.says in str(told.value)
+
+
+def test_the_page_lists_the_fields() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
+    listed = [row for row in rows if row[0] in WORDS.values()]
+    assert listed == [(WORDS[part], one.verb, one.what, one.fields) for part in MAY for one in MAY[part]]

@@ -151,3 +151,47 @@ object.spec.volumes.filter(v, has(v.hostPath) &&
 ['/' + v.hostPath.path.split('/').filter(part, part != '' && part != '.').join('/')].exists(path,
 {{ include "cardwise.cel.list" .paths }}.exists(p, {{ .which }}){{ with .or }} || {{ . }}{{ end }}))
 {{- end }}
+
+{{/*
+Variables of the policies that hold a part of ours to its work: `what` it writes, such as pods/status, and which fields an
+update changes: keys of annotations, labels and a node's capacities one by one, else what lies in metadata, spec and
+status; `strange` are those that the account may not, lists by where they lie. `may`: regular expressions by `what`.
+dyn: by what is there, so that a field of a newer Kubernetes counts too.
+*/}}
+{{- define "cardwise.policy.changes" -}}
+{{- $one := "{'at': dyn('%s'), 'end': dyn('%s'), 'now': variables.now%s, 'before': variables.before%s}" -}}
+- name: what
+  expression: "request.resource.resource + (request.?subResource.orValue('') == '' ? '' : '/' + request.subResource)"
+- name: now
+  expression: "object == null || oldObject == null ? dyn({}) : dyn(object)"
+- name: before
+  expression: "object == null || oldObject == null ? dyn({}) : dyn(oldObject)"
+- name: places
+  expression: >-
+    [{{ printf $one "" "" "" "" }}
+    {{- range list "metadata" "spec" "status" }}
+    {{- $inner := printf ".?%s.orValue({})" . }},
+    {{ printf $one (print . ".") "" $inner $inner }}
+    {{- end }}
+    {{- range list "metadata.annotations" "metadata.labels" "status.capacity" "status.allocatable" }}
+    {{- $inner := printf ".?%s.orValue({})" (replace "." ".?" .) }},
+    {{ printf $one (print . "[") "]" $inner $inner }}
+    {{- end }}]
+- name: changed
+  expression: >-
+    variables.places.map(p, (p.now.filter(k, !(k in p.before) || p.now[k] != p.before[k]) + p.before.filter(k, !(k in p.now))).map(k, string(p.at) + k + string(p.end)))
+- name: strange
+  expression: >-
+    variables.changed.map(fields, fields.filter(field, !(field in [
+    'metadata', 'spec', 'status', 'metadata.annotations', 'metadata.labels', 'status.capacity', 'status.allocatable',
+    'metadata.managedFields', 'metadata.resourceVersion', 'metadata.generation']) && !field.matches({
+    {{- range $i, $what := keys .may | sortAlpha }}{{ if $i }}, {{ end }}'{{ $what }}': r'^({{ get $.may $what }})$'{{ end -}}
+    }[?variables.what].orValue('^$')))).filter(fields, fields.size() > 0)
+{{- end }}
+
+{{- define "cardwise.policy.noStrangeFields" -}}
+- expression: variables.strange.size() == 0
+  messageExpression: "'the {{ . }} may not change ' + variables.strange[0][0] + ' of ' + variables.what"
+  message: the {{ . }} may not change that
+  reason: Forbidden
+{{- end }}

@@ -1,0 +1,487 @@
+"""What each part of ours writes, field by field, and what it must not: the table of docs/security.md, and calls beyond.
+
+Each is one call of the real API server by the part's account, as a dry run; `World` has the objects that it is about.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient, PatchKind
+
+Json = dict[str, Any]
+DRY = {"dryRun": "All"}
+HOOKS = (paths.mutatingwebhookconfigurations, paths.validatingwebhookconfigurations)
+OWN = paths.namespaces(names.NAMESPACE)
+LEASES = paths.leases(names.NAMESPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """In the namespace: `steady` has a share, `waiting` no node, `gated` a gang, which is the PodGroup `automatic`, and
+    `own` is a PodGroup of a person. In ours: the pod `replica`. `node` and `card` are those of a part that runs on a
+    node, `other` and `other_card` another's, where the pod `there` runs.
+    """
+
+    api: KubeClient
+    namespace: str
+    node: str
+    other: str
+    card: str
+    other_card: str
+    automatic_class: str
+    class_of_person: str
+
+    def pod(self, name: str, sub: str = "") -> str:
+        return paths.pods(self.namespace, name, sub)
+
+    def group(self, name: str, sub: str = "") -> str:
+        return paths.podgroups(self.namespace, name, sub)
+
+
+Act = Callable[[KubeClient, World], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A row of the page: the part's account may do this to those fields."""
+
+    verb: str
+    what: str
+    fields: str
+    acts: Sequence[Act]
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A call that must be refused, and what the refusal says."""
+
+    id: str
+    act: Act
+    says: str = " cannot "  # RBAC
+
+
+def patched(path: Callable[[World], str], change: Json | list[Json], kind: PatchKind = "merge") -> Act:
+    return lambda client, world: client.patch(path(world), change, kind, query=DRY)
+
+
+def created(path: str | Callable[[World], str], made: Json) -> Act:
+    def act(client: KubeClient, world: World) -> object:
+        try:
+            return client.create(path if isinstance(path, str) else path(world), made, query=DRY)
+        except errors.AlreadyExists:
+            return None  # behind all who may refuse
+
+    return act
+
+
+def deleted(path: Callable[[World], str]) -> Act:
+    return lambda client, world: client.delete(path(world), query=DRY)
+
+
+def hook(change: Callable[[list[Json]], object]) -> Act:
+    """The first webhook configuration with its entries changed."""
+
+    def act(client: KubeClient, _: World) -> object:
+        path = HOOKS[0](names.WEBHOOK_CONFIGURATION)
+        entries = client.get(path)["webhooks"]
+        change(entries)
+        return client.patch(path, {"webhooks": entries}, query=DRY)
+
+    return act
+
+
+def labelled(**labels: str) -> Json:
+    return {"metadata": {"labels": labels}}
+
+
+def annotated(key: str, value: str = "x") -> Json:
+    return {"metadata": {"annotations": {key: value}}}
+
+
+def imaged(image: str) -> Json:
+    return {"spec": {"containers": [{"name": "main", "image": image}]}}
+
+
+def secret(name: str) -> Json:
+    return {"metadata": {"name": name}, "type": "Opaque"}
+
+
+def of_ours(kind: str, name: str, spec: Json, *, auto: bool = False) -> Json:
+    metadata = {"name": name} | ({"labels": {names.AUTO_LABEL: "true"}} if auto else {})
+    return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def resource(node: Callable[[World], str]) -> Act:
+    """A new ExtendedResource of that node."""
+
+    def act(client: KubeClient, world: World) -> object:
+        spec = {"node": node(world), "index": 9, "uuid": "GPU-new", "model": "Tesla-P100", "memoryMiB": 16276}
+        return client.create(paths.extendedresources(), of_ours("ExtendedResource", "gpu-new", spec), query=DRY)
+
+    return act
+
+
+def steady(world: World) -> str:
+    return world.pod("steady")
+
+
+def steady_status(world: World) -> str:
+    return world.pod("steady", "status")
+
+
+def node(world: World) -> str:
+    return paths.nodes(world.node)
+
+
+def node_status(world: World) -> str:
+    return paths.nodes(world.node, "status")
+
+
+def card(world: World) -> str:
+    return paths.extendedresources(world.card)
+
+
+def card_status(world: World) -> str:
+    return paths.extendedresources(world.card, "status")
+
+
+def other_card(world: World) -> str:
+    return paths.extendedresources(world.other_card)
+
+
+def without_gate(name: str) -> Json:
+    return {"spec": {"schedulingGates": [{"name": name, "$patch": "delete"}]}}
+
+
+def capacity(**amounts: str | None) -> Json:
+    return {"status": {"capacity": amounts, "allocatable": amounts}}
+
+
+EVENT = {"metadata": {"generateName": "x"}, "reason": "x", "message": "x", "type": "Normal"}
+
+
+def told(client: KubeClient, world: World) -> object:
+    about = {"involvedObject": {"kind": "Pod", "namespace": world.namespace, "name": "steady"}}
+    return client.create(paths.events(world.namespace), EVENT | about, query=DRY)
+
+
+EVENTS = Write("create, patch", "Events", "all", [told])
+BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n").decode()
+CLASS = {"selector": {"matchLabels": {"model": "Tesla-P100"}}}
+ALLOCATED = {"memoryMiB": 1, "corePercent": 0, "shares": 1, "whole": False, "pods": 1}
+BINDING = {"metadata": {"name": "waiting"}, "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}}
+EVICTION = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "steady"}}
+
+MAY: dict[str, Sequence[Write]] = {
+    "webhook": [
+        Write(
+            "patch",
+            "its webhook configurations",
+            "`webhooks[*].clientConfig.caBundle`",
+            [hook(lambda entries: [entry["clientConfig"].update(caBundle=BUNDLE) for entry in entries])],
+        ),
+        Write("create, update", "its Secret", "all", [created(f"{OWN}/secrets", secret("cardwise-webhook-tls"))]),
+    ],
+    "extender": [
+        Write("create", "Bindings", "all", [created(lambda world: world.pod("waiting", "binding"), BINDING)]),
+        Write("create", "evictions", "", [created(lambda world: world.pod("steady", "eviction"), EVICTION)]),
+        Write(
+            "patch",
+            "pods",
+            "`spec.schedulingGates`: takes `cardwise.dev/gang` away",
+            [patched(lambda world: world.pod("gated"), without_gate(names.GANG), "strategic")],
+        ),
+        Write(
+            "patch",
+            "pods of its own namespace",
+            "label `cardwise.dev/leader`",
+            [patched(lambda _: paths.pods(names.NAMESPACE, "replica"), labelled(**{names.LEADER: "true"}))],
+        ),
+        Write(
+            "patch",
+            "pods/status",
+            "`nominatedNodeName`",
+            [patched(lambda world: world.pod("waiting", "status"), {"status": {"nominatedNodeName": "n1"}})],
+        ),
+        Write("patch", "nodes", "annotation `cardwise.dev/changed`", [patched(node, annotated(names.NODE_CHANGED))]),
+        Write(
+            "patch",
+            "ExtendedResources/status",
+            "`allocated`, `freeMiB`, `classes`",
+            [patched(card_status, {"status": {"allocated": ALLOCATED, "freeMiB": 7, "classes": ["a"]}})],
+        ),
+        Write(
+            "create, patch, delete",
+            "ResourceClasses, PodGroups",
+            "`spec` and `metadata` of those with the label `cardwise.dev/auto=true`",
+            [
+                created(paths.resourceclasses(), of_ours("ResourceClass", "new", CLASS, auto=True)),
+                patched(lambda world: paths.resourceclasses(world.automatic_class), {"spec": CLASS}),
+                deleted(lambda world: paths.resourceclasses(world.automatic_class)),
+                created(lambda world: world.group(""), of_ours("PodGroup", "new", {"minMember": 2}, auto=True)),
+                patched(lambda world: world.group("automatic"), {"spec": {"minMember": 4}}),
+                deleted(lambda world: world.group("automatic")),
+            ],
+        ),
+        Write(
+            "patch",
+            "ResourceClasses/status, GPUQuotas/status, PodGroups/status",
+            "all",
+            [
+                patched(lambda world: paths.resourceclasses(world.class_of_person, "status"), {"status": {"cards": 1}}),
+                patched(lambda world: world.group("own", "status"), {"status": {"phase": "Running"}}),
+            ],
+        ),
+        Write(
+            "create, update",
+            "its Secret, its Lease, its ConfigMap",
+            "all",
+            [
+                created(f"{OWN}/secrets", secret("cardwise-extender-tls")),
+                created(LEASES, {"metadata": {"name": names.LEASE}}),
+                created(f"{OWN}/configmaps", {"metadata": {"name": names.WORKLOAD}}),
+            ],
+        ),
+        EVENTS,
+    ],
+    "deviceplugin": [
+        Write(
+            "patch",
+            "pods of its node",
+            "annotation `ALIYUN_COM_GPU_MEM_ASSIGNED`",
+            [patched(steady, annotated(names.ASSIGNED, "true"))],
+        ),
+        Write(
+            "patch",
+            "its Node",
+            "label `accelerator`; annotations `cardwise.dev/accelerator`, `cardwise.dev/changed`",
+            [
+                patched(node, labelled(accelerator="nvidia-tesla-p100")),
+                patched(node, annotated(f"{names.GROUP}/{names.ACCELERATOR}")),
+                patched(node, annotated(names.NODE_CHANGED)),
+            ],
+        ),
+        Write(
+            "patch",
+            "its Node/status",
+            "`capacity` and `allocatable` of `aliyun.com/gpu-…` and `cardwise.dev/…`",
+            [
+                patched(
+                    node_status,
+                    capacity(**{names.GPU_MEM: "1", names.SHARE: "0", "cardwise.dev/gone": None}),
+                    "strategic",
+                )
+            ],
+        ),
+        Write(
+            "create, patch, delete",
+            "ExtendedResources of its node",
+            "all but `spec.unschedulable` and `spec.cordon` (which it brings back with a card that comes back)",
+            [resource(lambda world: world.node), patched(card, {"spec": {"memoryMiB": 7}}), deleted(card)],
+        ),
+        Write(
+            "patch",
+            "ExtendedResources/status of its node",
+            "`health`, `reason`, `cardAccess`, `held`, `mps`",
+            [patched(card_status, {"status": {"health": "Unhealthy", "reason": "x", "held": [], "mps": None}})],
+        ),
+        EVENTS,
+    ],
+    "mps": [
+        Write(
+            "patch",
+            "ExtendedResources/status of its node",
+            "`mps`",
+            [patched(card_status, {"status": {"mps": {"mode": "card", "state": "Down"}}})],
+        ),
+        Write("create", "evictions, with `mps.audit.evict`", "", []),
+        EVENTS,
+    ],
+}
+
+
+def _pods(account: str) -> list[Excess]:
+    """What no part may write into a pod."""
+    return [
+        Excess(
+            "image", patched(steady, imaged("evil"), "strategic"), f"{account} may not change spec.containers of pods"
+        ),
+        Excess(
+            "tolerations",
+            patched(steady, [{"op": "add", "path": "/spec/tolerations/-", "value": {"operator": "Exists"}}], "json"),
+            f"{account} may not change spec.tolerations",
+        ),
+        Excess("deadline", patched(steady, {"spec": {"activeDeadlineSeconds": 1}}), "spec.activeDeadlineSeconds"),
+        Excess("label", patched(steady, labelled(app="other")), "metadata.labels[app] of pods"),
+        Excess("annotation", patched(steady, annotated("mine")), "metadata.annotations[mine] of pods"),
+        Excess("placement", patched(steady, annotated(names.IDX, "7")), f"metadata.annotations[{names.IDX}]"),
+        Excess("assignment", patched(steady, annotated(names.ASSIGNMENT, "7")), f"[{names.ASSIGNMENT}]"),
+        Excess("finalizer", patched(steady, {"metadata": {"finalizers": ["a.b/c"]}}), "metadata.finalizers"),
+        Excess(
+            "owner",
+            patched(
+                steady,
+                {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}},
+            ),
+            "metadata.ownerReferences",
+        ),
+        Excess("delete a pod", deleted(steady)),
+        Excess("create a pod", created(lambda world: world.pod(""), {"metadata": {"name": "x"}, "spec": {}})),
+    ]
+
+
+def _nodes(account: str) -> list[Excess]:
+    """What no part may write into a Node."""
+    taint = {"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}
+    return [
+        Excess("taint", patched(node, taint), f"{account} may not change spec.taints of nodes"),
+        Excess("unschedulable", patched(node, {"spec": {"unschedulable": True}}), "spec.unschedulable of nodes"),
+        Excess("node label", patched(node, labelled(**{"node-restriction.kubernetes.io/a": "b"})), "metadata.labels["),
+        Excess(
+            "node role", patched(node, labelled(**{"node-role.kubernetes.io/control-plane": ""})), "metadata.labels["
+        ),
+        Excess("node annotation", patched(node, annotated("a")), "metadata.annotations[a] of nodes"),
+        Excess("delete a node", deleted(node)),
+    ]
+
+
+EXTENDER, PLUGIN = "the extender", "the device plugin"
+EXCESS: dict[str, Sequence[Excess]] = {
+    "webhook": [
+        Excess(
+            "rules",
+            hook(lambda entries: entries[0]["rules"].append(entries[0]["rules"][0] | {"resources": ["secrets"]})),
+            "the webhook may change clientConfig.caBundle",
+        ),
+        Excess("policy", hook(lambda entries: entries[0].update(failurePolicy="Ignore")), "caBundle"),
+        Excess("conditions", hook(lambda entries: entries[0].update(matchConditions=[])), "caBundle"),
+        Excess(
+            "selector",
+            hook(lambda entries: entries[0].update(namespaceSelector={"matchLabels": {"a": "b"}})),
+            "caBundle",
+        ),
+        Excess("address", hook(lambda entries: entries[0]["clientConfig"].update(url="https://evil:1/")), "caBundle"),
+        Excess(
+            "a new entry", hook(lambda entries: entries.append(entries[0] | {"name": "new.cardwise.dev"})), "caBundle"
+        ),
+        Excess("an entry less", hook(lambda entries: entries.pop()), "caBundle"),
+        Excess(
+            "a label",
+            patched(lambda _: HOOKS[1](names.WEBHOOK_CONFIGURATION), labelled(a="b")),
+            "the webhook may not change metadata.labels[a]",
+        ),
+        Excess("another configuration", patched(lambda _: HOOKS[0]("other"), labelled(a="b"))),
+        Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "the webhook may create its own Secret only"),
+        Excess("a pod", patched(steady, labelled(app="other"))),
+        Excess("a card", patched(card_status, {"status": {"health": "Unhealthy"}})),
+    ],
+    "extender": [
+        *_pods(EXTENDER),
+        *_nodes(EXTENDER),
+        Excess(
+            "another gate",
+            patched(lambda world: world.pod("gated"), without_gate("other.dev/gate"), "strategic"),
+            "the extender may take no gate away but cardwise.dev/gang",
+        ),
+        Excess(
+            "leader elsewhere",
+            patched(steady, labelled(**{names.LEADER: "true"})),
+            "the extender may label its own pods only",
+        ),
+        Excess(
+            "phase", patched(steady_status, {"status": {"phase": "Failed"}}), f"{EXTENDER} may not change status.phase"
+        ),
+        Excess("addresses", patched(steady_status, {"status": {"podIP": "1.2.3.4"}}), "status.podIP"),
+        Excess("label by status", patched(steady_status, labelled(app="other")), "metadata.labels[app] of pods/status"),
+        Excess("node status", patched(node_status, capacity(cpu="1"))),
+        Excess(
+            "health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.health of extendedresources"
+        ),
+        Excess("held", patched(card_status, {"status": {"held": []}}), "status.held"),
+        Excess("a card", patched(card, {"spec": {"memoryMiB": 1}})),
+        Excess(
+            "a person's class",
+            patched(lambda world: paths.resourceclasses(world.class_of_person), {"spec": {"priority": 9}}),
+            "automatic resourceclasses only",
+        ),
+        Excess(
+            "a person's class as an automatic one",
+            patched(lambda world: paths.resourceclasses(world.class_of_person), labelled(**{names.AUTO_LABEL: "true"})),
+            "automatic resourceclasses only",
+        ),
+        Excess("delete it", deleted(lambda world: paths.resourceclasses(world.class_of_person)), "automatic"),
+        Excess("a class", created(paths.resourceclasses(), of_ours("ResourceClass", "new", CLASS)), "automatic"),
+        Excess(
+            "a person's gang",
+            patched(lambda world: world.group("own"), {"spec": {"minMember": 9}}),
+            "automatic podgroups",
+        ),
+        Excess("delete that", deleted(lambda world: world.group("own")), "automatic podgroups"),
+        Excess(
+            "a gang", created(lambda world: world.group(""), of_ours("PodGroup", "new", {"minMember": 2})), "automatic"
+        ),
+        Excess("a Secret", created(f"{OWN}/secrets", secret("other")), "its own Secret, ConfigMap and Lease only"),
+        Excess(
+            "a ConfigMap", created(f"{OWN}/configmaps", {"metadata": {"name": "other"}}), "its own Secret, ConfigMap"
+        ),
+        Excess("a Lease", created(LEASES, {"metadata": {"name": "other"}}), "its own Secret, ConfigMap and Lease only"),
+        Excess("a configuration", patched(lambda _: HOOKS[0](names.WEBHOOK_CONFIGURATION), labelled(a="b"))),
+    ],
+    "deviceplugin": [
+        *_pods(PLUGIN),
+        *_nodes(PLUGIN),
+        Excess(
+            "a gate",
+            patched(lambda world: world.pod("gated"), without_gate(names.GANG), "strategic"),
+            "only the Cardwise extender takes this gate away",
+        ),
+        Excess(
+            "a pod elsewhere",
+            patched(lambda world: world.pod("there"), annotated(names.ASSIGNED, "true")),
+            "may not write what is about node",
+        ),
+        Excess("pod status", patched(steady_status, {"status": {"phase": "Failed"}})),
+        Excess(
+            "another node", patched(lambda world: paths.nodes(world.other), annotated(names.NODE_CHANGED)), "about node"
+        ),
+        Excess(
+            "its conditions", patched(node_status, {"status": {"conditions": []}}), "status.conditions of nodes/status"
+        ),
+        Excess(
+            "its cpu", patched(node_status, capacity(cpu="999"), "strategic"), "status.capacity[cpu] of nodes/status"
+        ),
+        Excess("NVIDIA's", patched(node_status, capacity(**{names.NVIDIA_GPU: "9"}), "strategic"), "[nvidia.com/gpu]"),
+        Excess("its address", patched(node_status, {"status": {"addresses": []}}), "status.addresses"),
+        Excess("its label by status", patched(node_status, labelled(a="b")), "metadata.labels[a] of nodes/status"),
+        Excess("a cordon", patched(card, {"spec": {"unschedulable": True}}), "spec.unschedulable of extendedresources"),
+        Excess("a card elsewhere", patched(other_card, {"spec": {"memoryMiB": 1}}), "may not write what is about node"),
+        Excess(
+            "its move", patched(card, {"spec": {"node": "elsewhere"}}), "may not write what is about node elsewhere"
+        ),
+        Excess("delete it", deleted(other_card), "may not write what is about node"),
+        Excess("create one", resource(lambda world: world.other), "may not write what is about node"),
+        Excess(
+            "allocated", patched(card_status, {"status": {"allocated": ALLOCATED}}), "status.allocated of extendedres"
+        ),
+        Excess("free", patched(card_status, {"status": {"freeMiB": 9}}), "status.freeMiB"),
+        Excess("a class", patched(lambda world: paths.resourceclasses(world.automatic_class), {"spec": CLASS})),
+        Excess("evict", created(lambda world: world.pod("steady", "eviction"), EVICTION)),
+    ],
+    "mps": [
+        Excess("health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.mps of its cards only"),
+        Excess("held", patched(card_status, {"status": {"held": []}}), "status.mps of its cards only"),
+        Excess("allocated", patched(card_status, {"status": {"allocated": ALLOCATED}}), "status.allocated"),
+        Excess(
+            "a card elsewhere",
+            patched(lambda world: paths.extendedresources(world.other_card, "status"), {"status": {"mps": None}}),
+            "the MPS manager of node",
+        ),
+        Excess("a card's spec", patched(card, {"spec": {"memoryMiB": 1}})),
+        Excess("a pod", patched(steady, annotated(names.ASSIGNED, "true"))),
+        Excess("a node", patched(node, annotated(names.NODE_CHANGED))),
+    ],
+}
