@@ -68,7 +68,7 @@ def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
     root = folder / "mps"
     home = Path(mps.folder(str(root), _UUID))
     homes.prepare(home)
-    daemon.bind(str(home / mps.PIPE / mps.CONTROL))
+    daemon.bind(str(home / mps.CLIENTS / mps.CONTROL))
     daemon.listen(1024)
     status = Status(
         uuids=(_UUID,),

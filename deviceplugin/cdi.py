@@ -67,12 +67,16 @@ def device_edits(device: OtherDevice) -> Edits:
 def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
     """The way to the daemon of the grant's cards; for the share agent, what says how that daemon is.
 
-    `cards` are those of the grant. Of an agent's folder the log is covered, since it names neighbours.
+    `cards` are those of the grant. A container sees the daemon's socket and nothing else of it. Of an agent's folder
+    the log is covered, since it names neighbours, and so are the files that the daemon locks and writes.
     """
     if grant.is_agent:
         homes = [(home, f"{shareagent.MPS_ROOT}/{Path(home).name}") for home in grant.mps]
-        return {"mounts": [mount for home, inside in homes for mount in (_bind(home, inside, "ro"), _cover(inside))]}
-    edits: Edits = {"mounts": [_bind(f"{home}/{mps.PIPE}", mps.CONTAINER_PIPE, "rw") for home in grant.mps]}
+        mounts = []
+        for home, inside in homes:
+            mounts += [_bind(home, inside, "ro"), *(_cover(f"{inside}/{name}") for name in (mps.LOG, mps.PIPE))]
+        return {"mounts": mounts}
+    edits: Edits = {"mounts": [_bind(f"{home}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for home in grant.mps]}
     if grant.mps and len(cards) == 1 and not grant.shares[0].whole and _limits_in_the_kernel(cards[0]):
         edits["env"] = [f"{_KERNEL_LIMIT}={grant.shares[0].mem}"]
     return edits
@@ -82,8 +86,7 @@ def _bind(host: str, container: str, access: str) -> dict[str, Any]:
     return {"hostPath": host, "containerPath": container, "options": ["bind", access, *_TAME]}
 
 
-def _cover(inside: str) -> dict[str, Any]:
-    path = f"{inside}/{mps.LOG}"
+def _cover(path: str) -> dict[str, Any]:
     return {"hostPath": "tmpfs", "containerPath": path, "type": "tmpfs", "options": ["ro", "size=4k", *_TAME]}
 
 

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cardwise.clock import Clock
-from cardwise.core import mps
 from mps import cgroups, processes
-from mps.daemonlog import NAME as LOG_NAME
 from mps.processes import Host, Process
 from mps.units import Unit
 
@@ -73,10 +71,10 @@ class Child:
         mine = self._environment
         return all(theirs.get(name) == mine.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
 
-    def start(self, options: Sequence[str]) -> bool:
+    def start(self, options: Sequence[str], output: int) -> bool:
         """False when it ended at once. Raises OSError."""
         command = [str(self._program), processes.FOREGROUND, *options]
-        self._started = self._host.start(command, self._environment, self._unit.home / mps.LOG / LOG_NAME)
+        self._started = self._host.start(command, self._environment, output)
         if not self._started.alive():
             return False
         self._process = self._started

@@ -22,7 +22,7 @@ from mps import closing, homes, machine, metrics, units
 from mps.ceilings import Ceilings
 from mps.child import Child
 from mps.control import Client, Control, ControlError, NoDaemon, Refused, Silent
-from mps.daemonlog import Tail
+from mps.daemonlog import Output
 from mps.drivers import Capabilities
 from mps.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
 from mps.processes import LOCAL, Host
@@ -81,9 +81,8 @@ class Daemon:
         self._enforced = False
         self._ill = False  # since it was ready last
         self._child = Child(unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock)
-        self._tail = Tail(unit.home / mps.LOG, unit.name, skip=True)
+        self._output = Output(unit.home / mps.LOG, unit.name)
         self._probes = 0
-        self._socket: tuple[int, int] | None = None
         self._servers = Servers(self._control, host, clock, tells_status=capabilities.server_status)
         self._sweeper = Sweeper(unit, use, settings.pace.orphan_grace, host, clock)
         self._checked = 0.0
@@ -140,7 +139,7 @@ class Daemon:
     def stop(self) -> None:
         """Ends the thread, not the daemon: see `want`."""
         self._loop.stop(self._pace.answer * 3 + self._pace.quit_grace + 5.0)
-        self._tail.pump()
+        self._output.close()
         self._child.leave()
 
     # The thread.
@@ -149,6 +148,7 @@ class Daemon:
         """Takes over what a former manager left."""
         try:
             homes.prepare(self.unit.home)
+            self._output.open()
         except OSError as error:
             _log.error("a daemon's folder cannot be made", card=self.unit.name, error=str(error))
         self._publish()
@@ -167,7 +167,7 @@ class Daemon:
         now = self._clock.now()
         wanted, why = self._wanted
         self._become(machine.want(self._machine, wanted, now, self._pace, why))
-        self._tail.pump()
+        self._output.pump()
         if self._machine.phase in machine.RUNNING and not self._child.alive():
             self._bury(now)
             return 0.0
@@ -245,20 +245,20 @@ class Daemon:
 
     def _spawn(self) -> Result:
         homes.prepare(self.unit.home)
-        homes.empty(self.unit.pipe)
+        homes.renew(self.unit.home)
         self._close()
         metrics.STARTS.labels(self.unit.name).inc()
         self._ceilings.forget()
         self._servers.forget()
-        self._tail = Tail(self.unit.home / mps.LOG, self.unit.name, skip=True)
-        if self._child.start(self._capabilities.options):
+        if self._child.start(self._capabilities.options, self._output.open()):
             return OK
-        self._tail.pump()
+        self._output.pump()
         self._doubt_options()
         return Result(Outcome.FAILED, f"the daemon ended at once with rc {self._child.code}; its output is in the log")
 
     def _ask(self) -> Result:
         self._control.servers()
+        homes.share(self.unit.home)
         self._ceilings.adopt()
         return OK
 
@@ -267,7 +267,6 @@ class Daemon:
         self._control.set_percentage(PERCENT)
         self._apply_ceilings()
         self._probes = 0
-        self._socket = homes.control_socket(self.unit.home)
         return OK
 
     def _warm(self) -> Result:
@@ -289,9 +288,6 @@ class Daemon:
         return result
 
     def _look(self) -> Result:
-        if self._socket != homes.control_socket(self.unit.home):
-            # A container may write there, as MPS needs it; one that is root could answer in the daemon's place.
-            raise Silent("somebody has replaced its control socket")
         result = self._good(self._servers.look())
         if result.outcome is not Outcome.OK or self._machine.phase is not Phase.READY:
             return result

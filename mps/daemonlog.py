@@ -1,8 +1,10 @@
-"""What daemons and servers say, repeated in our own log with the card on each line.
+"""What a daemon and its servers say, repeated in our own log with the card on each line.
 
-By a file, not a pipe: a daemon that outlives its manager must be able to go on talking.
+By a FIFO that the daemon itself keeps open: it goes on talking when its manager has ended, the next manager hears the
+last of it, and what nobody reads is lost, so that no tenant fills the node's memory by making it talk.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -11,44 +13,49 @@ import structlog
 
 _log = structlog.get_logger("mps.daemon.output")
 
-NAME = "daemon.log"
-_LARGEST = 1024 * 1024  # bytes, after which the file begins anew
-_MOST = 256 * 1024  # bytes at a time
+NAME = "output"
+_MOST = 64 * 1024  # bytes at a time: what a FIFO holds
+_LINES = 200  # at a time
 # What the daemon says of each of our own questions.
 _CHATTER = re.compile(r"\] (Accepting connection|NEW UI|UI closed|Cmd:get_|INITIALIZING$|ACTIVE$|[\d.]+[KMG]?$)")
 
 
-class Tail:
-    """Of one log folder. `skip`: what is there already was told by a former manager."""
+class Output:
+    """Of one log folder. For one thread."""
 
-    def __init__(self, folder: Path, card: str, *, skip: bool) -> None:
+    def __init__(self, folder: Path, card: str) -> None:
         self._path = folder / NAME
         self._card = card
-        self._offset = self._size() if skip else 0
+        self._descriptor: int | None = None
+        self._rest = b""  # a line whose end has not come
+
+    def open(self) -> int:
+        """For a daemon to write to, whose writes never wait; from now on it is heard. Raises OSError."""
+        self.close()
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self._path, 0o600)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""
+        return self._descriptor
 
     def pump(self) -> None:
         """Tells what is new. Never raises OSError: a log is not worth a daemon."""
-        try:
-            with self._path.open("rb+") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._offset:
-                    self._offset = 0
-                file.seek(self._offset)
-                content = file.read(_MOST)
-                whole = content[: content.rfind(b"\n") + 1]
-                self._offset += len(whole)
-                if size == self._offset and size > _LARGEST:
-                    # Daemons append, so the next line is the first again.
-                    file.truncate(0)
-                    self._offset = 0
-        except OSError:
+        if self._descriptor is None:
             return
-        for line in whole.decode(errors="replace").splitlines():
-            if line.strip():
-                (_log.debug if _CHATTER.search(line) else _log.info)(line, card=self._card)
-
-    def _size(self) -> int:
         try:
-            return self._path.stat().st_size
+            content = os.read(self._descriptor, _MOST)
         except OSError:
-            return 0
+            return  # nothing
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        self._rest = self._rest[-_MOST:]
+        lines = [line for line in (each.decode(errors="replace") for each in whole) if line.strip()]
+        for line in lines[:_LINES]:
+            (_log.debug if _CHATTER.search(line) else _log.info)(line, card=self._card)
+        if len(lines) > _LINES:
+            _log.warning("more than is repeated", card=self._card, lines=len(lines) - _LINES)
+
+    def close(self) -> None:
+        self.pump()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -43,31 +43,28 @@ def make_open(folder: Path) -> None:
 def prepare(home: Path) -> None:
     """Makes a daemon's folders. Raises OSError."""
     make_open(home)
-    for name in (mps.PIPE, mps.LOG):
+    for name in (mps.PIPE, mps.CLIENTS, mps.LOG):
         (home / name).mkdir(exist_ok=True)
         (home / name).chmod(_OPEN)
 
 
-def empty(pipe: Path) -> None:
-    """For a new daemon: what clients have left there, or planted. Raises OSError.
+def renew(home: Path) -> None:
+    """Makes the folder of pipes anew for the next daemon: nothing of the one before is in it. Raises OSError."""
+    (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
+    shutil.rmtree(home / mps.PIPE)
+    prepare(home)
 
-    A lock on an old `control_lock`, which every client may take, keeps a daemon from starting, and it writes through
-    links. The folder itself stays: containers have it mounted.
+
+def share(home: Path) -> None:
+    """Lets clients reach the daemon: they see a link to its socket and no other file of it. Raises OSError.
+
+    It locks some of its files, writes into others and opens them by name. Who could write names in their folder would
+    have a privileged process write where he likes, and who could open them would keep the next daemon from starting.
     """
-    for entry in pipe.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def control_socket(home: Path) -> tuple[int, int] | None:
-    """Which file the daemon's socket is: another one is not the daemon's. None where there is none."""
-    try:
-        found = (home / mps.PIPE / mps.CONTROL).lstat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    socket, link = home / mps.PIPE / mps.CONTROL, home / mps.CLIENTS / mps.CONTROL
+    if not (link.exists() and link.samefile(socket)):
+        link.unlink(missing_ok=True)
+        link.hardlink_to(socket)
 
 
 def write_status(home: Path, status: Status) -> None:

@@ -62,8 +62,8 @@ class Pulse:
 class Host(Protocol):
     """A machine on which daemons run. From any thread; what has ended is nowhere."""
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
-        """In a session of its own, with what it says at the end of `log`. Raises OSError."""
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
+        """In a session of its own; what it says goes to this descriptor. Raises OSError."""
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
         """To the daemon of the environment's pipe folder."""
@@ -93,17 +93,16 @@ class Host(Protocol):
 class LocalHost:
     """`Host` of the processes that we see."""
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
-        with log.open("ab") as output:
-            popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-            )
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
         return _Started(popen)
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:

@@ -17,7 +17,7 @@ from cardwise.core.invalid import InvalidRequest
 from cardwise.core.quantity import MiB
 
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
-CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container finds its card's pipe folder
+CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
 MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
 PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
@@ -26,6 +26,7 @@ LIMIT_ENV: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 PERCENT_ENV: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 PIPE: Final = "pipe"
+CLIENTS: Final = "clients"  # what they see of the daemon: a link to its socket
 LOG: Final = "log"
 READY: Final = "ready"
 MODES: Final = "modes"

@@ -29,7 +29,7 @@ def problem(root: Path, uuid: str, *, wanted: State = State.READY, need: MiB = M
     if home is None or status is None:
         return f"the MPS manager does not serve card {uuid} (yet)"
     why = mps.unusable(status, uuid, now=clock.now(), wanted=wanted, need=need)
-    if not why and wanted is State.READY and not answers(home / mps.PIPE):
+    if not why and wanted is State.READY and not answers(home / mps.CLIENTS):
         why = f"the MPS daemon of card {uuid} takes no connection"
     return why
 
@@ -78,15 +78,15 @@ def silent(root: Path, uuid: str, clock: Clock = BOOT) -> bool:
     return status is None or mps.stale(status, clock.now())
 
 
-def answers(pipe: Path) -> bool:
-    """Whether a daemon listens there: the socket of a dead one refuses at once, a frozen one still listens.
+def answers(folder: Path) -> bool:
+    """Whether a daemon listens in this folder: the socket of a dead one refuses at once, a frozen one still listens.
 
     Asked in the wrong way on purpose: MPS listens for packets, and the kernel says so without troubling the daemon.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_CONNECT_SECONDS)
         try:
-            client.connect(str(pipe / mps.CONTROL))
+            client.connect(str(folder / mps.CONTROL))
         except OSError as error:
             return error.errno == errno.EPROTOTYPE
     return True

@@ -24,6 +24,6 @@ def look(root: Path, uuid: str, need: MiB, clock: Clock) -> Look:
     if home is None or status is None:
         return Look(f"the MPS manager of the node does not serve card {uuid} (yet)", None)
     why = mps.unusable(status, uuid, now=clock.now(), need=need)
-    if not why and not mpsnode.answers(home / mps.PIPE):
+    if not why and not mpsnode.answers(home / mps.CLIENTS):
         why = f"the MPS daemon of card {uuid} takes no connection"
     return Look(why, status.state)

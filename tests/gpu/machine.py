@@ -184,7 +184,7 @@ class Machine:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
         environment = kept | {"CUDA_VISIBLE_DEVICES": self.card.uuid}
         # Nobody listens there, so CUDA goes without MPS; the default folder may have a daemon of somebody else's.
-        environment[mps.PIPE_ENV] = str(self.home / mps.PIPE if through else self.root / "nowhere")
+        environment[mps.PIPE_ENV] = str(self.home / mps.CLIENTS if through else self.root / "nowhere")
         if mib:
             environment[mps.LIMIT_ENV] = mps.limits_value([MiB(mib)])
         if percent:

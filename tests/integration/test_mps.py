@@ -41,6 +41,9 @@ TELL = """
 env | grep CUDA_MPS
 ls /run/cardwise/mps
 stat -c 'socket %i' $CUDA_MPS_PIPE_DIRECTORY/control
+echo it sees $(ls -A $CUDA_MPS_PIPE_DIRECTORY)
+ln -sf /etc/passwd $CUDA_MPS_PIPE_DIRECTORY/log 2>&1
+mount -o remount,rw $CUDA_MPS_PIPE_DIRECTORY 2>&1
 cat /run/cardwise/share/share.json && echo
 touch /run/cardwise/share/mine 2>&1
 echo started
@@ -266,6 +269,8 @@ def test_a_container_goes_through_the_daemon_of_its_card_and_sees_no_other(world
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in told
         assert f"socket {inode(world, index)}" in told
         assert told.count("pipe") == 1, "only its card's pipe is there"
+        assert "it sees control" in told, "of the daemon's files only its socket"
+        assert any("log" in line and "Read-only file system" in line for line in told), "root plants no link there"
         assert world.status(index).ceilings[world.uuids[index]] >= 8138, "raised before it started"
 
 

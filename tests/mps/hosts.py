@@ -3,7 +3,9 @@
 Its daemons are the double's (double/daemon.py), with the files and sockets that others look for in the pipe folder.
 """
 
+import contextlib
 import itertools
+import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -47,6 +49,8 @@ class FakeProcess:
         self.code = code
         if self.listener is not None:
             self.listener.close()
+        if self.daemon is not None:
+            self.daemon.host.close()
 
     def leave(self) -> None:
         pass
@@ -81,9 +85,9 @@ class FakeHost:
         self.processes[made.pid] = made
         return made
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> FakeProcess:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> FakeProcess:
         driver = int(environment.get("CARDWISE_DOUBLE_DRIVER", "550"))
-        pipe = Path(environment[mps.PIPE_ENV])
+        pipe = _pipe(environment)
         another = self.daemons(pipe)
         child = self.add(CONTROL, environment)
         if driver >= 580 and environment.get("CARDWISE_DOUBLE_REFUSES") in command:
@@ -93,7 +97,7 @@ class FakeHost:
         else:
             self._open(child, pipe)
             percentage = environment.get(mps.PERCENT_ENV, "100")
-            child.daemon = Daemon(driver, environment[mps.LOG_ENV], _Environs(self, child, log), percentage)
+            child.daemon = Daemon(driver, environment[mps.LOG_ENV], _Environs(self, child, output), percentage)
         return child
 
     def _open(self, child: FakeProcess, pipe: Path) -> None:
@@ -115,7 +119,7 @@ class FakeHost:
         return [
             one
             for one in self.processes.values()
-            if one.alive() and one.name == name and not one.pods and one.environment.get(mps.PIPE_ENV) == str(pipe)
+            if one.alive() and one.name == name and not one.pods and _pipe(one.environment) == pipe
         ]
 
     def environment(self, pid: int) -> Mapping[str, str]:
@@ -141,18 +145,25 @@ class FakeHost:
         return found if found is not None and found.alive() else None
 
 
+def _pipe(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get(mps.PIPE_ENV, ""))
+
+
 class _Environs:
     """What a daemon has around it."""
 
-    def __init__(self, host: FakeHost, process: FakeProcess, log: Path) -> None:
+    def __init__(self, host: FakeHost, process: FakeProcess, output: int) -> None:
         self._host = host
         self._process = process
-        self._log = log
+        self._output = os.fdopen(os.dup(output), "wb", buffering=0)
         self.now, self.sleep = host.clock.now, host.clock.sleep
 
     def log(self, text: str) -> None:
-        with self._log.open("a") as file:
-            file.write(f"[Control {self._process.pid}] {text}\n")
+        with contextlib.suppress(BlockingIOError):
+            self._output.write(f"[Control {self._process.pid}] {text}\n".encode())
+
+    def close(self) -> None:
+        self._output.close()
 
     def alive(self, pid: int) -> bool:
         return self._host.pulse(pid) is not None

@@ -1,11 +1,14 @@
 """Daemons and servers that die, freeze, fault or are meddled with, and how the manager heals them."""
 
+import os
 import signal
 
 import pytest
 
+from cardwise.core import mps
 from cardwise.core.mps import State
 from cardwise.core.quantity import MiB
+from cardwise.gpus import mpsnode
 from tests.mps.worlds import PACE
 
 
@@ -51,18 +54,6 @@ def test_a_server_that_was_stopped_for_a_moment_goes_on(node):
     server.signal(signal.SIGCONT)
     node.wait_ready()
     assert (node.daemon(), node.servers()) == (daemon, [server])
-
-
-def test_a_daemon_whose_socket_somebody_has_replaced_is_replaced_itself(node):
-    node.start()
-    node.wait_ready()
-    before, control = node.daemon(), node.pipe() / "control"
-    control.rename(control.with_name("c2"))
-    control.symlink_to("c2")  # answers as before, through hands that are not ours
-    node.until(lambda: not before.alive(), "it ends")
-    node.wait_ready()
-    assert not control.is_symlink()
-    assert not control.with_name("c2").exists()
 
 
 def test_clients_of_a_dead_daemons_server_have_time_to_end(node):
@@ -153,15 +144,17 @@ def test_garbage_in_the_pipe_costs_at_most_a_restart(node, monkeypatch):
     assert node.ask("get_default_active_thread_percentage") == "100.0"
 
 
-def test_nothing_that_clients_leave_in_the_pipe_folder_reaches_the_next_daemon(node, folder):
-    pipe, precious = node.pipe(), folder / "precious"
-    (pipe / "control" / "full").mkdir(parents=True)
-    seen_by_containers = pipe.stat().st_ino
-    precious.write_text("the node's")
-    (pipe / "nvidia-cuda-mps-control.pid").symlink_to(precious)
-    (pipe / "link").symlink_to(folder)
+def test_each_daemon_has_a_new_folder_for_its_pipes(node):
     node.start()
     node.wait_ready()
-    assert [entry.name for entry in pipe.iterdir()] == ["control"]
-    assert precious.read_text() == "the node's", "a daemon writes where links lead"
-    assert pipe.stat().st_ino == seen_by_containers
+    mounted, first = (node.home() / mps.CLIENTS).stat(), os.open(node.pipe(), os.O_PATH)
+    (node.pipe() / "control_lock").touch()
+    node.daemon().kill()
+    node.until(node.problem)
+    node.wait_ready()
+    assert not os.path.samestat(os.fstat(first), node.pipe().stat())
+    os.close(first)
+    assert [entry.name for entry in node.pipe().iterdir()] == ["control"]
+    assert [entry.name for entry in (node.home() / mps.CLIENTS).iterdir()] == ["control"]
+    assert mpsnode.answers(node.home() / mps.CLIENTS)
+    assert os.path.samestat((node.home() / mps.CLIENTS).stat(), mounted), "containers have it mounted"

@@ -1,6 +1,7 @@
 """The manager on a node with the double: what containers, the cluster and admins see while all is well."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from cardwise.core.mps import Scope, State
 from cardwise.core.quantity import MiB
@@ -48,10 +49,11 @@ def test_a_thread_that_does_not_come_round_has_it_restarted(node):
 
 
 def test_a_daemon_sees_its_own_card_only(pair):
-    pair.start()
-    pair.wait_ready(1)
-    log = (pair.log(1) / "daemon.log").read_text()
-    assert f"fake server {pair.servers(1)[0].pid} for devices {uuid_of(1)}" in log
+    with capture_logs() as told:
+        pair.start()
+        pair.wait_ready(1)
+    said = f"fake server {pair.servers(1)[0].pid} for devices {uuid_of(1)}"
+    assert any(said in line["event"] and line.get("card") == uuid_of(1) for line in told)
 
 
 def test_a_card_whose_pods_all_do_without_mps_is_off_and_open(node):

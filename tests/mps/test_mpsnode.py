@@ -26,7 +26,7 @@ def home(folder):
     (folder / mps.LOCK).touch()
     write(home, State.READY)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(home / mps.PIPE / mps.CONTROL))
+    listener.bind(str(home / mps.CLIENTS / mps.CONTROL))
     listener.listen()
     yield home, listener
     listener.close()
@@ -63,7 +63,7 @@ def test_a_killed_manager_and_a_dead_daemon_are_noticed_at_once(folder, home):
 
 def test_asking_does_not_trouble_the_daemon(folder, home):
     _, listener = home
-    assert mpsnode.answers(folder / home[0].name / mps.PIPE)
+    assert mpsnode.answers(folder / home[0].name / mps.CLIENTS)
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):
         listener.accept()

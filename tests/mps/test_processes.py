@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def running(folder) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def output() -> Iterator[int]:
+    with tempfile.TemporaryFile() as file:
+        yield file.fileno()
 
 
 def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
@@ -82,8 +89,8 @@ def test_a_number_that_another_process_has_now_is_not_it(folder, running):
     assert found.alive()
 
 
-def test_a_child_says_how_it_ended_and_leaves_no_zombie(folder, monkeypatch):
-    child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, folder / "log")
+def test_a_child_says_how_it_ended_and_leaves_no_zombie(output, monkeypatch):
+    child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, output)
     assert child.alive()
     assert child.code is None
     assert LOCAL.pulse(child.pid).state in "RSD"
@@ -96,18 +103,18 @@ def test_a_child_says_how_it_ended_and_leaves_no_zombie(folder, monkeypatch):
     assert not Path(f"/proc/{child.pid}").exists(), "reaped"
 
 
-def test_a_child_has_a_session_of_its_own_and_the_log_for_its_words(folder):
+def test_a_child_has_a_session_of_its_own_and_its_words_go_to_the_output(output):
     code = "import os, sys; print(os.getsid(0) == os.getpid(), os.getcwd()); sys.exit(3)"
-    (folder / "log").write_text("before\n")
-    child = LOCAL.start([sys.executable, "-IS", "-c", code], {}, folder / "log")
+    child = LOCAL.start([sys.executable, "-IS", "-c", code], {}, output)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not child.alive()
     assert child.code == 3
-    assert (folder / "log").read_text() == "before\nTrue /\n"
+    os.lseek(output, 0, os.SEEK_SET)
+    assert os.read(output, 1000) == b"True /\n"
 
 
-def test_one_that_is_left_goes_on_and_nobody_waits_for_it(folder):
-    child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, folder / "log")
+def test_one_that_is_left_goes_on_and_nobody_waits_for_it(output):
+    child = LOCAL.start([sys.executable, "-IS", "-c", STAY], {}, output)
     child.leave()
     try:
         os.kill(child.pid, 0)

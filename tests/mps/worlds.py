@@ -178,6 +178,8 @@ class Node:
 
     def crash(self) -> None:
         """The manager is gone without a word; its daemons are not."""
+        for daemon in self.manager.daemons():
+            daemon.stop()
         self.manager = None
         self.lock.release()
 
@@ -186,6 +188,8 @@ class Node:
             process.kill()
         if self.manager is not None:
             self.lock.release()
+            for daemon in self.manager.daemons():
+                daemon.stop()
         self.api.close()
 
     # What others see.

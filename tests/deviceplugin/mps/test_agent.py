@@ -16,10 +16,11 @@ def test_the_agent_sees_the_cards_of_its_pod_and_no_lock(world):
     slot = start(rig, pod, shareagent.CONTAINER)
     home = world.cards[0].home
     inside = f"{shareagent.MPS_ROOT}/{home.name}"
-    whole, log = rig.edits(slot)["mounts"]
+    whole, log, pipe = rig.edits(slot)["mounts"]
     assert (whole["hostPath"], whole["containerPath"]) == (str(home), inside)
     assert "ro" in whole["options"]
     assert (log["type"], log["containerPath"]) == ("tmpfs", f"{inside}/log"), "it names neighbours"
+    assert (pipe["type"], pipe["containerPath"]) == ("tmpfs", f"{inside}/pipe"), "its daemon can be kept down by these"
     assert not rig.edits(slot).get("deviceNodes")
     env = rig.env(slot)
     assert env.keys().isdisjoint(OURS)

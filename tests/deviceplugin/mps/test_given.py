@@ -12,7 +12,9 @@ from tests.deviceplugin.mps.worlds import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, boun
 def test_a_container_gets_the_pipe_of_its_card_its_limit_and_nothing_else(world):
     rig = world.rig.start()
     slot = start(rig, bound(rig, "a", [(1, 8138)], core=30))
-    assert pipes(rig, slot) == {str(world.cards[1].home / "pipe"): mps.CONTAINER_PIPE}
+    assert pipes(rig, slot) == {str(world.cards[1].home / "clients"): mps.CONTAINER_PIPE}
+    (mount,) = rig.edits(slot)["mounts"]
+    assert "ro" in mount["options"], "root in a container would plant links there"
     env = rig.env(slot)
     assert env[PIPE_ENV] == mps.CONTAINER_PIPE
     assert env[LIMIT_ENV] == "0=8138M"
@@ -52,7 +54,7 @@ def test_shares_of_several_cards_and_one_daemon(world):
     world.one_for_all()
     rig = world.rig.start()
     slot = start(rig, bound(rig, "a", [(0, 100), (1, 100)], core=25, mode="required"))
-    assert pipes(rig, slot) == {str(world.root / "node" / "pipe"): mps.CONTAINER_PIPE}
+    assert pipes(rig, slot) == {str(world.root / "node" / "clients"): mps.CONTAINER_PIPE}
     env = rig.env(slot)
     assert LIMIT_ENV not in env, "an entry for a card that a process does not see would lift all limits"
     assert env[PERCENT_ENV] == "25"

@@ -63,9 +63,9 @@ class Card:
 
     def runs(self) -> "Card":
         self.dies()
-        (self.home / mps.PIPE / mps.CONTROL).unlink(missing_ok=True)
+        (self.home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.bind(str(self.home / mps.PIPE / mps.CONTROL))
+        self.socket.bind(str(self.home / mps.CLIENTS / mps.CONTROL))
         self.socket.listen()
         return self
 
@@ -74,9 +74,9 @@ class Card:
         if self.socket is not None:
             self.socket.close()
             self.socket = None
-            (self.home / mps.PIPE / mps.CONTROL).unlink()
+            (self.home / mps.CLIENTS / mps.CONTROL).unlink()
             dead = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            dead.bind(str(self.home / mps.PIPE / mps.CONTROL))
+            dead.bind(str(self.home / mps.CLIENTS / mps.CONTROL))
             dead.close()
         return self
 

@@ -67,7 +67,7 @@ class World:
 
     @property
     def pipe(self) -> Path:
-        return self.folder / "pipe"
+        return self.folder / mps.PIPE
 
     @property
     def log(self) -> Path:
@@ -94,9 +94,10 @@ class World:
 
     def start(self, *options: str) -> "World":
         lazy = ["-lazy-init"] if self.real and self.driver >= 580 else []
-        if isinstance(self.host, FakeHost):
-            self.pipe.mkdir(exist_ok=True)
-        self.daemon = self.host.start([str(self.program), "-f", *lazy, *options], self.environment, self.log)
+        self.pipe.mkdir(exist_ok=True)
+        with self.log.open("ab") as log:
+            command = [str(self.program), "-f", *lazy, *options]
+            self.daemon = self.host.start(command, self.environment, log.fileno())
         self.started.append(self.daemon)
         eventually(lambda: not self.daemon.alive() or self._listens())
         return self

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cardwise.core import mps
+from mps import homes
 from tests.mps import fetch
 
 
@@ -25,7 +26,7 @@ class TestClients:
         def code(seconds: float = 120.0) -> int:
             done = subprocess.run(
                 [sys.executable, "-c", self.INIT, library],
-                env=program.environment,
+                env=program.environment | {mps.PIPE_ENV: str(program.folder / mps.CLIENTS)},
                 capture_output=True,
                 timeout=seconds,
                 check=True,
@@ -34,23 +35,33 @@ class TestClients:
 
         return code
 
+    @pytest.fixture
+    def shared(self, program):
+        """A daemon of which clients see its socket only."""
+        homes.prepare(program.folder)
+        program.start()
+        homes.share(program.folder)
+        return program
+
     def test_without_a_daemon_they_go_without_mps_and_without_a_word(self, program, init):
         assert init() == self.NO_DEVICE, "as if MPS had never been asked for; with a card it would compute unlimited"
-        program.pipe.mkdir()
+        homes.prepare(program.folder)
         assert init() == self.NO_DEVICE
-        program.start().kill()
-        assert (program.pipe / mps.CONTROL).exists()
+        program.start()
+        homes.share(program.folder)
+        program.kill()
+        assert (program.folder / mps.CLIENTS / mps.CONTROL).exists()
         assert init() == self.NO_DEVICE, "a stale socket is nobody's"
 
-    def test_a_server_that_cannot_start_fails_them(self, process, init):
-        (process.folder / "log" / "server-fails").touch()
+    def test_a_server_that_cannot_start_fails_them(self, shared, init):
+        (shared.folder / "log" / "server-fails").touch()
         assert init() == self.CONNECTION_FAILED
-        log = process.log.read_text()
+        log = shared.log.read_text()
         assert log.count("Starting new server") > 1, "after some attempts"
 
-    def test_a_server_that_is_never_ready_and_a_frozen_daemon_hang_them(self, process, init):
+    def test_a_server_that_is_never_ready_and_a_frozen_daemon_hang_them(self, shared, init):
         with pytest.raises(subprocess.TimeoutExpired):
             init(3.0)
-        process.daemon.signal(signal.SIGSTOP)
+        shared.daemon.signal(signal.SIGSTOP)
         with pytest.raises(subprocess.TimeoutExpired):
             init(3.0)
