@@ -35,6 +35,7 @@ _log = structlog.get_logger(__name__)
 
 COMPONENT = "cardwise-mps"
 _LOCK_PAUSE = 0.1
+_LOOK_SECONDS = 1.0
 _SOON = 5.0  # seconds for which nobody needs to hear that another manager still holds the root
 
 
@@ -216,7 +217,7 @@ def main(
         manager.start()
         running.append(manager)
         _log.info("started", node=node_name, cards=len(gpus.cards()), scope=scope, root=str(root))
-        stopped.wait()
+        _serve(lock, stopped)
         _log.info("stopping")
         manager.stop()
     lock.release()
@@ -241,6 +242,14 @@ def _taken(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
         else:
             return True
     return False
+
+
+def _serve(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> None:
+    """Until it is told to stop. Without its lock it ends as after a crash: the next manager takes the daemons over."""
+    while not clock.wait(stopped, _LOOK_SECONDS):
+        if lock.lost():
+            _log.error("the lock was removed from the root, so nobody believes this manager; it ends for the next one")
+            sys.exit(1)
 
 
 def _problems(running: list[Manager]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cardwise.clock import Clock
+from cardwise.core import mps
 from mps import cgroups, processes
 from mps.processes import Host, Process
 from mps.units import Unit
@@ -60,9 +61,10 @@ class Child:
         return self._started.code if self._started is not None else None
 
     def take_over(self) -> bool:
-        """Whether a former manager has left one; whether it is one for our cards is `fits`."""
+        """Whether a former manager has left one that can be asked; whether it is one for our cards is `fits`."""
         found = self._host.daemons(self._unit.pipe)
-        self._process = found[0] if found else None
+        if found and (self._unit.pipe / mps.CONTROL).exists():
+            self._process = found[0]
         return self.running
 
     def fits(self) -> bool:

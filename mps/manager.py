@@ -68,7 +68,8 @@ class Lock:
     def __init__(self, root: Path) -> None:
         """Raises OSError."""
         homes.make_open(root)
-        self._descriptor = os.open(root / mps.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self._path = root / mps.LOCK
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def take(self) -> None:
         """Raises Held."""
@@ -76,6 +77,13 @@ class Lock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Held from error
+
+    def lost(self) -> bool:
+        """Whether its file is not the one at its place any more: who looks there takes the manager for gone."""
+        try:
+            return not os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except OSError:
+            return True
 
     def release(self) -> None:
         os.close(self._descriptor)

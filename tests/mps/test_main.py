@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,30 +115,42 @@ def test_help_lists_every_setting_with_its_variable():
     assert said.count("env var:") >= len(main.params) - 1
 
 
-def test_a_life_from_start_to_sigterm(node, api, kubeconfig, python_first):
+@pytest.fixture
+def told(api):
+    """What the cluster has been told of the card's state."""
     name = uuid_of(0).lower()
     card = {"metadata": {"name": name, "labels": {"cardwise.dev/node": NODE}}, "spec": {"uuid": uuid_of(0)}}
     api.put("/apis/cardwise.dev/v1alpha1/extendedresources", card | {"status": {}})
+    return lambda: api.get(paths.extendedresources(name))["status"].get("mps", {}).get("state", "")
 
-    def state() -> str:
-        return api.get(paths.extendedresources(name))["status"].get("mps", {}).get("state", "")
 
-    environment = os.environ | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1536M", "CUDA_VISIBLE_DEVICES": "7"}
-    command = [*COMMAND, *arguments(node, kubeconfig, **{"log-format": "json"})]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
-    try:
-        api.until(lambda: state() == "Ready")
-        assert not mpsnode.problem(node.root, uuid_of(0))
-        (daemon,) = LOCAL.daemons(node.pipe())
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=SECONDS)
-    finally:
+@pytest.fixture
+def start(node, kubeconfig, python_first):
+    """The command as a process."""
+    started = []
+
+    def start(**environment: str) -> subprocess.Popen[bytes]:
+        command = [*COMMAND, *arguments(node, kubeconfig, **{"log-format": "json"})]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | environment))
+        return started[-1]
+
+    yield start
+    for process in started:
         process.kill()
         process.communicate()
-        for left in [*LOCAL.daemons(node.pipe()), *LOCAL.servers(node.pipe())]:
-            left.signal(signal.SIGKILL)
+    for left in [*LOCAL.daemons(node.pipe()), *LOCAL.servers(node.pipe())]:
+        left.signal(signal.SIGKILL)
+
+
+def test_a_life_from_start_to_sigterm(node, api, told, start):
+    process = start(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1536M", CUDA_VISIBLE_DEVICES="7")
+    api.until(lambda: told() == "Ready")
+    assert not mpsnode.problem(node.root, uuid_of(0))
+    (daemon,) = LOCAL.daemons(node.pipe())
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
-    assert state() == "Down", "its last word"
+    assert told() == "Down", "its last word"
     assert not daemon.alive()
     assert node.mode() == "Default"
     assert not mpsnode.manager_lives(node.root)
@@ -145,3 +158,15 @@ def test_a_life_from_start_to_sigterm(node, api, kubeconfig, python_first):
     assert re.search(server, said), "its own environment does not reach the daemon, and what that says has its card"
     assert b'are not used","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in said
     assert b"Traceback" not in said
+
+
+def test_a_manager_whose_root_is_removed_ends_for_the_next(node, api, told, start):
+    process = start()
+    api.until(lambda: told() == "Ready")
+    shutil.rmtree(node.root)
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert b"the lock was removed from the root" in said
+    assert b"Traceback" not in said
+    start()
+    api.until(lambda: not mpsnode.problem(node.root, uuid_of(0)))

@@ -78,6 +78,11 @@ def test_there_is_one_manager_for_a_root(folder):
     first.release()
     assert not mpsnode.manager_lives(folder), "and asking held nothing"
     second.take()
+    assert not second.lost()
+    (folder / mps.LOCK).unlink()
+    assert second.lost()
+    Lock(folder).release()
+    assert second.lost(), "another one's is there"
     second.release()
 
 

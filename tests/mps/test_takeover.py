@@ -1,5 +1,7 @@
 """One manager after another: what the next one takes over, ends, and never mistakes for its own."""
 
+import shutil
+
 from cardwise.core import mps
 from cardwise.core.quantity import MiB
 from mps.cgroups import Membership
@@ -92,6 +94,22 @@ def test_a_daemon_that_sees_other_cards_is_replaced(node):
     node.start()
     node.until(lambda: not left.alive())
     node.wait_ready()
+
+
+def test_a_daemon_whose_folder_was_removed_is_replaced(node):
+    node.bind("pod", 0, 8138)
+    node.start()
+    node.wait_ready(need=MiB(8138))
+    left = node.daemon()
+    shutil.rmtree(node.root)
+    assert "no MPS manager runs" in node.problem()
+    node.crash()
+    began = node.clock.now()
+    node.start()
+    node.wait_ready(need=MiB(8138))
+    assert not left.alive()
+    assert node.daemon() != left
+    assert node.clock.now() - began < 5.0, "nobody can ask it, so nothing is waited for"
 
 
 def test_a_state_file_of_a_manager_that_hangs_goes_stale(node):
