@@ -32,6 +32,8 @@ class Cluster(ApiServer):
         super().__init__(clock)
         self.put(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
         self.admission.append(self._terms)
+        self._fresh = self.follow(paths.pods())
+        self._pods: dict[str, dict] = {}
 
     def _terms(self, call: Request) -> None:
         if call.path.endswith("/binding"):
@@ -42,9 +44,10 @@ class Cluster(ApiServer):
     def create_pod(self, name: str, mem: int, *, namespace: str = "default", device_class: str = "") -> dict:
         return self.put(paths.pods(), asking(name, gpu_mem=mem, namespace=namespace, device_class=device_class))
 
-    def pod(self, name: str) -> dict:
-        """Of whatever namespace."""
-        return next(pod for pod in self.all(paths.pods()) if pod["metadata"]["name"] == name)
+    def pods(self) -> dict[str, dict]:
+        """By name, whatever their namespace."""
+        self._pods |= {event["object"]["metadata"]["name"]: event["object"] for event in self._fresh()}
+        return self._pods
 
     def posts(self) -> list[tuple[str, str]]:
         """Who has posted a Binding, and of which pod."""
@@ -57,8 +60,8 @@ class Cluster(ApiServer):
     def given(self) -> dict[str, tuple[str, Assignment]]:
         """Node and cards of the bound pods."""
         return {
-            pod["metadata"]["name"]: (pod["spec"]["nodeName"], assignment.decode(pod["metadata"]["annotations"]))
-            for pod in self.all(paths.pods())
+            name: (pod["spec"]["nodeName"], assignment.decode(pod["metadata"]["annotations"]))
+            for name, pod in self.pods().items()
             if pod["spec"].get("nodeName")
         }
 
@@ -117,7 +120,7 @@ class Extender:
             return False
         self._fresh()
         self._untold.clear()
-        for pod in self.api.all(paths.pods()):
+        for pod in self.api.pods().values():
             self.state.set_pod(as_pod(pod))
         return True
 
@@ -128,11 +131,11 @@ class Extender:
             self.state.set_pod(self._untold.pop(0))
 
     def filter(self, name: str, *nodes: str) -> object:
-        pod = self.api.pod(name)
+        pod = self.api.pods()[name]
         asked = request.parse(pod)
         self.requests.put(f"uid-{name}", asked)
         return self.state.plan(Ask(f"uid-{name}", (pod["metadata"]["namespace"], name), asked, nodes, "binpack"))
 
     def bind(self, name: str, node: str) -> str:
-        namespace = self.api.pod(name)["metadata"]["namespace"]
+        namespace = self.api.pods()[name]["metadata"]["namespace"]
         return self.binder.bind(BindArgs(pod_name=name, pod_namespace=namespace, pod_uid=f"uid-{name}", node=node))

@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
         extender = self._answering()
         if extender is None:
             return
-        made, term = self.api.pod(pod), extender.leadership.term()
+        made, term = self.api.pods()[pod], extender.leadership.term()
         who = (made["metadata"]["namespace"], pod)
         begun = extender.state.begin_bind(f"uid-{pod}", who, request.parse(made), "n1", "binpack", term=term)
         if isinstance(begun, Begun):
@@ -126,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "api"):
             return
         assert self.api.over_full(P100) == []
-        limited = [pod for pod in self.api.all(paths.pods("default")) if pod["spec"].get("nodeName")]
+        limited = [name for name in self.api.given() if self.api.pods()[name]["metadata"]["namespace"] == "default"]
         assert len(limited) <= QUOTA
 
     @invariant()
