@@ -206,8 +206,10 @@ def test_a_part_on_a_node_writes_about_no_other(cluster: Cluster, part: str) -> 
     found = cluster.api.get(paths.extendedresources())["items"]
     own = next(each["metadata"]["name"] for each in found if each["spec"]["node"] == "n1")
 
+    said = {"deviceplugin": {"reason": "tried"}, "mps": {"mps": {"mode": "card", "state": "Down"}}}[part]
+
     def patch(name: str) -> None:
-        client.patch(paths.extendedresources(name, "status"), {"status": {"reason": "tried"}}, query={"dryRun": "All"})
+        client.patch(paths.extendedresources(name, "status"), {"status": said}, query={"dryRun": "All"})
 
     title = {"deviceplugin": "device plugin", "mps": "MPS manager"}[part]
     refusal = f"the {title} of node n1 may not write what is about node elsewhere"
