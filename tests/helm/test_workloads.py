@@ -172,6 +172,22 @@ def test_our_own_scheduler_asks_as_the_code_says(render: Render) -> None:
     assert config["profiles"] == [{"schedulerName": "cardwise-scheduler"}]
 
 
+def test_network_policies_let_in_only_who_is_named(render: Render) -> None:
+    cidrs = {"scheduler": "10.0.0.1/32", "apiServer": "10.0.0.2/32", "metrics": "10.0.0.3/32"}
+    sets = [f"networkPolicies.sources.{who}[0].ipBlock.cidr={cidr}" for who, cidr in cidrs.items()]
+    objects = render(*ALL, *sets)
+    wanted = {"extender": {"scheduler": {12345, 12346}}, "webhook": {"apiServer": {8443}}}
+    for part in KIND_OF:
+        policy = one(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]
+        found = {
+            peer["ipBlock"]["cidr"]: {each["port"] for each in rule["ports"]}
+            for rule in policy["ingress"]
+            for peer in rule["from"]
+        }
+        ports = wanted.get(part, {}) | {"metrics": {9400}}
+        assert found == {cidrs[who]: numbers for who, numbers in ports.items()}
+
+
 def test_services_and_network_policies_know_the_pods_and_their_ports(render: Render) -> None:
     objects = render(*ALL)
     for part, kind in KIND_OF.items():
@@ -181,7 +197,8 @@ def test_services_and_network_policies_know_the_pods_and_their_ports(render: Ren
         open_ports = {each["containerPort"] for each in workload["template"]["spec"]["containers"][0]["ports"]}
         policy = one(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]
         assert policy["podSelector"] == workload["selector"]
-        assert {each["port"] for each in policy["ingress"][0]["ports"]} == open_ports
+        assert {each["port"] for rule in policy["ingress"] for each in rule["ports"]} == open_ports
+        assert not any("from" in rule for rule in policy["ingress"])
     for part in ("webhook", "extender"):
         service = one(objects, "Service", f"cardwise-{part}")["spec"]
         workload = one(objects, "Deployment", f"cardwise-{part}")["spec"]

@@ -12,7 +12,7 @@ spec:
     matchLabels: {{- include "cardwise.selector" . | nindent 6 }}
 {{- end }}
 
-{{/* By these ports and no others. From anywhere: neither API server nor kube-scheduler can be named by their pods. */}}
+{{/* By these ports and no others: `ports` by who is to reach them, as networkPolicies.sources names them. */}}
 {{- define "cardwise.reached" }}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -25,8 +25,13 @@ spec:
     matchLabels: {{- include "cardwise.selector" . | nindent 6 }}
   policyTypes: [Ingress]
   ingress:
+    {{- range $who, $ports := .ports }}
     - ports:
-        {{- range .ports }}
+        {{- range $ports }}
         - {protocol: TCP, port: {{ . }}}
         {{- end }}
+      {{- with index $.root.Values.networkPolicies.sources $who }}
+      from: {{- toYaml . | nindent 8 }}
+      {{- end }}
+    {{- end }}
 {{- end }}
