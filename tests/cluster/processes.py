@@ -121,6 +121,11 @@ class Process:
         """SIGSTOP: it and its workers hang."""
         self._signal_group(signal.SIGSTOP)
 
+    def pause_children(self) -> None:
+        """SIGSTOP: its workers hang, and it does not."""
+        for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGSTOP)
+
     def resume(self) -> None:
         self._signal_group(signal.SIGCONT)
 

@@ -399,6 +399,11 @@ QUOTAS_AND_RIGHTS = (
 
 CARDWISE_ITSELF = (
     Attack(
+        "T55",
+        "many connections that say nothing, or a byte at a time, to the extender and the webhook",
+        late=[By.EXTENDER, By.WEBHOOK],
+    ),
+    Attack(
         "T49",
         "a pod of thousands of unknown classes, containers or annotations, which keeps the webhook from others",
         [

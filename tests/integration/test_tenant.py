@@ -2,6 +2,7 @@
 quota: docs/security.md has the list. On the real API server, scheduler and kubelet, with the chart's policies.
 """
 
+import contextlib
 import json
 import re
 import ssl
@@ -32,6 +33,7 @@ from tests.integration.sharing import (
     workload,
 )
 from tests.integration.tenancy import Attack, By, Tenant, told_by
+from tests.runtime.attacking import HELLO, trickling
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(300)]
 
@@ -325,3 +327,13 @@ def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> No
         assert not isinstance(refused.value, urllib.error.HTTPError), "it was let in"
         with pytest.raises(errors.KubeError, match="used 0, hard 12288"):
             tenant.edit.create(guarded, workload("large", gpu_mem="13Gi"))
+
+
+def test_t55_connections_that_say_nothing_keep_nobody_from_an_answer(tenant: Tenant) -> None:
+    ports = tenant.cluster.parts.ports
+    with contextlib.ExitStack() as attacks:
+        for part in ("extender", "extender-bind", "webhook"):
+            attacks.enter_context(trickling(ports[part], 100, b"", HELLO[:1], HELLO))
+        create(tenant, workload("undisturbed", gpu_mem=64, node=NODE))
+        tenant.space.running("undisturbed")
+        assert inspect(tenant.cluster)

@@ -54,6 +54,17 @@ def test_pods_without_gpu_are_scheduled_while_the_extender_hangs(space):
     space.running("gpu-5")
 
 
+def test_an_extender_whose_serving_process_hangs_is_replaced_and_binds_all_pods(space):
+    space.cluster.process("extender").pause_children()
+    gpus, plain = [f"gpu-{i}" for i in range(5)], [f"plain-{i}" for i in range(10)]
+    for name in gpus:
+        space.create(workload(name, gpu_mem=100))
+    for name in plain:
+        space.create(workload(name))
+    space.running(*plain)
+    space.running(*gpus)  # nobody had to wake it up
+
+
 def test_each_gpu_pod_ahead_costs_no_more_than_one_timeout(space):
     # kube-scheduler takes one pod at a time, so those in line before a pod are waited for; each has its turn once.
     extender = space.cluster.process("extender")

@@ -19,8 +19,9 @@ def sources() -> Iterator[str]:
 
 @contextlib.contextmanager
 def trickling(port: int, connections: int, *texts: bytes) -> Iterator[None]:
-    """So many connections from as many addresses, which send `texts` (each another) byte by byte, ten bytes a second,
-    and begin anew when the server closes them. They have begun when the block begins, and go on until it ends.
+    """So many connections from as many addresses, which send one of `texts` each, byte by byte and then nothing more,
+    ten bytes a second, and begin anew when the server closes them. They have begun when the block begins, and go on
+    until it ends.
     """
     over, begun = threading.Event(), threading.Event()
     froms, lines = sources(), [_Line(text) for text in itertools.islice(itertools.cycle(texts), connections)]
@@ -52,8 +53,14 @@ class _Line:
         try:
             if self._sock is None:
                 self._sock = socket.create_connection(("127.0.0.1", port), 60, source_address=(source, 0))
+                self._sock.setblocking(False)
                 self._left = iter(self._text)
-            self._sock.send(bytes([next(self._left, 48)]))
+            for byte in itertools.islice(self._left, 1):
+                self._sock.send(bytes([byte]))
+            if not self._sock.recv(1):
+                self.close()
+        except BlockingIOError:
+            pass
         except OSError:
             self.close()
 
