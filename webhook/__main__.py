@@ -189,6 +189,14 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "has it. Where a container has several cards and the nodes have a daemon for each card, preferred becomes off.",
 )
 @click.option(
+    "--least-mps",
+    type=click.Choice([str(mode) for mode in Mode]),
+    default=str(Mode.OFF),
+    help=f"The least that a pod with a share may say by {names.MPS}; one that says less is refused. A namespace's "
+    f"annotation {names.LEAST_MPS} can ask for more. off: pods may do without MPS, which closes their card to all that "
+    "want it. Pods of whole cards are free.",
+)
+@click.option(
     "--sm-percent",
     type=click.Choice([str(each) for each in SmPercent]),
     default=str(SmPercent.CORE),
@@ -237,6 +245,7 @@ def main(
     gang_schedulers: tuple[str, ...],
     scheduler: str,
     mps_mode: str,
+    least_mps: str,
     sm_percent: str,
     share_agent: agent.Choice,
     share_agent_image: str,
@@ -263,6 +272,7 @@ def main(
         gang_schedulers=frozenset(gang_schedulers),
         scheduler=scheduler,
         mps=Mode(mps_mode),
+        least_mps=Mode(least_mps),
         sm_percent=SmPercent(sm_percent),
         share_agent=AgentSettings(
             choice=share_agent, image=share_agent_image, user=share_agent_user, resources=share_agent_resources

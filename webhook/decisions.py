@@ -84,7 +84,8 @@ class View(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
-    `sm_percent`: of pods with a share that do not say, in namespaces that do not. `scheduler`: of pods that ask for
+    `sm_percent`: of pods with a share that do not say, in namespaces that do not. `least_mps`: less no pod that shares
+    cards may say, wherever it is. `scheduler`: of pods that ask for
     cards and name none. `least_share`: MiB of a card below which a share is warned about. `callers_known`:
     nobody but the API server asks; else an answer does not say what others in the namespace have or use.
     """
@@ -95,6 +96,7 @@ class Settings:
     exempt_namespaces: frozenset[str] = frozenset()
     gang_schedulers: frozenset[str] = frozenset({gangs.DEFAULT_SCHEDULER})
     mps: Mode = Mode.PREFERRED
+    least_mps: Mode = Mode.OFF
     sm_percent: SmPercent = SmPercent.CORE
     share_agent: AgentSettings = field(default_factory=AgentSettings)
     scheduler: str = ""
@@ -177,7 +179,9 @@ def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Se
         asked = request.parse(pod)
         if asked is not None and asked.containers:
             percent = SmPercent(given.sm_percent or settings.sm_percent)
-            pod = mpsmode.noted(pod, asked, Mode(given.mps or settings.mps), view.mps_scopes, percent)
+            bound = mpsmode.least(asked, settings.least_mps, known.least_mps if known is not None else "")
+            default = Mode(given.mps or settings.mps)
+            pod = mpsmode.noted(pod, asked, default, view.mps_scopes, percent=percent, bound=bound)
             pod = frameworks.noted(pod, given.frameworks)
         injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(review.namespace))
         mutation = mutate.mutate(
@@ -226,7 +230,7 @@ def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
     if asked is not None:
         told += validate.small(asked, view, settings.least_share)
         told += _judge_quotas(asked, view.quotas(review.namespace), view, settings)
-        told += _judge_sharing(review.object, asked, view, settings)
+        told += _judge_sharing(review, asked, view, settings)
     if gang is not None:
         gangs.check_number(review.object, gang, review.namespace, view, told=settings.callers_known)
     return Decision(warnings=warnings + told)
@@ -249,8 +253,9 @@ def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, 
     return ()
 
 
-def _judge_sharing(pod: Json, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:
+def _judge_sharing(review: Review, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:
     """Of a pod that asks for something: its environment, its agent and what it says of MPS. Warnings."""
+    pod, known = review.object, view.defaults(review.namespace)
     cards = {container.key: container for container in asked.containers}
     mps = bool(cards) and mpsmode.of(pod).wanted
     holding = cards.keys() | {device.key for device in asked.devices}
@@ -259,6 +264,8 @@ def _judge_sharing(pod: Json, asked: PodRequest, view: View, settings: Settings)
             existing = container.spec.get("env") or []
             environment.check(existing, cards.get(container.key), container.path, mps=mps)
     agent.check(pod, asked)
+    if cards:
+        mpsmode.check_least(pod, mpsmode.least(asked, settings.least_mps, known.least_mps if known else ""))
     try:
         return mpsmode.judged(pod, asked, view.mps_scopes) if cards else ()
     except InvalidRequest as error:

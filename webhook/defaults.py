@@ -28,6 +28,7 @@ class Defaults:
     mps: str = ""
     frameworks: str = ""
     sm_percent: str = ""
+    least_mps: str = ""
 
     def check(self, namespace: str) -> None:
         """Raises InvalidRequest that names the annotation of the namespace."""
@@ -43,6 +44,8 @@ class Defaults:
             raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
         if self.mps:
             mpsmode.check(self.mps, f"{field}[{names.MPS}]")
+        if self.least_mps:
+            mpsmode.check(self.least_mps, f"{field}[{names.LEAST_MPS}]")
         if self.frameworks:
             frameworks.check(self.frameworks, f"{field}[{names.FRAMEWORKS}]")
         if self.sm_percent:
@@ -58,7 +61,7 @@ def of(metadata: Mapping[str, Any]) -> Defaults | None:
 
 def said(annotations: Mapping[str, str]) -> Defaults:
     """By the annotations of a namespace that has opted in."""
-    keys = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT)
+    keys = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.LEAST_MPS)
     return Defaults(*(str(annotations.get(key, "")) for key in keys))
 
 

@@ -44,9 +44,34 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
         raise InvalidRequest(field, f"{text!r} is nothing to take a percentage from", remedy) from None
 
 
-def noted(pod: Json, asked: PodRequest, default: Mode, scopes: Scopes, percent: SmPercent = SmPercent.CORE) -> Json:
+def least(asked: PodRequest, setting: Mode, namespace: str) -> Mode:
+    """The least that such a pod may say: setting and namespace can only add to each other. Raises InvalidRequest.
+
+    Who has whole cards only shares them with nobody, and is free.
+    """
+    if all(container.whole for container in asked.containers):
+        return Mode.OFF
+    return max(setting, check(namespace or Mode.OFF, names.LEAST_MPS), key=lambda mode: mode.isolation)
+
+
+def check_least(pod: Json, bound: Mode) -> None:
+    """Raises InvalidRequest for a pod that wants less than its administrators allow."""
+    if (mode := of(pod)).isolation < bound.isolation:
+        problem = f"{mode} is less than the {bound} that the administrators ask of pods that share cards here"
+        raise InvalidRequest(FIELD, problem, f"write {bound}, or leave it out")
+
+
+def noted(
+    pod: Json,
+    asked: PodRequest,
+    default: Mode,
+    scopes: Scopes,
+    *,
+    percent: SmPercent = SmPercent.CORE,
+    bound: Mode = Mode.OFF,
+) -> Json:
     """The pod with its mode, and with what its percentage of the SMs is taken from; the caller's own where it says
-    them. Raises InvalidRequest.
+    them. `bound`: the least that it gets where it says nothing. Raises InvalidRequest.
     """
     metadata = pod.get("metadata") or {}
     annotations = metadata.get("annotations") or {}
@@ -54,7 +79,7 @@ def noted(pod: Json, asked: PodRequest, default: Mode, scopes: Scopes, percent: 
     if names.MPS in annotations:
         mode = check(annotations[names.MPS])
     else:
-        mode = _fitting(asked, default, scopes)
+        mode = max(_fitting(asked, default, scopes), bound, key=lambda mode: mode.isolation)
         said[names.MPS] = str(mode)
     if names.SM_PERCENT in annotations:
         check_percent(annotations[names.SM_PERCENT])
@@ -86,7 +111,8 @@ def judged(pod: Json, asked: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     if mode is Mode.REQUIRED:
         remedy = f"write {Mode.OFF}, ask for one card in each container, or have cardwise-mps run with --scope=node"
         raise InvalidRequest(FIELD, problem, remedy)
-    return (f"{FIELD}: {problem}; the pod goes on nodes without a manager only: write {Mode.OFF}",)
+    remedy = f"write {Mode.OFF}, or ask for one card in each container"
+    return (f"{FIELD}: {problem}; the pod goes on nodes without a manager only: {remedy}",)
 
 
 def _several(asked: PodRequest) -> str:

@@ -19,6 +19,7 @@ from cardwise.core.quantity import MiB
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
 CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
 MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
+LEAST: Final = "cardwise.dev/least-mps"  # annotation of a namespace: the least that its pods may say by `MODE`
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
 PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_ENV: Final = "CUDA_MPS_LOG_DIRECTORY"
@@ -54,6 +55,11 @@ class Mode(StrEnum):
     @property
     def wanted(self) -> bool:
         return self is not Mode.OFF
+
+    @property
+    def isolation(self) -> int:
+        """How far it keeps the pod and its neighbours on a card apart; the higher the more."""
+        return list(Mode).index(self)
 
 
 class SmPercent(StrEnum):

@@ -54,6 +54,7 @@ DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace
 CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name none
 QUEUE_PRIORITY: Final = "cardwise.dev/queue-priority"  # on a pod of a gang: an integer, the higher goes first
 MPS: Final = mps.MODE  # on a pod or a namespace: off, preferred, required
+LEAST_MPS: Final = mps.LEAST  # on a namespace: off, preferred, required
 SM_PERCENT: Final = mps.SM_PERCENT  # on a pod or a namespace: core, memory
 SHARE_AGENT: Final = shareagent.CHOICE  # on a pod: always, mps, never
 FRAMEWORKS: Final = "cardwise.dev/frameworks"  # on a pod or a namespace: on, off, or some frameworks by comma

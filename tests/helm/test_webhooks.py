@@ -181,7 +181,9 @@ def test_an_update_of_a_pod_comes_only_for_a_spelling_that_kubernetes_would_refu
 def test_a_namespace_comes_for_each_of_its_defaults(render: Render) -> None:
     hook = hooks(render(), "ValidatingWebhookConfiguration")["namespaces.cardwise.dev"]
     condition = conditions(hook)["names-defaults"]
-    assert lists(condition) == [{names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.SM_PERCENT, names.FRAMEWORKS}]
+    assert lists(condition) == [
+        {names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.LEAST_MPS, names.SM_PERCENT, names.FRAMEWORKS}
+    ]
 
 
 def test_a_plain_quota_never_comes(render: Render) -> None:

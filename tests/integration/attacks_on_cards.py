@@ -272,6 +272,14 @@ ANOTHER_CARD = (
         [patches("steady", annotated(**{names.MPS: "off"}), By.ANNOTATIONS, f"metadata.annotations[{names.MPS}]")],
     ),
     Attack(
+        "T55",
+        "a share without MPS where his namespace asks for it, also by opting out of its defaults",
+        [
+            creates(ours(annotations=said), By.WEBHOOK, "off is less than the preferred", guarded=True)
+            for said in ({names.MPS: "off"}, {names.MPS: "off", names.DEFAULTS_OPT_OUT: "disabled"})
+        ],
+    ),
+    Attack(
         "T23",
         "the mark of a static pod's mirror",
         [

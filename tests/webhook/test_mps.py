@@ -1,6 +1,7 @@
 """What a pod says of MPS: what it gets by default, what can never come true, and its limits in the environment."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import jsonpatch
@@ -9,11 +10,13 @@ import pytest
 from cardwise.core import mps, names
 from cardwise.core.mps import Mode, SmPercent
 from tests import build
-from tests.webhook.reviews import Known
+from tests.webhook.reviews import Known, body
 from tests.webhook.sharing import SETTINGS, admitted, decided, env, judged, refused, sidecar
+from webhook import decisions, review
 from webhook.decisions import Settings
 from webhook.defaults import Defaults
 from webhook.mpsmode import FIELD
+from webhook.review import Decision
 
 Json = dict[str, Any]
 
@@ -67,6 +70,61 @@ def test_an_unknown_word_is_refused_with_the_ones_there_are() -> None:
     assert message.startswith(f"namespace team: metadata.annotations[{names.MPS}]: 'yes' is no mode of MPS")
     # Who asks for nothing may write what he likes.
     assert decided(build.pod(containers=[build.container("a", share=1)], annotations={names.MPS: "on"})).allowed
+
+
+def judged_in(namespace: str, pod: Json, known: Known, settings: Settings = SETTINGS) -> Decision:
+    """By /validate, as /mutate has made it."""
+    made = jsonpatch.JsonPatch(decided(pod, known, settings, namespace).patch).apply(pod)
+    return decisions.on_validate(review.decode(body(made, namespace=namespace)), known, settings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "namespace", "bound"),
+    [
+        ("required", "", "required"),
+        ("off", "required", "required"),
+        ("preferred", "required", "required"),
+        ("required", "off", "required"),  # who may make a namespace cannot free himself
+        ("preferred", "", "preferred"),
+    ],
+)
+def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
+    setting: str, namespace: str, bound: str
+) -> None:
+    settings = replace(SETTINGS, least_mps=Mode(setting))
+    known = Known(namespaces={"team": Defaults(least_mps=namespace)}, scopes=frozenset({"card"}))
+    for said in Mode:
+        decision = judged_in("team", saying(said), known, settings)
+        assert decision.allowed == (said.isolation >= Mode(bound).isolation), said
+    problem = f"{FIELD}: off is less than the {bound} that the administrators ask of pods that share cards here"
+    assert judged_in("team", saying("off"), known, settings).message == f"{problem}; write {bound}, or leave it out"
+    assert mode(admitted(saying(), known, settings, "team")[0]) == bound, "so does who says nothing"
+
+
+def test_to_opt_out_of_defaults_or_to_wait_for_other_nodes_is_no_way_round_it() -> None:
+    known = Known(namespaces={"team": Defaults(least_mps="required")}, scopes=frozenset({"card"}))
+    out = saying("off")
+    out["metadata"]["annotations"][names.DEFAULTS_OPT_OUT] = "disabled"
+    waiting = replace(SETTINGS, oversize="wait")
+    split = saying("off", gpu_mem=64, gpu_count=2)
+    for pod, settings in ((out, SETTINGS), (out, waiting), (split, SETTINGS), (split, waiting)):
+        assert "is less than the required" in judged_in("team", pod, known, settings).message
+
+
+def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
+    settings = replace(SETTINGS, least_mps=Mode.REQUIRED)
+    after, _ = admitted(saying("off", gpu_count=2), PER_CARD, settings)
+    assert mode(after) == "off"
+    mixed = build.pod(
+        annotations={names.MPS: "off"},
+        containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=64)],
+    )
+    assert "is less than the required" in judged_in("team", mixed, PER_CARD, settings).message
+
+
+def test_a_least_mode_that_is_none_is_refused_where_it_is_written() -> None:
+    known = Known(namespaces={"team": Defaults(least_mps="much")})
+    assert "'much' is no mode of MPS" in decided(saying(), known, namespace="team").message
 
 
 def percent(pod: Json) -> str | None:
