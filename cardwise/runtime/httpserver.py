@@ -50,6 +50,8 @@ _DROPPED = prometheus_client.Counter(
     "Connections that the server has closed or refused because their clients were too slow or too many.",
     ["reason"],
 )
+for _reason in ("handshake", "reading", "writing", "crowded", "source", "memory"):
+    _DROPPED.labels(_reason)  # there from the start: else the first of a kind would be no increase
 
 
 class Phase(Enum):

@@ -203,7 +203,7 @@ def test_the_pods_of_a_job_have_it_and_its_template_has_not(api: Api, space: str
 
 
 def test_a_copy_of_a_pod_is_as_the_pod_and_nobody_is_warned(api: Api, space: str) -> None:
-    side = build.container("side", gpu_mem=64, gpu_count=2) | {"restartPolicy": "Always"}
+    side = build.container("side", gpu_mem=1024, gpu_count=2) | {"restartPolicy": "Always"}
     original = build.pod(
         "first", namespace=space, init=[build.container("i"), side], gpu_mem=1000, gpu_core=25,
         annotations={names.FRAMEWORKS: "torch"},
