@@ -522,10 +522,11 @@ def _issue(directory: Path) -> bytes:
 
 @pytest.fixture
 def restricted(api: Api) -> Iterator[Cluster]:
-    """With nodes n1 and n2, under the policy that the test cluster goes without."""
+    """With nodes n1 and n2, under the policy as people have it: the test cluster's device plugins are no pods."""
     helm = str(binaries.helm(print) / "helm")
     chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", binaries.KUBERNETES]
-    policy = processes.run([helm, *chart, "-s", "templates/policies/deviceplugin.yaml"])
+    chart += ["-s", "templates/policies/deviceplugin.yaml"]
+    policy = processes.run([helm, *chart])
     cluster = api.cluster
     for node in ("n1", "n2"):
         cluster.api.create(paths.nodes(), {"metadata": {"name": node}})
@@ -536,7 +537,7 @@ def restricted(api: Api) -> Iterator[Cluster]:
         cluster.wait(lambda: "n2" in _told(other.patch, paths.nodes("n2"), {}), "the policy acts")
         yield cluster
     finally:
-        cluster.kubectl("delete", "-f", "-", stdin=policy)
+        cluster.apply(processes.run([helm, *chart, "--set", "deviceplugin.restrictToNode=false"]))
         cluster.kubectl("delete", "node/n1", "node/n2", "extendedresource/gpu-n2-0")
 
 
