@@ -399,7 +399,7 @@ QUOTAS_AND_RIGHTS = (
 
 CARDWISE_ITSELF = (
     Attack(
-        "T55",
+        "T56",
         "many connections that say nothing, or a byte at a time, to the extender and the webhook",
         late=[By.EXTENDER, By.WEBHOOK],
     ),

@@ -329,7 +329,7 @@ def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> No
             tenant.edit.create(guarded, workload("large", gpu_mem="13Gi"))
 
 
-def test_t55_connections_that_say_nothing_keep_nobody_from_an_answer(tenant: Tenant) -> None:
+def test_t56_connections_that_say_nothing_keep_nobody_from_an_answer(tenant: Tenant) -> None:
     ports = tenant.cluster.parts.ports
     with contextlib.ExitStack() as attacks:
         for part in ("extender", "extender-bind", "webhook"):
