@@ -81,6 +81,22 @@ def throughput(nodes: int, pods: int, runs: int, plain_http: bool, options: tupl
 
 
 @main.command()
+@click.option("--nodes", default=500)
+@click.option("--pods", default=2000)
+@click.option("--attackers", default=1000)
+@click.option("--silent", default=3000, help="Connections to the port of metrics.")
+@click.option("--calls", default=2000)
+@click.option("--handshakes", default=50)
+@click.option("--code", multiple=True, type=click.Path(path_type=Path), help="Checkouts to compare; else this one.")
+def connections(code: tuple[Path, ...], **how: int) -> None:
+    """filter over mutual TLS and new connections, beside many that are idle or slow and have shown no certificate."""
+    from bench import connections as bench  # noqa: PLC0415
+    from bench import parts  # noqa: PLC0415
+
+    _show(bench.run([each.resolve() for each in code] or [parts.ROOT], **how))
+
+
+@main.command()
 @click.option("--nodes", default=5000)
 @click.option("--cards", default=8, help="Of each node.")
 @click.option("--pods", default=1000)

@@ -5,6 +5,7 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,9 @@ class Extender:
         status = Path(f"/proc/{self.pid}/status").read_text()
         found = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith("Vm")}
         return int(found["VmRSS"]) / 1024, int(found["VmHWM"]) / 1024
+
+    def threads(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -86,15 +90,18 @@ def compiled() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def extender(kubeconfig: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[Extender]:
-    """The extender on plain HTTP, ready."""
+def extender(
+    kubeconfig: Path, *options: str, env: dict[str, str] | None = None, tls: Path | None = None, code: Path = ROOT
+) -> Iterator[Extender]:
+    """The extender of the checkout `code`, ready: on plain HTTP, or on mutual TLS with its certificates in `tls`."""
     port, metrics = free_port(), free_port() + 1
-    arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--plain-http", "--no-lease"]
+    arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--no-lease"]
+    arguments += ["--plain-http"] if tls is None else ["--tls-dir", str(tls)]
     arguments += ["--bind", f"127.0.0.1:{port}", "--metrics-bind", f"127.0.0.1:{metrics}", "--log-level", "warning"]
     began = time.monotonic()
-    with subprocess.Popen([*arguments, *options], cwd=ROOT, env=env) as process:
+    with subprocess.Popen([*arguments, *options], cwd=code, env=env) as process:
         try:
-            while not _ready(port):
+            while not _ready(metrics):
                 if process.poll() is not None:
                     raise RuntimeError("the extender did not start")
                 time.sleep(0.02)
@@ -107,6 +114,13 @@ def extender(kubeconfig: Path, *options: str, env: dict[str, str] | None = None)
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def client_context(directory: Path) -> ssl.SSLContext:
+    """As kube-scheduler has it, with the certificates that the extender has made."""
+    context = ssl.create_default_context(cafile=directory / "ca.crt")
+    context.load_cert_chain(directory / "client.crt", directory / "client.key")
+    return context
 
 
 def _ready(port: int) -> bool:
