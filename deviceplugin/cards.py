@@ -162,18 +162,7 @@ def status(health: Health, access: str, held: Sequence[HeldShare]) -> Object:
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": health.reason[:_REASON_LENGTH],
         "cardAccess": access,
-        "held": [
-            {
-                "podUID": share.pod_uid,
-                "namespace": share.namespace,
-                "name": share.name,
-                "memoryMiB": share.memory_mib,
-                "corePercent": share.core_percent,
-                **({"container": share.container} if share.container else {}),
-                **({"whole": True} if share.whole else {}),
-            }
-            for share in held
-        ],
+        "held": [share.told() for share in held],
     }
 
 

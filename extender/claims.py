@@ -1,9 +1,13 @@
 """What each pod may have, by everything that is said of it; for every pod UID there is one answer, `holding`.
 
 The API server says it (bound), this process has decided it and not seen it confirmed (tentative), the pod had it when
-it vanished (ghost), its node reports it (held). Apart from the state, which after each change here brings the ledger to
-`holding`: these are the rules of *who counts when* alone, so the order in which things are heard does not matter. Not
-thread-safe: its owner locks.
+it vanished (ghost), and the node where it had it reports it still (held). Apart from the state, which after each change
+here brings the ledger to `holding`: these are the rules of *who counts when* alone, so the order in which things are
+heard does not matter. Not thread-safe: its owner locks.
+
+A node is believed for pods that were bound to it. What it reports of others fills its own cards and nobody's quota
+(`stray`), since it may be right: nobody remembers what vanished while no extender ran. It says nothing about other
+nodes: neither does its word keep their shares, nor does its silence end them.
 """
 
 from dataclasses import replace
@@ -11,7 +15,7 @@ from dataclasses import replace
 from cardwise.clock import Clock
 from cardwise.core.ledger import Holding
 from extender.decisions import Decided, Ghost, Patience, Stage, Tentative
-from extender.inventory import Inventory
+from extender.inventory import Inventory, Report
 from extender.projection import PodRecord
 
 _PLANS = (Stage.PLANNED, Stage.HELD)
@@ -37,9 +41,17 @@ class Claims:
         if tentative is not None:
             return tentative.holding
         ghost = self._ghosts.get(uid)
-        if uid in self._reports.held():
-            return self._reports.reported(uid) if ghost is None else replace(ghost.holding, mark="held")
-        return ghost.holding if ghost is not None else None
+        if ghost is None:
+            return None
+        return replace(ghost.holding, mark="held") if self._is_reported(ghost) else ghost.holding
+
+    def stray(self, report: Report) -> Holding | None:
+        """What the node's report adds to its cards: nothing where the pod is known to be there or to have been."""
+        known = self.holding(report.uid)
+        if known is not None and known.node == report.node:
+            return None
+        found = self._reports.reported(*report)
+        return replace(found, uid=stray_uid(report), charged=False) if found is not None else None
 
     def decided(self, uid: str) -> Decided | None:
         """Where the pod is or may be bound already."""
@@ -92,10 +104,17 @@ class Claims:
         elif last is not None:
             self._haunt(last)
 
-    def unreported(self, uid: str) -> None:
-        """A card does not report the pod any more. Where none does, that is the proof: its node had it and let go."""
-        if uid not in self._reports.held():
-            self._ghosts.pop(uid, None)
+    def unreported(self, report: Report) -> None:
+        """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go."""
+        ghost = self._ghosts.get(report.uid)
+        if ghost is not None and ghost.holding.node == report.node and not self._is_reported(ghost):
+            del self._ghosts[report.uid]
+
+    def noted(self, report: Report) -> None:
+        """The extender before us has seen the pod vanish from the node; we have not seen it at all."""
+        last = self._reports.terminating(*report)
+        if last is not None and report.uid not in self._pods and report.uid not in self._tentative:
+            self._haunt(last)
 
     # What is decided.
 
@@ -158,8 +177,8 @@ class Claims:
 
     def drop_ghosts(self) -> list[str]:
         """Ends those whose time is over and whose node says nothing. Returns their pods."""
-        now, held = self._clock.now(), self._reports.held()
-        ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and uid not in held]
+        now = self._clock.now()
+        ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and not self._is_reported(ghost)]
         for uid in ghosts:
             del self._ghosts[uid]
         return ghosts
@@ -172,8 +191,17 @@ class Claims:
         posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)
         return posted and self._clock.now() - tentative.since > self._patience.confirm
 
+    def _is_reported(self, ghost: Ghost) -> bool:
+        """By the node where the pod was."""
+        return self._reports.reports(ghost.holding.uid, ghost.holding.node)
+
     def _haunt(self, last: Holding) -> None:
         self._ghosts[last.uid] = Ghost(replace(last, mark="ghost"), self._clock.now() + self._patience.ghost)
+
+
+def stray_uid(report: Report) -> str:
+    """By which the ledger knows what a node says of a pod that nobody knows there; no pod has it."""
+    return f"{report.node}/{report.uid}"
 
 
 def _of_pod(pod: PodRecord) -> Holding:

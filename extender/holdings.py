@@ -17,9 +17,10 @@ from cardwise.core.mpsplaces import minded
 from cardwise.core.placement import Placement
 from cardwise.core.quotas import Room
 from cardwise.core.request import PodRequest
+from extender import claims
 from extender.claims import Claims
 from extender.decisions import Patience
-from extender.inventory import Inventory
+from extender.inventory import Inventory, Report
 from extender.limits import Limits
 from extender.nodeload import NodeLoads
 from extender.wakeups import Waiting
@@ -54,7 +55,16 @@ class Holdings:
 
     def settle(self, uid: str, before: Holding | None, *, seen: bool = False) -> None:
         """As `refresh`. `before`: what the pod has held so far, though the ledger may not have it any more."""
-        now = self.claims.holding(uid)
+        self._bring(uid, self.claims.holding(uid), before, seen=seen)
+        for node in self.inventory.held().get(uid, ()):
+            self.settle_stray(Report(uid, node), seen=seen)
+
+    def settle_stray(self, report: Report, *, seen: bool = False) -> None:
+        """As `refresh`, of what the node says of a pod that nobody knows there."""
+        uid = claims.stray_uid(report)
+        self._bring(uid, self.claims.stray(report), self.ledger.holding(uid), seen=seen)
+
+    def _bring(self, uid: str, now: Holding | None, before: Holding | None, *, seen: bool) -> None:
         if now is None:
             self.ledger.release(uid)
         elif now != self.ledger.holding(uid):

@@ -4,8 +4,9 @@ Apart from the state, which decides what of it counts: this only remembers, and 
 thread-safe: its owner locks.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.cards import Card
@@ -15,7 +16,14 @@ from cardwise.core.ledger import Holding
 from cardwise.core.mpsplaces import UNKNOWN
 from cardwise.core.quantity import MiB, Percent
 from extender.membership import NO_MEMBER, Member, Membership
-from extender.objects import CardRecord
+from extender.objects import CardRecord, HeldRecord
+
+
+class Report(NamedTuple):
+    """A node says that a pod still holds something of its cards, though the pod's object is gone."""
+
+    uid: str
+    node: str
 
 
 class Inventory:
@@ -25,7 +33,7 @@ class Inventory:
         self.nodes: set[str] = set()
         self._cards: dict[str, CardRecord] = {}
         self._cards_of: dict[str, set[str]] = {}  # node -> names in _cards
-        self._held: dict[str, set[str]] = {}  # pod UID -> names in _cards that report it
+        self._held: dict[str, dict[str, set[str]]] = {}  # pod UID -> node -> names in _cards that report it
         self._changed: set[str] = set()  # nodes, since `changes`
         self._classes: dict[str, DeviceClass] = {}
         self._membership = Membership(())
@@ -40,33 +48,38 @@ class Inventory:
         self.nodes.discard(name)
         self._changed.add(name)
 
-    def set_card(self, name: str, card: CardRecord) -> tuple[Collection[str], Collection[str]]:
-        """The card is so now. Returns the pods that it reports, and those that it does not report any more."""
+    def set_card(self, name: str, card: CardRecord) -> tuple[Collection[Report], Collection[Report]]:
+        """The card is so now. Returns what it reports, and what is not reported any more."""
         before = self._cards.get(name)
+        gone: Collection[Report] = ()
         if before is not None and before.node != card.node:
-            self._forget(name)
+            gone = self.remove_card(name)
         self._cards[name] = card
         self._cards_of.setdefault(card.node, set()).add(name)
         if before is None or (before.card, before.node, before.labels) != (card.card, card.node, card.labels):
             self._changed.add(card.node)
-        reported = {held.uid for held in card.held}
-        silent = {held.uid for held in before.held} - reported if before is not None else set()
-        for uid in reported:
-            self._held.setdefault(uid, set()).add(name)
-        for uid in silent:
-            self._unreport(uid, name)
+        reported = {Report(held.uid, card.node) for held in card.held}
+        silent = {Report(held.uid, before.node) for held in before.held} - reported if before is not None else set()
+        for uid, node in reported:
+            self._held.setdefault(uid, {}).setdefault(node, set()).add(name)
+        for report in silent.difference(gone):
+            self._unreport(report, name)
         return reported, silent
 
-    def remove_card(self, name: str) -> Collection[str]:
-        """The card is no more. Returns the pods that it had reported."""
+    def remove_card(self, name: str) -> Collection[Report]:
+        """The card is no more. Returns what it had reported."""
         card = self._cards.get(name)
         if card is None:
             return ()
         self._forget(name)
-        gone = {held.uid for held in card.held}
-        for uid in gone:
-            self._unreport(uid, name)
+        gone = {Report(held.uid, card.node) for held in card.held}
+        for report in gone:
+            self._unreport(report, name)
         return gone
+
+    def knows(self, name: str) -> bool:
+        """Whether the card has been told."""
+        return name in self._cards
 
     def set_class(self, one: DeviceClass) -> bool:
         """The class is so now; whether that may change what class a card is in. What it does is in `changes`."""
@@ -109,34 +122,40 @@ class Inventory:
             yield node, cards, devices
         self._changed.clear()
 
-    def held(self) -> Collection[str]:
-        """UIDs of all pods that a card reports."""
-        return self._held.keys()
+    def held(self) -> Mapping[str, Collection[str]]:
+        """By UID of all pods that a card reports, the nodes of these cards."""
+        return self._held
 
-    def reported(self, uid: str) -> Holding | None:
-        """What the cards report of a pod, each container's share by itself."""
-        shares: list[CardShare] = []
-        devices: list[DeviceShare] = []
-        namespace = name = node = ""
-        for card_name in sorted(self._held.get(uid, ())):
-            record = self._cards[card_name]
-            if node and record.node != node:
-                continue  # no pod is on two nodes; whatever this is, the other report stands
-            for held in record.held:
-                if held.uid == uid:
-                    namespace, name, node = held.namespace, held.name, record.node
-                    card = record.card
-                    if isinstance(card, Device):
-                        devices.append(DeviceShare("", card.uuid))
-                    else:
-                        share = CardShare(
-                            card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem, held.whole
-                        )
-                        shares.append(share)
+    def reports(self, uid: str, node: str) -> bool:
+        """Whether a card of the node reports the pod."""
+        return node in self._held.get(uid, ())
+
+    def reported(self, uid: str, node: str) -> Holding | None:
+        """What the node's cards report of a pod."""
+        return self._summed(uid, node, lambda record: record.held)
+
+    def terminating(self, uid: str, node: str) -> Holding | None:
+        """What the extender before us has noted at the node's cards of a pod whose object is gone."""
+        return self._summed(uid, node, lambda record: record.status.terminating)
+
+    def _summed(self, uid: str, node: str, said: Callable[[CardRecord], Iterable[HeldRecord]]) -> Holding | None:
+        """One holding of what is said of the pod at all cards of the node."""
+        shares: dict[str, tuple[CardShare, ...]] = {}
+        devices: dict[str, tuple[DeviceShare, ...]] = {}
+        namespace = name = ""
+        for record in (self._cards[card] for card in sorted(self._cards_of.get(node, ()))):
+            for held in said(record):
+                if held.uid != uid:
+                    continue
+                namespace, name, card, key = held.namespace, held.name, record.card, held.container or "pod"
+                if isinstance(card, Device):
+                    devices[key] = (*devices.get(key, ()), DeviceShare("", card.uuid))
+                else:
+                    share = CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem, held.whole)
+                    shares[key] = (*shares.get(key, ()), share)
         if not shares and not devices:
             return None
-        reported = Assignment({"pod": tuple(shares)} if shares else {}, {"pod": tuple(devices)} if devices else {})
-        return Holding(uid, namespace, name, node, reported, "held", UNKNOWN)
+        return Holding(uid, namespace, name, node, Assignment(shares, devices), "held", UNKNOWN)
 
     def _typed(self, name: str) -> Card | Device:
         """The card or device with its classes."""
@@ -168,12 +187,13 @@ class Inventory:
             del self._cards_of[node]
         self._changed.add(node)
 
-    def _unreport(self, uid: str, name: str) -> None:
-        names = self._held.get(uid)
-        if names is not None:
-            names.discard(name)
-            if not names:
-                del self._held[uid]
+    def _unreport(self, report: Report, name: str) -> None:
+        nodes = self._held[report.uid]
+        nodes[report.node].discard(name)
+        if not nodes[report.node]:
+            del nodes[report.node]
+        if not nodes:
+            del self._held[report.uid]
 
 
 def _by_which(one: DeviceClass) -> object:

@@ -4,7 +4,7 @@ A record has two parts. What is decided by goes to the state; what the object's 
 ought to be written (`statuswriter`). One watch feeds both, so they are decoded once and never differ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import intern
@@ -27,7 +27,9 @@ _SHARED = 4096  # different sets of labels, of which each is kept once for all c
 
 
 class HeldRecord(NamedTuple):
-    """A container's share, of a pod whose object is gone, as the node reports it for one card or device."""
+    """A container's share of one card or device, of a pod whose object is gone: as the node reports it, or as we had
+    given it.
+    """
 
     uid: str
     namespace: str
@@ -35,10 +37,19 @@ class HeldRecord(NamedTuple):
     mem: int
     core: int
     whole: bool = False
+    container: str = ""
+
+    def told(self) -> Object:
+        """As it is written."""
+        who = self.uid, self.namespace, self.name
+        return wire.HeldShare(*who, self.mem, self.core, self.container, self.whole).told()
 
 
 class CardStatus(NamedTuple):
-    """What the extender says in the status of an ExtendedResource; MiB and percent. -1: the object does not say it."""
+    """What the extender says in the status of an ExtendedResource; MiB and percent. -1: the object does not say it.
+
+    `terminating`: the shares of pods whose object is gone, for the extender that comes after this one.
+    """
 
     memory: int = -1
     core: int = -1
@@ -47,13 +58,14 @@ class CardStatus(NamedTuple):
     pods: int = -1
     free: int = -1
     classes: tuple[str, ...] = ()
+    terminating: tuple[HeldRecord, ...] = ()
 
 
 class CardRecord(NamedTuple):
-    """An ExtendedResource: the card or device, where it is, and what vanished pods still hold on it.
+    """An ExtendedResource: the card or device, where it is, and what its node says that vanished pods still hold on it.
 
     `labels` are those that selectors see and that do not follow from the rest; their keys are in lower case. `status`
-    is what the extender has written, and decides nothing.
+    is what the extender has written; of it only `terminating` decides something, when the card is seen first.
     """
 
     node: str
@@ -121,24 +133,12 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
     """Key and record of an ExtendedResource."""
     read = _decode_card(raw)
     spec, status = read.spec, read.status
-    held = tuple(
-        HeldRecord(
-            held.pod_uid,
-            held.namespace,
-            held.name,
-            held.memory_mib,
-            held.core_percent,
-            survey.is_whole(held, spec.memory_mib),
-        )
-        for held in status.held or ()
-        if held.pod_uid and held.memory_mib >= 0 and held.core_percent >= 0
-    )
     return read.metadata.name, CardRecord(
         intern(spec.node),
         survey.device_of(read) if survey.is_other(read) else survey.card_of(read),
-        held,
+        _held(survey.believable(read), spec),
         _labels(read),
-        _card_status(status),
+        _card_status(status, spec),
     )
 
 
@@ -182,7 +182,23 @@ def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
     )
 
 
-def _card_status(status: _Status) -> CardStatus:
+def _held(shares: Iterable[wire.HeldShare], spec: wire.ExtendedResourceSpec) -> tuple[HeldRecord, ...]:
+    return tuple(
+        HeldRecord(
+            one.pod_uid,
+            one.namespace,
+            one.name,
+            one.memory_mib,
+            one.core_percent,
+            survey.is_whole(one, spec.memory_mib),
+            one.container,
+        )
+        for one in shares
+        if one.pod_uid
+    )
+
+
+def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus:
     told = status.allocated or _Allocated()
     return CardStatus(
         told.memory_mib,
@@ -193,6 +209,7 @@ def _card_status(status: _Status) -> CardStatus:
         told.pods if told.whole is not None else -1,
         status.free_mib,
         tuple(intern(name) for name in status.classes or ()),
+        _held(status.terminating or (), spec),
     )
 
 

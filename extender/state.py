@@ -4,7 +4,7 @@
 I/O.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -24,6 +24,7 @@ from extender.decisions import Begun, Decided, Patience, Stage
 from extender.ganglock import LockedGangs
 from extender.gangs import Gangs
 from extender.holdings import Holdings
+from extender.inventory import Report
 from extender.limits import Brake
 from extender.nodeload import NodeLoads, NodeRoom, Placed
 from extender.objects import CardRecord
@@ -156,16 +157,18 @@ class State:
     def set_card(self, name: str, card: CardRecord) -> None:
         """The ExtendedResource is so now."""
         with self._lock:
+            first = not self._inventory.knows(name)
             reported, silent = self._inventory.set_card(name, card)
-            for uid in silent:
-                self._claims.unreported(uid)
-            for uid in (*reported, *silent):
-                self._held.refresh(uid)
+            noted = {Report(one.uid, card.node) for one in card.status.terminating} if first else set()
+            for report in noted:
+                self._claims.noted(report)
+            for report in silent:
+                self._claims.unreported(report)
+            self._settle_reports({*reported, *silent, *noted})
 
     def remove_card(self, name: str) -> None:
         with self._lock:
-            for uid in self._inventory.remove_card(name):
-                self._held.refresh(uid)
+            self._settle_reports(self._inventory.remove_card(name))
 
     def set_node(self, name: str, room: NodeRoom = NodeRoom()) -> None:
         with self._lock:
@@ -372,6 +375,11 @@ class State:
             return self._claims.counts()
 
     # Everything below runs under the lock.
+
+    def _settle_reports(self, reports: Collection[Report]) -> None:
+        for report in reports:
+            self._held.refresh(report.uid)
+            self._held.settle_stray(report)
 
     def _set_bound(self, pod: PodRecord) -> None:
         self.waiters.over(pod.uid)

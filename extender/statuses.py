@@ -4,20 +4,21 @@ Apart from the thread that writes them: pure, and counted node by node, so that 
 cards at a time and a pod that comes costs its own node alone.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cardwise.core import names
-from cardwise.core.ledger import Ledger
+from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.errors import truncated
-from extender.objects import CardStatus, ClassRecord, Object, QuotaRecord
+from extender.objects import CardStatus, ClassRecord, HeldRecord, Object, QuotaRecord
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
 _MOST_CLASSES = 1024  # of a card, as the schema says
+_OF_THE_GONE = ("ghost", "held")  # the marks of what pods hold whose object is gone
 _LONGEST, _LONGEST_SUMMARY = 1024, 32_768  # characters, as the schemas say
 NO_SUCH_CLASS = "NoSuchClass"  # the reason of a condition, and of the event
 
@@ -111,7 +112,22 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, Ca
         for device in holding.assignment.device_shares():
             before = found.get(device.uuid, NOTHING_ALLOCATED)
             found[device.uuid] = before._replace(shares=before.shares + 1, whole=True, pods=before.pods + 1)
+        if holding.mark in _OF_THE_GONE and holding.charged:
+            for uuid, record in _terminating(holding, uuid_of):
+                found[uuid] = found[uuid]._replace(terminating=(*found[uuid].terminating, record))
     return found
+
+
+def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, HeldRecord]]:
+    """What the pod, whose object is gone, holds container by container, by the UUID of a card or device."""
+    who = holding.uid, holding.namespace, holding.name
+    for key, shares in holding.assignment.containers.items():
+        for share in shares:
+            if uuid := share.uuid or uuid_of.get(share.index, ""):
+                yield uuid, HeldRecord(*who, share.mem, share.core, share.whole, key)
+    for key, devices in holding.assignment.devices.items():
+        for device in devices:
+            yield device.uuid, HeldRecord(*who, 0, 0, True, key)
 
 
 @lru_cache(maxsize=4096)
@@ -172,6 +188,7 @@ def card_status(status: CardStatus) -> Object:
         },
         "freeMiB": status.free,
         "classes": list(status.classes),
+        "terminating": [one.told() for one in status.terminating] or None,
     }
 
 

@@ -34,6 +34,8 @@ def views(survey: Survey, namespace: str = "") -> list[EntryView]:
     ledger = survey.ledger
     by_namespace: dict[str, list[Holding]] = {}
     for holding in ledger.holdings():
+        if not holding.charged:
+            continue
         by_namespace.setdefault(holding.namespace, []).append(holding)
     seen = []
     for quota in sorted(survey.quotas, key=lambda quota: (quota.namespace, quota.name)):

@@ -30,7 +30,7 @@ Gone = Mapping[tuple[str, str | int], Kind]  # by node and `card_of`: what cards
 @dataclass(frozen=True, slots=True)
 class Holding:
     """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod); `party` is what it
-    is to those who share MPS with it.
+    is to those who share MPS with it. `charged`: quotas count it.
     """
 
     uid: str
@@ -40,11 +40,12 @@ class Holding:
     assignment: Assignment
     mark: str = ""
     party: Party = COMMON
+    charged: bool = True
 
     def counts_like(self, other: "Holding") -> bool:
         """Whether nothing is to be counted anew with this in the place of the other."""
-        mine = self.node, self.namespace, self.party, self.assignment
-        return mine == (other.node, other.namespace, other.party, other.assignment)
+        mine = self.node, self.namespace, self.party, self.assignment, self.charged
+        return mine == (other.node, other.namespace, other.party, other.assignment, other.charged)
 
 
 class Ledger:
@@ -251,6 +252,8 @@ class Ledger:
         usage = self._usage.setdefault(holding.namespace, {})
         for share in holding.assignment.shares():
             kind = state.count(share, sign, holding.party)
+            if not holding.charged:
+                continue
             charge = quotas.charge(share)
             before = usage.get(kind, NOTHING)
             usage[kind] = before.plus(charge) if sign > 0 else before.minus(charge)

@@ -262,6 +262,16 @@ def is_whole(held: wire.HeldShare, mem: int) -> bool:
     return held.whole or (not held.container and held.core_percent >= FULL_CORE and held.memory_mib >= mem)
 
 
+def believable(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
+    """What the node says is held of its card, as far as the card goes; see `extender/claims.py`."""
+    left = resource.spec.memory_mib
+    for held in resource.status.held or ():
+        if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE:
+            mem = min(held.memory_mib, left)
+            left -= mem
+            yield held if mem == held.memory_mib else msgspec.structs.replace(held, memory_mib=mem)
+
+
 def _items(client: KubeClient, path: str, kind: type[_T]) -> Iterator[_T]:
     """The objects of a list. A missing right is told by what one may not read, and not by the path of the API."""
     try:
@@ -325,26 +335,37 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
 
 
 def _add_held(survey: Survey) -> None:
-    """What is held of pods whose object is gone: one holding per pod, over all that reports it."""
-    shares: dict[str, list[assignment.CardShare]] = {}
-    devices: dict[str, list[assignment.DeviceShare]] = {}
-    pods: dict[str, tuple[wire.HeldShare, str]] = {}
+    """What nodes say is held of pods whose object is gone: one holding per pod and node, over all that reports it.
+
+    Quotas count those that the extender has seen vanish there, as for the extender itself.
+    """
+    shares: dict[tuple[str, str], list[assignment.CardShare]] = {}
+    devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
+    pods: dict[tuple[str, str], wire.HeldShare] = {}
+    known: set[tuple[str, str]] = set()
     for resource in survey.resources:
         spec = resource.spec
-        for held in resource.status.held or ():
+        known |= {(one.pod_uid, spec.node) for one in resource.status.terminating or ()}
+        for held in believable(resource):
+            key = held.pod_uid, spec.node
+            pods[key] = held
             if is_other(resource):
                 # By which of its classes it was asked for, nobody tells and nothing depends on.
-                devices.setdefault(held.pod_uid, []).append(assignment.DeviceShare("", spec.uuid))
+                devices.setdefault(key, []).append(assignment.DeviceShare("", spec.uuid))
             else:
-                shares.setdefault(held.pod_uid, []).append(_held_share(held, spec))
-            pods[held.pod_uid] = (held, spec.node)
-    for uid, (held, node) in pods.items():
-        if survey.ledger.holding(uid) is None:
-            assigned = assignment.Assignment(
-                {"held": tuple(shares[uid])} if uid in shares else {},
-                {"held": tuple(devices[uid])} if uid in devices else {},
-            )
-            survey.ledger.hold(Holding(uid, held.namespace, held.name, node, assigned, "held", UNKNOWN))
+                shares.setdefault(key, []).append(_held_share(held, spec))
+    for key, held in pods.items():
+        uid, node = key
+        there = survey.ledger.holding(uid)
+        if there is not None and there.node == node:
+            continue
+        assigned = assignment.Assignment(
+            {"held": tuple(shares[key])} if key in shares else {},
+            {"held": tuple(devices[key])} if key in devices else {},
+        )
+        sure = key in known and there is None
+        name = uid if sure else f"{node}/{uid}"
+        survey.ledger.hold(Holding(name, held.namespace, held.name, node, assigned, "held", UNKNOWN, charged=sure))
 
 
 def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:

@@ -183,6 +183,18 @@ class HeldShare(Struct, rename="camel"):
     container: str = ""
     whole: bool = False
 
+    def told(self) -> dict[str, object]:
+        """As it is written."""
+        return {
+            "podUID": self.pod_uid,
+            "namespace": self.namespace,
+            "name": self.name,
+            "memoryMiB": self.memory_mib,
+            "corePercent": self.core_percent,
+            **({"container": self.container} if self.container else {}),
+            **({"whole": True} if self.whole else {}),
+        }
+
 
 class MpsStatus(Struct, rename="camel"):
     """How a card's MPS is, as its node's manager says (docs/design/0005-mps.md)."""
@@ -196,7 +208,7 @@ class MpsStatus(Struct, rename="camel"):
 
 class ExtendedResourceStatus(Struct, rename="camel"):
     """`health` is Healthy or Unhealthy, "" before the first report; `card_access` is cdi or env. `mps`: None where the
-    node has no MPS manager.
+    node has no MPS manager. `held` is the node's word on pods whose object is gone, `terminating` the extender's.
     """
 
     health: str = ""
@@ -204,6 +216,7 @@ class ExtendedResourceStatus(Struct, rename="camel"):
     card_access: str = ""
     mps: MpsStatus | None = None
     held: list[HeldShare] | None = None
+    terminating: list[HeldShare] | None = None
 
 
 class ExtendedResource(Struct):

@@ -135,18 +135,22 @@ def test_a_ghost_is_free_before_its_time_when_the_node_lets_go(world):
 
 def test_after_a_restart_what_nodes_report_counts(world):
     world.set_card(*as_card(resource(1, held=[held("unknown", 4069)])))
-    assert mark(world, "unknown") == "held"
+    assert mark(world, "n1/unknown") == "held"
     assert free(world) == [P100, P100 - 4069]
     world.remove_card(as_card(resource(1))[0])
-    assert mark(world, "unknown") is None
+    assert mark(world, "n1/unknown") is None
     assert free(world) == [P100]
 
 
-def test_after_a_restart_each_container_that_a_node_reports_counts(world):
+def test_after_a_restart_each_container_that_the_former_extender_has_noted_counts(clock):
+    world = with_cards(state(clock))
+    world.set_node("n1")
     world.set_quota(*as_quota({"shares": 3}))
-    reported = [held("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
-    world.set_card(*as_card(resource(0, held=reported)))
-    world.set_card(*as_card(resource(1, held=[held("other", 100)])))
+    noted = [held("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
+    world.set_card(*as_card(resource(0, held=noted, terminating=noted)))
+    world.set_card(*as_card(resource(1, held=[held("other", 100)], terminating=[held("other", 100)])))
+    clock.advance(1000)
+    world.tick()
     with world.view() as ledger:
         used = ledger.used("default", quotas.Entry())
         clients = ledger.node("n1").clients
@@ -163,8 +167,11 @@ def test_after_a_restart_each_container_that_a_node_reports_counts(world):
         ({}, 1),  # of an older device plugin, which said nothing
     ],
 )
-def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(world, said, cards):
-    world.set_card(*as_card(resource(0, held=[held("gone", P100) | {"corePercent": 100} | said])))
+def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(clock, said, cards):
+    world = with_cards(state(clock))
+    world.set_node("n1")
+    noted = [held("gone", P100) | {"corePercent": 100} | said]
+    world.set_card(*as_card(resource(0, held=noted, terminating=noted)))
     with world.view() as ledger:
         assert ledger.used("default", quotas.Entry()).cards == cards
 

@@ -295,7 +295,13 @@ def test_all_quotas_of_a_namespace_apply(world):
         pytest.param(lambda w: w.set_pod(as_pod(bound("a", 8138, 0))), id="bound"),
         pytest.param(lambda w: plan(w, "a", 8138), id="planned"),
         pytest.param(lambda w: begin(w, "a", 8138), id="binding"),
-        pytest.param(lambda w: w.set_card(*as_card(resource(0, held=[held("uid-a", 8138)]))), id="held"),
+        pytest.param(
+            lambda w: (
+                w.remove_card(as_card(resource(0))[0]),
+                w.set_card(*as_card(resource(0, held=[held("uid-a", 8138)], terminating=[held("uid-a", 8138)]))),
+            ),
+            id="held",
+        ),
         pytest.param(
             lambda w: (w.set_pod(as_pod(bound("a", 8138, 0))), w.remove_pod(as_pod(bound("a", 8138, 0)))), id="ghost"
         ),

@@ -75,6 +75,7 @@ def resource(
     model: str = "P100",
     health: str = "Healthy",
     held: list[dict] | None = None,
+    terminating: list[dict] | None = None,
     labels: dict[str, str] | None = None,
     cordoned: bool = False,
     **properties: str,
@@ -89,7 +90,7 @@ def resource(
             "name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node} | (labels or {})
         },
         "spec": spec,
-        "status": {"health": health, "held": held or []},
+        "status": {"health": health, "held": held or [], "terminating": terminating},
     }  # fmt: skip
 
 

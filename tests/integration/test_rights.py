@@ -271,6 +271,73 @@ def test_no_part_writes_another(clients: Mapping[str, KubeClient], world: World,
     assert excess.says in said or "ValidatingAdmissionPolicy" in said
 
 
+@pytest.fixture
+def teams(accounts: Cluster) -> Iterator[Space]:
+    """A team with a quota, whose pod on the second of two nodes was deleted by force; the first was taken over."""
+    with Space(accounts, "reports") as space:
+        _, honest = space.nodes(2)
+        quota = of_ours("GPUQuota", "team", {"hard": [{"memoryMiB": 1000}]})
+        accounts.api.create(paths.gpuquotas(space.name), quota)
+        space.put(workload("victim", gpu_mem=64, node=honest))
+        space.running("victim")
+        yield space
+
+
+def card_of(space: Space, node: str) -> Json:
+    found = space.cluster.api.get(paths.extendedresources())["items"]
+    return next(one for one in found if one["spec"]["node"] == node and one["spec"]["index"] == 0)
+
+
+def says(cluster: Cluster, node: str, card: Json, *held: Json) -> None:
+    """By the token of the device plugin that runs on the node."""
+    with acting(cluster, "deviceplugin", node) as client:
+        path = paths.extendedresources(card["metadata"]["name"], "status")
+        client.patch(path, {"status": {"held": list(held)}})
+
+
+def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
+    cluster, (liar, honest) = teams.cluster, teams.own_nodes
+    uid = teams.get("victim")["metadata"]["uid"]
+    where = card_of(teams, honest)
+    size = where["spec"]["memoryMiB"]
+    share = {"podUID": uid, "namespace": teams.name, "name": "victim", "memoryMiB": 64, "container": "0"}
+    stranger = share | {"podUID": "never-there", "name": "never-there", "memoryMiB": 10**9}
+
+    def used() -> int:
+        status = cluster.api.get(paths.gpuquotas(teams.name, "team")).get("status") or {}
+        return sum(one["memoryMiB"] for one in status.get("used") or ())
+
+    def allocated(node: str) -> int:
+        return int(card_of(teams, node)["status"].get("allocated", {}).get("memoryMiB", 0))
+
+    teams.wait(lambda: (used(), allocated(honest)) == (64, 64), "the quota counts it")
+    teams.delete("victim", grace=0)
+    says(cluster, honest, where, share)
+    noted = lambda: [one["podUID"] for one in card_of(teams, honest)["status"].get("terminating") or ()]  # noqa: E731
+    teams.wait(lambda: noted() == [uid], "the extender has noted whose it was")
+    # N02: what the liar says takes room on its card alone.
+    says(cluster, liar, card_of(teams, liar), share, stranger)
+    teams.wait(lambda: allocated(liar) == size, "the extender has heard the lie")
+    assert used() == 64
+    with pytest.raises(errors.KubeError, match="GPUQuota"):
+        cluster.api.create(paths.pods(teams.name), workload("large", gpu_mem=1001))
+    # N03: its silence ends nothing,
+    says(cluster, liar, card_of(teams, liar))
+    teams.wait(lambda: allocated(liar) == 0, "the extender has heard the silence")
+    assert (used(), allocated(honest), noted()) == (64, 64, [uid])
+    # and its word keeps nothing alive.
+    says(cluster, liar, card_of(teams, liar), share)
+    teams.wait(lambda: allocated(liar) == 64, "the extender has heard the lie again")
+    says(cluster, honest, where)
+    teams.wait(lambda: (used(), allocated(honest), noted()) == (0, 0, []), "the share has ended with its containers")
+    assert allocated(liar) == 64
+
+
+def test_the_page_lists_what_a_node_tries() -> None:
+    rows = re.findall(r"^\| (N\d+) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows == ["N01", "N02", "N03"]  # the first is test_no_part_writes_another
+
+
 def test_the_page_lists_the_fields() -> None:
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
     listed = [row for row in rows if row[0] in WORDS.values()]

@@ -173,6 +173,7 @@ EVENTS = Write("create, patch", "Events", "all", [told])
 BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n").decode()
 CLASS = {"selector": {"matchLabels": {"model": "Tesla-P100"}}}
 ALLOCATED = {"memoryMiB": 1, "corePercent": 0, "shares": 1, "whole": False, "pods": 1}
+TERMINATING = [{"podUID": "gone", "namespace": "team", "name": "gone", "memoryMiB": 1}]
 BINDING = {"metadata": {"name": "waiting"}, "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}}
 EVICTION = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "steady"}}
 
@@ -211,8 +212,13 @@ MAY: dict[str, Sequence[Write]] = {
         Write(
             "patch",
             "ExtendedResources/status",
-            "`allocated`, `freeMiB`, `classes`",
-            [patched(card_status, {"status": {"allocated": ALLOCATED, "freeMiB": 7, "classes": ["a"]}})],
+            "`allocated`, `freeMiB`, `classes`, `terminating`",
+            [
+                patched(
+                    card_status,
+                    {"status": {"allocated": ALLOCATED, "freeMiB": 7, "classes": ["a"], "terminating": TERMINATING}},
+                )
+            ],
         ),
         Write(
             "create, patch, delete",
@@ -468,6 +474,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
             "allocated", patched(card_status, {"status": {"allocated": ALLOCATED}}), "status.allocated of extendedres"
         ),
         Excess("free", patched(card_status, {"status": {"freeMiB": 9}}), "status.freeMiB"),
+        Excess("terminating", patched(card_status, {"status": {"terminating": TERMINATING}}), "status.terminating"),
         Excess("a class", patched(lambda world: paths.resourceclasses(world.automatic_class), {"spec": CLASS})),
         Excess("evict", created(lambda world: world.pod("steady", "eviction"), EVICTION)),
     ],

@@ -1,0 +1,146 @@
+"""What a node says of pods whose object is gone: believed for those that were bound to it, and about its own cards."""
+
+import pytest
+
+from cardwise.core import quotas
+from extender import statuses
+from tests.extender.worlds import (
+    P100,
+    as_card,
+    as_pod,
+    as_quota,
+    bound,
+    free,
+    held,
+    mark,
+    resource,
+    state,
+    with_cards,
+)
+from tests.fakes.clock import FakeClock
+
+OURS = as_card(resource(1))[0]
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def world(clock):
+    """`a`, which had 4069 MiB of n1, was deleted by force."""
+    made = with_cards(state(clock), n1=2, n2=1)
+    made.set_pod(as_pod(bound("a", 4069, 1)))
+    made.remove_pod(as_pod(bound("a", 4069, 1)))
+    return made
+
+
+def says(world, node, *reports, index=0):
+    world.set_card(*as_card(resource(index, node=node, held=list(reports))))
+
+
+def used(world):
+    with world.view() as ledger:
+        return ledger.used("default", quotas.Entry()).memory
+
+
+def noted(world, node="n1", index=1):
+    """What the leader writes of vanished pods at the card."""
+    with world.view() as ledger:
+        one = statuses.count_node(ledger, node).cards[as_card(resource(index, node=node))[0]]
+    return statuses.card_status(one)["terminating"] or []
+
+
+def test_a_report_of_a_pod_that_nobody_knows_there_fills_no_quota(world):
+    says(world, "n2", held("stranger", 5000), held("uid-a", 100))
+    assert used(world) == 4069
+    assert free(world, "n2") == [P100 - 5100], "it may be right about its own card"
+
+
+def test_a_report_of_a_pod_that_waits_fills_no_quota_and_bars_it_from_nothing(world):
+    world.set_quota(*as_quota({"memoryMiB": 4069 + 1000}))
+    says(world, "n2", held("uid-b", 1000))
+    world.set_pod(as_pod(bound("b", 1000, 0)))
+    assert used(world) == 5069
+    assert free(world) == [P100 - 1000, P100 - 4069]
+    assert free(world, "n2") == [P100 - 1000]
+
+
+def test_no_report_is_above_the_size_of_the_card(world):
+    says(world, "n2", held("one", 10**12), held("two", 1))
+    assert free(world, "n2") == [0]
+    with world.view() as ledger:
+        assert ledger.violations() == []
+
+
+def test_another_nodes_report_keeps_no_share_alive(world, clock):
+    says(world, "n2", held("uid-a", 4069))
+    clock.advance(21)
+    world.tick()
+    assert mark(world, "uid-a") is None
+    assert (free(world), used(world)) == ([P100, P100], 0)
+    assert free(world, "n2") == [P100 - 4069]
+
+
+def test_another_nodes_silence_ends_no_share(world, clock):
+    says(world, "n1", held("uid-a", 4069), index=1)
+    says(world, "n2", held("uid-a", 4069))
+    says(world, "n2")
+    clock.advance(1000)
+    world.tick()
+    assert mark(world, "uid-a") == "held"
+    says(world, "n1", index=1)
+    assert mark(world, "uid-a") is None
+
+
+def test_the_silence_of_a_node_that_was_never_asked_ends_no_ghost(world):
+    says(world, "n2", held("uid-a", 4069))
+    says(world, "n2")
+    assert mark(world, "uid-a") == "ghost"
+
+
+def test_a_card_that_goes_takes_what_only_its_node_says_with_it(world):
+    says(world, "n2", held("stranger", 5000))
+    world.remove_card(as_card(resource(0, node="n2"))[0])
+    says(world, "n2")
+    assert free(world, "n2") == [P100]
+
+
+def test_what_vanished_is_noted_for_the_next_extender(world, clock):
+    share = held("uid-a", 4069) | {"name": "a", "container": "0"}
+    assert noted(world) == [share]
+    again = with_cards(state(clock), n2=1)
+    again.set_node("n1")
+    again.set_card(*as_card(resource(1, terminating=noted(world))))
+    assert (mark(again, "uid-a"), used(again)) == ("ghost", 4069), "its node has the grace time to report it"
+    again.set_card(*as_card(resource(1, held=[share], terminating=noted(world))))
+    clock.advance(1000)
+    again.tick()
+    assert (mark(again, "uid-a"), used(again), noted(again)) == ("held", 4069, [share])
+    again.set_card(*as_card(resource(1, terminating=noted(world))))
+    assert (mark(again, "uid-a"), used(again), noted(again)) == (None, 0, [])
+
+
+def test_of_several_cards_all_that_was_noted_counts(clock):
+    made = state(clock)
+    made.set_node("n1")
+    for index in (0, 1):
+        share = held("gone", P100) | {"container": "0", "whole": True}
+        made.set_card(*as_card(resource(index, held=[share], terminating=[share])))
+    with made.view() as ledger:
+        assert ledger.used("default", quotas.Entry()) == quotas.Charge(shares=2, memory=2 * P100, cards=2)
+    assert free(made) == [0, 0]
+
+
+def test_a_note_says_nothing_of_a_pod_that_is_there(clock):
+    made = state(clock)
+    made.set_node("n1")
+    made.set_card(*as_card(resource(1, terminating=[held("uid-a", 4069)])))
+    made.set_pod(as_pod(bound("a", 4069, 1)))
+    assert (mark(made, "uid-a"), used(made)) == ("", 4069)
+
+
+def test_what_only_its_node_says_is_not_noted(world):
+    says(world, "n2", held("stranger", 5000))
+    assert noted(world, "n2", 0) == []
