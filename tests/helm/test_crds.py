@@ -117,11 +117,14 @@ def test_the_card_is_what_the_contract_says(render: Render) -> None:
         "node", "kind", "index", "uuid", "model", "memoryMiB", "properties", "unschedulable", "cordon",
     }  # fmt: skip
     status = parts["status"]["properties"]
-    assert set(status) == {"health", "reason", "cardAccess", "held", "mps", "allocated", "freeMiB", "classes"}
-    held = status["held"]["items"]["properties"]
-    assert set(held) == {"podUID", "namespace", "name", "memoryMiB", "corePercent", "container", "whole"}
-    # Several entries of one pod: a key that is not unique would be refused.
-    assert status["held"]["x-kubernetes-list-type"] == "atomic"
+    assert set(status) == {
+        "health", "reason", "cardAccess", "held", "mps", "allocated", "freeMiB", "classes", "terminating",
+    }  # fmt: skip
+    for said in (status["held"], status["terminating"]):
+        shown = said["items"]["properties"]
+        assert set(shown) == {"podUID", "namespace", "name", "memoryMiB", "corePercent", "container", "whole"}
+        # Several entries of one pod: a key that is not unique would be refused.
+        assert said["x-kubernetes-list-type"] == "atomic"
     assert set(status["allocated"]["properties"]) == {"memoryMiB", "corePercent", "shares", "whole", "pods"}
     # The device plugin and the extender each write a part of the status: nothing of it may be compulsory.
     assert "required" not in parts["status"]
