@@ -5,8 +5,8 @@ container that brought a device node of its own, a program that starts twice. Wh
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -47,7 +47,9 @@ class AuditSettings:
 
 
 class Audit:
-    """`start`, then `stop`. It says nothing before the pods of the node are known."""
+    """`start`, then `stop`. It says nothing before the pods of the node are known. `past`: card and PID of those who
+    are on a closed card and are no clients of its server.
+    """
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Audit:
         gpus: Gpus,
         use: CardUse,
         pods: NodePods[PodView],
+        past: Callable[[], Collection[tuple[str, int]]] = frozenset,
         host: Host = LOCAL,
         clock: Clock = BOOT,
     ) -> None:
@@ -66,6 +69,7 @@ class Audit:
         self._gpus = gpus
         self._use = use
         self._pods = pods
+        self._past = past
         self._host = host
         self._clock = clock
         self._events = EventRecorder(client, "cardwise-mps", instance=node, clock=clock)
@@ -113,7 +117,12 @@ class Audit:
         grants = {uid: granted(pod, by_index) for uid, pod in pods.items()}
         owners = Owners(pods.values())
         own = owners.of(self._host.memberships(os.getpid()))
-        uses = [use for card, process in there if (use := self._use_of(card, process, owners, own))]
+        past = self._past()
+        uses = [
+            replace(use, past=(card, process.pid) in past)
+            for card, process in there
+            if (use := self._use_of(card, process, owners, own))
+        ]
         self._usage.tell(measured(uses, pods))
         found = audit.compare(uses, grants, self._settings.tolerance)
         self._standing = audit.follow(self._standing, found, now, unseen)
@@ -193,6 +202,11 @@ def message(finding: Finding, pod: PodView | None, names: Sequence[str]) -> str:
         case Reason.WRONG_CARD:
             has = ", ".join(sorted({holding.uuid or str(holding.index) for holding in pod.holdings})) if pod else ""
             return f"{holder} uses {finding.used} MiB of {card}, which it was not given (it has {has}): {who}"
+        case Reason.PAST_MPS:
+            return (
+                f"{holder} is on {card} past MPS, whose server cannot start while it is; take CUDA_MPS_PIPE_DIRECTORY "
+                f'out of the program\'s environment, or create the pod with cardwise.dev/mps: "off": {who}'
+            )
         case Reason.CARD_WITHOUT_GRANT:
             return f"{holder} uses {finding.used} MiB of {card} and has no share of any card: {who}"
         case Reason.UNKNOWN_PROCESS:

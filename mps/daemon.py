@@ -27,6 +27,7 @@ from mps.drivers import Capabilities
 from mps.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
 from mps.processes import LOCAL, Host
 from mps.servers import Servers
+from mps.strangers import Strangers
 from mps.sweeping import Sweeper
 from mps.units import Unit
 
@@ -51,6 +52,7 @@ class Daemon:
     """`start`, then `stop`. `on_change` is called from its thread when its status has changed.
 
     `clock` is one that other parts of the node read too: the state file says by it when the daemon was looked at.
+    `whose`: a process for people, by its PID.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Daemon:
         capabilities: Capabilities,
         driver: str,
         on_change: Callable[[], None],
+        whose: Callable[[int], str] = str,
         host: Host = LOCAL,
         clock: Clock = BOOT,
     ) -> None:
@@ -85,6 +88,7 @@ class Daemon:
         self._probes = 0
         self._servers = Servers(self._control, host, clock, tells_status=capabilities.server_status)
         self._sweeper = Sweeper(unit, use, settings.pace.orphan_grace, host, clock)
+        self._strangers = Strangers(unit, use, host, whose)
         self._checked = 0.0
         self._written = -math.inf  # the state file
         self._status = self._make_status(self._clock.wall().timestamp())
@@ -121,6 +125,11 @@ class Daemon:
             self._ceilings.wanted = dict(ceilings)
             self._hurried = True
             self._loop.wake()
+
+    @property
+    def past(self) -> frozenset[tuple[str, int]]:
+        """Card and PID of those who came upon a card past MPS, at the last look; for any thread."""
+        return self._strangers.found
 
     def clients(self) -> list[Client]:
         """Raises ControlError."""
@@ -208,7 +217,7 @@ class Daemon:
 
     def _acts(self) -> dict[Act, Callable[[], Result]]:
         return {
-            Act.SWEEP: self._sweeper.sweep,
+            Act.SWEEP: self._sweep,
             Act.SPAWN: self._spawn,
             Act.ASK: self._ask,
             Act.CONFIGURE: self._configure,
@@ -230,6 +239,8 @@ class Daemon:
         elif new.phase is Phase.READY and self._ill:
             metrics.HEALS.labels(self.unit.name).inc()
             self._ill = False
+        if new.phase in (Phase.READY, Phase.OFF):
+            self._strangers.none()
         if old.phase is new.phase:
             if new.reason != old.reason:
                 self._publish()
@@ -243,6 +254,17 @@ class Daemon:
 
     # The acts.
 
+    def _sweep(self) -> Result:
+        swept = self._sweeper.sweep()
+        if not (self._machine.wanted and self._settings.exclusive):
+            return swept
+        if swept.outcome is not Outcome.OK:
+            self._strangers.served()
+            return swept
+        # Closed now, so that nobody more comes while we wait for those who are there.
+        self._close()
+        return self._strangers.without_server() or swept
+
     def _spawn(self) -> Result:
         homes.prepare(self.unit.home)
         homes.renew(self.unit.home)
@@ -250,6 +272,7 @@ class Daemon:
         metrics.STARTS.labels(self.unit.name).inc()
         self._ceilings.forget()
         self._servers.forget()
+        self._strangers.tries()
         if self._child.start(self._capabilities.options, self._output.open()):
             return OK
         self._output.pump()
@@ -270,7 +293,8 @@ class Daemon:
         return OK
 
     def _warm(self) -> Result:
-        return self._good(self._servers.warm())
+        past = self._strangers.beside(self.clients) if self._settings.exclusive else None
+        return past or self._good(self._servers.warm())
 
     def _probe(self) -> Result:
         began = self._clock.now()
@@ -293,7 +317,9 @@ class Daemon:
             return result
         self._probes += 1
         if self._probes % _VERIFY_EVERY == 0:
-            metrics.CLIENTS.labels(self.unit.name).set(len(self.clients()))
+            clients = self.clients()
+            self._strangers.clients(client.pid for client in clients)
+            metrics.CLIENTS.labels(self.unit.name).set(len(clients))
             if (lost := self._lost()) is not None:
                 return Result(Outcome.LOST, lost)
         if self._ceilings.behind:
@@ -318,6 +344,7 @@ class Daemon:
 
     def _detach_all(self) -> Result:
         clients = self.clients()
+        self._strangers.clients(client.pid for client in clients)
         for client in clients:
             with contextlib.suppress(Refused):
                 self.detach(client, "drain")

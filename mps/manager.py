@@ -140,6 +140,7 @@ class Manager:
                 gpus=gpus,
                 use=use,
                 pods=self.pods,
+                past=lambda: {one for daemon in self.daemons() for one in daemon.past},
                 host=self._host,
                 clock=clock,
             )
@@ -272,9 +273,17 @@ class Manager:
             capabilities=capabilities,
             driver=driver,
             on_change=self._publication.wake,
+            whose=self._whose,
             host=self._host,
             clock=self._clock,
         )
+
+    def _whose(self, pid: int) -> str:
+        """The process for people: with its name and its pod."""
+        owner = Owners([*self._endings.vanished, *self.pods.all()]).of(self._host.memberships(pid))
+        name = self._host.name(pid)
+        what = f"{pid} ({name})" if name else str(pid)
+        return f"{what} of pod {owner.pod.namespace}/{owner.pod.name}" if owner is not None else what
 
     def _settle_demands(self) -> None:
         if not self.pods.synced:

@@ -16,12 +16,13 @@ class Reason(StrEnum):
 
     MEMORY_OVERRUN = "MemoryOverrun"
     WRONG_CARD = "WrongCard"  # the pod has shares, but none of this card
+    PAST_MPS = "PastMps"  # it has a share, and came upon the closed card by itself while no server was there
     CARD_WITHOUT_GRANT = "CardWithoutGrant"  # the pod, or the container, has no share at all
     UNKNOWN_PROCESS = "UnknownProcess"  # of no pod, or of one that is gone
 
 
 # Whose pod holds a share of ours: others are for their owners to end.
-OF_A_HOLDER = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_CARD})
+OF_A_HOLDER = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_CARD, Reason.PAST_MPS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Use:
     """A process on a card. `memory` is None where the driver does not say.
 
     `pod` is the UID of its pod, "" for none; `container` the runtime's ID of its container, "" where nobody says it.
+    `past`: it is no client of the MPS server that the card is closed for.
     """
 
     card: str
@@ -36,6 +38,7 @@ class Use:
     memory: MiB | None = None
     pod: str = ""
     container: str = ""
+    past: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def _of_pod(uses: Sequence[Use], pod: Granted, tolerance: MiB) -> list[Finding]:
 
 
 def _judge(uses: Sequence[Use], key: str, shares: Sequence[MiB], tolerance: MiB) -> list[Finding]:
+    if past := [use for use in uses if use.past]:
+        return [_finding(Reason.PAST_MPS, past, key)]
     granted = MiB(sum(shares))
     finding = _finding(Reason.MEMORY_OVERRUN, uses, key, granted)
     return [finding] if finding.used > granted + tolerance * len(shares) else []

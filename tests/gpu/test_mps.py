@@ -213,6 +213,20 @@ def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
     assert computes(machine)
 
 
+def test_who_comes_past_mps_between_two_servers_keeps_the_card_closed(machine, measured):
+    machine.start()
+    pipe = machine.home / mps.PIPE
+    for process in [*LOCAL.daemons(pipe), *LOCAL.servers(pipe)]:
+        process.signal(signal.SIGKILL)
+    thief = machine.tenant("hold", 64, through=False)
+    assert thief.heard() == {"held": 64, "error": 0}, "it was first"
+    eventually(lambda: "has come past MPS" in machine.problem(), machine.problem(), 60.0)
+    measured("a process past MPS between two servers", machine.problem())
+    assert f"process {thief.pid} " in machine.problem()
+    thief.close()
+    machine.wait_ready()
+
+
 @pytest.mark.parametrize("clients", [0, 1])
 def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients):
     """Also what its clients and its daemon make of it, which no double knows."""

@@ -22,6 +22,13 @@ BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 
 
 @pytest.fixture
+def node(node):
+    """Its cards are open, so that nobody on them is there past a server; test_strangers.py has those who are."""
+    node.settings = replace(node.settings, exclusive=False)
+    return node
+
+
+@pytest.fixture
 def look() -> Callable[..., None]:
     def at(node: Node, times: int = 1) -> None:
         """So often, each time after the interval."""

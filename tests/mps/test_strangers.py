@@ -1,0 +1,147 @@
+"""A card between two servers: who comes upon it past MPS keeps it closed, is named, and has to go."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from cardwise.core.mps import State
+from cardwise.core.quantity import MiB
+from cardwise.kube.events import ObjectRef
+from mps.audit import AuditSettings
+from mps.processes import SERVER
+from tests.mps.worlds import uuid_of
+
+AUDIT = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512), evict_after=300.0)
+
+
+def die(node, index: int = 0) -> None:
+    """The daemon and its server end at once."""
+    for process in [*node.servers(index), node.daemon(index)]:
+        process.kill()
+
+
+def leave(node, process, index: int = 0) -> None:
+    process.kill()
+    node.cards[index]["processes"] = [one for one in node.cards[index]["processes"] if one["pid"] != process.pid]
+    node.write_cards()
+
+
+@pytest.fixture
+def ready(node):
+    """`thief` and `neighbour` have shares of the first card."""
+    node.bind("thief", 0, 1000)
+    node.bind("neighbour", 0, 1000)
+    node.start(audit=AUDIT)
+    node.wait_ready()
+    return node
+
+
+def test_no_server_starts_beside_a_process_that_came_past_mps(ready):
+    die(ready)
+    thief = ready.use(0, 300, "thief")
+    ready.pass_time(120.0)
+    status = ready.status()
+    assert status.state is State.DOWN
+    assert status.reason == (
+        f"process {thief.pid} (python) of pod default/thief on card {uuid_of(0)} has come past MPS: no server starts "
+        "before it has ended"
+    )
+    assert ready.mode() == "ExclusiveProcess"
+    assert not ready.servers()
+    leave(ready, thief)
+    ready.wait_ready()
+
+
+def test_nor_is_a_card_ready_whose_server_it_has_got_in_before(ready):
+    (server,) = ready.servers()
+    thief = ready.use(0, 300, "thief")
+    server.kill()  # the daemon lives
+    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    ready.pass_time(60.0)
+    assert ready.status().state is not State.READY
+    assert not ready.servers()
+    leave(ready, thief)
+    ready.wait_ready()
+
+
+def test_its_pod_is_told_and_goes_by_the_audits_rules(ready):
+    die(ready)
+    ready.use(0, 300, "thief")
+    ready.until(lambda: ready.status().state is State.DOWN)
+    evicted = []
+    ready.api.after(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
+    for _ in range(3):
+        ready.pass_time(10.0)
+        ready.manager._audit.look()
+    ((about, said),) = ready.events.of("PastMps")
+    assert about == ObjectRef.pod("default", "thief", "uid-thief")
+    assert said.startswith(f"container main is on card {uuid_of(0)} past MPS")
+    assert not evicted
+    ready.pass_time(300.0)
+    ready.manager._audit.look()
+    assert evicted == ["/api/v1/namespaces/default/pods/thief/eviction"]
+
+
+def test_a_process_of_no_pod_is_named_and_keeps_the_card_closed(ready):
+    die(ready)
+    other = ready.use(0, 300)
+    ready.pass_time(60.0)
+    assert ready.status().reason.startswith(f"process {other.pid} (python) on card ")
+    assert ready.status().state is State.DOWN
+
+
+def test_who_calls_itself_a_server_is_none(ready):
+    die(ready)
+    ready.use(0, 300, "thief", name=SERVER)
+    ready.pass_time(60.0)
+    assert ready.status().state is State.DOWN
+
+
+def test_clients_of_the_former_server_are_no_strangers_to_the_next(ready):
+    ready.add_client(0, "neighbour")
+    ready.pass_time(30.0)  # it is known
+    die(ready)
+    ready.until(lambda: ready.status().state is not State.READY)
+    ready.wait_ready()
+
+
+def test_nor_those_of_a_server_that_has_outlived_its_daemon(ready):
+    ready.daemon().kill()
+    ready.add_client(0, "neighbour")
+    ready.until(lambda: ready.status().state is not State.READY)
+    ready.wait_ready()
+
+
+def test_a_former_client_for_whom_the_next_server_does_not_come_up_is_one(ready):
+    client = ready.add_client(0, "thief")
+    ready.pass_time(30.0)
+    ready.say("server-starting")
+    die(ready)
+    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    assert f"process {client.pid} " in ready.status().reason
+
+
+def test_where_pods_do_without_mps_they_may_be_on_the_card(node):
+    node.bind("without", 0, 1000, off=True)
+    node.start()
+    node.until(lambda: node.status().state is State.OFF)
+    node.use(0, 300, "without")
+    node.pass_time(60.0)
+    assert node.status().state is State.OFF
+
+
+def test_where_cards_are_not_closed_everybody_may_be_on_them(node):
+    node.settings = replace(node.settings, exclusive=False)
+    node.use(0, 300)
+    node.start()
+    node.wait_ready()
+
+
+def test_a_server_that_is_stopped_is_no_stranger(ready):
+    (server,) = ready.servers()
+    ready.set_use(0, server.pid, 100)
+    server.signal(signal.SIGSTOP)
+    ready.until(lambda: ready.status().state is not State.READY)
+    ready.until(lambda: ready.servers() != [server])
+    ready.wait_ready()
