@@ -84,9 +84,9 @@ class Kinds:
         )
 
     def covered(self, number: int, entry: Entry) -> bool:
-        """Whether the entry of a quota counts cards of this kind; an unknown card, if it counts every card."""
+        """Whether the entry of a quota counts cards of this kind. Each counts an unknown card: it may be one of its."""
         if number == UNKNOWN:
-            return not entry.device_class and not entry.model
+            return True
         kind = self._kinds[number]
         return entry.covers(kind.classes, kind.model)
 

@@ -22,7 +22,7 @@ def asked(monkeypatch, api, name):
 def test_a_pod_that_waits_has_every_card_with_its_numbers(monkeypatch):
     smoking = card("n1", 0)
     smoking["spec"]["unschedulable"] = True
-    api = lists(extendedresources=[smoking, card("n2", 0)])
+    api = lists(extendedresources=[smoking, card("n2", 0)], gpuquotas=[])
     limits = {"aliyun.com/gpu-mem": "9000", "cardwise.dev/share": "1"}
     api.add("pods", waiting("team-a", "big", limits))
     found = asked(monkeypatch, api, "big")

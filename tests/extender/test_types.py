@@ -313,6 +313,18 @@ def test_whatever_the_namespace_holds_counts(world, hold):
     assert refused(plan(world, "b", 1)) == {Refusal.QUOTA}
 
 
+def test_after_a_restart_a_pod_counts_in_the_quota_of_a_class_while_its_card_is_away(clock):
+    made = state(clock)
+    made.set_node("n1")
+    made.set_card(*as_card(resource(1, model="Tesla K80")))
+    made.set_class(as_class(resource_class("k80", model="Tesla K80")))
+    made.set_quota(*as_quota({"class": "k80", "shares": 1}))
+    made.set_pod(as_pod(bound("a", 100, 0)))  # and its ExtendedResource comes back later
+    assert refused(plan(made, "b", 100, device_class="k80")) == {Refusal.QUOTA}
+    made.set_card(*as_card(resource(0, model="Tesla P100")))
+    assert isinstance(plan(made, "b", 100, device_class="k80"), Placement), "it was another one"
+
+
 def test_bind_checks_a_plan_against_a_quota_that_was_lowered_since(world):
     assert isinstance(plan(world, "a", 8138), Placement)
     world.set_quota(*as_quota({"memoryMiB": 8137}))
