@@ -22,11 +22,13 @@ from extender.gangpreemption import GangPreemption
 from extender.gangs import Gangs
 from extender.nodeload import NodeLoads, Occupant
 from extender.nominations import NOMINATED, Claimant, Nominations, Place
+from extender.slices import slices
 from extender.statelock import StateLock
 from extender.stuck import Stuck
 from extender.turns import Turns
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
+_TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer
 _LOWEST: Final = -(1 << 40)  # below all priorities
 _GHOST: Final = "ghost"
 _NO_LOAD: Final = Load(0, 0, 0)
@@ -183,27 +185,31 @@ class Preemption:
         protects.
         """
         with self._lock:
-            now = self._clock.now()
+            due = self._stuck.due(self._clock.now(), self._is_helped)
+        if due is None:
+            return None
+        found: list[tuple[tuple[object, ...], str]] = []
+        for nodes in slices(due.nodes, _TOGETHER, self._clock):
+            with self._lock:
+                self._books.ready()
+                for node in nodes:
+                    victims = self._look(due.claimant, due.policy, node, ())
+                    if victims is None or victims.violations:
+                        continue
+                    if not victims.uids:
+                        return None  # it only has to wait
+                    found.append((victims.harm, node))
+        found.sort()
+        with self._lock:
             self._books.ready()
-            due = self._stuck.due(now, self._is_helped)
-            if due is None:
+            # Much may have happened since the first of them was looked at.
+            if due.claimant.uid not in self._stuck or self._is_helped(due.claimant.uid):
                 return None
-            claimant = due.claimant
-            best: tuple[tuple[object, ...], str, Victims] | None = None
-            for node in due.nodes:
-                victims = self._look(claimant, due.policy, node, ())
-                if victims is None or victims.violations:
-                    continue
-                if not victims.uids:
-                    return None  # it only has to wait
-                if best is None or (victims.harm, node) < best[0]:
-                    best = (victims.harm, node), node, victims
-            if best is None:
-                return None
-            _, node, victims = best
-            self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), now)
-            gone = {one.uid: one for _, placed in self._books.loads.on(node) if (one := placed.occupant) is not None}
-            return Eviction(claimant, node, tuple(_waiter(gone[uid]) for uid in victims.uids))
+            for _, node in found[:_TOGETHER]:
+                victims = self._look(due.claimant, due.policy, node, ())
+                if victims is not None and not victims.violations:
+                    return self._decided(due.claimant, node, victims) if victims.uids else None
+            return None
 
     def wanted(self, claimant: Claimant, victim: str) -> bool:
         """Whether the victim is still to go for the pod."""
@@ -220,6 +226,11 @@ class Preemption:
             self._books.freed()
 
     # Everything below runs under the lock.
+
+    def _decided(self, claimant: Claimant, node: str, victims: Victims) -> Eviction:
+        self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), self._clock.now())
+        there = {one.uid: one for _, placed in self._books.loads.on(node) if (one := placed.occupant) is not None}
+        return Eviction(claimant, node, tuple(_waiter(there[uid]) for uid in victims.uids))
 
     def _is_helped(self, uid: str) -> bool:
         return self._nominations.get(uid) is not None or self._books.ledger.holding(uid) is not None

@@ -38,6 +38,9 @@ class Stuck:
         not_before = before.not_before if before is not None else now + _SETTLED
         self._pods[claimant.uid] = Waits(claimant, policy, tuple(sorted(nodes)), now, not_before)
 
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
+
     def drop(self, uid: str) -> None:
         """It was placed, or is no more."""
         self._pods.pop(uid, None)

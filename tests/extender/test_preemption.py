@@ -374,6 +374,59 @@ def test_not_before_the_pod_has_waited_a_while(scene):
     assert scene.evicted() == []
 
 
+class Yielding(Scene):
+    """With so many nodes like the first; between two looks at some of them, `meanwhile` happens."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        self.nodes = [f"n{i}" for i in range(1, nodes + 1)]
+        for node in self.nodes[1:]:
+            self.world.state.set_node(node, NodeRoom(Load(64_000, 1 << 40, 100)))
+            for i in range(2):
+                self.world.state.set_card(*as_card(resource(i, node=node)))
+                self.world.runs(f"{node}-{i}", HALF, i, node=node)
+        self.slept = 0
+        self.meanwhile = lambda: None
+        sleep = self.world.clock.sleep
+
+        def sleeps(seconds: float) -> None:
+            sleep(seconds)
+            self.slept += 1
+            assert self.world.state.held() == 0.0
+            self.meanwhile()
+
+        self.world.clock.sleep = sleeps
+
+    def asks(self) -> None:
+        """The scheduler does, and after a while it is time to look for victims."""
+        assert self.world.filter(self.wanted, *self.nodes) == []
+        self.world.clock.advance(4.0)
+        self.evictions.step()
+        for event in self._fresh():
+            self.world.state.set_pod(as_pod(event["object"]))
+
+
+def test_the_state_is_let_go_between_some_nodes_and_the_next():
+    scene = Yielding(20)
+    scene.asks()
+    assert scene.slept == 2
+    assert len(scene.evicted()) == 1
+
+
+def test_nobody_goes_for_a_pod_that_has_a_place_when_all_nodes_have_been_looked_at():
+    scene = Yielding(20)
+    scene.meanwhile = lambda: scene.world.runs("p", P100, 0, node="n99")
+    scene.asks()
+    assert scene.evicted() == []
+
+
+def test_who_has_come_to_the_best_node_since_it_was_looked_at_is_seen():
+    scene = Yielding(9)
+    scene.meanwhile = lambda: scene.world.budget("a", 0)
+    scene.asks()
+    assert scene.evicted() == ["b"]
+
+
 def test_not_while_somebody_goes_for_it_already(scene):
     scene.world.preempt(scene.wanted, n1=["a"])
     scene.world.nominate(scene.wanted, "n1")
