@@ -1,4 +1,4 @@
-"""The environment that a container with a share, or with devices, gets.
+"""The environment that the containers of a pod that asks for a share, or for devices, get.
 
 Explicit entries, because a pod's `env` beats `envFrom`, the image and what a device plugin answers
 (k8s-mechanisms.md section 3). What depends on the card comes by the downward API from the annotations that bind
@@ -27,8 +27,8 @@ def from_annotation(name: str, annotation: str) -> Json:
 
 
 def owned(asked: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
-    """The entries that are ours alone, in a stable order. None is a container with devices and without a card. `mps`:
-    the pod wants MPS.
+    """The entries that are ours alone, in a stable order. None is a container without a card. `mps`: the pod wants
+    MPS.
     """
     if asked is None:
         return [dict(_NO_CARD)]

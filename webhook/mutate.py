@@ -73,7 +73,7 @@ def mutate(
         parts[agent] = _Part(markers=(names.SHARE,))
     mps = bool(asked and asked.containers) and mpsmode.of(pod).wanted
     for container in request.containers(pod):
-        changed = _container(container, parts.get(container.key), warnings, mps=mps)
+        changed = _container(container, parts.get(container.key), warnings, closed=asked is not None, mps=mps)
         if changed != container.spec:
             containers.put(spec, container, changed)
     if asked is not None and asked.containers and runtime_class and not spec.get("runtimeClassName"):
@@ -129,7 +129,8 @@ def _parts(asked: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
     return {key: _Part(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
 
 
-def _container(container: Container, part: _Part | None, warnings: list[str], *, mps: bool) -> Json:
+def _container(container: Container, part: _Part | None, warnings: list[str], *, closed: bool, mps: bool) -> Json:
+    """`closed`: the pod asks for something, so a container that does not ask gets no card by its image either."""
     changed, path = dict(container.spec), container.path
     resources = dict(changed.get("resources") or {})
     wanted = _wanted(part, resources.get("limits") or {})
@@ -147,10 +148,10 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
         resources[kind] = kept | {name: spelling(amounts.get(name), wanted[name]) for name in names_of_kind}
     if resources:
         changed["resources"] = resources
-    if part is not None and (part.card or part.devices):
+    if closed:
         existing = changed.get("env") or []
-        env_from = bool(changed.get("envFrom"))
-        changed["env"], overridden = environment.merged(existing, part.card, env_from=env_from, mps=mps)
+        env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
+        changed["env"], overridden = environment.merged(existing, card, env_from=env_from, mps=mps)
         if overridden:
             warnings.append(f"{path}.env: {', '.join(overridden)} replaced, since Cardwise sets the access to cards")
     return changed

@@ -248,15 +248,22 @@ def explain_pod(kubeconfig: Path | None, namespace: str | None, output: str, nam
 @_kubeconfig
 @_namespace
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
-@click.option("--probe/--no-probe", default=True, show_default=True, help="Send a pod of 1 MiB and delete it again.")
+@click.option(
+    "--probe/--no-probe", default=True, show_default=True, help="Send pods that try it, and delete them again."
+)
+@click.option("--probe-image", default="", help="With a shell. Default: the image of the device plugin.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
-def doctor(kubeconfig: Path | None, namespace: str | None, installed: str, probe: bool, output: str) -> None:
+def doctor(
+    kubeconfig: Path | None, namespace: str | None, installed: str, *, probe: bool, probe_image: str, output: str
+) -> None:
     """Say what would not work, or does not, with a remedy for each finding.
 
-    The probe pod goes into the namespace of -n; its image is never pulled. Ends with 1 where there is a problem.
+    Probe pods go into the namespace of -n: one of 1 MiB, whose image is never pulled, and on each node with cards one
+    that asks for none and looks whether it got one. Ends with 1 where there is a problem.
     """
     client = KubeClient.load(kubeconfig)
-    found = list(doctoring.examine(client, installed, (namespace or client.namespace) if probe else ""))
+    probe_in = (namespace or client.namespace) if probe else ""
+    found = list(doctoring.examine(client, installed, probe_in, probe_image))
     if output == "table":
         click.echo(finding.table(found), nl=False)
     else:

@@ -1,13 +1,14 @@
 """doctor: each fault that it knows, planted, is found and told with a remedy; and a sound cluster has none."""
 
 import json
+import math
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from cardwise.cli.doctor import command, facts, probing, scheduler
+from cardwise.cli.doctor import command, exposure, facts, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level, table, worst
 from cardwise.core import names, schedulerconfig
@@ -308,6 +309,86 @@ def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answe
     assert (refused.level, "no pods for jane" in refused.text) == (Level.NOTE, True)
     (broken,) = probed.probe()
     assert (broken.check, broken.level) == ("webhook", Level.PROBLEM)
+
+
+class Looked:
+    """A cluster for the pods that ask for no card: what each tells is by its node, and by the RuntimeClass it names."""
+
+    def __init__(self, told: dict[tuple[str, str], str], *, refused: str = "") -> None:
+        self.clock = FakeClock()
+        self.api = Cluster({}, self.clock)
+        self.asked: list[Json] = []
+        self._told = told
+        self.api.before(lambda request: self.asked.append(request.body), "create", times=math.inf)
+        self.api.before(self._run, "get", times=math.inf)
+        if refused:  # what comes after the pod of the default runtime
+            fault = Fault(status=422, message=refused)
+            self.api.before(lambda _: self.api.fault(fault, "create"), "delete")
+
+    def _run(self, request: Request) -> None:
+        (spec,) = [one["spec"] for one in self.asked if request.path.endswith(f"/{one['metadata']['name']}")][-1:]
+        told = self._told.get((spec["nodeName"], spec.get("runtimeClassName", "")))
+        if told is not None:
+            ended = [{"state": {"terminated": {"message": told}}}]
+            self.api.edit(request.path, status={"phase": "Succeeded", "containerStatuses": ended})
+
+    def look(self, seen: Facts, image: str = "looker") -> list[Finding]:
+        found = list(exposure.look(self.api.kube, "default", seen, image, self.clock))
+        assert self.api.of("pods") == [], "it leaves nothing"
+        return found
+
+
+def nvidia(name: str = "nvidia", handler: str = "nvidia") -> Json:
+    return {"metadata": {"name": name}, "handler": handler}
+
+
+def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
+    sound.nodes, sound.cards = [node("n1"), node("n2"), node("n3")], [card("n1", 0), card("n2", 0)]
+    sound.cards[1]["status"]["cardAccess"] = "env"
+    sound.runtimeclasses = [nvidia("cards"), nvidia("gvisor", "runsc")]
+    sound.nodes[1]["status"]["runtimeHandlers"] = [{"name": "runc"}]
+    both = "looked\n/dev/nvidia0\n/dev/nvidia1\n"
+    looked = Looked({("n1", ""): both, ("n2", ""): both, ("n1", "cards"): "looked\n"})
+    with_cdi, by_env, none = looked.look(sound)
+    assert {one.level for one in (with_cdi, by_env)} == {Level.WARNING}
+    assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in with_cdi.text
+    assert "accept-nvidia-visible-devices-envvar-when-unprivileged = false" in with_cdi.remedy
+    assert "n2 (/dev/nvidia0, /dev/nvidia1)" in by_env.text
+    assert "policies.runtimeClasses" in by_env.remedy
+    assert (none.level, none.text) == (
+        Level.OK,
+        "a pod that asks for no card gets none by RuntimeClass cards on 1 node",
+    ), "n2 does not serve its handler, and gvisor is not NVIDIA's"
+    for asked in looked.asked:
+        (container,) = asked["spec"]["containers"]
+        assert "resources" not in container
+        assert {entry["name"] for entry in container["env"]} == {"CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE"}
+
+
+def test_a_runtime_class_that_the_policy_refuses_needs_no_look(sound):
+    sound.runtimeclasses = [nvidia()]
+    refused = "ValidatingAdmissionPolicy 'runtimeclasses.cardwise.dev' denied request: spec.runtimeClassName"
+    default, named = Looked({("n1", ""): "looked\n"}, refused=refused).look(sound)
+    assert (default.level, named.level) == (Level.OK, Level.OK)
+    assert named.text == "a pod that asks for no card may not name RuntimeClass nvidia"
+    _, named = Looked({("n1", ""): "looked\n"}, refused="exceeded quota").look(sound)
+    assert (named.level, "exceeded quota" in named.text) == (Level.NOTE, True)
+
+
+def test_what_could_not_be_looked_at_is_told(sound):
+    (found,) = Looked({}).look(sound)
+    assert (found.level, "is not known of n1" in found.text) == (Level.NOTE, True)
+    (found,) = Looked({("n1", ""): "failed to create containerd task"}).look(sound)
+    assert (found.level, "is not known of n1" in found.text) == (Level.NOTE, True)
+    (found,) = Looked({}).look(sound, image="")
+    assert (found.level, "--probe-image" in found.remedy) == (Level.NOTE, True)
+    plugin = {"spec": {"template": {"spec": {"containers": [{"image": "registry.example/cardwise:1"}]}}}}
+    sound.daemonsets = [workload("cardwise-deviceplugin") | plugin]
+    looked = Looked({("n1", ""): "looked\n"})
+    assert [one.level for one in looked.look(sound, image="")] == [Level.OK]
+    assert looked.asked[0]["spec"]["containers"][0]["image"] == "registry.example/cardwise:1"
+    sound.cards = []
+    assert Looked({}).look(sound) == []
 
 
 def test_the_table_has_remedies_below_and_counts_at_the_end():

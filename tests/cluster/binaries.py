@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 KUBERNETES = "v1.34.4"
 KUBE_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
 NODE_NAMES = ("containerd", "containerd-shim-runc-v2", "ctr")
+NVIDIA_NAMES = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
 NEEDED_GO = (1, 26)
 
 Say = Callable[[str], None]
@@ -50,6 +51,11 @@ def containerd(say: Say) -> Path:
 def helm(say: Say) -> Path:
     """Folder with helm."""
     return _built("helm", say, _build_helm)
+
+
+def nvidia(say: Say) -> Path:
+    """Folder with NVIDIA's container toolkit: its runtime, that one's hook and nvidia-ctk. Needs a C compiler."""
+    return _built("nvidia", say, _build_nvidia)
 
 
 def cache_root() -> Path:
@@ -95,6 +101,16 @@ def _build_helm(source: Path, out: Path, say: Say) -> None:
     _go_build(source, out / "helm", "helm.sh/helm/v3/cmd/helm", say)
 
 
+def _build_nvidia(source: Path, out: Path, say: Say) -> None:
+    if not shutil.which("gcc"):
+        raise NoBinaries("NVIDIA's container toolkit calls NVML by cgo, which needs a C compiler: install gcc")
+    # As its own Makefile links it: the driver's libraries are looked for at run time.
+    linked = "-Wl,--export-dynamic -Wl,--unresolved-symbols=ignore-in-object-files -Wl,-z,lazy"
+    for name in NVIDIA_NAMES:
+        package = f"github.com/NVIDIA/nvidia-container-toolkit/cmd/{name}"
+        _go_build(source, out / name, package, say, ldflags=f"'-extldflags={linked}'", cgo=True)
+
+
 def _version_flags() -> str:
     """Without these the servers call themselves v0.0.0, which clients refuse."""
     major, minor, _ = KUBERNETES.lstrip("v").split(".")
@@ -110,12 +126,14 @@ def _version_flags() -> str:
     return " ".join(f"-X {package}.{key}={value}" for package in packages for key, value in values.items())
 
 
-def _go_build(source: Path, out: Path, package: str, say: Say, *, ldflags: str = "", tags: str = "") -> None:
+def _go_build(
+    source: Path, out: Path, package: str, say: Say, *, ldflags: str = "", tags: str = "", cgo: bool = False
+) -> None:
     command = [_go(say), "build", "-mod=readonly", "-trimpath", "-ldflags", f"-s -w {ldflags}".strip()]
     if tags:
         command += ["-tags", tags]
     command += ["-o", str(out), package]
-    environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"}
+    environment = os.environ | {"CGO_ENABLED": str(int(cgo)), "GOWORK": "off"}
     started = time.monotonic()
     say(f"building {out.name} from pinned Go modules (once; minutes when the Go cache is cold)")
     with tempfile.TemporaryFile() as log:

@@ -17,7 +17,19 @@ import yaml
 from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import binaries, cards, chart, devices, node, parts, partsimage, processes, services, simnodes
+from tests.cluster import (
+    binaries,
+    cards,
+    chart,
+    devices,
+    node,
+    parts,
+    partsimage,
+    processes,
+    services,
+    simnodes,
+    toolkit,
+)
 from tests.cluster.chart import Chart
 from tests.cluster.controlplane import SERVICES, ControlPlane
 from tests.cluster.network import Network
@@ -32,10 +44,11 @@ _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the pat
 class ClusterSpec:
     """`nodes` are real kubelets n1, n2, … (root), `sim_nodes` are sim-1, sim-2, …; `cards` see `cards.py`.
 
-    `rdma_devices`: so many has each real node. `mps`: each has an MPS manager, with the control double. `agent`: each
-    has our image, and the webhook puts the share agent into pods. `chart`: the parts are no processes but pods on the
-    real nodes, installed by Helm with `values`; one such cluster at a time. `former`: another tree of ours
-    (tests/cluster/former.py), whose chart and code are installed first, to be upgraded.
+    `rdma_devices`: so many has each real node. `nvidia_runtime`: each has NVIDIA's container toolkit (`toolkit`).
+    `mps`: each has an MPS manager, with the control double. `agent`: each has our image, and the webhook puts the
+    share agent into pods. `chart`: the parts are no processes but pods on the real nodes, installed by Helm with
+    `values`; one such cluster at a time. `former`: another tree of ours (tests/cluster/former.py), whose chart and
+    code are installed first, to be upgraded.
     """
 
     state_dir: Path
@@ -43,6 +56,7 @@ class ClusterSpec:
     sim_nodes: int = 0
     cards: Path | None = None
     rdma_devices: int = 0
+    nvidia_runtime: bool = False
     mps: bool = False
     agent: bool = False
     parts: bool = True
@@ -296,6 +310,7 @@ class Cluster:
         if not real:
             return
         node_bin = binaries.containerd(self._say)
+        nvidia = binaries.nvidia(self._say) if spec.nvidia_runtime else None
         archives = self._archives(spec.former) if spec.chart or spec.agent else []
         for number, name in enumerate(real, start=1):
             of_node = inventory.get(name, inventory["default"])
@@ -303,6 +318,8 @@ class Cluster:
             cards.write_inventory(self.node(name).folder, name, of_node, seen_at)
             if spec.rdma_devices:
                 devices.write(self.node(name).folder, name, spec.rdma_devices, len(of_node))
+            if nvidia:
+                toolkit.write(self.node(name).folder, name, len(of_node))
             self.node(name).start_runtime(
                 node_bin=node_bin,
                 network=self.network,
@@ -310,6 +327,7 @@ class Cluster:
                 archives=archives,
                 routed=SERVICES if spec.chart else "",
                 hosts_parts=spec.chart,
+                nvidia=nvidia,
             )
 
     def _start_kubelets(self, real: Sequence[str]) -> None:

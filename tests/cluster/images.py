@@ -59,17 +59,18 @@ class Layer:
         return self.blob.stat().st_size if isinstance(self.blob, Path) else len(self.blob)
 
 
-def write(path: Path, name: str, layer: bytes, command: Sequence[str]) -> None:
-    """An OCI archive of one image with one layer (a tar, not compressed)."""
-    write_layers(path, name, [Layer.packed(layer)], command)
+def write(path: Path, name: str, layer: bytes, command: Sequence[str], **env: str) -> None:
+    """An OCI archive of one image with one layer (a tar, not compressed), and this environment."""
+    write_layers(path, name, [Layer.packed(layer)], command, **env)
 
 
-def write_layers(path: Path, name: str, layers: Sequence[Layer], command: Sequence[str]) -> None:
+def write_layers(path: Path, name: str, layers: Sequence[Layer], command: Sequence[str], **env: str) -> None:
     """An OCI archive of one image."""
+    variables = {"PATH": "/usr/local/bin:/bin:/sbin:/usr/bin:/usr/sbin"} | env
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Cmd": list(command), "Env": ["PATH=/usr/local/bin:/bin:/sbin:/usr/bin:/usr/sbin"]},
+        "config": {"Cmd": list(command), "Env": [f"{key}={value}" for key, value in variables.items()]},
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
     }
     config_blob = json.dumps(config).encode()
@@ -108,6 +109,13 @@ def layer_of(folder: Path) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as layer:
         layer.add(folder, arcname=".", filter=of_root)
     return buffer.getvalue()
+
+
+def busybox_with(folder: Path, name: str, **env: str) -> Path:
+    """The archive of an image like busybox's with this environment, as images of CUDA have."""
+    archive = folder / f"{name.replace('/', '_').replace(':', '_')}.tar"
+    write(archive, name, _busybox_layer(), ["/bin/sh", "-c", IDLE], **env)
+    return archive
 
 
 def _busybox_layer() -> bytes:

@@ -9,6 +9,7 @@ the namespace while containerd and kubelet are restarted; when it ends, the node
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster import binaries, images, ports
+from tests.cluster import binaries, images, ports, toolkit
 from tests.cluster.network import Network
 from tests.cluster.processes import Process, run, wait_for
 
@@ -37,6 +38,15 @@ _TUNABLES = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
+
+
+_RUNTIME = """\
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}.options]
+      BinaryName = "{binary}"
+      SystemdCgroup = false
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +89,21 @@ class Node:
         archives: Sequence[Path] = (),
         routed: str = "",
         hosts_parts: bool = False,
+        nvidia: Path | None = None,
     ) -> None:
         """All that needs no API server: containerd with its images; `number` (from 1) gives the node's address.
 
         `archives` are images besides those that every node has. `routed`: see `Network.write_cni`. `hosts_parts`: pods
         on it find the folders of kubelet and containerd where they usually are, and the node's own at `OWN_FOLDER`.
+        `nvidia`: folder of NVIDIA's container toolkit, whose runtime it has beside runc.
         """
         for path in (self.kubelet_dir / "device-plugins", self.cdi_dir, self.folder / "containerd"):
             path.mkdir(parents=True, exist_ok=True)
         cdi_dir = USUAL["cdi"] if hosts_parts else str(self.cdi_dir)
-        self._write_containerd_config(network.write_cni(self.folder, number, routed), cdi_dir)
+        self._write_containerd_config(network.write_cni(self.folder, number, routed), cdi_dir, nvidia)
         self._write_kubelet_config(network.node_address(number), self.manifests if hosts_parts else None)
         self._hold_namespace(hosts_parts=hosts_parts)
-        self._start_containerd(node_bin)
+        self._start_containerd(node_bin, nvidia)
         for archive in [*images.write_all(self.state / "images"), *archives]:
             self.load_image(archive)
 
@@ -134,11 +146,12 @@ class Node:
     def _inside(self, *command: str) -> list[str]:
         return ["nsenter", f"--mount=/proc/{self.process('namespace').pid}/ns/mnt", "--", *command]
 
-    def _start_containerd(self, node_bin: Path) -> None:
+    def _start_containerd(self, node_bin: Path, nvidia: Path | None) -> None:
         config = self.folder / "containerd.toml"
-        path = f"{node_bin}:/usr/sbin:/usr/bin:/sbin:/bin"
+        path = ":".join(map(str, filter(None, (node_bin, nvidia, "/usr/sbin:/usr/bin:/sbin:/bin"))))
+        environment = {"PATH": path} | (toolkit.environment(self.folder) if nvidia else {})
         process = self.process("containerd")
-        process.start(self._inside(str(node_bin / "containerd"), "--config", str(config)), {"PATH": path})
+        process.start(self._inside(str(node_bin / "containerd"), "--config", str(config)), environment)
         self._wait_booted(0)
 
     def start_kubelet(self, *, kube_bin: Path, kubeconfig: Path, network: Network, number: int) -> None:
@@ -194,8 +207,15 @@ class Node:
             config["staticPodPath"] = str(manifests)
         (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
 
-    def _write_containerd_config(self, cni_conf: Path, cdi_dir: str) -> None:
+    def default_runtime(self, name: str) -> None:
+        """Of containers whose pods name no RuntimeClass: runc or nvidia. Restarts containerd."""
+        file = self.folder / "containerd.toml"
+        file.write_text(re.sub('default_runtime_name = ".*"', f'default_runtime_name = "{name}"', file.read_text()))
+        self.restart_containerd()
+
+    def _write_containerd_config(self, cni_conf: Path, cdi_dir: str, nvidia: Path | None) -> None:
         base = self.folder / "containerd"
+        runtimes = {"runc": "/usr/sbin/runc"} | ({"nvidia": str(nvidia / "nvidia-container-runtime")} if nvidia else {})
         (self.folder / "containerd.toml").write_text(f"""\
 version = 3
 root = "{base}/root"
@@ -212,11 +232,9 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.tracing.proc
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/usr/lib/cni"]
     conf_dir = "{cni_conf}"
-  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-      BinaryName = "/usr/sbin/runc"
-      SystemdCgroup = false
+  [plugins."io.containerd.cri.v1.runtime".containerd]
+    default_runtime_name = "runc"
+{"".join(_RUNTIME.format(name=name, binary=binary) for name, binary in runtimes.items())}
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{images.PAUSE}"
 """)

@@ -93,6 +93,7 @@ KINDS: dict[str, Kind] = {
     "/apis/apps/v1/deployments": Kind("Deployment", status=True),
     "/apis/batch/v1/jobs": Kind("Job", status=True),
     "/apis/coordination.k8s.io/v1/leases": Kind("Lease"),
+    "/apis/node.k8s.io/v1/runtimeclasses": Kind("RuntimeClass", namespaced=False),
     "/apis/policy/v1/poddisruptionbudgets": Kind("PodDisruptionBudget", status=True),
     f"{_ADMISSION}/mutatingwebhookconfigurations": Kind("MutatingWebhookConfiguration", namespaced=False),
     f"{_ADMISSION}/validatingwebhookconfigurations": Kind("ValidatingWebhookConfiguration", namespaced=False),

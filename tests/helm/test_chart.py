@@ -4,7 +4,7 @@ import re
 import subprocess
 
 from cardwise.core import mps, names, policies
-from tests.helm.rendering import CHART, OFF, OTHER, Render, one, text
+from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, one, text
 
 KNOWN = {
     value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)
@@ -51,8 +51,26 @@ def test_a_binding_of_another_term_of_the_lease_is_refused(render: Render) -> No
     assert names.is_placement_annotation(names.TERM)
 
 
+def test_pods_without_a_share_may_name_no_runtime_class_of_ours_either(render: Render) -> None:
+    def listed(*values: str) -> str:
+        policy = one(render(*values), "ValidatingAdmissionPolicy", "runtimeclasses.cardwise.dev")
+        return str(conditions(policy["spec"])["names-such-a-class"])
+
+    assert listed().endswith("in ['nvidia', 'nvidia-cdi', 'nvidia-legacy', 'nvidia-experimental']")
+    assert listed("policies.runtimeClasses={a}", "webhook.runtimeClass=b", "nodes.runtimeClass=a").endswith(
+        "['a', 'b']"
+    )
+    off = text(render("policies.runtimeClasses=null"))
+    assert "runtimeclasses.cardwise.dev" not in off
+
+
 def test_a_marker_is_no_share(render: Render) -> None:
-    for name in ("hostpaths.cardwise.dev", "nodename.cardwise.dev", "environment.cardwise.dev"):
+    for name in (
+        "hostpaths.cardwise.dev",
+        "nodename.cardwise.dev",
+        "environment.cardwise.dev",
+        "runtimeclasses.cardwise.dev",
+    ):
         policy = text(one(render(), "ValidatingAdmissionPolicy", name)).replace("''", "'").replace("\\n", " ")
         asked = re.sub(r"\s+", " ", policy.replace("\\", ""))
         assert f"!(k in ['{names.PLACE_MARKER}', '{names.BIND_MARKER}'])" in asked

@@ -286,6 +286,7 @@ WRONG = {  # values, and what Helm says of them
     "webhook.exemptNamespaces={O'Neill}": "/webhook/exemptNamespaces/0",
     "webhok.url=https://x": "'webhok' not allowed",
     "policies.hostPaths={dev/nvidia}": "/policies/hostPaths/0",
+    "policies.runtimeClasses={O'Neill}": "/policies/runtimeClasses/0",
     "policies.deviceHostPaths={dev/infiniband}": "/policies/deviceHostPaths/0",
     "webhook.gangSchedulers={Not A Name}": "/webhook/gangSchedulers/0",
     "policies.infrastructure.serviceAccounts={dcgm}": "/policies/infrastructure/serviceAccounts/0",

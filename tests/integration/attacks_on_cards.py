@@ -25,6 +25,7 @@ from tests.integration.tenancy import (
 )
 
 DEVICES = names.ENV_VISIBLE_DEVICES
+OF_NVIDIA = "nvidia-cdi"  # a RuntimeClass that the policy knows; nodes without NVIDIA's runtime have it from runc here
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 FORGED = {names.IDX: "1", names.POD_MEM: "16276", names.ASSIGNED: "true"}
 DRA = "/apis/resource.k8s.io/v1"
@@ -222,6 +223,35 @@ PAST_CARDWISE = (
                 more=True,
             ),
         ],
+    ),
+    Attack(
+        "T57",
+        "NVIDIA's runtime, which heeds image and `envFrom`: without a share, with 0 of NVIDIA's resource, or more and "
+        "`spec.nodeName`, in a debug container",
+        [
+            *(
+                creates(with_spec(made, runtimeClassName=OF_NVIDIA), By.RUNTIME_CLASSES, "spec.runtimeClassName")
+                for made in (
+                    plain(),
+                    one_container(envFrom=[{"configMapRef": {"name": "stolen"}}]),
+                    one_container(resources={"limits": {names.NVIDIA_GPU: "0"}}),
+                    with_spec(one_container(resources={"limits": {names.NVIDIA_GPU: "1"}}), nodeName="n1"),
+                )
+            ),
+            patches(
+                "sharing",
+                debugged(),
+                By.RUNTIME_CLASSES,
+                "spec.ephemeralContainers[debug].env",
+                sub="ephemeralcontainers",
+                more=True,
+            ),
+        ],
+    ),
+    Attack(
+        "T58",
+        "a container, init container or sidecar beside one with a share, whose image or `envFrom` asks for all cards",
+        late=[By.WEBHOOK],
     ),
 )
 

@@ -18,7 +18,7 @@ from cardwise.core import names
 from cardwise.kube import errors, paths
 from tests.build import P100, container
 from tests.cluster import Cluster
-from tests.integration.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, PAST_CARDWISE
+from tests.integration.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, OF_NVIDIA, PAST_CARDWISE
 from tests.integration.attacks_on_rules import BIGGER_SHARE, CARDWISE_ITSELF, PAST_THE_SCHEDULER, QUOTAS_AND_RIGHTS
 from tests.integration.sharing import (
     Json,
@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(300)]
 ATTACKS = (*PAST_CARDWISE, *ANOTHER_CARD, *BIGGER_SHARE, *PAST_THE_SCHEDULER, *QUOTAS_AND_RIGHTS, *CARDWISE_ITSELF)
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 NODE, OTHER = "n1", "n2"
+RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 FORCED = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
 STOLEN = {
     "NVIDIA_VISIBLE_DEVICES": "all",
@@ -76,19 +77,23 @@ def tenant(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
         node_cluster.apply([obj])
     node_cluster.api.create(made.of("configmaps"), {"metadata": {"name": "stolen"}, "data": STOLEN})
     create(made, workload("steady", gpu_mem=64, node=NODE))
+    runtime = {"metadata": {"name": OF_NVIDIA}, "handler": "runc"}
+    node_cluster.api.create(RUNTIME_CLASSES, runtime)
+    create(made, workload("sharing", gpu_mem=64, node=NODE, spec={"runtimeClassName": OF_NVIDIA}))
     null = {"volumes": [{"name": "null", "hostPath": {"path": "/dev/null"}}]}
     create(made, workload("idle", node=NODE, spec=null))
     create(made, workload("ungated", gpu_mem=64, spec={"nodeSelector": {"nowhere": "1"}}))
     for name in ("gated", "gated-too"):
         gang = {names.GROUP_NAME: "held", names.GROUP_NUM: "3"}
         create(made, workload(name, whole_gpu=1, node=NODE, annotations=gang))
-    made.space.running("steady", "idle")
+    made.space.running("steady", "sharing", "idle")
     made.space.wait(lambda: "held" in groups(made), "the gang has its PodGroup")
     made.space.wait(lambda: quotas_stand(made), "the quotas of the guarded namespace stand")
     yield made
     for space in (made.space, made.guarded):
         space.clear()
         node_cluster.kubectl("delete", "namespace", space.name, "--wait=false")
+    node_cluster.api.delete(f"{RUNTIME_CLASSES}/{OF_NVIDIA}")
     made.close()
 
 
@@ -294,6 +299,17 @@ def test_t39_templates_get_no_further_than_pods(tenant: Tenant) -> None:
     assert "spec.containers[main].env" in told()
     assert not [pod for pod in tenant.space.pods() if pod["metadata"]["name"].startswith("many")]
     tenant.edit.delete(tenant.of("deployments", "many", base="/apis/apps/v1"))
+
+
+def test_t58_containers_beside_a_share_tell_the_runtime_that_they_want_no_card(tenant: Tenant) -> None:
+    stolen = {"envFrom": [{"configMapRef": {"name": "stolen"}}]}
+    init = [container("early") | stolen, container("sidecar") | stolen | {"restartPolicy": "Always"}]
+    made = workload("beside", [container(gpu_mem=64), container("other") | stolen], init=init)
+    spec = tenant.edit.create(tenant.of("pods"), made, query={"dryRun": "All"})["spec"]
+    beside = [one for one in (*spec["initContainers"], *spec["containers"]) if one["name"] != "main"]
+    assert {one["name"] for one in beside} >= {"early", "sidecar", "other"}
+    for one in beside:
+        assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in one["env"]
 
 
 def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> None:

@@ -51,6 +51,7 @@ def test_the_agent_is_as_the_contract_says() -> None:
                     },
                 },
                 {"name": "CARDWISE_AGENT_METRICS_PORT", "value": "19477"},
+                {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
             ],
             "resources": {"limits": {names.SHARE: "1"}},
             "volumeMounts": [{"name": "cardwise-share", "mountPath": FOLDER}],

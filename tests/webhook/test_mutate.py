@@ -128,8 +128,22 @@ def test_the_policy_of_the_namespace_is_only_a_default() -> None:
 
 
 def test_what_is_left_alone_is_the_same_object() -> None:
-    pod = build.pod(containers=[build.container("a", gpu_mem=1), build.container("b")])
-    assert mutate(pod).pod["spec"]["containers"][1] is pod["spec"]["containers"][1]
+    beside = build.container("b") | {"env": [{"name": names.ENV_VISIBLE_DEVICES, "value": "void"}]}
+    pod = build.pod(containers=[build.container("a", gpu_mem=1), beside])
+    assert mutate(pod).pod["spec"]["containers"][1] == beside
+    assert mutate(build.pod()).pod == build.pod(), "it asks for nothing"
+
+
+def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
+    beside, early = build.container("b"), build.container("early")
+    beside["env"] = [{"name": "A", "value": "1"}, {"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]
+    sidecar = build.container("c") | {"restartPolicy": "Always", "envFrom": [{"configMapRef": {"name": "x"}}]}
+    mutation = mutate(build.pod(containers=[build.container("a", gpu_mem=1), beside], init=[early, sidecar]))
+    spec, void = mutation.pod["spec"], {"name": names.ENV_VISIBLE_DEVICES, "value": "void"}
+    assert spec["containers"][1]["env"] == [{"name": "A", "value": "1"}, void]
+    assert [container["env"] for container in spec["initContainers"]] == [[void], [void]]
+    (warning,) = mutation.warnings
+    assert warning.startswith("spec.containers[1].env: NVIDIA_VISIBLE_DEVICES replaced")
 
 
 @pytest.mark.parametrize(

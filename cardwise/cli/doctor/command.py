@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cardwise.cli.doctor import cluster, facts, parts, probing, scheduler
+from cardwise.cli.doctor import cluster, exposure, facts, parts, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.kube.client import KubeClient
@@ -22,8 +22,9 @@ _CHECKS = (
 )
 
 
-def examine(client: KubeClient, installed: str, probe_in: str = "") -> Iterator[Finding]:
-    """`installed`: the namespace of Cardwise. `probe_in`: where to send the probe pod; "": nowhere.
+def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> Iterator[Finding]:
+    """`installed`: the namespace of Cardwise. `probe_in`: where to send the probe pods; "": nowhere. `image`: of those
+    that look for cards on nodes; "": that of the device plugin.
 
     Raises `errors.KubeError` where nothing at all can be read.
     """
@@ -32,6 +33,7 @@ def examine(client: KubeClient, installed: str, probe_in: str = "") -> Iterator[
     yield from _schedulers(client, seen)
     if probe_in:
         yield from probing.probe(client, probe_in)
+        yield from exposure.look(client, probe_in, seen, image)
 
 
 def judge(seen: Facts) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ Json = Mapping[str, Any]
 
 _APPS = "/apis/apps/v1"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+_RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
 SYSTEM = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
@@ -38,6 +39,7 @@ class Facts:
     node_leases: Sequence[Json] = ()
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
+    runtimeclasses: Sequence[Json] = ()
     absent: set[str] = field(default_factory=set)
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -61,6 +63,7 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         "node_leases": (paths.leases(NODE_LEASES), ""),
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM), _SCHEDULER_LABEL),
+        "runtimeclasses": (_RUNTIME_CLASSES, ""),
     }
     facts.version, facts.now = client.get("/version"), client.clock()
     for kind, (path, selector) in lists.items():

@@ -1,0 +1,183 @@
+"""Whether a pod that asks for no card gets one: tried on each node with cards, since only the node knows.
+
+NVIDIA's runtime gives cards to a container whose environment asks for them, and a file on the node says from whom it
+takes that. The pod asks as an image does, by `CUDA_VERSION`, which alone means all cards, and lists the device nodes of
+cards that it finds. It is tried by the node's default runtime, and by each RuntimeClass of NVIDIA's.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import names, wording
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+Json = Mapping[str, Any]
+
+CHECK: Final = "runtime"
+_POLICY: Final = f"runtimeclasses.{names.GROUP}"
+_DEVICE_PLUGIN: Final = "cardwise-deviceplugin"
+_SECONDS: Final = 60.0
+_EVERY: Final = 0.5
+_AT_ONCE: Final = 50  # pods
+_FEW: Final = 5
+_NOBODY: Final = 65534
+_SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_LOOKED: Final = "looked"
+_SCRIPT: Final = (
+    f"echo {_LOOKED} >/dev/termination-log; ls -d /dev/nvidia[0-9]* >>/dev/termination-log 2>/dev/null; exit 0"
+)
+_REMEDIES: Final = {
+    "cdi": f"set {_SETTING} = false in config.toml of NVIDIA's container toolkit there, and deviceplugin.privileged of "
+    "the chart: shares get their cards by CDI",
+    "env": "have the runtime serve CDI there, then the toolkit heed no environment; until then make runc its default "
+    "and list RuntimeClasses of NVIDIA's in policies.runtimeClasses of the chart",
+}
+
+
+def look(client: KubeClient, namespace: str, seen: Facts, image: str = "", clock: Clock = SYSTEM) -> Iterator[Finding]:
+    """`image` has a shell; "": that of the device plugin, which the nodes have already."""
+    access = {
+        card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") or "cdi"
+        for card in seen.cards
+        if card["spec"].get("memoryMiB")
+    }
+    nodes = [node for node in seen.nodes if node["metadata"]["name"] in access]
+    image = image or _image(seen)
+    if not nodes:
+        return
+    if not image:
+        text = "whether pods that ask for no card get one was not tried: no image to look with is known"
+        yield Finding(CHECK, Level.NOTE, text, "name one with a shell, which the nodes can pull, by --probe-image")
+        return
+    for name, handler in _runtimes(seen):
+        by = f"RuntimeClass {name}" if name else "the default runtime"
+        served = [node["metadata"]["name"] for node in nodes if not name or _serves(node, handler)]
+        if not served:
+            continue
+        try:
+            client.create(paths.pods(namespace), _pod(image, name, served[0]), query={"dryRun": "All"})
+        except errors.Unreachable:
+            raise
+        except errors.KubeError as error:
+            yield _refused(by, error)
+            continue
+        found: dict[str, str] = {}
+        for start in range(0, len(served), _AT_ONCE):
+            pods = {node: _pod(image, name, node) for node in served[start : start + _AT_ONCE]}
+            found |= _tried(client, namespace, pods, clock)
+        yield from _judged(by, found, access)
+
+
+def _image(seen: Facts) -> str:
+    for one in seen.daemonsets:
+        if one["metadata"]["name"] == _DEVICE_PLUGIN:
+            return str(one["spec"]["template"]["spec"]["containers"][0]["image"])
+    return ""
+
+
+def _runtimes(seen: Facts) -> list[tuple[str, str]]:
+    """The default, and the RuntimeClasses that are NVIDIA's, by name and handler."""
+    classes = [(one["metadata"]["name"], str(one.get("handler", ""))) for one in seen.runtimeclasses]
+    return [("", ""), *(one for one in classes if "nvidia" in " ".join(one))]
+
+
+def _serves(node: Json, handler: str) -> bool:
+    """Where the kubelet does not tell its handlers, it may."""
+    told = node.get("status", {}).get("runtimeHandlers") or ()
+    return not told or any(one.get("name") == handler for one in told)
+
+
+def _pod(image: str, runtime_class: str, node: str) -> Json:
+    asking = {"CUDA_VERSION": "1.0", "NVIDIA_DISABLE_REQUIRE": "true"}
+    container = {
+        "name": "look",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", _SCRIPT],
+        "env": [{"name": name, "value": value} for name, value in asking.items()],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "nodeName": node,
+        "restartPolicy": "Never",
+        "containers": [container],
+        "tolerations": [{"operator": "Exists"}],
+        "securityContext": {"runAsNonRoot": True, "runAsUser": _NOBODY, "seccompProfile": {"type": "RuntimeDefault"}},
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+    } | ({"runtimeClassName": runtime_class} if runtime_class else {})
+    metadata = {
+        "name": f"cardwise-doctor-{secrets.token_hex(4)}",
+        "annotations": {names.DEFAULTS_OPT_OUT: "disabled"},
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _refused(by: str, error: errors.KubeError) -> Finding:
+    if _POLICY in error.message:
+        return Finding(CHECK, Level.OK, f"a pod that asks for no card may not name {by.removeprefix('the ')}")
+    text = f"whether a pod that asks for no card gets one by {by} was not tried: {error.message}"
+    return Finding(CHECK, Level.NOTE, text, "name a namespace where you may create pods with -n")
+
+
+def _tried(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, str]:
+    """What the pod of each node has told, "" where it has not looked; nothing of them is left."""
+    told: dict[str, str] = {}
+    made = []
+    try:
+        for pod in pods.values():
+            made.append(pod["metadata"]["name"])
+            client.create(paths.pods(namespace), pod)
+        deadline = clock.now() + _SECONDS
+        while len(told) < len(pods) and clock.now() < deadline:
+            for node, pod in pods.items():
+                if node not in told:
+                    said = _said(client.get(paths.pods(namespace, pod["metadata"]["name"])))
+                    told |= {node: said} if said is not None else {}
+            clock.sleep(_EVERY)
+        return {node: told.get(node, "") for node in pods}
+    finally:
+        for name in made:
+            _delete(client, namespace, name)
+
+
+def _said(pod: Json) -> str | None:
+    """None while it has not ended."""
+    status = pod.get("status") or {}
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return None
+    states = [one.get("state", {}).get("terminated") or {} for one in status.get("containerStatuses") or ()]
+    return next((str(state.get("message") or "") for state in states), "")
+
+
+def _judged(by: str, found: Mapping[str, str], access: Mapping[str, str]) -> Iterator[Finding]:
+    cards = {node: [line for line in said.split() if line.startswith("/dev/")] for node, said in found.items()}
+    for how, remedy in _REMEDIES.items():
+        open_to_all = [
+            f"{node} ({', '.join(there)})" for node, there in cards.items() if there and access.get(node, "cdi") == how
+        ]
+        if open_to_all:
+            text = f"a pod that asks for no card gets cards by {by}: {wording.few(open_to_all, _FEW)}"
+            yield Finding(CHECK, Level.WARNING, text, remedy)
+    silent = [node for node, said in found.items() if not said.startswith(_LOOKED)]
+    if silent:
+        text = f"whether pods that ask for no card get one by {by} is not known of {wording.few(silent, _FEW)}"
+        yield Finding(
+            CHECK, Level.NOTE, text, "see whether pods start there; name an image that they have by --probe-image"
+        )
+    closed = sum(said.startswith(_LOOKED) and not cards[node] for node, said in found.items())
+    if closed:
+        text = f"a pod that asks for no card gets none by {by} on {wording.count(closed, 'node')}"
+        yield Finding(CHECK, Level.OK, text)
+
+
+def _delete(client: KubeClient, namespace: str, name: str) -> None:
+    try:
+        client.delete(paths.pods(namespace, name), {"gracePeriodSeconds": 0})
+    except errors.NotFound:
+        return

@@ -1,0 +1,75 @@
+"""NVIDIA's container toolkit on a test node: its real runtime and tools, on NVIDIA's mock of the driver's library.
+
+The driver's root is the node's folder, which has the device nodes of the node's cards in `dev` already. The runtime
+reads its settings at each start of a container, so a test changes them as an administrator does, and waits for nothing.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import yaml
+
+from tests.cluster import binaries, cards
+from tests.cluster.processes import run
+
+MOCK = "CARDWISE_NVML_MOCK"
+RUNTIME_CLASS = "nvidia"
+_PROFILE = "configs/mock-nvml-config-t4.yaml"
+_LIBRARY = "libnvidia-ml.so"
+_CONTROL = ("nvidiactl", "nvidia-uvm")
+
+
+def write(folder: Path, node: str, count: int) -> None:
+    """The driver of a node with so many cards, and the toolkit's settings as they are by default."""
+    mock = Path(os.environ[MOCK])
+    profile = yaml.safe_load((mock / _PROFILE).read_text())
+    profile["devices"] = profile["devices"][:count]
+    for index, device in enumerate(profile["devices"]):
+        device["uuid"] = cards.card_uuid(node, index)
+    # Not as YAML: Go takes more texts for numbers than Python does.
+    (folder / "nvml.yaml").write_text(json.dumps(profile))
+    libraries = folder / "usr/lib/x86_64-linux-gnu"
+    libraries.mkdir(parents=True, exist_ok=True)
+    real = libraries / f"{_LIBRARY}.{profile['system']['driver_version']}"
+    real.write_bytes((mock / f"{_LIBRARY}.1").read_bytes())
+    (libraries / f"{_LIBRARY}.1").symlink_to(real.name)
+    for name, number in zip(_CONTROL, cards.device_numbers(count + len(_CONTROL))[count:], strict=True):
+        os.mknod(folder / "dev" / name, 0o666 | stat.S_IFCHR, number)
+        (folder / "dev" / name).chmod(0o666)
+    configure(
+        folder,
+        {
+            "nvidia-container-cli.root": str(folder),
+            "nvidia-container-runtime.modes.cdi.spec-dirs": str(folder / "cdi"),
+            "nvidia-container-runtime.debug": str(folder / "nvidia-container-runtime.log"),
+        },
+    )
+
+
+def configure(folder: Path, settings: dict[str, object]) -> None:
+    """By nvidia-ctk; what it is not told stays as it is."""
+    file = folder / "nvidia-container-runtime.toml"
+    sets = [f"--set={name}={str(value).lower()}" for name, value in settings.items()]
+    known = [f"--config-file={file}"] if file.exists() else []
+    run([str(binaries.nvidia(lambda _: None) / "nvidia-ctk"), "--quiet", "config", *known, *sets, f"--output={file}"])
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Of the node's containerd, whose children the runtime and its hooks are."""
+    file, mock = folder / "nvidia-container-runtime.toml", folder / "nvml.yaml"
+    return {"NVIDIA_CTK_CONFIG_FILE_PATH": str(file), "MOCK_NVML_CONFIG": str(mock)}
+
+
+def cdi_spec(folder: Path) -> None:
+    """The node's CDI spec of its cards, as nvidia-ctk makes it."""
+    tool = binaries.nvidia(lambda _: None) / "nvidia-ctk"
+    variables = [f"{key}={value}" for key, value in environment(folder).items()]
+    roots = [f"--driver-root={folder}", f"--dev-root={folder}", f"--nvidia-cdi-hook-path={tool}"]
+    named = [
+        "--device-name-strategy=index",
+        "--device-name-strategy=uuid",
+        f"--output={folder / 'cdi' / 'nvidia.yaml'}",
+    ]
+    run(["env", *variables, str(tool), "--quiet", "cdi", "generate", *roots, *named])

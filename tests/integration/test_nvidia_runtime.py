@@ -1,0 +1,291 @@
+"""NVIDIA's container runtime beside runc: what opens a card, with which settings, and what Cardwise leaves of it.
+
+One real node with two cards and NVIDIA's own toolkit on a mock of the driver's library (tests/cluster/toolkit.py). A
+namespace of the infrastructure shows the runtime as it is by itself; one of a team what comes past our rules.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from tests.build import container
+from tests.cluster import Cluster, images, toolkit
+from tests.integration.conftest import SpecOf, started
+from tests.integration.sharing import Json, Space, assigned, device_numbers, probe, probed, workload
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.node,
+    pytest.mark.timeout(900),  # the toolkit may have to be built first
+    pytest.mark.skipif(not os.environ.get(toolkit.MOCK), reason=f"set {toolkit.MOCK}: CONTRIBUTING.md"),
+]
+
+DEVICES = names.ENV_VISIBLE_DEVICES
+ALL, OLD = "cardwise.local/cuda:12", "cardwise.local/cuda:8"  # an image that asks for all cards, and one of before that
+IMAGES = {ALL: {DEVICES: "all"}, OLD: {"CUDA_VERSION": "8.0"}}
+LISTED = {"name": "null", "mountPath": "/var/run/nvidia-container-devices/all"}
+VOID = {"env": [{"name": DEVICES, "value": "void"}]}
+STOLEN = {"envFrom": [{"configMapRef": {"name": "stolen"}}]}
+PRIVILEGED = {"securityContext": {"privileged": True}}
+
+# How a container asks the runtime for all cards.
+BY_ENVIRONMENT: Mapping[str, Json] = {
+    "image": {"image": ALL},
+    "old-image": {"image": OLD},
+    "env-from": STOLEN,
+    "cuda-version": {"env": [{"name": "CUDA_VERSION", "value": "1.0"}]},
+}
+BY_MOUNT: Mapping[str, Json] = {
+    "mount": {"volumeMounts": [LISTED]},
+    "void-mount": {"volumeMounts": [LISTED]} | VOID,
+}
+BY_PRIVILEGE: Mapping[str, Json] = {"privileged": {"image": ALL} | PRIVILEGED}
+NOT: Mapping[str, Json] = {
+    "nothing": {},
+    "void-image": {"image": ALL} | VOID,
+    "void-old-image": {"image": OLD} | VOID,
+    "void-env-from": STOLEN | VOID,
+}
+WAYS = {**BY_ENVIRONMENT, **BY_MOUNT, **BY_PRIVILEGE, **NOT}
+
+MODE = "nvidia-container-runtime.mode"
+ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+DEFAULT = {MODE: "auto", ENVIRONMENT: True, MOUNTS: False}
+# mode, environment and mounts, to whom it gives cards then. "auto" is "jit-cdi" on a machine with a driver.
+OPENS = [
+    ("auto", True, False, BY_ENVIRONMENT.keys()),
+    ("auto", False, True, BY_MOUNT.keys()),
+    ("auto", False, False, frozenset()),
+    ("cdi", True, True, BY_ENVIRONMENT.keys() | BY_MOUNT.keys()),
+    ("cdi", False, False, frozenset()),
+    ("legacy", True, True, BY_ENVIRONMENT.keys() | BY_MOUNT.keys()),
+    ("legacy", False, False, frozenset()),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    for running in started(SpecOf(nodes=1, nvidia_runtime=True)):
+        node = running.node("n1")
+        for name, env in IMAGES.items():
+            node.load_image(images.busybox_with(running.state_dir / "images", name, **env))
+        toolkit.cdi_spec(node.folder)
+        made = {"metadata": {"name": toolkit.RUNTIME_CLASS}, "handler": "nvidia"}
+        running.api.create("/apis/node.k8s.io/v1/runtimeclasses", made)
+        yield running
+
+
+@pytest.fixture
+def settings(cluster: Cluster) -> Iterator[Path]:
+    """The node's folder; its toolkit is as by default when the test begins and ends."""
+    folder = cluster.node("n1").folder
+    toolkit.configure(folder, DEFAULT)
+    yield folder
+    toolkit.configure(folder, DEFAULT)
+
+
+@pytest.fixture
+def team(cluster: Cluster) -> Iterator[Space]:
+    yield from _space(cluster, "team")
+
+
+@pytest.fixture
+def infrastructure(cluster: Cluster) -> Iterator[Space]:
+    """What runs there passes our rules."""
+    yield from _space(cluster, "gpu-operator")
+
+
+def _space(cluster: Cluster, name: str) -> Iterator[Space]:
+    with Space(cluster, name) as space:
+        maps = paths.namespaced("/api/v1", "configmaps", name)
+        with suppress(errors.AlreadyExists):
+            cluster.api.create(maps, {"metadata": {"name": "stolen"}, "data": {DEVICES: "all"}})
+        yield space
+
+
+def looking(cluster: Cluster, name: str, more: Json) -> Json:
+    """A container that tells which cards it opens."""
+    return container(name) | {"command": ["sh", "-c", probe(device_numbers(cluster, "n1"))]} | more
+
+
+def with_runtime(name: str, containers: list[Json], **more: object) -> Json:
+    volumes = [{"name": "null", "hostPath": {"path": "/dev/null"}}]
+    spec = {"runtimeClassName": toolkit.RUNTIME_CLASS, "restartPolicy": "Never", "volumes": volumes}
+    return workload(name, containers, spec=spec | more)
+
+
+def ended(space: Space, *pods: str) -> None:
+    space.wait(lambda: all(space.phase(name) in ("Succeeded", "Failed") for name in pods), f"{pods} have looked")
+
+
+def said(space: Space, pod: str) -> dict[str, list[str]]:
+    """What each container of the pod has told."""
+    status = space.get(pod)["status"]
+    return {
+        one["name"]: one["state"]["terminated"]["message"].splitlines()
+        for one in [*status.get("initContainerStatuses", ()), *status["containerStatuses"]]
+    }
+
+
+@pytest.mark.parametrize("case", OPENS, ids=lambda case: "-".join(map(str, case[:3])))
+def test_what_opens_a_card(
+    cluster: Cluster, infrastructure: Space, settings: Path, case: tuple[str, bool, bool, AbstractSet[str]]
+) -> None:
+    mode, environment, mounts, opens = case
+    asked = settings / "asked"
+    toolkit.configure(settings, {MODE: mode, ENVIRONMENT: environment, MOUNTS: mounts} | recording(settings, asked))
+    ways = [looking(cluster, way, more) for way, more in WAYS.items()]
+    infrastructure.create(with_runtime("ways", ways, nodeName="n1"))
+    ended(infrastructure, "ways")
+    states, told = infrastructure.get("ways")["status"]["containerStatuses"], said(infrastructure, "ways")
+    if mode == "legacy":
+        # The program that would give the cards is none of Go's, and needs the driver itself: only whom it is asked for.
+        ids = {one["name"]: str(one["containerID"]).partition("://")[2] for one in states}
+        lines = [line for line in asked.read_text().splitlines() if "--device=all" in line]
+        found = {way for way, id_ in ids.items() if any(id_ in line for line in lines)}
+    else:
+        found = {way for way, lines in told.items() if {"opens 0", "opens 1"} <= set(lines)}
+        assert all(len(lines) == 2 for way, lines in told.items() if way not in found), told
+        assert all("sees /dev/nvidiactl" in "\n".join(told[way]) for way in found)
+    assert found == opens | BY_PRIVILEGE.keys(), told
+
+
+def recording(folder: Path, asked: Path) -> dict[str, object]:
+    """A double of nvidia-container-cli that notes what it is asked."""
+    program = folder / "nvidia-container-cli"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    program.chmod(0o755)
+    asked.write_text("")
+    return {"nvidia-container-cli.path": program}
+
+
+@pytest.mark.parametrize("mode", ["auto", "cdi"])
+def test_beside_a_share_nobody_gets_a_card_by_image_or_environment(
+    cluster: Cluster, team: Space, settings: Path, mode: str
+) -> None:
+    toolkit.configure(settings, {MODE: mode})
+    early = looking(cluster, "early", {"image": ALL})
+    main = looking(cluster, "main", STOLEN | {"image": ALL, "resources": {"limits": {names.GPU_MEM: "64"}}})
+    others = [looking(cluster, way, more) for way, more in BY_ENVIRONMENT.items()]
+    team.create(with_runtime("mixed", [main, *others], initContainers=[early], volumes=[]))
+    ended(team, "mixed")
+    told, numbers = said(team, "mixed"), device_numbers(cluster, "n1")
+    (index,) = assigned(team.get("mixed")).indices()
+    assert told.pop("main") == probed(numbers, str(index))
+    assert told.keys() == {"early", *BY_ENVIRONMENT}
+    for lines in told.values():
+        assert lines == [f"refused {number} Operation not permitted" for number in numbers]
+
+
+def test_by_environment_alone_a_share_has_its_card_only_where_the_toolkit_heeds_it(
+    cluster: Cluster, team: Space, settings: Path
+) -> None:
+    plugin = cluster.process("deviceplugin-n1")
+    noted = plugin.noted
+    assert noted is not None
+
+    def given(how: str) -> None:
+        plugin.stop()
+        plugin.start([*noted.command, f"--card-access={how}"], noted.environment)
+        cards = paths.extendedresources()
+        so = lambda: all(one["status"].get("cardAccess") == how for one in cluster.api.get(cards)["items"])  # noqa: E731
+        team.wait(so, f"the cards are given by {how}")
+
+    given("env")
+    try:
+        told = {}
+        for heeds in (True, False):
+            toolkit.configure(settings, {ENVIRONMENT: heeds})
+            main = looking(cluster, "main", {"resources": {"limits": {names.GPU_MEM: "64"}}})
+            beside = looking(cluster, "beside", {"image": ALL})
+            name = f"heeds-{heeds}".lower()
+            team.create(with_runtime(name, [main, beside], volumes=[]))
+            ended(team, name)
+            told[heeds] = said(team, name)
+        opened = {
+            (heeds, name): [line for line in lines if line.startswith("opens")]
+            for heeds, by_name in told.items()
+            for name, lines in by_name.items()
+        }
+        assert len(opened.pop((True, "main"))) == 1
+        assert not any(opened.values()), "without it those with a share have no card either"
+    finally:
+        given("cdi")
+
+
+def test_a_pod_without_a_share_may_not_name_the_runtime(team: Space) -> None:
+    def refused(pod: Json) -> str:
+        with pytest.raises(errors.Invalid) as error:
+            team.cluster.api.create(paths.pods(team.name), pod, query={"dryRun": "All"})
+        return str(error.value)
+
+    why = refused(with_runtime("plain", [container()], volumes=[]))
+    assert "spec.runtimeClassName: nvidia gives cards to pods that hold no share" in why
+    assert names.GPU_MEM in why
+    of_plugin = container() | {"resources": {"limits": {names.NVIDIA_GPU: "1"}}}
+    team.cluster.api.create(
+        paths.pods(team.name), with_runtime("theirs", [of_plugin], volumes=[]), query={"dryRun": "All"}
+    )
+    assert "hold no share" in refused(with_runtime("theirs", [of_plugin], volumes=[], nodeName="n1"))
+    none = container() | {"resources": {"limits": {names.NVIDIA_GPU: "0"}}}
+    assert "hold no share" in refused(with_runtime("none", [none], volumes=[]))
+
+
+def test_a_debug_container_of_a_pod_with_a_share_says_that_it_wants_no_card(
+    cluster: Cluster, team: Space, settings: Path
+) -> None:
+    team.create(with_runtime("steady", [container(gpu_mem=64)], volumes=[]))
+    team.running("steady")
+    path = paths.namespaced("/api/v1", "pods", team.name, "steady", "ephemeralcontainers")
+
+    def debug(more: Json) -> None:
+        one = looking(cluster, "debug", {"image": ALL} | more)
+        del one["resources"]
+        cluster.api.patch(path, {"spec": {"ephemeralContainers": [one]}}, "strategic")
+
+    with pytest.raises(errors.Invalid, match="kubectl debug --env=NVIDIA_VISIBLE_DEVICES=void"):
+        debug({})
+    debug(VOID)
+
+    def told() -> list[str]:
+        (state,) = team.get("steady")["status"].get("ephemeralContainerStatuses") or [{}]
+        return str(state.get("state", {}).get("terminated", {}).get("message", "")).splitlines()
+
+    team.wait(told, "it has looked")
+    assert told() == [f"refused {index} Operation not permitted" for index in device_numbers(cluster, "n1")]
+
+
+def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(
+    cluster: Cluster, team: Space, settings: Path
+) -> None:
+    def found() -> list[tuple[str, str, str]]:
+        program = str(Path(__file__).parents[2] / ".venv" / "bin" / "cardwise")
+        words = ["doctor", "-n", team.name, "--probe-image", images.BUSYBOX, "-o", "json"]
+        environment = os.environ | cluster.environment()
+        done = subprocess.run([program, *words], capture_output=True, text=True, check=False, env=environment)
+        assert done.stdout, done.stderr
+        told = json.loads(done.stdout)["findings"]
+        return [(one["level"], one["text"], one["remedy"]) for one in told if one["check"] == "runtime"]
+
+    named = ("ok", "a pod that asks for no card may not name RuntimeClass nvidia", "")
+    node = cluster.node("n1")
+    node.default_runtime("nvidia")
+    try:
+        (level, text, remedy), by_class = found()
+        assert (level, by_class) == ("warning", named)
+        assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in text
+        assert f"set {ENVIRONMENT} = false" in remedy
+        toolkit.configure(settings, {ENVIRONMENT: False})
+        assert found() == [("ok", "a pod that asks for no card gets none by the default runtime on 1 node", ""), named]
+    finally:
+        node.default_runtime("runc")
+    assert not team.pods()
