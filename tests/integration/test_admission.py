@@ -483,7 +483,7 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
         api.cluster.parts.wait_ready("webhook", 60)
         gpu = build.pod("gpu", gpu_mem=1)
         assert wait_for(lambda: api.run("create", "--dry-run=server", "-f", "-", stdin=gpu).returncode == 0, 60)
-        api.ok("delete", "pod", "free", "free-too", "free-three", "--force", "--grace-period=0")
+        api.ok("delete", "pod", "free", "free-too", "free-three", "--ignore-not-found", "--force", "--grace-period=0")
 
 
 def test_a_ca_of_somebody_else_is_followed(api: Api, tmp_path: Path) -> None:
