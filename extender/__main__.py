@@ -140,6 +140,12 @@ def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "decides for its gang.",
 )
 @click.option(
+    "--gang-seconds-limit",
+    type=click.FloatRange(min=1),
+    default=300.0,
+    help="The most that a PodGroup can say there; what says more counts as this.",
+)
+@click.option(
     "--gang-reserve-seconds",
     type=click.FloatRange(min=0),
     default=60.0,

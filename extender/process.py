@@ -53,6 +53,7 @@ class Settings:
     nominate_ahead: str
     nominate_above_nodes: int
     gang_seconds: float
+    gang_seconds_limit: float
     gang_reserve_seconds: float
     gang_reserve_refusals: int
     gang_reserve_limit_seconds: float
@@ -245,6 +246,7 @@ def _of_ahead(settings: Settings) -> ahead.Settings:
 def _of_gangs(settings: Settings, room: int) -> gangwords.Settings:
     patience = gangs.Patience(
         hold=settings.gang_seconds,
+        most=settings.gang_seconds_limit,
         rollback=settings.gang_rollback_seconds,
         reserve=settings.gang_reserve_seconds,
         refusals=settings.gang_reserve_refusals,

@@ -160,11 +160,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Seconds. `reserve` and `refusals`: from when on a gang that is refused keeps cards from others; `keep`: for how
-    long at most, and then not again for as long.
+    """Seconds. `hold`: of a gang whose PodGroup says nothing; `most`: what a PodGroup may say. `reserve` and
+    `refusals`: from when on a gang that is refused keeps cards from others; `keep`: for how long at most, and then not
+    again for as long.
     """
 
     hold: float = 30.0
+    most: float = 300.0
     rollback: float = 120.0
     reserve: float = 60.0
     refusals: int = 20

@@ -153,3 +153,19 @@ def test_whether_a_gang_could_ever_fit_is_found_out_a_part_at_a_time(monkeypatch
     world.run(12)
     world.create(single("z", created=30, gpu_mem=P100))
     assert world.schedule("z") == Refusal.GANG_RESERVED.text
+
+
+@pytest.mark.parametrize(("says", "until"), [(60, 60), (3600, 300)])
+def test_no_podgroup_holds_cards_for_longer_than_the_cluster_allows(says, until):
+    world = World({"n1": 2})
+    world.put_group("a", minMember=2, timeoutSeconds=says)
+    world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100) for i in range(2)))
+    world.keep()
+    world.schedule("a0")
+    assert world.held() == 2
+    world.clock.advance(until - 1)
+    world.keep()
+    assert world.held() == 2
+    world.clock.advance(2)
+    world.keep()
+    assert world.held() == 0
