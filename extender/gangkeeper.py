@@ -82,12 +82,14 @@ class GangKeeper:
             done.result()
 
     def _free(self, pod: Waiter) -> None:
-        """Takes the gate away. Idempotent; a pod that was made anew under the name is another one."""
+        """Takes the gate away. Idempotent; a pod that was made anew under the name is another one: a patch that would
+        change its UID is Invalid.
+        """
         gates = [{"name": names.GANG, "$patch": "delete"}]
         patch = {"metadata": {"uid": pod.uid}, "spec": {"schedulingGates": gates}}
         try:
             self._client.patch(paths.pods(pod.namespace, pod.name), patch, "strategic", timeout=_TIMEOUT)
-        except (errors.NotFound, errors.Conflict):
+        except (errors.NotFound, errors.Conflict, errors.Invalid):
             pass  # the watch will say what became of it
         except errors.KubeError as error:
             _log.warning("cannot take a gate away; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))

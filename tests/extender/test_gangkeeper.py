@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from cardwise.core import names
 from cardwise.kube import paths
@@ -104,6 +105,16 @@ def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
     scene.world.clock.advance(5)
     scene.keeper.step()
     assert len(scene.api.requests) == 5
+
+
+def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
+    trio(scene)
+    scene.api.remove(paths.pods("default", "g0"))
+    scene.api.put(paths.pods(), scene.world.pods["g0"] | {"metadata": {"name": "g0", "uid": "another"}})
+    with capture_logs() as told:
+        scene.keeper.step()
+    assert gated(scene) == ["g0"]
+    assert told == []
 
 
 def test_a_gate_stays_while_members_are_missing_or_another_leads(scene):
