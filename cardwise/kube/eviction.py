@@ -3,7 +3,8 @@
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 
-_TIMEOUT = 5.0
+# Of a pod of another UID that does not run, the API server says so after ten seconds only.
+_TIMEOUT = 15.0
 
 
 def evict(

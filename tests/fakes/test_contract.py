@@ -581,8 +581,10 @@ class TestPods:
     def test_an_eviction_deletes(self, server, client, ns):
         made = pod(server, ns, node="n1")
         uid = made["metadata"]["uid"]
-        made = client.patch(paths.pods(ns, "p", "status"), {"status": ready()})
         with pytest.raises(errors.Conflict):  # of a pod that does not run the real one says so after ten seconds
+            evict(client, ns, "p", "another")
+        made = client.patch(paths.pods(ns, "p", "status"), {"status": ready()})
+        with pytest.raises(errors.Conflict):
             evict(client, ns, "p", "another")
         evict(client, ns, "p", uid, dry_run=True)
         assert client.get(paths.pods(ns, "p")) == made
