@@ -31,7 +31,6 @@ class OfferedDevices:
         sysfs: Path,
         dev: Path,
         node: str,
-        poll_seconds: float = _POLL_SECONDS,
         clock: Clock = SYSTEM,
     ) -> None:
         """Raises InvalidRequest or OSError when there are no entries to begin with."""
@@ -39,7 +38,6 @@ class OfferedDevices:
         self._sysfs = sysfs
         self._dev = dev
         self._node = node
-        self._poll_seconds = poll_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -68,7 +66,7 @@ class OfferedDevices:
             left = deadline - self._clock.now()
             if left <= 0:
                 return False
-            self._clock.wait(self._closed, min(self._poll_seconds, left))
+            self._clock.wait(self._closed, min(_POLL_SECONDS, left))
         return False
 
     def close(self) -> None:
