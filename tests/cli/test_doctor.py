@@ -348,13 +348,16 @@ def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
     sound.runtimeclasses = [nvidia("cards"), nvidia("gvisor", "runsc")]
     sound.nodes[1]["status"]["runtimeHandlers"] = [{"name": "runc"}]
     both = "looked\n/dev/nvidia0\n/dev/nvidia1\n"
-    looked = Looked({("n1", ""): both, ("n2", ""): both, ("n1", "cards"): "looked\n"})
-    with_cdi, by_env, none = looked.look(sound)
+    looked = Looked({("n1", ""): both, ("n2", ""): both, ("n1", "cards"): "looked\n", ("n1", "nvidia"): both})
+    sound.runtimeclasses.append(nvidia())
+    with_cdi, by_env, none, named = looked.look(sound)
+    assert "by RuntimeClass nvidia: n1" in named.text
+    assert "list nvidia in policies.runtimeClasses" in named.remedy
     assert {one.level for one in (with_cdi, by_env)} == {Level.WARNING}
     assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in with_cdi.text
     assert "accept-nvidia-visible-devices-envvar-when-unprivileged = false" in with_cdi.remedy
     assert "n2 (/dev/nvidia0, /dev/nvidia1)" in by_env.text
-    assert "policies.runtimeClasses" in by_env.remedy
+    assert "make runc its default" in by_env.remedy
     assert (none.level, none.text) == (
         Level.OK,
         "a pod that asks for no card gets none by RuntimeClass cards on 1 node",

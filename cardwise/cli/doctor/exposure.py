@@ -34,8 +34,7 @@ _SCRIPT: Final = (
 _REMEDIES: Final = {
     "cdi": f"set {_SETTING} = false in config.toml of NVIDIA's container toolkit there, and deviceplugin.privileged of "
     "the chart: shares get their cards by CDI",
-    "env": "have the runtime serve CDI there, then the toolkit heed no environment; until then make runc its default "
-    "and list RuntimeClasses of NVIDIA's in policies.runtimeClasses of the chart",
+    "env": "have the runtime serve CDI there, then the toolkit heed no environment; until then make runc its default",
 }
 
 
@@ -70,7 +69,8 @@ def look(client: KubeClient, namespace: str, seen: Facts, image: str = "", clock
         for start in range(0, len(served), _AT_ONCE):
             pods = {node: _pod(image, name, node) for node in served[start : start + _AT_ONCE]}
             found |= _tried(client, namespace, pods, clock)
-        yield from _judged(by, found, access)
+        listed = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
+        yield from _judged(by, found, access, listed)
 
 
 def _image(seen: Facts) -> str:
@@ -155,7 +155,7 @@ def _said(pod: Json) -> str | None:
     return next((str(state.get("message") or "") for state in states), "")
 
 
-def _judged(by: str, found: Mapping[str, str], access: Mapping[str, str]) -> Iterator[Finding]:
+def _judged(by: str, found: Mapping[str, str], access: Mapping[str, str], listed: str) -> Iterator[Finding]:
     cards = {node: [line for line in said.split() if line.startswith("/dev/")] for node, said in found.items()}
     for how, remedy in _REMEDIES.items():
         open_to_all = [
@@ -163,7 +163,7 @@ def _judged(by: str, found: Mapping[str, str], access: Mapping[str, str]) -> Ite
         ]
         if open_to_all:
             text = f"a pod that asks for no card gets cards by {by}: {wording.few(open_to_all, _FEW)}"
-            yield Finding(CHECK, Level.WARNING, text, remedy)
+            yield Finding(CHECK, Level.WARNING, text, listed + remedy)
     silent = [node for node, said in found.items() if not said.startswith(_LOOKED)]
     if silent:
         text = f"whether pods that ask for no card get one by {by} is not known of {wording.few(silent, _FEW)}"
