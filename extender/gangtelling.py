@@ -166,8 +166,10 @@ class GangTelling:
 
 
 def _words(view: View) -> tuple[str, str] | None:
-    """What pods are told of the state of their gang: reason and text."""
+    """What pods are told of the state of their gang: reason and text. A gang whose pods are ending lacks nothing."""
     name, there = f"gang {view.name}", len(view.there)
+    if not there:
+        return None
     if view.phase is Phase.PENDING:
         if view.minimum > there:
             return "GangIncomplete", f"{name} is waiting for {view.minimum - there} of {view.minimum} members"

@@ -27,6 +27,8 @@ def count(name: str, group: Group, members: Iterable[Member]) -> Counted:
 
 def _minimum(name: str, group: Group, there: Sequence[Member]) -> tuple[int, str]:
     """And what is wrong with it."""
+    if not there:
+        return group.minimum or 0, "all its pods are ending"
     said = {member.minimum for member in there if member.minimum is not None}
     problem = next((f"{member.name}: {member.problem}" for member in there if member.problem), "")
     if group.minimum is not None:

@@ -255,6 +255,21 @@ def test_pods_are_told_what_their_gang_waits_for(scene):
     assert [name for name, *_ in told] == ["g0", "g1", "g2"]
 
 
+@pytest.mark.parametrize("grouped", [True, False], ids=["a PodGroup of its own", "one of ours"])
+def test_of_a_gang_whose_pods_are_all_ending_nobody_is_told_that_it_lacks_something(scene, grouped):
+    if grouped:
+        scene.put(group())
+    trio(scene)
+    scene.tell()
+    scene.show()
+    for pod in scene.world.pods.values():
+        pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+        scene.world.tell(pod)
+    scene.tell()
+    assert "GangIncomplete" not in [reason for _, reason, _, _ in scene.events.told]
+    assert scene.group()["status"]["reason"] == "all its pods are ending"
+
+
 def test_what_passes_in_a_moment_is_no_event(scene):
     trio(scene, gated=False)
     scene.world.schedule("g0")

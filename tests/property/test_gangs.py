@@ -243,7 +243,7 @@ class Gangs(RuleBasedStateMachine):
             world.run(5, seconds=1.0)
         for gang in world.state._gangs._gangs.values():
             there = list(gang.there)
-            if there and len(there) >= gang.minimum:  # of nobody, nobody says how many
+            if there and len(there) >= gang.minimum:
                 assert str(gang.phase) == "Running", f"{gang.key} {gang.phase} {gang.reason}"
                 assert all(member.node for member in there)
             elif not gang.ran:
