@@ -30,6 +30,7 @@ from extender.leadership import Alone, Leadership
 from extender.ledgercheck import LedgerCheck
 from extender.marking import LeaderMark
 from extender.metrics import Levels, Metrics, Sources
+from extender.overfull import Overfull
 from extender.requests import Requests
 from extender.sightings import Sightings
 from extender.state import State
@@ -128,12 +129,13 @@ class Process:
             self._state.policies.wanted = True
         nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads, clock=clock)
         evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads, clock=clock)
+        overfull = Overfull(client, self._state, self._events, active=self._knows_and_leads)
         self._upkeep = Upkeep(
             client,
             self._state,
             tell=(*self._telling.steps, self._check_ledger),
             keep=self._gangs,
-            evict=[evictions.step] if settings.preempt_fragmented else (),
+            evict=[overfull.step, *([evictions.step] if settings.preempt_fragmented else ())],
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
             learn=[workload.step, self._fragments.step],
             clock=clock,

@@ -20,7 +20,7 @@ from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
 from extender import ahead, gangwords, preemption
 from extender.ahead import Ahead, Nominee
-from extender.decisions import Begun, Decided, Patience, Stage
+from extender.decisions import Begun, Decided, Patience, Stage, Waiter
 from extender.ganglock import LockedGangs
 from extender.gangs import Gangs
 from extender.holdings import Holdings
@@ -84,6 +84,7 @@ class State:
         )
         self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
         self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards)
+        self._bound_on: set[str] = set()  # nodes on which pods were seen bound
         self._placing = Placing(self._ledger, held, self._claims, self.policies, self.preemption.kept)
         for_ahead = ahead.Books(
             ledger=self._ledger,
@@ -369,6 +370,22 @@ class State:
             changed, self._held.changed = self._held.changed, set()
             return changed
 
+    def take_overfull(self) -> set[str]:
+        """Of the nodes on which pods were seen bound since the last call, those with `holders` of too much."""
+        with self._lock:
+            self._held.count_cards()
+            nodes, self._bound_on = self._bound_on, set()
+            return {node for node in nodes if self._given_twice(node)}
+
+    def holders(self, node: str) -> tuple[dict[str, int], list[Waiter]]:
+        """The cards and devices of the node that are given away more than whole, with what they have (MiB, or 1), and
+        the bound pods that hold something on the node.
+        """
+        with self._lock:
+            return self._given_twice(node), [
+                Waiter(each.uid, each.namespace, each.name) for each in self._ledger.holdings(node)
+            ]
+
     def marks(self) -> dict[str, int]:
         """Holdings by mark, for metrics."""
         with self._lock:
@@ -381,6 +398,13 @@ class State:
             self._held.refresh(report.uid)
             self._held.settle_stray(report)
 
+    def _given_twice(self, node: str) -> dict[str, int]:
+        state = self._ledger.node(node)
+        if state is None:
+            return {}
+        sizes = {card.uuid: int(card.mem) for i, card in enumerate(state.cards) if state.used[i] > card.mem}
+        return sizes | {uuid: 1 for uuid, holds in state.taken.items() if holds > 1}
+
     def _set_bound(self, pod: PodRecord) -> None:
         self.waiters.over(pod.uid)
         self.preemption.over(pod.uid)
@@ -389,6 +413,7 @@ class State:
         elif pod.assignment is not None:
             self._claims.bound(pod)
             self._held.refresh(pod.uid)
+            self._bound_on.add(pod.node)
         if pod.placed is not None:
             self._loads.set_pod(pod.uid, pod.placed)
         else:

@@ -15,7 +15,9 @@ from typing import Self
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core import assignment, names
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.quantity import MiB, Percent
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.build import container
@@ -290,6 +292,33 @@ def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Clus
         bind(extender, space, other, f"another-lease/{transitions - 1}/somebody", name="other")
     finally:
         extender.close()
+
+
+def test_a_card_that_was_given_twice_loses_the_later_pod_before_it_starts(space: Space, cluster: Cluster):
+    """By somebody with the extender's account: its own Bindings never land so."""
+    cards = {card["spec"]["node"]: card["spec"]["uuid"] for card in cluster.api.get(paths.extendedresources())["items"]}
+    node = space.own_nodes[0]
+    share = CardShare(1, cards[node], MiB(12_000), Percent(0), MiB(16_276))
+    said = assignment.encode(Assignment({"main": (share,)}), assume_time_ns=time.time_ns())
+    extender = KubeClient.load(cluster.state_dir / "kubeconfig" / "cardwise-extender")
+    kubelets = cluster.process("simnodes")
+    try:
+        for name in ("early", "late"):
+            uid = space.create(workload(name, gpu_mem=12_000, spec={"schedulerName": "nobody"}))
+            metadata = {"name": name, "uid": uid, "annotations": said}
+            body = {"kind": "Binding", "apiVersion": "v1", "metadata": metadata}
+            target = {"kind": "Node", "name": node}
+            extender.create(paths.pods(space.name, name, "binding"), body | {"target": target})
+            if name == "early":
+                space.running("early")
+                kubelets.pause()
+        space.wait(lambda: bool(space.get("late")["metadata"].get("deletionTimestamp")), "the later one is evicted")
+        space.wait(lambda: "was given to more pods" in space.reasons("late"), "it is told")
+        assert not space.get("early")["metadata"].get("deletionTimestamp")
+    finally:
+        kubelets.resume()
+        extender.close()
+    space.gone("late")
 
 
 def bind(client: KubeClient, space: Space, uid: str, term: str, *, name: str = "late") -> None:

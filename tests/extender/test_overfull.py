@@ -1,0 +1,157 @@
+"""What was given away twice all the same: the later pod goes, if it has not started."""
+
+import pytest
+
+from cardwise.core import assignment, names
+from cardwise.core.assignment import Assignment, CardShare, DeviceShare
+from cardwise.kube import paths
+from extender.overfull import Overfull
+from tests.extender.worlds import P100, as_pod, asking, state, with_cards
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
+
+CARD = "GPU-n1-0"
+PODS = paths.pods("default")
+
+
+class World:
+    def __init__(self):
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        self.state = with_cards(state(self.clock), n1=2)
+        self.leads = True
+        self.events = []
+        self.overfull = Overfull(self.api.client(), self.state, self, active=lambda: self.leads)
+
+    def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
+        self.events.append((regarding.name, reason, type))
+
+    def put(self, name, mem=P100, *, at=0, phase="Pending", containers="waiting", index=0, seen=True, devices=()):
+        """Bound in the second `at`."""
+        made = Assignment(
+            {"main": (CardShare(index, f"GPU-n1-{index}", mem, 0, P100),)} if mem else {},
+            {"main": tuple(DeviceShare("nic", uuid) for uuid in devices)} if devices else {},
+        )
+        pod = asking(name, gpu_mem=mem, annotations=assignment.encode(made, assume_time_ns=at))
+        pod["spec"]["nodeName"] = "n1"
+        condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": f"2026-11-22T10:00:{at:02}Z"}
+        containers = [{"name": "main", "state": {containers: {}}}]
+        pod["status"] = {"phase": phase, "conditions": [condition], "containerStatuses": containers}
+        self.api.put(paths.pods(), pod)
+        if seen:
+            self.see(name)
+
+    def see(self, name):
+        self.state.set_pod(as_pod(self.api.get(f"{PODS}/{name}")))
+
+    def left(self):
+        return sorted(pod["metadata"]["name"] for pod in self.api.all(PODS) if not going(pod))
+
+
+def going(pod):
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_the_later_one_goes_and_is_told(world):
+    world.put("early", at=1)
+    world.put("late", at=2)
+    world.overfull.step()
+    assert world.left() == ["early"]
+    assert world.events == [("late", "CardGivenTwice", "Warning")]
+
+
+def test_by_when_they_were_bound_whichever_is_seen_first(world):
+    world.put("late", at=2)
+    world.put("early", at=1)
+    world.overfull.step()
+    assert world.left() == ["early"]
+
+
+@pytest.mark.parametrize("how", [{"phase": "Running", "containers": "running"}, {"containers": "terminated"}])
+def test_who_has_started_stays(world, how):
+    world.put("early", at=1)
+    world.put("late", at=2, **how)
+    world.overfull.step()
+    assert world.left() == ["late"]
+
+
+def test_who_is_marked_as_granted_stays_and_where_all_have_started_nobody_goes(world):
+    for at, name in enumerate(("early", "late")):
+        world.put(name, at=at)
+        world.api.edit(f"{PODS}/{name}", metadata={"annotations": {names.ASSIGNED: "true"}})
+    world.overfull.step()
+    assert world.left() == ["early", "late"]
+    assert world.events == []
+
+
+def test_no_more_go_than_need_to(world):
+    world.put("a", P100 // 2, at=1)
+    world.put("b", P100 // 4, at=2)
+    world.put("c", P100 // 2, at=3)
+    world.put("d", P100 // 2, at=4)
+    world.put("elsewhere", P100, at=5, index=1)
+    world.overfull.step()
+    assert world.left() == ["a", "b", "elsewhere"]
+    world.see("a")
+    world.overfull.step()
+    assert world.left() == ["a", "b", "elsewhere"]
+
+
+def test_a_card_that_is_full_is_left_alone(world):
+    world.put("a", P100 // 2, at=1)
+    world.put("b", P100 // 2, at=2)
+    world.overfull.step()
+    assert world.api.requests == []
+
+
+def test_who_is_gone_or_finished_by_now_is_no_reason(world):
+    world.put("early", at=1)
+    world.put("late", at=2)
+    world.api.edit(f"{PODS}/early", status={"phase": "Succeeded"})
+    world.overfull.step()
+    assert world.left() == ["early", "late"]
+
+
+def test_a_device_is_given_once(world):
+    world.put("early", 0, at=1, devices=["nic-1"])
+    world.put("other", 0, at=2, devices=["nic-2"])
+    world.put("late", 0, at=3, devices=["nic-1"])
+    world.overfull.step()
+    assert world.left() == ["early", "other"]
+
+
+def test_a_standby_leaves_it_to_the_leader_and_does_it_when_it_leads(world):
+    world.leads = False
+    world.put("early", at=1)
+    world.put("late", at=2)
+    world.overfull.step()
+    assert world.left() == ["early", "late"]
+    world.leads = True
+    world.overfull.step()
+    assert world.left() == ["early"]
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429), Fault(refused=True)], ids=str)
+def test_what_fails_is_tried_again(world, fault):
+    world.put("early", at=1)
+    world.put("late", at=2)
+    world.api.fault(fault, "create", "*/eviction")
+    world.overfull.step()
+    assert world.left() == ["early", "late"]
+    world.overfull.step()
+    assert world.left() == ["early"]
+
+
+def test_who_starts_while_it_is_looked_at_stays(world):
+    world.put("early", at=1)
+    world.put("late", at=2)
+    running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+    world.api.before(lambda _: world.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
+    world.overfull.step()
+    world.overfull.step()
+    assert world.left() == ["late"]
