@@ -21,7 +21,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.calm import Calm
-from extender.decisions import Decided, Stage
+from extender.decisions import Decided, Stage, Waiter
+from extender.fence import Fate, Fence
 from extender.leadership import Alone, Leadership
 from extender.requests import Requests
 from extender.state import State
@@ -57,13 +58,29 @@ class _Look(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Binding:
-    """What is posted; the same bytes at every try, so that it does not matter which one lands."""
+    """What is posted; the same words at every try, so that it does not matter which one lands.
+
+    `version`: of the pod, as it was read before the term was looked at last. The API server binds no other version of
+    it, so the Binding lands at most until the next change of the pod (`fence`).
+    """
 
     args: BindArgs
     assignment: Assignment | None
-    body: dict[str, Any]
+    version: str
+    annotations: dict[str, str]
+
+    def body(self) -> dict[str, Any]:
+        args = self.args
+        # The UID makes it this pod, not one that was created under its name meanwhile.
+        preconditions = {"uid": args.pod_uid, "resourceVersion": self.version}
+        return {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": args.pod_name, "annotations": self.annotations} | preconditions,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": args.node},
+        }
 
 
 class Binder:
@@ -126,9 +143,9 @@ class Binder:
         decided = self._state.decided(args.pod_uid)
         if decided is not None and decided.stage is Stage.BOUND:
             return _already(decided, args)
-        asked = self._requests.take(args.pod_uid) or self._read_request(args)
+        asked, version = self._requests.take(args.pod_uid) or self._read_request(args)
         if asked is None:
-            return self._bind_plain(args, deadline, term)
+            return self._bind_plain(args, version, deadline, term)
         who = (args.pod_namespace, args.pod_name)
         policy = asked.policy or self._policy
         begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, policy, term=term)
@@ -138,7 +155,7 @@ class Binder:
             raise Failed("refused", begun.text)
         stage: Stage | None = Stage.UNSURE  # what holds if anything unforeseen is raised
         try:
-            self._post(self._binding(args, begun.assignment, term), deadline, term, unsure=begun.unsure)
+            self._post(self._binding(args, begun.assignment, version, term), deadline, term, unsure=begun.unsure)
             stage = Stage.BOUND
         except Failed as failed:
             stage = Stage.UNSURE if failed.unsure else None
@@ -147,14 +164,14 @@ class Binder:
             self._state.finish_bind(args.pod_uid, stage)
         return "bound"
 
-    def _bind_plain(self, args: BindArgs, deadline: float, term: int) -> str:
+    def _bind_plain(self, args: BindArgs, version: str, deadline: float, term: int) -> str:
         """For a pod that asks for no card: it came by its marker."""
         refusal = self._state.begin_plain(args.pod_uid, args.node)
         if refusal is not None:
             raise Failed("refused", refusal.text)
         stage: Stage | None = Stage.UNSURE
         try:
-            self._post(self._binding(args, None, term), deadline, term, unsure=False)
+            self._post(self._binding(args, None, version, term), deadline, term, unsure=False)
             stage = Stage.BOUND
         except Failed as failed:
             stage = Stage.UNSURE if failed.unsure else None
@@ -163,8 +180,8 @@ class Binder:
             self._state.finish_bind(args.pod_uid, stage)
         return "bound"
 
-    def _read_request(self, args: BindArgs) -> PodRequest | None:
-        """For a pod that no filter call of this process has shown."""
+    def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
+        """With the pod's version. For a pod that no filter call of this process has shown."""
         try:
             pod = self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS)
         except errors.NotFound as error:
@@ -174,22 +191,15 @@ class Binder:
         if (pod.get("metadata") or {}).get("uid") != args.pod_uid:
             raise Failed("gone", "the pod was deleted, and another one has its name")
         try:
-            return request.parse_mutated(pod)
+            return request.parse_mutated(pod), pod["metadata"].get("resourceVersion") or ""
         except InvalidRequest as error:
             raise Failed("invalid", str(error)) from error
 
-    def _binding(self, args: BindArgs, chosen: Assignment | None, term: int) -> _Binding:
+    def _binding(self, args: BindArgs, chosen: Assignment | None, version: str, term: int) -> _Binding:
         annotations = {} if chosen is None else assignment.encode(chosen, assume_time_ns=self._clock.wall_ns())
         if word := self._leadership.word(term):
             annotations[names.TERM] = word
-        body = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            # The UID makes it this pod, not one that was created under its name meanwhile.
-            "metadata": {"name": args.pod_name, "uid": args.pod_uid, "annotations": annotations},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": args.node},
-        }
-        return _Binding(args, chosen, body)
+        return _Binding(args, chosen, version, annotations)
 
     def _post(self, binding: _Binding, deadline: float, term: int, *, unsure: bool) -> None:
         """Until it is bound or surely is not, or until the deadline or the term is over. Raises Failed.
@@ -197,12 +207,12 @@ class Binder:
         `unsure`: an earlier call has posted it unheard; only what is seen of the pod can settle that.
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
-        backoff = Backoff(initial=0.05, cap=2.0)
+        backoff, again = Backoff(initial=0.05, cap=2.0), False
         trouble = "the time for this call was over before it could be posted"
         while self._clock.now() < deadline:
-            wait = None
+            wait, version = None, binding.version
             try:
-                if not self._post_once(path, binding.body, deadline, term):
+                if not self._post_once(path, binding.body(), deadline, term):
                     break
             except _NotOurs as error:
                 raise Failed("standby", _NOT_OURS, unsure=unsure) from error
@@ -210,6 +220,9 @@ class Binder:
                 if self._look(binding, deadline, unsure=unsure) is _Look.OURS:
                     return
                 trouble = str(error)
+                if binding.version != version and not again:
+                    again = True  # somebody has changed the pod since it was read, and that is all
+                    continue
             except errors.TooManyRequests as error:
                 trouble, wait = str(error), error.retry_after
             except (errors.ServerError, errors.Unreachable) as error:
@@ -254,7 +267,10 @@ class Binder:
         return True
 
     def _look(self, binding: _Binding, deadline: float, *, unsure: bool) -> _Look:
-        """How the pod is now. Raises Failed where it is lost to us; `unsure`: it may have run before it was deleted."""
+        """How the pod is now, which is the version to be bound from now on. Raises Failed where it is lost to us.
+
+        `unsure`: it may have run before it was deleted.
+        """
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
         try:
@@ -273,31 +289,33 @@ class Binder:
             # The API server binds no such pod any more: whatever was posted unheard, it has not landed and never will.
             raise Failed("gone", "the pod is being deleted")
         if not node:
+            binding.version = metadata.get("resourceVersion") or ""
             return _Look.UNBOUND
         if node == args.node and _written(metadata) == binding.assignment:
             return _Look.OURS
         raise Failed("taken", f"the pod was bound to node {node} by somebody else")
 
 
-def look_up(client: KubeClient, state: State, *, clock: Clock = SYSTEM) -> None:
-    """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round."""
-    until = clock.now() + _LOOK_UP_SECONDS
+def look_up(client: KubeClient, state: State, leadership: Leadership, *, clock: Clock = SYSTEM) -> None:
+    """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round.
+
+    What is given up, so that others may have it, is made void before. Who does not lead gives nothing away; a term
+    begins with that.
+    """
+    until, fence, term = clock.now() + _LOOK_UP_SECONDS, Fence(client, clock), leadership.term()
     for holding in state.tick():
         left = until - clock.now()
         if left <= 0:
             return
+        pod = Waiter(holding.uid, holding.namespace, holding.name)
         try:
-            pod = client.get(paths.pods(holding.namespace, holding.name), timeout=left)
-        except errors.NotFound:
-            state.looked_up(holding.uid, bound=False, exists=False)
-            continue
+            fate = fence.read(pod, timeout=left)
+            if fate is Fate.WAITS and term is not None:
+                fate = fence.void(pod, leadership.word(term), timeout=left)
         except errors.KubeError as error:
-            who = f"{holding.namespace}/{holding.name}"
-            _log.info("cannot look up a bound pod", pod=who, uid=holding.uid, error=str(error))
+            _log.info("cannot look up a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
             continue
-        exists = (pod.get("metadata") or {}).get("uid") == holding.uid
-        bound = exists and bool((pod.get("spec") or {}).get("nodeName"))
-        state.looked_up(holding.uid, bound=bound, exists=exists)
+        state.looked_up(holding.uid, bound=fate is Fate.BOUND, exists=fate is not Fate.GONE)
 
 
 def _already(decided: Decided, args: BindArgs) -> str:

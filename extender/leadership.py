@@ -3,8 +3,9 @@
 Apart from the Lease, which only says whose turn it is, and from the binder, which asks before every write. A *term* is
 one time of holding the Lease; at its beginning pods and quotas are listed anew, because the watch may not have
 delivered yet what another extender has bound until a moment ago. A call that began in one term posts nothing in
-another. What was sent in time and comes late (the process or the network stood still in between) only the API server
-can refuse: each Binding carries the word of its term, and the policy `terms.cardwise.dev` compares it with the Lease.
+another. What was sent in time and comes late (the process, the network or an API server stood still in between) only
+the API server can refuse: by the version of the pod, which a Binding names and the beginning of a term changes
+(`fence`); and by the word of its term, which the policy `terms.cardwise.dev` compares with the Lease.
 """
 
 import math
@@ -17,9 +18,11 @@ from typing import Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity
 from extender import statelock
+from extender.fence import Fence
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -97,34 +100,38 @@ class Alone:
 class ByLease:
     """Who holds the Lease.
 
-    `elect` makes the elector out of what it is to call when that has changed, and whether it may have the Lease; after
-    the fork, see `lease.identity`.
+    `elect` makes the elector, which calls `on_change` and asks `able` and `settled`; after the fork, see
+    `lease.identity`.
     """
 
     def __init__(
         self,
         name: str,
-        elect: Callable[[Callable[[bool], None], Callable[[], bool]], LeaderElector],
+        elect: Callable[["ByLease"], LeaderElector],
         state: State,
+        *,
         catch_up: CatchUp,
+        fence: Fence,
         clock: Clock = SYSTEM,
     ) -> None:
         self._name = name
         self._elect = elect
         self._state = state
         self._catch_up = catch_up
+        self._fence = fence
         self._clock = clock
         self._elector: LeaderElector | None = None
         self._term = 0  # the elector's epoch in which all is known; 0 for none
         self._word = (0, "")  # of which term
         self._posts = 0
+        self._unheard = False  # of some post nobody knows what became of it
         self._fewer = threading.Condition()
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
 
     def start(self) -> None:
-        self._elector = self._elect(self._on_change, self._able)
+        self._elector = self._elect(self)
         self._elector.start()
         self._thread.start()
 
@@ -162,8 +169,15 @@ class ByLease:
     def posting(self, term: int) -> Iterator[float]:
         with self._fewer:
             self._posts += 1  # before it is asked whether it may: who stops waits for it
+        left = self._left(term)
         try:
-            yield self._left(term)
+            yield left
+        except errors.KubeError as error:
+            self._unheard |= isinstance(error, (errors.ServerError, errors.Unreachable))
+            raise
+        except BaseException:
+            self._unheard |= left > 0
+            raise
         finally:
             with self._fewer:
                 self._posts -= 1
@@ -187,14 +201,31 @@ class ByLease:
         def still() -> bool:
             return not self._stopping.is_set() and elector.holds(epoch=epoch)
 
-        if still() and self._catch_up(still):
+        word = f"{self._name}/{elector.token}/{elector.identity}"
+        if still() and self._settle(word, still):
             self._state.forget_plans()
             self._state.gangs.recover()
             self._state.preemption.begin()
             self._state.waiters.wake_all()
-            self._word = (epoch, f"{self._name}/{elector.token}/{elector.identity}")
+            self._word = (epoch, word)
             self._term = epoch
             _log.info("answers from now on", lease=self._name, term=epoch)
+
+    def _settle(self, word: str, still: Callable[[], bool]) -> bool:
+        """Whether all is known that was bound in former terms, and nothing of them lands from now on.
+
+        Pods that come after the list were never shown to a former leader: it had lost the Lease before.
+        """
+        if self._elector is not None and self._elector.heir and not self._term:
+            return self._catch_up(still)  # the one before has heard the answers to all that it sent, and knew likewise
+        void: set[str] = set()
+        while self._catch_up(still):
+            waiting = [pod for pod in self._state.waiters.bindable() if pod.uid not in void]
+            landed = self._fence.void_all(waiting, word, still)
+            if not landed:
+                return landed is not None
+            void.update(pod.uid for pod in waiting)  # it landed after the list, so the state does not have it yet
+        return False
 
     def _left(self, term: int) -> float:
         if self._elector is None:
@@ -203,10 +234,17 @@ class ByLease:
         # One question for both: between two, the term may have ended and another begun.
         return left if left > 0 and self._elector.holds(left, epoch=term) else 0.0
 
-    def _able(self) -> bool:
+    def able(self) -> bool:
+        """Whether this process can act."""
         return self._state.held() < statelock.YIELD
 
-    def _on_change(self, leading: bool) -> None:
+    def settled(self) -> bool:
+        """Whether no Binding of this term or of one before can land, once all posts have ended."""
+        elector = self._elector
+        return elector is not None and elector.epoch == self._term and not self._unheard
+
+    def on_change(self, leading: bool) -> None:
+        """The Lease is ours now, or is it no more."""
         self._changed.set()
         if leading:
             return
@@ -238,7 +276,7 @@ def by_lease(
 ) -> ByLease:
     """The leadership of one process among those that name the same Lease."""
 
-    def elect(on_change: Callable[[bool], None], able: Callable[[], bool]) -> LeaderElector:
+    def elect(leadership: ByLease) -> LeaderElector:
         return LeaderElector(
             client,
             namespace,
@@ -246,8 +284,10 @@ def by_lease(
             identity(),
             duration=duration,
             renew_every=min(2.0, duration / _RENEWALS),
-            on_change=on_change,
-            able=able,
+            on_change=leadership.on_change,
+            able=leadership.able,
+            settled=leadership.settled,
         )
 
-    return ByLease(f"{namespace}/{name}", elect, state, catch_up, clock)
+    fence = Fence(client, clock)
+    return ByLease(f"{namespace}/{name}", elect, state, catch_up=catch_up, fence=fence, clock=clock)

@@ -138,6 +138,7 @@ class Process:
             evict=[overfull.step, *([evictions.step] if settings.preempt_fragmented else ())],
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
             learn=[workload.step, self._fragments.step],
+            leadership=self._leadership,
             clock=clock,
         )
         self._preferences = Preferences(

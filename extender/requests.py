@@ -1,11 +1,12 @@
 """What is remembered of a pod from one call about it to the next.
 
-What it asks, from filter to bind: a bind call names the pod only. The scores of nodes, from filter to prioritize, which
-asks for the same a moment later. Apart from the state because it is a cache: what is not here is found anew.
+What it asks and which version of it was seen, from filter to bind: a bind call names the pod only. The scores of nodes,
+from filter to prioritize, which asks for the same a moment later. It is a cache: what is not here is found anew.
 """
 
 import threading
 from collections import OrderedDict
+from typing import NamedTuple
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.request import PodRequest
@@ -15,6 +16,13 @@ _MOST_SCORED = 8  # pods; the scheduler asks about one after the other
 _SCORED_SECONDS = 1.0
 
 
+class Asked(NamedTuple):
+    """What a pod asks, as that version of it (its resourceVersion) says."""
+
+    request: PodRequest
+    version: str
+
+
 class Requests:
     """By pod UID; the oldest go first. A pod's request never changes while it is pending."""
 
@@ -22,19 +30,19 @@ class Requests:
         self._most = most
         self._clock = clock
         self._lock = threading.Lock()
-        self._by_uid: OrderedDict[str, PodRequest] = OrderedDict()
+        self._by_uid: OrderedDict[str, Asked] = OrderedDict()
         self._scored: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
 
-    def put(self, uid: str, asked: PodRequest) -> None:
-        if not uid:
+    def put(self, uid: str, asked: PodRequest, version: str) -> None:
+        if not uid or not version:
             return
         with self._lock:
-            self._by_uid[uid] = asked
+            self._by_uid[uid] = Asked(asked, version)
             self._by_uid.move_to_end(uid)
             if len(self._by_uid) > self._most:
                 self._by_uid.popitem(last=False)
 
-    def take(self, uid: str) -> PodRequest | None:
+    def take(self, uid: str) -> Asked | None:
         """What was remembered; it is forgotten, since a bind that fails is followed by another filter."""
         with self._lock:
             return self._by_uid.pop(uid, None)

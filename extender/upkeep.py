@@ -16,6 +16,7 @@ from cardwise.kube.client import KubeClient
 from extender import binder
 from extender.aheadwriter import AheadWriter
 from extender.gangkeeper import GangKeeper
+from extender.leadership import Alone, Leadership
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -78,10 +79,12 @@ class Upkeep:
         evict: Sequence[Step] = (),
         nominate: AheadWriter | None = None,
         learn: Sequence[Step] = (),
+        leadership: Leadership | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
+        self._leadership = leadership or Alone()
         self._clock = clock
         self._rests_since: float | None = None
         self._keep = keep
@@ -120,7 +123,7 @@ class Upkeep:
             # kube-scheduler comes back by itself to pods whose filter timed out, but not to those whose preempt did.
             _log.warning("this process stood still; waiting pods are tried again")
             self._state.waiters.wake_all()
-        binder.look_up(self._client, self._state, clock=self._clock)
+        binder.look_up(self._client, self._state, self._leadership, clock=self._clock)
         self._state.preemption.step()
         node = self._state.waiters.touch_due()
         if node is not None and not touch(self._client, node, self._clock):

@@ -58,7 +58,7 @@ def filter_nodes(
     except InvalidRequest as error:
         return FilterResult(error=str(error))
     if asked is not None:
-        requests.put(uid, asked)
+        requests.put(uid, asked, (pod.get("metadata") or {}).get("resourceVersion") or "")
     if not candidates:
         return _fits(args, [])
     if uid and members.gang_of(pod):

@@ -17,16 +17,19 @@ class Waiters:
         self._lock = lock
         self._held = held
         self._clock = clock
+        self._unbound: dict[str, PodRecord] = {}
         self._asking: dict[str, PodRecord] = {}  # they name a class
 
     def waits(self, pod: PodRecord) -> None:
         """The pod has no node. Under the lock."""
+        self._unbound[pod.uid] = pod
         self._asking.pop(pod.uid, None)
         if pod.classes:
             self._asking[pod.uid] = pod
 
     def over(self, uid: str) -> None:
         """The pod is bound, or is no more. Under the lock."""
+        self._unbound.pop(uid, None)
         self._asking.pop(uid, None)
         self._held.waiting.satisfied(uid)
 
@@ -38,6 +41,15 @@ class Waiters:
         """The pods that wait for this class, also those that the scheduler refused without asking us."""
         with self._lock:
             return [Waiter(p.uid, p.namespace, p.name) for p in self._asking.values() if device_class in p.classes]
+
+    def bindable(self) -> list[Waiter]:
+        """The pods that an extender may have been asked to bind: kube-scheduler leaves those with a gate alone."""
+        with self._lock:
+            return [
+                Waiter(pod.uid, pod.namespace, pod.name)
+                for pod in self._unbound.values()
+                if not pod.finished and (pod.member is None or not pod.member.gated)
+            ]
 
     def refused_because(self, uid: str, reason: str) -> None:
         """What filter has just told the scheduler of the pod, for metrics."""

@@ -62,8 +62,11 @@ NO_DEFRAG: Final = "cardwise.dev/no-defrag"  # on a pod: "true": `cardwise defra
 USER_ANNOTATIONS: Final = frozenset(
     {POLICY, ONE_NODE, DEFAULTS_OPT_OUT, CLASS, QUEUE_PRIORITY, MPS, SM_PERCENT, SHARE_AGENT, FRAMEWORKS, NO_DEFRAG}
 )
-# Of the Binding: in which term of which Lease it was decided. The API server compares it with the Lease.
+# Of the Binding: in which term of which Lease it was decided. The API server compares it with the Lease. On a pod that
+# waits, with the time: a term has begun since it came.
 TERM: Final = "cardwise.dev/term"
+# On a Lease that was given back: UID of the Lease and term of which nothing is under way any more.
+SETTLED: Final = "cardwise.dev/settled"
 # On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
 REWRITTEN: Final = "cardwise.dev/rewritten"
 # On an automatic ResourceClass: label, and annotation with the spec as it was written.

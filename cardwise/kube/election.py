@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from cardwise.core import names
 from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
@@ -110,6 +111,16 @@ class Election:
             "" if seen is None else f"{_text(_dict(seen.lease.get('metadata')).get('uid'))}/{seen.record.transitions}"
         )
 
+    @property
+    def heir(self) -> bool:
+        """Whether the holder before gave the Lease back and had settled all: see `farewell`."""
+        seen = self._seen
+        if seen is None:
+            return False
+        metadata = _dict(seen.lease.get("metadata"))
+        said = _dict(metadata.get("annotations")).get(names.SETTLED)
+        return said == f"{_text(metadata.get('uid'))}/{seen.record.transitions - 1}"
+
     def call(self, now: float, wall: datetime) -> Call:
         """What to send now. `wall` is only written for people to read."""
         if self._absent:
@@ -123,8 +134,11 @@ class Election:
         self._unanswered.append((self._identity, spec["renewTime"]))
         return Call("update", now, {**seen.lease, "spec": spec})
 
-    def farewell(self, now: float, wall: datetime) -> Call | None:
-        """What to send to give the Lease back; None when that is done, or when it is not ours to give."""
+    def farewell(self, now: float, wall: datetime, *, settled: bool = False) -> Call | None:
+        """What to send to give the Lease back; None when that is done, or when it is not ours to give.
+
+        `settled`: it says that nothing that was done in its name is under way; only the very next holder goes by that.
+        """
         seen = self._seen
         # A claim that has not begun is not given back: who took it at once would not wait for what we wait for.
         if seen is None or not seen.mine or not self.claim.holds(now):
@@ -140,7 +154,11 @@ class Election:
             "renewTime": stamp,
             "leaseTransitions": seen.record.transitions,
         }
-        return Call("release", now, {**seen.lease, "spec": spec})
+        metadata = _dict(seen.lease.get("metadata"))
+        if settled:
+            annotations = _dict(metadata.get("annotations"))
+            metadata = {**metadata, "annotations": {**annotations, names.SETTLED: self.token}}
+        return Call("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
 
     def answered(self, call: Call, lease: dict[str, Any], now: float) -> None:
         """The API server said yes, with this Lease. Raises `Unreachable` when that is none."""

@@ -37,7 +37,8 @@ class LeaderElector:
     clocks of unequal rates. `on_change(leading)` is called by the thread, so it must return soon: renewals wait. It
     may come late when the API server hangs; `leader`, `holds` and `epoch` never do. At stop `on_change(False)` comes
     before the Lease is given back, and may wait for work that `holds` had allowed. While `able` says no, which it must
-    do at once, the Lease is neither taken nor renewed.
+    do at once, the Lease is neither taken nor renewed. `settled`: what a Lease that is given back says of what was done
+    in its name (`Election.farewell`), asked after that.
 
     A Lease that does not exist is created, and held only after `duration`: it may have been deleted under somebody.
     """
@@ -55,6 +56,7 @@ class LeaderElector:
         clock: Clock = BOOT,
         on_change: Callable[[bool], None] | None = None,
         able: Callable[[], bool] = lambda: True,
+        settled: Callable[[], bool] = lambda: False,
     ) -> None:
         margin = duration / 10 if margin is None else margin
         self.identity = identity
@@ -66,6 +68,7 @@ class LeaderElector:
         self._clock = clock
         self._on_change = on_change
         self._able = able
+        self._settled = settled
         self._backoff = Backoff(initial=min(0.1, renew_every), cap=renew_every)
         self._told = 0  # the epoch that on_change was told of, 0 for none
         self._holder: str | None = None
@@ -86,6 +89,11 @@ class LeaderElector:
     def token(self) -> str:
         """Which Lease it is, and a number that grows with every new holder; see `Election.token`."""
         return self._election.token
+
+    @property
+    def heir(self) -> bool:
+        """Whether the holder before gave the Lease back and had settled all."""
+        return self._election.heir
 
     @property
     def holder(self) -> str | None:
@@ -137,7 +145,7 @@ class LeaderElector:
     def leave(self) -> None:
         """Gives the Lease back if it is ours."""
         for _ in range(_FAREWELL_CALLS):
-            call = self._election.farewell(self._clock.now(), self._clock.wall())
+            call = self._election.farewell(self._clock.now(), self._clock.wall(), settled=self._settled())
             if call is None:
                 return
             error = self._exchange(call, _FAREWELL_SECONDS)

@@ -7,7 +7,8 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,16 +125,32 @@ class ControlPlane:
         )
         # Else the apiserver's first try fails, and it waits a whole second before the next.
         etcd.wait_until(lambda: _answers(f"{client}/health"), "/health", _TIMEOUT)
-        apiserver = self.process(APISERVER)
+        self._start_apiserver(APISERVER, self.ports[APISERVER], extra)
+
+    @contextmanager
+    def second_api(self, *kubeconfigs: Path) -> Iterator[Process]:
+        """Another kube-apiserver on the same etcd. Beside each kubeconfig comes one, with `-b`, that leads there."""
+        (port,) = ports.free(1)
+        for path in kubeconfigs:
+            there = path.read_text().replace(self.url, f"https://{self.address}:{port}")
+            path.with_name(f"{path.name}-b").write_text(there)
+        process = self._start_apiserver(f"{APISERVER}-b", port)
+        try:
+            yield process
+        finally:
+            process.stop()
+
+    def _start_apiserver(self, name: str, port: int, extra: Sequence[str] = ()) -> Process:
+        apiserver = self.process(name)
         apiserver.start(
             [
                 str(self._bin / APISERVER),
-                f"--etcd-servers={client}",
+                f"--etcd-servers=http://127.0.0.1:{self.ports[ETCD]}",
                 f"--bind-address={self.address}",
                 f"--advertise-address={self.address}",
                 # The Service `kubernetes`, which refuses loopback.
                 f"--endpoint-reconciler-type={'none' if self.address == _LOOPBACK else 'lease'}",
-                f"--secure-port={self.ports[APISERVER]}",
+                f"--secure-port={port}",
                 f"--tls-cert-file={self._pki / 'apiserver.crt'}",
                 f"--tls-private-key-file={self._pki / 'apiserver.key'}",
                 f"--client-ca-file={self._pki / 'ca.crt'}",
@@ -153,7 +170,9 @@ class ControlPlane:
             ]
         )
         # Anonymous users may look at it (ClusterRole system:public-info-viewer).
-        apiserver.wait_until(lambda: _answers(f"{self.url}/readyz"), "/readyz", _TIMEOUT)
+        url = f"https://{self.address}:{port}/readyz"
+        apiserver.wait_until(lambda: _answers(url), "/readyz", _TIMEOUT)
+        return apiserver
 
     def start_controllers(self, extra: Sequence[str] = ()) -> None:
         """kube-controller-manager; without waiting for it."""

@@ -11,6 +11,7 @@ from cardwise.core.assignment import Assignment
 from cardwise.kube import paths
 from cardwise.kube.lease import LeaderElector
 from extender.binder import Binder
+from extender.fence import Fence
 from extender.leadership import ByLease
 from extender.placing import Ask
 from extender.projection import PodRecord
@@ -31,12 +32,13 @@ class Cluster(ApiServer):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.put(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
+        self.behind = False  # the policy: it knows of no term that began
         self.admission.append(self._terms)
         self._fresh = self.follow(paths.pods())
         self._pods: dict[str, dict] = {}
 
     def _terms(self, call: Request) -> None:
-        if call.path.endswith("/binding"):
+        if call.path.endswith("/binding") and not self.behind:
             term = call.body["metadata"]["annotations"][names.TERM]
             if int(term.split("/")[3]) < self.get(LEASE)["spec"]["leaseTransitions"]:
                 raise Refused(422, f"{names.TERM}: the term is over")
@@ -90,18 +92,21 @@ class Extender:
         self.state = with_cards(state(clock), **cards)
         if quota is not None:
             self.state.set_quota(*as_quota(quota))
-        self.leadership = ByLease("ns/l", self._elect, self.state, self.catch_up, clock)
-        self.elector = self.leadership._elector = self._elect(self.leadership._on_change, self.leadership._able)
+        self.leadership = ByLease(
+            "ns/l", self._elect, self.state, catch_up=self.catch_up, fence=Fence(self.client, clock), clock=clock
+        )
+        self.elector = self.leadership._elector = self._elect(self.leadership)
         self.requests = Requests(clock=clock)
         self.binder = Binder(
             self.client, self.state, self.requests, policy="binpack", seconds=600.0, leadership=self.leadership,
             clock=clock,
         )  # fmt: skip
 
-    def _elect(self, on_change: Callable[[bool], None], able: Callable[[], bool]) -> LeaderElector:
+    def _elect(self, leadership: ByLease) -> LeaderElector:
         return LeaderElector(
             self.client, "ns", "l", self.name,
-            duration=DURATION, renew_every=2.0, clock=self.clock, on_change=on_change, able=able,
+            duration=DURATION, renew_every=2.0, clock=self.clock,
+            on_change=leadership.on_change, able=leadership.able, settled=leadership.settled,
         )  # fmt: skip
 
     def _reach(self, call: Request) -> None:
@@ -133,7 +138,7 @@ class Extender:
     def filter(self, name: str, *nodes: str) -> object:
         pod = self.api.pods()[name]
         asked = request.parse(pod)
-        self.requests.put(f"uid-{name}", asked)
+        self.requests.put(f"uid-{name}", asked, pod["metadata"]["resourceVersion"])
         return self.state.plan(Ask(f"uid-{name}", (pod["metadata"]["namespace"], name), asked, nodes, "binpack"))
 
     def bind(self, name: str, node: str) -> str:

@@ -5,10 +5,11 @@ import math
 import pytest
 
 from cardwise.core import assignment, names, request
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from extender import binder
 from extender.binder import Binder, Failed
 from extender.decisions import Stage
+from extender.leadership import Alone
 from extender.requests import Requests
 from extender.wire import BindArgs
 from tests.extender.worlds import P100, as_pod, asking, bound, free, mark, state, with_cards
@@ -47,7 +48,9 @@ class World:
 
     def shown(self) -> None:
         """A filter call has shown the pod."""
-        self.requests.put("uid-p", request.parse(asking("p", gpu_mem=8138)))
+        self.requests.put(
+            "uid-p", request.parse(asking("p", gpu_mem=8138)), self.api.get(POD)["metadata"]["resourceVersion"]
+        )
 
     def bind(self, args: BindArgs = ARGS) -> str:
         return self.binder.bind(args)
@@ -149,7 +152,7 @@ def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_k
     world.fails("api")
     assert mark(world.state, "uid-p") == "unsure"
     world.clock.advance(76)
-    binder.look_up(world.client, world.state, clock=world.clock)
+    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
     assert free(world.state) == [P100, P100]
 
 
@@ -160,7 +163,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
     world.fails("api")
     reads.left = 0
     world.clock.advance(76)
-    binder.look_up(world.client, world.state, clock=world.clock)
+    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
     assert mark(world.state, "uid-p") == "unsure"
     assert world.bind() == "bound"
 
@@ -270,8 +273,57 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
     world.clock.advance(76)
     world.api.fault(Fault(seconds=60), "get", times=math.inf)
     began = world.clock.now()
-    binder.look_up(world.client, world.state, clock=world.clock)
+    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
     assert world.clock.now() - began <= 3.0
+
+
+def test_what_is_given_up_never_lands():
+    world = World(UNHEARD, seconds=5.0)
+    world.shown()
+    reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
+    world.fails("api")
+    reads.end()
+    world.clock.advance(76)
+    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
+    assert free(world.state) == [P100, P100]
+    with pytest.raises(errors.Conflict):
+        world.api.client().create(f"{POD}/binding", world.api.sent("create", f"{POD}/binding")[0].body)
+
+
+def test_what_landed_at_the_last_moment_is_not_given_up():
+    world = World(UNHEARD, seconds=5.0)
+    world.shown()
+    reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
+    world.fails("api")
+    reads.end()
+    world.clock.advance(76)
+    (late, *_) = world.api.sent("create", f"{POD}/binding")
+    world.api.before(lambda _: world.api.client().create(f"{POD}/binding", late.body), "patch")
+    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
+    assert mark(world.state, "uid-p") == "unsure"
+
+
+def test_a_pod_that_was_changed_since_it_was_read_is_bound_as_it_is_now_at_once():
+    world = World()
+    world.shown()
+    world.api.edit(POD, metadata={"labels": {"changed": "yes"}})
+    began = world.clock.now()
+    assert world.bind() == "bound"
+    assert world.clock.now() == began
+    versions = [body["metadata"]["resourceVersion"] for _, body in world.posts]
+    assert len(set(versions)) == 2
+
+
+def test_a_pod_that_changes_all_the_time_is_not_posted_without_a_pause():
+    world = World(seconds=5.0)
+    world.shown()
+    world.api.before(
+        lambda _: world.api.edit(POD, metadata={"labels": {"at": str(len(world.posts))}}),
+        "create", f"{POD}/binding", times=math.inf,
+    )  # fmt: skip
+    world.fails("api")
+    assert len(world.posts) < 20
+    assert free(world.state) == [P100, P100]
 
 
 def test_a_look_from_before_a_newer_bind_settles_nothing():

@@ -1,13 +1,18 @@
 """Several extenders: one answers, and whatever stands still or is cut off, no card and no quota is given twice."""
 
+import math
 import threading
 
 import pytest
 
+from cardwise.core import assignment, names
+from cardwise.core.assignment import Assignment, CardShare
+from cardwise.kube import paths
 from extender.binder import Failed
 from extender.leadership import Alone
 from tests.extender.leaders import Cluster, Extender
-from tests.extender.worlds import P100, mark
+from tests.extender.worlds import P100, asking, mark
+from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
 
@@ -137,9 +142,13 @@ def test_who_stood_still_between_decision_and_post_does_not_post_when_another_ha
     assert mark(two.a.state, "uid-mine") is None
 
 
+@pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, again):
-    """The pause comes after the last question and before the first byte: nobody here can know of it."""
+def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, again, behind):
+    """The pause comes after the last question and before the first byte: nobody here can know of it. `behind`: nor does
+    the policy of that API server, which stood still too.
+    """
+    two.api.behind = behind
     two.api.create_pod("mine", P100)
     two.api.create_pod("other", P100)
 
@@ -150,7 +159,7 @@ def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, ag
             two.takes_over(two.a)
 
     two.api.before(late, "create", "*/mine/binding")
-    assert fails(two.a, "mine") == "api"
+    assert fails(two.a, "mine") == ("standby" if behind else "api")
     assert two.api.over_full(P100) == []
     assert list(two.api.given()) == ["other"]
     assert mark(two.a.state, "uid-mine") is None
@@ -203,6 +212,115 @@ def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(t
     two.b.look()
     assert two.b.leadership.denial() is None
     assert fails(two.b, "q") == "refused"
+
+
+def test_what_lands_while_a_term_begins_is_known_before_it_gives_anything_away(two):
+    two.api.behind = True
+    two.api.create_pod("mine", P100)
+    two.api.create_pod("other", P100)
+    binding, made = paths.pods("default", "mine", "binding"), two.api.get(paths.pods("default", "mine"))
+    annotations = assignment.encode(Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)}), assume_time_ns=1)
+    metadata = {"resourceVersion": made["metadata"]["resourceVersion"], "annotations": annotations}
+
+    def lands(_):
+        two.api.client().create(binding, {"metadata": metadata, "target": {"name": "n1"}})
+
+    two.api.before(lands, "patch", "*/mine/status")
+    two.takes_over(two.b)
+    assert list(two.api.given()) == ["mine"]
+    assert fails(two.b, "other") == "refused"
+
+
+def test_a_term_does_not_begin_while_waiting_pods_cannot_be_changed(two):
+    two.api.create_pod("p", P100)
+    down = two.api.fault(Fault(status=503), "patch", "*/p/status", times=math.inf)
+    elector, still = two.b.elector, two.b.elector.holds
+    elector.holds = lambda margin=0.0, epoch=None: still(margin, epoch) and not len(two.api.sent("patch")) > 2
+    for _ in range(9):
+        two.clock.advance(2.0)
+        two.b.look()
+    assert two.b.leadership.term() is None
+    assert len(two.api.sent("patch")) == 3
+    elector.holds = still
+    down.end()
+    two.b.look()
+    assert two.b.leadership.term() is not None
+
+
+def test_a_pod_that_somebody_lets_nobody_change_keeps_no_term_from_beginning(two):
+    """Another webhook or policy: every tenant may have pods that break its rules."""
+    two.api.create_pod("p", P100)
+    two.api.create_pod("q", P100)
+    two.api.fault(Fault(status=403), "patch", "*/p/status", times=math.inf)
+    two.takes_over(two.b)
+    assert two.b.bind("q", "n1") == "bound"
+
+
+def test_a_term_changes_every_waiting_pod_once(two):
+    for i in range(40):
+        two.api.create_pod(f"p{i}", 100)
+    gated = asking("gated", gpu_mem=100)
+    gated["metadata"]["labels"], gated["spec"]["schedulingGates"] = {names.GANG: "g"}, [{"name": names.GANG}]
+    two.api.put(paths.pods(), gated)
+    two.a.bind("p0", "n1")
+    two.takes_over(two.b)
+    changed = sorted(call.path.split("/")[-2] for call in two.api.sent("patch"))
+    assert changed == sorted(f"p{i}" for i in range(1, 40))
+    assert two.api.pods()["p1"]["metadata"]["annotations"][names.TERM].startswith("ns/l/")
+
+
+def gives_back(extender):
+    """As when it is told to end: by the thread of the elector, once all posts have ended."""
+    extender.elector.stop()
+    extender.elector.leave()
+
+
+def takes(extender):
+    """A Lease that was given back."""
+    for _ in range(3):
+        extender.look()
+    assert extender.leadership.term() is not None
+
+
+def test_who_takes_over_from_one_that_had_heard_all_answers_changes_nothing(two):
+    two.api.create_pod("p", 100)
+    two.api.create_pod("q", 100)
+    assert two.a.bind("q", "n1") == "bound"
+    gives_back(two.a)
+    takes(two.b)
+    assert two.api.sent("patch") == []
+
+
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(lost=True), Fault(refused=True)], ids=str)
+def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods(two, fault):
+    two.api.create_pod("p", 100)
+    two.api.create_pod("q", 100)
+    two.api.fault(fault, "create", "*/q/binding")
+    assert two.a.bind("q", "n1") == "bound"  # in the end
+    gives_back(two.a)
+    takes(two.b)
+    assert [call.path for call in two.api.sent("patch")] == [paths.pods("default", "p", "status")]
+
+
+def test_what_one_says_when_it_ends_is_good_for_the_next_alone(two):
+    two.api.create_pod("p", 100)
+    gives_back(two.a)
+    takes(two.b)
+    assert two.api.sent("patch") == []
+    other = Extender(two.api, "c", two.clock, cards={"n1": 1})
+    two.takes_over(other)  # from b, which was killed
+    assert len(two.api.sent("patch")) == 1
+
+
+def test_one_whose_term_never_began_says_nothing_of_those_before(two):
+    two.api.create_pod("p", 100)
+    two.b.reads = lambda: False
+    with pytest.raises(AssertionError):
+        two.takes_over(two.b)
+    assert two.api.holder() == "b"
+    gives_back(two.b)
+    takes(two.a)
+    assert len(two.api.sent("patch")) == 1
 
 
 def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):

@@ -96,11 +96,16 @@ def test_renamed_accounts_are_known_everywhere(render: Render) -> None:
     assert f"system:serviceaccount:{names.NAMESPACE}" not in text(objects)
 
 
-def test_nobody_but_the_device_plugin_patches_annotations(render: Render) -> None:
-    policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
-    accounts = set(re.findall(rf"system:serviceaccount:{names.NAMESPACE}:([\w-]+)", policy))
-    assert accounts == {"cardwise-deviceplugin"}
-    assert f"k == '{names.ASSIGNED}'" in policy.replace("''", "'")
+def test_device_plugin_and_extender_patch_one_annotation_each_and_nobody_else_any(render: Render) -> None:
+    policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")).replace("''", "'")
+    account = rf"system:serviceaccount:{names.NAMESPACE}:([\w-]+)"
+    assert re.findall(
+        rf"k == '([\w./-]+)' && request.userInfo.username == '{account}'", re.sub(r"\s+", " ", policy)
+    ) == [
+        (names.ASSIGNED, "cardwise-deviceplugin"),
+        (names.TERM, "cardwise-extender"),
+    ]
+    assert len(re.findall(account, policy)) == 2
     other = text(one(render(*OTHER), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
     assert "in ['me']" in other.replace("''", "'")
 

@@ -17,14 +17,16 @@ from tests.integration.balancer import Balancer
 from tests.integration.sharing import scheduler_tls
 
 
-def extender_replica(cluster: Cluster, name: str = "extender-b") -> tuple[Process, int, int]:
+def extender_replica(
+    cluster: Cluster, name: str = "extender-b", kubeconfig: Path | None = None
+) -> tuple[Process, int, int]:
     """Beside the first, with the same identity and certificates; and its two ports."""
     fast, slow, metrics = ports.free(3)
     process = cluster.process(name)
     process.start(
         [
             str(Path(sys.executable).parent / "cardwise-extender"),
-            f"--kubeconfig={cluster.state_dir / 'kubeconfig' / 'cardwise-extender'}",
+            f"--kubeconfig={kubeconfig or cluster.state_dir / 'kubeconfig' / 'cardwise-extender'}",
             f"--bind=127.0.0.1:{fast}",
             f"--bind-port-bind=127.0.0.1:{slow}",
             f"--tls-dir={cluster.parts.tls_dir}",
@@ -108,9 +110,9 @@ class Pair:
 
 
 @contextmanager
-def two_extenders(cluster: Cluster) -> Iterator[Pair]:
-    """Both are behind balancers, and kube-scheduler asks these."""
-    process, fast, slow = extender_replica(cluster)
+def two_extenders(cluster: Cluster, kubeconfig: Path | None = None) -> Iterator[Pair]:
+    """Both are behind balancers, and kube-scheduler asks these. `kubeconfig`: of the second one."""
+    process, fast, slow = extender_replica(cluster, kubeconfig=kubeconfig)
     first = cluster.parts.ports
     fronts = [Balancer([first["extender"], fast]), Balancer([first["extender-bind"], slow])]
     tls = cluster.parts.tls_dir

@@ -208,6 +208,12 @@ MAY: dict[str, Sequence[Write]] = {
             "`nominatedNodeName`",
             [patched(lambda world: world.pod("waiting", "status"), {"status": {"nominatedNodeName": "n1"}})],
         ),
+        Write(
+            "patch",
+            "pods/status of waiting pods",
+            "annotation `cardwise.dev/term`",
+            [patched(lambda world: world.pod("waiting", "status"), annotated(names.TERM))],
+        ),
         Write("patch", "nodes", "annotation `cardwise.dev/changed`", [patched(node, annotated(names.NODE_CHANGED))]),
         Write(
             "patch",
@@ -403,6 +409,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("addresses", patched(steady_status, {"status": {"podIP": "1.2.3.4"}}), "status.podIP"),
         Excess("label by status", patched(steady_status, labelled(app="other")), "metadata.labels[app] of pods/status"),
+        Excess("another term", patched(steady_status, annotated(names.TERM)), "the term of waiting pods only"),
         Excess("node status", patched(node_status, capacity(cpu="1"))),
         Excess(
             "health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.health of extendedresources"

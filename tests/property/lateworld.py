@@ -56,7 +56,7 @@ class LateWorld:
         self.asked = {}  # name -> request, of all pods ever
         self.told = {}  # name -> record that the state was told last
         self.running = {}  # uid -> (node, assignment) of containers
-        self.late = []  # (since, name, body) of posts that may land yet
+        self.late = []  # (name, body) of posts that may arrive yet
         self.posting = {}  # name -> (node, assignment, unsure): a thread between begin_bind and finish_bind
         self.health = dict.fromkeys(((node, i) for node, n in CARDS.items() for i in range(n)), "Healthy")
         self.absent = set()  # cards without an ExtendedResource
@@ -74,6 +74,10 @@ class LateWorld:
         """By name."""
         return {pod["metadata"]["name"]: pod for pod in self.api.all(paths.pods())}
 
+    def version(self, name):
+        """The pod's, "" when it is gone."""
+        return self.pods[name]["metadata"]["resourceVersion"] if name in self.pods else ""
+
     def _admit(self, call):
         """What becomes of a call of the binder."""
         if call.headers["User-Agent"] != BINDER:
@@ -81,6 +85,8 @@ class LateWorld:
         if call.verb == "get":
             if self.script[:1] == ["blind"]:
                 raise ConnectionResetError("for reading too it is away")
+            return
+        if call.verb == "patch":
             return
         name = call.path.split("/")[-2]
         answer = self.script.pop(0) if self.script else "429"
@@ -94,7 +100,7 @@ class LateWorld:
         if answer == "403":
             raise Refused(403, "denied")
         if answer in ("late", "blind"):
-            self.late.append((self.clock.now(), name, call.body))
+            self.late.append((name, call.body))
         if answer in ("late", "blind", "never"):
             raise ConnectionResetError("nobody knows what becomes of it")
 
@@ -156,12 +162,14 @@ class LateWorld:
         for node, i in self.health:
             self._report(node, i)
 
-    def _resolve_late(self, data, until):
-        for at, name, body in list(self.late):
-            if at <= until:
-                self.late.remove((at, name, body))
-                if data.draw(st.booleans()):
-                    self._try_land(name, body)
+    def _resolve_late(self, data):
+        """Some land now, some never, and some stand still for longer."""
+        for late in list(self.late):
+            becomes = data.draw(st.sampled_from(["lands", "never lands", "stands"]))
+            if becomes != "stands":
+                self.late.remove(late)
+            if becomes == "lands":
+                self._try_land(*late)
 
     def _try_land(self, name, body):
         with contextlib.suppress(errors.KubeError):
@@ -184,8 +192,11 @@ class LateWorld:
     def _may_be_held(self):
         """By UID, nodes and assignments of which one holds or may come to hold."""
         may = {uid: [at] for uid, at in self.running.items()}
-        posts = [(name, body["target"]["name"], assignment.decode(body["metadata"]["annotations"]))
-                 for _, name, body in self.late]  # fmt: skip
+        posts = [
+            (name, body["target"]["name"], assignment.decode(body["metadata"]["annotations"]))
+            for name, body in self.late
+            if body["metadata"]["resourceVersion"] == self.version(name)
+        ]
         posts += [(name, node, begun.assignment) for name, (node, begun) in self.posting.items()]
         pods = self.pods if posts else {}
         for name, node, made in posts:

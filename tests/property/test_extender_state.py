@@ -8,10 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cardwise.core import assignment, placement, quotas, request
 from cardwise.core.placement import Placement, Unplaceable
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from extender import binder
 from extender.binder import Failed
 from extender.decisions import Begun, Stage
+from extender.leadership import Alone
 from extender.placing import Ask
 from extender.wire import BindArgs
 from tests.extender.worlds import (
@@ -28,7 +29,6 @@ from tests.extender.worlds import (
 )
 from tests.property.lateworld import CARDS, NODES, SLOTS, LateWorld, status
 
-WORK = 60.0  # seconds that the API server may work on a post; the state's patience is longer
 AGAIN = 300.0  # seconds after which kube-scheduler asks for a waiting pod by itself
 slots = st.integers(0, SLOTS - 1)
 sizes = st.sampled_from([P100 // 2, P100 // 2 + 1, P100])
@@ -108,7 +108,8 @@ class Machine(LateWorld, RuleBasedStateMachine):
     @rule(slot=slots, node=st.sampled_from(NODES), script=outcomes)
     def bind_is_asked(self, slot, node, script):
         name = self.slots[slot]
-        self.requests.put(f"uid-{name}", self.asked[name])
+        if name in self.pods:
+            self.requests.put(f"uid-{name}", self.asked[name], self.version(name))
         self.script = list(script)
         args = BindArgs(pod_name=name, pod_namespace="default", pod_uid=f"uid-{name}", node=node)
         with contextlib.suppress(Failed):
@@ -130,13 +131,14 @@ class Machine(LateWorld, RuleBasedStateMachine):
             return
         name = data.draw(st.sampled_from(sorted(self.posting)))
         node, begun = self.posting.pop(name)
+        annotations = assignment.encode(begun.assignment, assume_time_ns=1)
         body = {
-            "metadata": {"annotations": assignment.encode(begun.assignment, assume_time_ns=1)},
+            "metadata": {"annotations": annotations, "resourceVersion": self.version(name)},
             "target": {"name": node},
         }
         stage = Stage.UNSURE if begun.unsure else None
         if outcome == "late":
-            self.late.append((self.clock.now(), name, body))
+            self.late.append((name, body))
             stage = Stage.UNSURE
         elif outcome != "refused":
             try:
@@ -149,8 +151,14 @@ class Machine(LateWorld, RuleBasedStateMachine):
     @rule(data=st.data())
     def a_late_post_lands(self, data):
         if self.late:
-            _, name, body = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
-            self._try_land(name, body)
+            self._try_land(*self.late.pop(data.draw(st.integers(0, len(self.late) - 1))))
+
+    @rule(slot=slots)
+    def somebody_changes_the_pod(self, slot):
+        made = self.pods.get(self.slots[slot])
+        if made is not None:
+            labels = {"changed": str(self.clock.wall_ns())}
+            self.api.edit(paths.pods("default", self.slots[slot]), metadata={"labels": labels})
 
     @rule(count=st.integers(1, 6))
     def the_watch_tells(self, count):
@@ -218,13 +226,13 @@ class Machine(LateWorld, RuleBasedStateMachine):
         # Watches lag and nodes report, but within the grace times.
         self._tell_all()
         self._report_all()
-        self._resolve_late(data, self.clock.now() + seconds - WORK)
+        self._resolve_late(data)
         self._tell_all()
         self.clock.advance(seconds)
         self._upkeep()
 
     def _upkeep(self):
-        binder.look_up(self.client, self.state, clock=self.clock)
+        binder.look_up(self.client, self.state, Alone(), clock=self.clock)
         if self.state.waiters.touch_due() is not None:
             self.refused.clear()
 

@@ -1,10 +1,12 @@
 """Rules 1 and 5 with several extenders: leases are lost, calls stand still at any point, watches lag.
 
-A post is carried out at once, or not at all, or when its term is long over: process or network stood still after the
-last question. One that lands late in its own term is in test_extender_state.py.
+A post is carried out at once, or not at all, or when its term is long over: process, network or an API server stood
+still after the last question, and the policy of that API server may be behind, so that it knows no newer term. One that
+lands late in its own term is in test_extender_state.py.
 """
 
 import contextlib
+import itertools
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ QUOTA = 1  # shares of the namespace "default"
 
 whose = st.integers(0, 1)
 pods = st.integers(0, PODS - 1).map("p{}".format)
+outcomes = st.sampled_from(["heard", "unheard", "lost", "late", "late"])
 
 
 class Machine(RuleBasedStateMachine):
@@ -32,7 +35,8 @@ class Machine(RuleBasedStateMachine):
         self.api = Cluster(self.clock)
         for i, mem in enumerate(mems):
             self.api.create_pod(f"p{i}", mem, namespace="default" if i % 2 else "team")
-        self.extenders = [Extender(self.api, name, self.clock, cards=CARDS, quota={"shares": QUOTA}) for name in "ab"]
+        self.numbers = itertools.count()
+        self.extenders = [self._start(), self._start()]
         self.standing = []  # calls between the decision and the post: extender, pod, what was decided, term
         self.sent = []  # posts that have not arrived: extender, path, body, term
         for each in self.extenders * 2:
@@ -75,9 +79,9 @@ class Machine(RuleBasedStateMachine):
         if extender is not None:
             extender.filter(pod, "n1")
 
-    @rule(pod=pods)
-    def bind_is_asked(self, pod):
-        """The call stands still once it has decided."""
+    @rule(pod=pods, outcome=outcomes | st.none())
+    def bind_is_asked(self, pod, outcome):
+        """The call stands still once it has decided, with the pod as filter or a look has shown it; or it goes on."""
         extender = self._answering()
         if extender is None:
             return
@@ -85,41 +89,71 @@ class Machine(RuleBasedStateMachine):
         who = (made["metadata"]["namespace"], pod)
         begun = extender.state.begin_bind(f"uid-{pod}", who, request.parse(made), "n1", "binpack", term=term)
         if isinstance(begun, Begun):
-            self.standing.append((extender, paths.pods(*who, "binding"), begun, term))
+            path, version = paths.pods(*who, "binding"), made["metadata"]["resourceVersion"]
+            self.standing.append((extender, path, begun, term, version))
+            if outcome is not None:
+                self._go_on(len(self.standing) - 1, outcome)
 
-    @rule(data=st.data(), outcome=st.sampled_from(["heard", "unheard", "lost", "late"]))
+    @rule(data=st.data(), outcome=outcomes)
     def a_call_goes_on(self, data, outcome):
-        if not self.standing:
-            return
-        at = data.draw(st.integers(0, len(self.standing) - 1))
-        extender, path, begun, term = self.standing.pop(at)
+        if self.standing:
+            self._go_on(data.draw(st.integers(0, len(self.standing) - 1)), outcome)
+
+    @rule(which=whose)
+    def one_is_told_to_end_and_another_comes(self, which):
+        """Its posts have ended, as far as it knows."""
+        old = self.extenders[which]
+        if not old.cut:
+            old.elector.stop()
+            old.elector.leave()
+            self.extenders[which] = self._start()
+
+    def _start(self):
+        name = f"extender-{next(self.numbers)}"
+        return Extender(self.api, name, self.clock, cards=CARDS, quota={"shares": QUOTA})
+
+    def _go_on(self, at, outcome):
+        extender, path, begun, term, version = self.standing.pop(at)
         stage = Stage.UNSURE if begun.unsure else None
-        with extender.leadership.posting(term) as left:
-            annotations = assignment.encode(begun.assignment, assume_time_ns=1)
-            annotations[names.TERM] = extender.leadership.word(term)
-            body = {"metadata": {"annotations": annotations}, "target": {"name": "n1"}}
+        annotations = assignment.encode(begun.assignment, assume_time_ns=1)
+        annotations[names.TERM] = extender.leadership.word(term)
+        body = {"metadata": {"annotations": annotations, "resourceVersion": version}, "target": {"name": "n1"}}
+        with contextlib.suppress(errors.Conflict, errors.Unreachable), extender.leadership.posting(term) as left:
             if left > 0 and outcome in ("lost", "late"):
                 stage = Stage.UNSURE
                 if outcome == "late":
                     self.sent.append((extender, path, body, term))
-            elif left > 0 and not extender.cut:
-                try:
-                    extender.client.request("POST", path, body=body)
-                    stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
-                except errors.Conflict:
-                    pass
+                raise errors.Unreachable("nobody knows what becomes of it")
+            if left > 0 and not extender.cut:
+                extender.client.request("POST", path, body=body)
+                stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
+                if outcome == "unheard":
+                    raise errors.Unreachable("it was carried out")
         extender.state.finish_bind(f"uid-{path.split('/')[-2]}", stage)
 
     @rule(data=st.data())
-    def what_was_late_arrives(self, data):
+    def a_call_looks_again(self, data):
+        """Its Binding was refused, since somebody has changed the pod."""
+        if self.standing:
+            at = data.draw(st.integers(0, len(self.standing) - 1))
+            extender, path, begun, term, _ = self.standing[at]
+            if not extender.cut:
+                labels = {"changed": str(self.clock.wall_ns())}
+                made = self.api.edit(path.removesuffix("/binding"), metadata={"labels": labels})
+                self.standing[at] = (extender, path, begun, term, made["metadata"]["resourceVersion"])
+
+    @rule(data=st.data(), behind=st.booleans())
+    def what_was_late_arrives(self, data, behind):
         over = [each for each in self.sent if each[0].leadership.term() != each[3]]
         if not over:
             return
         sent = data.draw(st.sampled_from(range(len(over))))
         _, path, body, _ = over[sent]
         self.sent.remove(over[sent])
+        self.api.behind = behind
         with contextlib.suppress(errors.Conflict, errors.Invalid):
             self.api.client().request("POST", path, body=body)
+        self.api.behind = False
 
     @invariant()
     def no_card_and_no_quota_is_given_twice(self):
