@@ -19,6 +19,7 @@ from extender.inventory import Inventory, Report
 from extender.projection import PodRecord
 
 _PLANS = (Stage.PLANNED, Stage.HELD)
+_MOST_LAPSED = 4096
 
 
 class Claims:
@@ -31,6 +32,7 @@ class Claims:
         self._pods: dict[str, PodRecord] = {}  # bound and not finished
         self._tentative: dict[str, Tentative] = {}
         self._ghosts: dict[str, Ghost] = {}
+        self._lapsed: dict[str, Holding] = {}  # ghosts whose time was over: their node may have been away for longer
 
     def holding(self, uid: str) -> Holding | None:
         """What the pod holds, all told."""
@@ -41,9 +43,10 @@ class Claims:
         if tentative is not None:
             return tentative.holding
         ghost = self._ghosts.get(uid)
-        if ghost is None:
-            return None
-        return replace(ghost.holding, mark="held") if self._is_reported(ghost) else ghost.holding
+        if ghost is not None:
+            return replace(ghost.holding, mark="held") if self._is_reported(ghost.holding) else ghost.holding
+        lapsed = self._lapsed.get(uid)
+        return replace(lapsed, mark="held") if lapsed is not None and self._is_reported(lapsed) else None
 
     def stray(self, report: Report) -> Holding | None:
         """What the node's report adds to its cards: nothing where the pod is known to be there or to have been."""
@@ -84,6 +87,7 @@ class Claims:
         """The API server has the pod on its node, with an assignment."""
         self._pods[pod.uid] = pod
         self._ghosts.pop(pod.uid, None)
+        self._lapsed.pop(pod.uid, None)
         tentative = self._tentative.get(pod.uid)
         if tentative is not None and tentative.stage is not Stage.BINDING:
             del self._tentative[pod.uid]
@@ -101,14 +105,17 @@ class Claims:
             last = tentative.holding
         if ended:
             self._ghosts.pop(uid, None)
+            self._lapsed.pop(uid, None)
         elif last is not None:
             self._haunt(last)
 
     def unreported(self, report: Report) -> None:
         """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go."""
         ghost = self._ghosts.get(report.uid)
-        if ghost is not None and ghost.holding.node == report.node and not self._is_reported(ghost):
-            del self._ghosts[report.uid]
+        last = ghost.holding if ghost is not None else self._lapsed.get(report.uid)
+        if last is not None and last.node == report.node and not self._is_reported(last):
+            self._ghosts.pop(report.uid, None)
+            self._lapsed.pop(report.uid, None)
 
     def noted(self, report: Report) -> None:
         """The extender before us has seen the pod vanish from the node; we have not seen it at all."""
@@ -178,9 +185,13 @@ class Claims:
     def drop_ghosts(self) -> list[str]:
         """Ends those whose time is over and whose node says nothing. Returns their pods."""
         now = self._clock.now()
-        ghosts = [uid for uid, ghost in self._ghosts.items() if now > ghost.until and not self._is_reported(ghost)]
+        ghosts = [
+            uid for uid, ghost in self._ghosts.items() if now > ghost.until and not self._is_reported(ghost.holding)
+        ]
         for uid in ghosts:
-            del self._ghosts[uid]
+            self._lapsed[uid] = self._ghosts.pop(uid).holding
+        while len(self._lapsed) > _MOST_LAPSED:
+            del self._lapsed[next(iter(self._lapsed))]
         return ghosts
 
     def unconfirmed(self) -> list[Holding]:
@@ -191,11 +202,12 @@ class Claims:
         posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)
         return posted and self._clock.now() - tentative.since > self._patience.confirm
 
-    def _is_reported(self, ghost: Ghost) -> bool:
+    def _is_reported(self, last: Holding) -> bool:
         """By the node where the pod was."""
-        return self._reports.reports(ghost.holding.uid, ghost.holding.node)
+        return self._reports.reports(last.uid, last.node)
 
     def _haunt(self, last: Holding) -> None:
+        self._lapsed.pop(last.uid, None)
         self._ghosts[last.uid] = Ghost(replace(last, mark="ghost"), self._clock.now() + self._patience.ghost)
 
 

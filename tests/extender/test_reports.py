@@ -100,6 +100,23 @@ def test_the_silence_of_a_node_that_was_never_asked_ends_no_ghost(world):
     assert mark(world, "uid-a") == "ghost"
 
 
+def test_a_node_that_was_away_for_longer_is_believed_about_its_own_pods(world, clock):
+    clock.advance(21)
+    world.tick()
+    assert used(world) == 0
+    says(world, "n2", held("uid-a", 4069))
+    assert used(world) == 0
+    says(world, "n1", held("uid-a", 1), index=1)
+    assert (mark(world, "uid-a"), used(world)) == ("held", 4069)
+    clock.advance(1000)
+    world.tick()
+    assert used(world) == 4069
+    says(world, "n1", index=1)
+    assert (mark(world, "uid-a"), used(world)) == (None, 0)
+    says(world, "n1", held("uid-a", 4069), index=1)
+    assert used(world) == 0, "it has let go of it once"
+
+
 def test_a_card_that_goes_takes_what_only_its_node_says_with_it(world):
     says(world, "n2", held("stranger", 5000))
     world.remove_card(as_card(resource(0, node="n2"))[0])
