@@ -4,15 +4,13 @@ import json
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
-from cardwise.runtime import httpcalls, logs, serving
+from cardwise.runtime import logs, serving
 from cardwise.runtime.settings import HostPort
 
 released = threading.Event()
 stuck = threading.Event()
-out = sys.stdout
 
 
 def say(word: str) -> None:
@@ -25,26 +23,16 @@ def app():
     def wsgi(environ, start_response):
         path = environ["PATH_INFO"]
         if path == "/wait":
-            released.wait(60)
+            say("waits")
+            released.wait()
         elif path == "/release":
             released.set()
-        elif path == "/close":
-            environ[httpcalls.CLOSE]()
         elif path == "/stuck":
             stuck.set()
-        elif path == "/nap":
-            time.sleep(1.0)
-        elif path == "/body":
-            environ["wsgi.input"].read()
-        elif path == "/fail":
-            raise RuntimeError("the application has failed")
         elif path == "/echo":
-            body = environ["wsgi.input"].read()
-            start_response("200 OK", [])
-            return [body]
-        body = f"{path} {threading.current_thread().name} {os.getpid()}".encode()
-        start_response("200 OK", [("Content-Length", str(len(body)))])
-        return [body]
+            environ["wsgi.input"].read()
+        start_response("200 OK", [])
+        return [f"{path} {threading.current_thread().name} {os.getpid()}".encode()]
 
     return wsgi
 
@@ -64,10 +52,11 @@ def main() -> None:
         app,
         [HostPort("127.0.0.1", settings["port"])],
         most_body=1 << 20,
-        threads=settings.get("threads", 2),
+        threads=2,
         tls=tls,
         client_ca=settings.get("client_ca", False),
         on_worker_start=start,
+        on_worker_stopping=lambda: None if settings.get("hangs") else released.set(),
         on_worker_stop=lambda: say("stop"),
         alive=lambda: not stuck.is_set(),
         slow_bind=HostPort("127.0.0.1", slow) if slow else None,

@@ -22,10 +22,13 @@ PATIENCE = 60.0  # seconds: only decides how late a broken test fails
 BIG = 8 << 20  # bytes of an answer, which no buffer of the kernel takes
 
 
+Contexts = Callable[[], ssl.SSLContext]
+
+
 class Serving:
     """A server in a thread; /wait waits for `released`, /big answers with more than anybody takes at once."""
 
-    def __init__(self, limits: Limits, context: ssl.SSLContext | None, threads: int) -> None:
+    def __init__(self, limits: Limits, context: Contexts | None, threads: int) -> None:
         self.clock = FakeClock()
         self.released = threading.Event()
         self.waiting = threading.Semaphore(0)
@@ -37,7 +40,7 @@ class Serving:
         self.server = HttpServer(
             self.app,
             [Listener(listening, lambda _: pool)],
-            context=(lambda: context) if context is not None else None,
+            context=context,
             limits=limits,
             clock=self.clock,
         )
@@ -88,7 +91,7 @@ Serve = Callable[..., Serving]
 def serve() -> Iterator[Serve]:
     started: list[Serving] = []
 
-    def start(context: ssl.SSLContext | None = None, threads: int = 2, **limits) -> Serving:
+    def start(context: Contexts | None = None, threads: int = 2, **limits) -> Serving:
         started.append(Serving(Limits(**limits), context, threads))
         return started[-1]
 
@@ -104,8 +107,9 @@ def files(tmp_path_factory) -> Path:
     return directory
 
 
-def tls(files: Path, *, client_ca: bool = True) -> ssl.SSLContext:
-    return server_context(files / "tls.crt", files / "tls.key", files / "ca.crt" if client_ca else None)
+def tls(files: Path, *, client_ca: bool = True) -> Contexts:
+    context = server_context(files / "tls.crt", files / "tls.key", files / "ca.crt" if client_ca else None)
+    return lambda: context
 
 
 def client(files: Path, *, show: bool = True) -> ssl.SSLContext:
