@@ -86,6 +86,8 @@ def write_inventory(folder: Path, node: str, cards: Sequence[TestCard], seen_at:
     scratch = inventory.with_suffix(".new")
     scratch.write_text(yaml.safe_dump({"cards": entries}, sort_keys=False))
     scratch.rename(inventory)
+    for gone in sorted(set(devices.glob("nvidia[0-9]*")) - {devices / f"nvidia{index}" for index in range(len(cards))}):
+        gone.unlink()
     return inventory
 
 

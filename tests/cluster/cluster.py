@@ -317,7 +317,7 @@ class Cluster:
             seen_at = Path(node.OWN_FOLDER) if spec.chart else None
             cards.write_inventory(self.node(name).folder, name, of_node, seen_at)
             if spec.rdma_devices:
-                devices.write(self.node(name).folder, name, spec.rdma_devices, len(of_node))
+                devices.write(self.node(name).folder, name, spec.rdma_devices)
             if nvidia:
                 toolkit.write(self.node(name).folder, name, len(of_node))
             self.node(name).start_runtime(

@@ -11,10 +11,13 @@ from tests.devices.trees import Tree
 FILE = "devices.yaml"
 
 
-def write(folder: Path, node: str, count: int, cards_before: int) -> None:
-    """The tree and the device plugin's file of one node. `cards_before`: so many numbers are its cards'."""
+_CARDS = 8  # the numbers that the cards of a node may have come first
+
+
+def write(folder: Path, node: str, count: int) -> None:
+    """The tree and the device plugin's file of one node."""
     tree = Tree(folder)
-    numbers = cards.device_numbers(cards_before + 1 + 2 * count)[cards_before:]
+    numbers = cards.device_numbers(_CARDS + 1 + 2 * count)[_CARDS:]
     tree.node("infiniband/rdma_cm", numbers.pop())
     for index in range(count):
         on = tree.pci(f"0000:3b:00.{index}", "15b3", "1018", "020700", driver="mlx5_core", numa=0, net=[f"ib{index}"])

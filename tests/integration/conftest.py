@@ -55,7 +55,7 @@ class SpecOf:
 # The clusters that files share, by the name that they give to `pytest.mark.cluster`; the order is that of the run.
 KINDS: Mapping[str, SpecOf] = {
     "bare": SpecOf(nodes=2 if os.geteuid() == 0 else 0, parts=False),
-    "nodes": SpecOf(nodes=2),
+    "nodes": SpecOf(nodes=2, rdma_devices=2),
     "sim": SpecOf(),
 }
 
@@ -146,18 +146,6 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(reporter))
-
-
-@pytest.fixture(scope="session")
-def sim_cluster() -> Iterator[Cluster]:
-    """Control plane and parts with four simulated nodes of two P100 cards, sim-1 to sim-4."""
-    yield from started(SpecOf(sim_nodes=4))
-
-
-@pytest.fixture(scope="session")
-def node_cluster() -> Iterator[Cluster]:
-    """Two real nodes, n1 and n2, of two P100 cards each, and all parts."""
-    yield from started(SpecOf(nodes=2))
 
 
 @pytest.hookimpl(wrapper=True)

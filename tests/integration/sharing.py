@@ -19,7 +19,7 @@ from cardwise.core.assignment import Assignment
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster import Cluster, simnodes
-from tests.cluster.cards import DEFAULT, TestCard
+from tests.cluster.cards import DEFAULT, TestCard, write_inventory
 from tests.cluster.images import IDLE
 from tests.cluster.processes import PATIENCE, Process, wait_for
 
@@ -326,6 +326,32 @@ def wait_for_classes(space: Space, *classes: str) -> None:
             return False
 
         space.wait(taken, f"the webhook knows class {name}")
+
+
+@contextmanager
+def cards_of(cluster: Cluster, **nodes: Sequence[TestCard]) -> Iterator[None]:
+    """Real nodes have these cards for a while, as when somebody plugs them in; by default two P100 each."""
+    try:
+        _plug_in(cluster, nodes)
+        yield
+    finally:
+        _plug_in(cluster, dict.fromkeys(nodes, DEFAULT))
+
+
+def _plug_in(cluster: Cluster, nodes: Mapping[str, Sequence[TestCard]]) -> None:
+    for node, cards in nodes.items():
+        write_inventory(cluster.node(node).folder, node, cards)
+    wanted = {(node, index): card.memory_mib for node, cards in nodes.items() for index, card in enumerate(cards)}
+
+    def known() -> bool:
+        seen = {card: total for card, (total, _, _) in inspect(cluster).items() if card[0] in nodes}
+        told = {node: cluster.api.get(paths.nodes(node))["status"]["allocatable"] for node in nodes}
+        return seen == wanted and all(
+            told[node].get(names.GPU_MEM) == str(sum(card.memory_mib for card in cards))
+            for node, cards in nodes.items()
+        )
+
+    cluster.wait(known, "the nodes tell of their cards, and the extender knows them")
 
 
 def outlive_lease(cluster: Cluster) -> None:

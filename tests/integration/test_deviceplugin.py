@@ -219,7 +219,7 @@ def test_a_container_has_its_card_and_no_other(hand):
 
 def test_equal_pods_bound_together_are_not_swapped(hand):
     with ThreadPoolExecutor(8) as threads:
-        uids = list(threads.map(lambda i: hand.pod(f"p{i}", i % 2, 500), range(40)))
+        uids = list(threads.map(lambda i: hand.pod(f"p{i}", i % 2, 500), range(16)))
     hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told")
     for i, uid in enumerate(uids):
         lines = hand.told(uid).splitlines()

@@ -177,7 +177,9 @@ def test_a_member_that_cannot_be_scheduled_lets_nothing_be_held_for_long(cluster
     space.wait(lambda: len(bound(space)) == 3, "with another member it is bound")
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "freeze"])
+@pytest.mark.parametrize(
+    "how", ["kill", pytest.param("stop", marks=pytest.mark.soak), pytest.param("freeze", marks=pytest.mark.soak)]
+)
 def test_an_extender_that_dies_between_the_first_and_the_last_bind(cluster, space, how):
     """A part of the gang is bound then. The rest follows, and before that nobody else gets its cards."""
     size = 40

@@ -88,13 +88,13 @@ def replicas(cluster: Cluster) -> Iterator[Process]:
         yield pair.second
 
 
-@pytest.mark.parametrize("unit", ["shares", "memoryMiB"])
 class TestReplicasThatAreKilled:
-    def test_never_above_the_quota(self, space, replicas, unit):
-        never_above(space, replicas, unit, pods=200, shares=40)
+    def test_never_above_the_quota(self, space, replicas):
+        never_above(space, replicas, "shares", pods=120, shares=24)
 
     @pytest.mark.soak
     @pytest.mark.timeout(3600)
+    @pytest.mark.parametrize("unit", ["shares", "memoryMiB"])
     def test_never_above_the_quota_with_five_hundred_pods(self, space, replicas, unit):
         never_above(space, replicas, unit, pods=500, shares=100)
 

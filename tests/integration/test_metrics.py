@@ -63,8 +63,8 @@ def space(cluster: Cluster) -> Iterator[Space]:
     made.put(workload("half", gpu_mem=P100 // 2, gpu_core=50))
     made.create(member("pair-0", "pair", 2, gpu_mem=1024))
     made.create(member("pair-1", "pair", 2, gpu_mem=1024))
-    made.placed("pair-0", 60)
-    made.placed("pair-1", 60)
+    made.placed("pair-0")
+    made.placed("pair-1")
     made.create(workload("waits", gpu_count=2, node="n1" if made.placed("half")[0] == "n1" else "n2"))
     made.wait(lambda: "Insufficient" in made.reasons("waits"), "waits is told why it waits")
     with pytest.raises(errors.KubeError):

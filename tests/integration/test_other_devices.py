@@ -1,6 +1,6 @@
 """Devices that are not GPUs on the real API server, scheduler and kubelet: from a limit to the node that opens.
 
-One real node with two cards and two RDMA devices of its own (tests/cluster/devices.py).
+A real node with two cards and two RDMA devices of its own (tests/cluster/devices.py).
 """
 
 import json
@@ -14,11 +14,11 @@ import yaml
 from cardwise.core import names
 from cardwise.kube import paths
 from tests.cluster import Cluster
-from tests.integration.conftest import SpecOf, started
 from tests.integration.sharing import IDLE, Json, Space, assigned, device_numbers, probe, where, workload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(240)]
 
+NODE = "n1"
 RDMA = names.CLASS_PREFIX + "rdma"
 OWN = {0: ("uverbs0", "umad0"), 1: ("uverbs1", "umad2")}  # nodes of each device; rdma_cm is common
 # What its device plugin says to a container, after what it sees and can open (sharing.PROBE).
@@ -29,46 +29,40 @@ tell cards $NVIDIA_VISIBLE_DEVICES $CARDWISE_MEM_LIMIT_MIB
 """
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    yield from started(SpecOf(nodes=1, rdma_devices=2))
-
-
-@pytest.fixture
-def space(cluster: Cluster) -> Iterator[Space]:
+@pytest.fixture(autouse=True, scope="module")
+def _class(cluster: Cluster) -> Iterator[None]:
     spec = {"selector": {"matchLabels": {"kind": "rdma"}}}
     cluster.apply(
         [{"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": "rdma"}, "spec": spec}]
     )
     cluster.wait(lambda: offered(cluster) == "2", "n1 offers two RDMA devices")
-    made = Space(cluster, "devices")
-    yield made
-    made.clear()
+    yield
+    cluster.kubectl("delete", "resourceclass", "rdma")
 
 
 def offered(cluster: Cluster) -> str | None:
-    status = cluster.api.get(paths.nodes("n1"))["status"]
+    status = cluster.api.get(paths.nodes(NODE))["status"]
     amounts = {status[kind].get(RDMA) for kind in ("capacity", "allocatable")}
     return amounts.pop() if len(amounts) == 1 else None
 
 
 def resources(cluster: Cluster) -> list[Json]:
-    """The ExtendedResources of the RDMA devices, by index."""
-    found = cluster.api.get(paths.extendedresources())["items"]
+    """The ExtendedResources of the node's RDMA devices, by index."""
+    found = cluster.api.get(paths.extendedresources(), {"labelSelector": f"{names.NODE_LABEL}={NODE}"})["items"]
     return sorted((one for one in found if one["spec"]["kind"] == "rdma"), key=lambda one: one["spec"]["index"])
 
 
 def numbers(cluster: Cluster) -> dict[str, str]:
     """ "major:minor" of every card, by index, and of every RDMA node, by name."""
-    found = device_numbers(cluster, "n1")
-    for path in sorted((cluster.node("n1").folder / "dev" / "infiniband").iterdir()):
+    found = device_numbers(cluster, NODE)
+    for path in sorted((cluster.node(NODE).folder / "dev" / "infiniband").iterdir()):
         number = Path(path).stat().st_rdev
         found[path.name] = f"{os.major(number)}:{os.minor(number)}"
     return found
 
 
 def asking(name: str, limits: Json, **settings: object) -> Json:
-    made = workload(name, **settings)  # type: ignore[arg-type]
+    made = workload(name, node=NODE, **settings)  # type: ignore[arg-type]
     made["spec"]["containers"][0]["resources"] = {"limits": limits}
     return made
 
@@ -129,7 +123,7 @@ def test_a_card_alone_opens_no_device(space):
 def test_two_containers_have_two_devices(space):
     limits = {"limits": {RDMA: "1"}}
     one = {"image": "cardwise.local/busybox:1", "resources": limits, "command": ["sh", "-c", IDLE]}
-    space.create(workload("two", [one | {"name": "left"}, one | {"name": "right"}]))
+    space.create(workload("two", [one | {"name": "left"}, one | {"name": "right"}], node=NODE))
     space.running("two")
     told = {
         space.inside("two", "echo $CARDWISE_RDMA_DEVICES; ls /dev/infiniband", main=name) for name in ("left", "right")
@@ -142,10 +136,10 @@ def test_who_comes_when_all_are_taken_waits_until_one_is_free(space):
         space.create(asking(name, {"rdma": 1}, command=IDLE))
         if name != "c":
             space.running(name)
-    space.wait(lambda: "FailedScheduling" in space.reasons("c"), "c is told that it waits")
+    space.refused("c")
     assert not space.get("c")["spec"].get("nodeName")
     (freed,) = devices_of(space.get("a"))
-    space.kubectl("delete", "pod", "a", "--wait=false")
+    space.delete("a")
     space.running("c")
     assert devices_of(space.get("c")) == [freed]
     assert space.phase("b") == "Running"
@@ -164,7 +158,7 @@ def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
 
 
 def test_a_device_whose_port_is_down_is_given_to_nobody_until_it_is_up(space):
-    state = space.cluster.node("n1").folder / "sys/class/infiniband/mlx5_0/ports/1/state"
+    state = space.cluster.node(NODE).folder / "sys/class/infiniband/mlx5_0/ports/1/state"
 
     def health() -> str:
         return str(resources(space.cluster)[0]["status"]["health"])
@@ -175,7 +169,7 @@ def test_a_device_whose_port_is_down_is_given_to_nobody_until_it_is_up(space):
     space.running("other")
     assert devices_of(space.get("other")) == [resources(space.cluster)[1]["spec"]["uuid"]]
     space.create(asking("waits", {RDMA: 1}, command=IDLE))
-    space.wait(lambda: "FailedScheduling" in space.reasons("waits"), "the next one waits")
+    space.refused("waits")
     state.write_text("4: ACTIVE\n")
     space.running("waits")
 
@@ -185,7 +179,7 @@ def test_the_first_device_of_a_class_wakes_who_waits_for_it(space):
     made = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": "gold"}, "spec": spec}
     space.cluster.apply([made])
     space.create(asking("waits", {names.CLASS_PREFIX + "gold": 1}, command=IDLE))
-    space.wait(lambda: "FailedScheduling" in space.reasons("waits"), "it is told that it waits")
+    space.refused("waits")
     device = resources(space.cluster)[1]["metadata"]["name"]
     space.kubectl("label", "extendedresource", device, "tier=gold")
     space.running("waits")
@@ -198,7 +192,7 @@ def test_a_killed_plugin_knows_who_has_what(space):
     space.create(asking("keeps", {RDMA: 1}, command=IDLE))
     space.running("keeps")
     plugin = space.cluster.process("deviceplugin-n1")
-    spec = next(space.cluster.node("n1").cdi_dir.glob("cardwise.dev-share-*.json"))
+    spec = next(space.cluster.node(NODE).cdi_dir.glob("cardwise.dev-share-*.json"))
     before = json.loads(spec.read_text())
 
     def registrations() -> int:

@@ -35,7 +35,7 @@ from tests.integration.sharing import (
 from tests.integration.tenancy import Attack, By, Tenant, told_by
 from tests.runtime.attacking import HELLO, trickling
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(300)]
 
 ATTACKS = (*PAST_CARDWISE, *ANOTHER_CARD, *BIGGER_SHARE, *PAST_THE_SCHEDULER, *QUOTAS_AND_RIGHTS, *CARDWISE_ITSELF)
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -67,18 +67,18 @@ def guarding() -> list[Json]:
 
 
 @pytest.fixture(scope="module")
-def tenant(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
+def tenant(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
     """With the pods in his namespace that the attacks are about."""
-    made = Tenant(node_cluster, "tenant", tmp_path_factory.mktemp("tenant"))
+    made = Tenant(cluster, "tenant", tmp_path_factory.mktemp("tenant"))
     for obj in guarding():
         obj["metadata"] |= (
             {"name": made.guarded.name} if obj["kind"] == "Namespace" else {"namespace": made.guarded.name}
         )
-        node_cluster.apply([obj])
-    node_cluster.api.create(made.of("configmaps"), {"metadata": {"name": "stolen"}, "data": STOLEN})
+        cluster.apply([obj])
+    cluster.api.create(made.of("configmaps"), {"metadata": {"name": "stolen"}, "data": STOLEN})
     create(made, workload("steady", gpu_mem=64, node=NODE))
     runtime = {"metadata": {"name": OF_NVIDIA}, "handler": "runc"}
-    node_cluster.api.create(RUNTIME_CLASSES, runtime)
+    cluster.api.create(RUNTIME_CLASSES, runtime)
     create(made, workload("sharing", gpu_mem=64, node=NODE, spec={"runtimeClassName": OF_NVIDIA}))
     null = {"volumes": [{"name": "null", "hostPath": {"path": "/dev/null"}}]}
     create(made, workload("idle", node=NODE, spec=null))
@@ -92,8 +92,7 @@ def tenant(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
     yield made
     for space in (made.space, made.guarded):
         space.clear()
-        node_cluster.kubectl("delete", "namespace", space.name, "--wait=false")
-    node_cluster.api.delete(f"{RUNTIME_CLASSES}/{OF_NVIDIA}")
+    cluster.api.delete(f"{RUNTIME_CLASSES}/{OF_NVIDIA}")
     made.close()
 
 
@@ -116,7 +115,7 @@ def quotas_stand(tenant: Tenant) -> bool:
 
 def ended(tenant: Tenant, *pods: str) -> None:
     space = tenant.space
-    space.wait(lambda: all(space.phase(name) == "Succeeded" for name in pods), f"{', '.join(pods)} have looked", 120)
+    space.wait(lambda: all(space.phase(name) == "Succeeded" for name in pods), f"{', '.join(pods)} have looked")
 
 
 @pytest.mark.parametrize("attack", [one for one in ATTACKS if one.tries], ids=lambda one: one.id)
@@ -177,7 +176,7 @@ def test_t07_an_ephemeral_container_opens_no_card(tenant: Tenant) -> None:
         (state,) = tenant.space.get("steady")["status"].get("ephemeralContainerStatuses") or [{}]
         return str(state.get("state", {}).get("terminated", {}).get("message", "")).splitlines()
 
-    tenant.space.wait(lambda: bool(told()), "the ephemeral container has looked", 120)
+    tenant.space.wait(lambda: bool(told()), "the ephemeral container has looked")
     assert told() == [f"refused {index} Operation not permitted" for index in numbers]
 
 
@@ -222,7 +221,7 @@ def test_t18_a_forged_assignment_is_taken_out(tenant: Tenant) -> None:
     limits = {names.GPU_MEM: "64", names.SHARE: "7", names.PLACE_MARKER: "5", names.BIND_MARKER: "5"}
     asking = container() | {"resources": {"limits": limits}}
     create(tenant, workload("forged", [asking], node=NODE, annotations=FORGED | {names.ASSIGNMENT: victim}))
-    tenant.space.running("forged", timeout=120)
+    tenant.space.running("forged")
     pod = tenant.space.get("forged")
     (share,) = assigned(pod).shares()
     assert (share.mem, share.whole, pod["metadata"]["annotations"][names.POD_MEM]) == (64, False, "64")
@@ -251,26 +250,23 @@ def test_t30_a_forced_deletion_frees_nothing_early(tenant: Tenant) -> None:
     space = tenant.space
     both = [container(whole_gpu=2) | {"command": ["sh", "-c", STUBBORN]}]
     first = create(tenant, workload("twin", both, node=OTHER, grace=30))
-    space.running("twin", timeout=120)
+    space.running("twin")
     tenant.edit.delete(tenant.of("pods", "twin"), FORCED)
     second = create(tenant, workload("twin", whole_gpu=2, node=OTHER))
-    space.running("twin", timeout=120)
+    space.running("twin")
     log = tenant.cluster.process(f"deviceplugin-{OTHER}").log.read_text().splitlines()
     said = [json.loads(line) for line in log if '"uid":"' in line]
     told = [(one["event"], one["uid"]) for one in said if one["event"] in ("granted", "freed")]
     assert told.index(("freed", first)) < told.index(("granted", second))
-    space.kubectl("delete", "pod", "twin", "--wait=false")
+    space.delete("twin")
 
 
 def test_t35_a_gang_that_is_not_whole_holds_nothing(tenant: Tenant) -> None:
-    neighbour = Space(tenant.cluster, "neighbour")
-    try:
+    with Space(tenant.cluster, "neighbour") as neighbour:
         neighbour.create(workload("whole", whole_gpu=1, node=NODE))
-        neighbour.running("whole", timeout=120)
+        neighbour.running("whole")
         assert all("gated" not in pod for _, _, pods in inspect(tenant.cluster).values() for pod in pods)
         assert not tenant.space.get("gated")["spec"].get("nodeName")
-    finally:
-        neighbour.clear()
 
 
 def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:

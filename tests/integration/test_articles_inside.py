@@ -1,0 +1,107 @@
+"""What a container sees of its share, on real nodes: its environment, its card and no other."""
+
+import json
+
+import pytest
+import yaml
+
+from cardwise.core import names
+from tests.build import container
+from tests.integration.sharing import Space, device_numbers, probe, probed, where, workload
+
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]
+
+SHOWN = "env | grep -E 'ALIYUN|NVIDIA|CUDA|CARDWISE|XLA|CUPY' | sort"
+
+
+def environment(space: Space, name: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in space.inside(name, SHOWN).splitlines())
+
+
+def expected(**others: str) -> dict[str, str]:
+    """Of 8138 MiB on card 0 of two P100."""
+    return {
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        "ALIYUN_COM_GPU_MEM_POD": "8138",
+        "ALIYUN_COM_GPU_MEM_DEV": "16276",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "8138",
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CARDWISE_MEM_LIMIT_MIB": "8138",
+        "CARDWISE_MEM_FRACTION": "0.5000",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5000",
+        "CUPY_GPU_MEMORY_LIMIT": str(8138 * 1024 * 1024),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8138M",  # of no effect where the node has no MPS
+    } | others
+
+
+def test_real_nodes_show_their_cards_too(space):
+    for node in ("n1", "n2"):
+        status = json.loads(space.kubectl("get", "node", node, "-o", "json"))["status"]
+        for kind in ("capacity", "allocatable"):
+            assert (status[kind][names.GPU_MEM], status[kind][names.GPU_COUNT]) == ("32552", "2")
+
+
+def test_the_environment_and_the_device_of_its_card_and_no_other(space):
+    space.create(workload("seen", gpu_mem=8138, node="n1"))
+    space.running("seen")
+    assert where(space.get("seen")) == ("n1", "0")
+    assert environment(space, "seen") == expected()
+    numbers = device_numbers(space.cluster, "n1")
+    space.inside("seen", probe(numbers))
+    assert space.inside("seen", "cat /dev/termination-log").splitlines() == probed(numbers, "0")
+    space.wait(lambda: space.get("seen")["metadata"]["annotations"][names.ASSIGNED] == "true", "marked as assigned")
+
+
+def test_what_a_user_sets_wins_only_where_it_is_the_users(space):
+    stolen = {"CARDWISE_MEM_LIMIT_MIB": "99999", "CARDWISE_MEM_FRACTION": "1", "NVIDIA_VISIBLE_DEVICES": "all"}
+    space.cluster.api.create(
+        f"/api/v1/namespaces/{space.name}/configmaps", {"metadata": {"name": "stolen"}, "data": stolen}
+    )
+    mine = container(gpu_mem=8138) | {"env": [{"name": "XLA_CLIENT_MEM_FRACTION", "value": "0.1"}]}
+    hidden = container(gpu_mem=8138) | {"envFrom": [{"configMapRef": {"name": "stolen"}}]}
+    for name, each in (("mine", mine), ("hidden", hidden)):
+        space.create(workload(name, [each], node="n1"))
+    space.running("mine", "hidden")
+    without = expected()
+    del without["XLA_PYTHON_CLIENT_MEM_FRACTION"]
+    assert environment(space, "mine") == without | {"XLA_CLIENT_MEM_FRACTION": "0.1"}
+    assert environment(space, "hidden") == without
+
+
+def test_a_split_share_sees_both_cards_and_its_part_of_each(space):
+    space.create(workload("split", gpu_mem=8192, gpu_count=2, node="n2"))
+    space.running("split")
+    seen = environment(space, "split")
+    assert (seen["ALIYUN_COM_GPU_MEM_IDX"], seen["CARDWISE_MEM_LIMIT_MIB"]) == ("0,1", "4096")
+    assert seen["CARDWISE_MEM_FRACTION"] == "0.2516"
+    assert space.inside("split", "for n in /dev/nvidia*; do (exec 3<$n) && echo $n; done").split() == [
+        "/dev/nvidia0",
+        "/dev/nvidia1",
+    ]
+
+
+def test_containers_see_their_own_shares(space):
+    pair = [container("one", gpu_mem=4069), container("two", gpu_mem=8138), container("none")]
+    sidecar = container("side", gpu_mem=1024) | {"restartPolicy": "Always"}
+    space.create(workload("several", pair, init=[sidecar], node="n2"))
+    space.running("several")
+    for name, limit in (("one", "4069"), ("two", "8138"), ("side", "1024")):
+        shown = space.inside("several", "echo $CARDWISE_MEM_LIMIT_MIB $ALIYUN_COM_GPU_MEM_POD; ls /dev", main=name)
+        assert shown.splitlines()[0] == f"{limit} 13231"
+        assert [line for line in shown.splitlines() if "nvidia" in line] == ["nvidia0"]
+    assert "nvidia" not in space.inside("several", "ls /dev; env", main="none")
+
+
+def test_a_copy_of_a_running_pod_is_created_and_works(space):
+    space.create(workload("original", gpu_mem=9000, node="n1"))
+    space.running("original")
+    copy = yaml.safe_load(space.kubectl("get", "pod", "original", "-o", "yaml"))
+    copy["metadata"]["name"] = "copy"
+    space.kubectl("create", "-f", "-", stdin=yaml.safe_dump(copy))
+    space.running("copy")
+    # Placed anew, not where the annotations that came with it say.
+    assert (where(space.get("original")), where(space.get("copy"))) == (("n1", "0"), ("n1", "1"))
+    seen = environment(space, "copy")
+    assert (seen["ALIYUN_COM_GPU_MEM_IDX"], seen["CARDWISE_MEM_LIMIT_MIB"]) == ("1", "9000")
+    assert space.inside("copy", "ls /dev/nvidia*; exec 3</dev/nvidia1").split() == ["/dev/nvidia1"]
