@@ -53,7 +53,7 @@ docs: env ## the documents as a site in docs/_build, warnings as errors
 
 .PHONY: unit
 unit: env ## unit and property tests, without a cluster
-	$(BIN)/pytest -q --numprocesses 2 $(AGAIN) --ignore tests/integration -m "not cluster" $(ARGS)
+	$(BIN)/pytest -q --numprocesses 3 $(AGAIN) --ignore tests/integration -m "not cluster" $(ARGS)
 
 .PHONY: binaries
 binaries: env ## build Kubernetes, containerd and Helm for the tests into the user cache (once)
@@ -61,7 +61,7 @@ binaries: env ## build Kubernetes, containerd and Helm for the tests into the us
 
 .PHONY: integration
 integration: binaries ## tests on the real Kubernetes of tests/cluster
-	$(BIN)/pytest -q -p no:randomly --numprocesses 2 --dist loadgroup --durations 10 $(AGAIN) -m cluster $(if $(findstring tests/,$(ARGS)),,tests/integration tests/fakes) $(ARGS)
+	$(BIN)/pytest -q -p no:randomly --numprocesses 3 --dist loadgroup --durations 10 $(AGAIN) -m cluster $(if $(findstring tests/,$(ARGS)),,tests/integration tests/fakes) $(ARGS)
 
 .PHONY: test-frameworks
 test-frameworks: env .venv-frameworks/.locked ## the hook under the real TensorFlow, PyTorch, JAX (loads 3 GB)

@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from deviceplugin.grants import Grant, GrantStore, Share, by_pod
 from tests.deviceplugin.conftest import MEMORY
+from tests.examples import examples
 from tests.fakes.clock import FakeClock
 
 TOTAL = 100  # MiB of each card
@@ -114,7 +115,7 @@ class Disk(RuleBasedStateMachine):
 
 
 TestDisk = Disk.TestCase
-TestDisk.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestDisk.settings = settings(max_examples=examples(30, soak=600), stateful_step_count=30, deadline=None)
 
 
 def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_path):

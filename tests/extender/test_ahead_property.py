@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core import quotas
+from tests.examples import examples
 from tests.extender.aheadworlds import REFUSED, World
 from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark
 
@@ -92,7 +93,7 @@ class Walk:
             assert quotas.total(charges).shares <= MOST_SHARES
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_nothing_is_given_twice_and_all_that_is_held_ends(steps):
     walk = Walk()

@@ -19,6 +19,7 @@ from extender.leadership import Alone, Denial
 from extender.metrics import Levels, Metrics, Sources
 from extender.requests import Requests
 from extender.verbs import Preferences
+from tests.examples import examples
 from tests.extender.worlds import P100, asking, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
@@ -233,7 +234,7 @@ _bodies = st.one_of(
 _FUZZED = create_app(parts()).test_client()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(120, soak=3000), deadline=None)
 @given(st.sampled_from(["filter", "prioritize", "bind"]), _bodies)
 def test_no_body_makes_a_traceback_or_a_status_that_its_verb_does_not_have(verb, body):
     answer = _FUZZED.post(f"/gpushare-scheduler/{verb}", data=body)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from extender import verbs, wire
 from extender.verbs import Preferences
+from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, bound
 
@@ -218,7 +219,7 @@ def test_a_member_of_a_gang_that_runs_preempts_alone():
 on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, soak=400), deadline=None)
 @given(nodes=st.lists(on_cards, min_size=1, max_size=4), size=st.integers(1, 5), data=st.data())
 def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, data):
     """Whatever the order in which the members ask and the victims end."""

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.state import State
+from tests.examples import examples
 from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, held, resource, state
 from tests.fakes.clock import FakeClock
 
@@ -144,7 +145,7 @@ def picture(made: State, clock: FakeClock) -> dict:
         return {node.name: (node.cards, node.free, node.used, uids[node.name]) for node in ledger.nodes()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, soak=2000), deadline=None)
 @given(steps, st.randoms(use_true_random=False), st.integers(0, 40))
 def test_events_in_any_interleaving_a_relist_and_a_gap_come_to_the_same_ledger(history, draw, gap):
     truth = Truth()
@@ -186,7 +187,7 @@ def _relist(made: State, truth: Truth, before: tuple) -> None:
         event(made)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, soak=1000), deadline=None)
 @given(steps)
 def test_what_exists_and_runs_is_always_held_and_in_the_end_nothing_else_is(history):
     truth = Truth()

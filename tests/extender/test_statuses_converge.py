@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core import quotas
+from tests.examples import examples
 from tests.extender.telling import (
     CARDS,
     CLASSES,
@@ -211,7 +212,7 @@ class Story:
         assert conditions(status) == {"Exceeded": str(over), "Valid": str(not missing)}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100, soak=2000), deadline=None)
 @given(steps)
 def test_in_the_end_every_status_is_what_a_recount_says(played):
     story = Story()

@@ -230,4 +230,4 @@ class ElectionMachine(RuleBasedStateMachine):
 
 
 TestElection = ElectionMachine.TestCase
-TestElection.settings = settings(max_examples=examples(50, soak=3000), stateful_step_count=60)
+TestElection.settings = settings(max_examples=examples(25, soak=3000), stateful_step_count=60)

@@ -16,6 +16,7 @@ from cardwise.core.moving import Goal, Movable, World
 from cardwise.core.placement import Placement
 from tests.build import cards, shares
 from tests.core.test_defrag import SIZE, Placer, share
+from tests.examples import examples
 
 CARDS = {"n1": 2, "n2": 1, "n3": 1}
 NO_LOAD = Load(0, 0, 0)
@@ -116,7 +117,7 @@ def worlds(draw):
     return holdings, pods, goal
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(30, soak=600))
 @given(worlds(), st.booleans())
 def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(found, cordon):
     holdings, pods, goal = found
@@ -136,7 +137,7 @@ def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(f
     happens(holdings, pods, goal, told)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(30, soak=600))
 @given(worlds(), st.booleans())
 def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(found, cordon):
     holdings, pods, goal = found

@@ -13,6 +13,7 @@ from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.verdict import Refusal
 from tests.core.others import device
+from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]
 CLASSES = ["a", "b", "c"]
@@ -56,7 +57,7 @@ def check_granted(granted, asked, usable):
 
 
 @given(description=described, asked=wants, held=st.sets(st.integers(0, 5), max_size=3))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(150, soak=2000))
 def test_devices_are_given_exactly_where_some_choice_would_do(description, asked, held):
     here = made(description)
     taken = {here[i].uuid: 1 for i in held if i < len(here)}
@@ -191,7 +192,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
 
 TestDevices = DeviceMachine.TestCase
-TestDevices.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestDevices.settings = settings(max_examples=examples(35, soak=1000), stateful_step_count=30, deadline=None)
 
 
 device_shares = st.builds(

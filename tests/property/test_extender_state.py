@@ -15,6 +15,7 @@ from extender.decisions import Begun, Stage
 from extender.leadership import Alone
 from extender.placing import Ask
 from extender.wire import BindArgs
+from tests.examples import examples
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -285,4 +286,4 @@ class Machine(LateWorld, RuleBasedStateMachine):
 
 
 TestState = Machine.TestCase
-TestState.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestState.settings = settings(max_examples=examples(80, soak=2000), stateful_step_count=40, deadline=None)

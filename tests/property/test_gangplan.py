@@ -13,6 +13,7 @@ from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.placement import Placement
 from cardwise.core.quotas import Entry, room
 from tests.build import cards, container, pod
+from tests.examples import examples
 
 CARD = 100  # MiB
 shapes = st.sampled_from(["whole", "half", "third", "two", "none", "big-cpu"])
@@ -92,7 +93,7 @@ def picture(ledger):
     return [(node.name, list(node.free), list(node.clients)) for node in ledger.nodes()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, soak=2000), deadline=None)
 @given(
     nodes=small_nodes,
     shapes_of=st.lists(shapes, min_size=1, max_size=4),
@@ -135,7 +136,7 @@ def test_what_is_planned_is_right_and_what_is_not_leaves_no_trace(nodes, shapes_
     assert picture(ledger) == before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(70, soak=1000), deadline=None)
 @given(
     nodes=small_nodes,
     shapes_of=st.lists(shapes, min_size=1, max_size=6),
@@ -155,7 +156,7 @@ def test_the_index_of_all_cards_plans_as_the_scores_of_all_nodes_do(nodes, shape
         assert planned() == by_index
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50, soak=1000), deadline=None)
 @given(shapes_of=st.lists(shapes, min_size=1, max_size=4), shares=st.integers(0, 4))
 def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
     nodes = [(2, 9, 9), (2, 9, 9)]

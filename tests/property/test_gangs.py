@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.build import P100
+from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import as_card, resource
 
@@ -253,10 +254,10 @@ class Gangs(RuleBasedStateMachine):
 
 
 TestGangs = Gangs.TestCase
-TestGangs.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestGangs.settings = settings(max_examples=examples(30, soak=400), stateful_step_count=40, deadline=None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25, soak=400), deadline=None)
 @given(
     order=st.permutations([f"{gang}{i}" for gang in "abcd" for i in range(3)]),
     data=st.data(),

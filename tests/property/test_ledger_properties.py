@@ -11,6 +11,7 @@ from cardwise.core.kinds import UNKNOWN
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.core.quotas import NOTHING, Entry
 from tests.build import IN_USE, OUT_OF_USE, container, pod
+from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]
 NAMESPACES = ["d", "e"]
@@ -218,7 +219,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=examples(40, soak=1000), stateful_step_count=30, deadline=None)
 
 
 @given(cards=card_lists, asked=asked_pods, policy=policy_names, held=st.lists(sizes, max_size=6))

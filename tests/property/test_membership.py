@@ -10,6 +10,7 @@ from cardwise.core.devices import Device
 from extender.classkeeper import automatic
 from extender.membership import NO_MEMBER, Membership
 from extender.objects import CardRecord
+from tests.examples import examples
 
 MODELS = ["", "Tesla K80", "NVIDIA Tesla K80", "Tesla-K80", "Tesla P100", "\u0130 \u2603"]
 NAMES = sorted({classes.name_of_model(model) for model in MODELS})
@@ -65,7 +66,7 @@ devices = st.builds(
     of_classes=st.lists(found_classes, max_size=5, unique_by=lambda made: made["metadata"]["name"]),
     records=st.lists(st.one_of(cards, devices)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, soak=2000), deadline=None)
 def test_members_are_what_the_classifier_says(of_classes, records):
     parsed = [classes.parse(made) for made in of_classes]
     membership, classifier = Membership(parsed), Classifier(parsed)

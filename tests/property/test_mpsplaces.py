@@ -12,6 +12,7 @@ from cardwise.core.nodestate import MAX_CLIENTS
 from cardwise.core.placement import Placement, Scorer, Unplaceable
 from cardwise.core.request import ContainerRequest, PodRequest
 from cardwise.core.verdict import Refusal
+from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]
 MEM = 100  # MiB of a card
@@ -161,7 +162,7 @@ def judge(ledger, wanted, refusals):
 
 
 @given(st.lists(of_node(), min_size=3, max_size=3), steps, st.sampled_from(["binpack", "spread"]))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(100, soak=2000))
 def test_off_and_wanting_users_and_sick_daemons_never_meet_and_nobody_waits_without_a_reason(worlds, todo, policy):
     ledger = Ledger()
     for name, said in zip(NODES, worlds, strict=True):
@@ -172,7 +173,7 @@ def test_off_and_wanting_users_and_sick_daemons_never_meet_and_nobody_waits_with
 
 
 @given(st.lists(of_node(), min_size=3, max_size=3), steps, st.randoms())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(60, soak=1000))
 def test_what_is_counted_step_by_step_is_what_a_restart_finds(worlds, todo, random):
     ledger = Ledger()
     for name, said in zip(NODES, worlds, strict=True):

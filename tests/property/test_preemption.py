@@ -19,6 +19,7 @@ from cardwise.core.preemption import Full, Newcomer, Resident
 from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE
+from tests.examples import examples
 
 MEM = 1000  # MiB of the smallest card
 NODE = "n"
@@ -150,7 +151,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(ledger, full, newcomer)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(150, soak=2000))
 @given(world=worlds())
 def test_nobody_less_could_go(world: World) -> None:
     found = preemption.best(world.full, world.newcomer)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cardwise.core import classes, names, selectors
 from cardwise.core.classes import Classifier
+from tests.examples import examples
 
 KEYS = ["memory", "model", "clock"]
 COMPARE = {"Gt": lambda s: s > 0, "Lt": lambda s: s < 0, "GtEq": lambda s: s >= 0, "LtEq": lambda s: s <= 0}
@@ -79,7 +80,7 @@ def selected(labels, selector):
 
 
 @given(selector=written, of_cards=st.lists(cards, min_size=1, max_size=5))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(150, soak=3000), deadline=None)
 def test_a_selector_selects_what_the_contract_says(selector, of_cards):
     parsed = selectors.parse(selector)
     for labels in of_cards:
@@ -118,7 +119,7 @@ models = st.one_of(
 
 
 @given(model=models)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(150, soak=3000), deadline=None)
 def test_every_model_has_a_class_of_a_valid_name_and_a_valid_label(model):
     name = classes.name_of_model(model)
     classes.check_name(name)

@@ -16,6 +16,7 @@ from cardwise.core.quotas import Entry
 from cardwise.core.request import ContainerRequest, PodRequest
 from cardwise.core.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE
+from tests.examples import examples
 
 USER = 1000
 OURS = "team"
@@ -135,7 +136,7 @@ def without_residents(node):
 
 
 @given(scenes(), wanted, modes, st.sampled_from(["binpack", "spread"]))
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(300, soak=5000))
 def test_what_fits_together_is_found_and_what_does_not_has_its_reason(scene, parts, mode, policy):
     ledger, rooms = scene
     request = asking(parts, mode)

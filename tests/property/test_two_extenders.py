@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cardwise.core import assignment, names, request
 from cardwise.kube import errors, paths
 from extender.decisions import Begun, Stage
+from tests.examples import examples
 from tests.extender.leaders import DURATION, Cluster, Extender
 from tests.extender.worlds import P100
 from tests.fakes.clock import FakeClock
@@ -173,4 +174,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestTwoExtenders = Machine.TestCase
-TestTwoExtenders.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestTwoExtenders.settings = settings(max_examples=examples(80, soak=2000), stateful_step_count=60, deadline=None)

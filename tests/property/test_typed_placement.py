@@ -13,6 +13,7 @@ from cardwise.core.placement import Placement, Scorer, Unplaceable
 from cardwise.core.quotas import Entry
 from cardwise.core.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE, container, pod
+from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]
 CLASSES = ["a", "b", "none-has-it"]
@@ -168,7 +169,7 @@ policy_names = st.sampled_from(sorted(policies.POLICIES))
 
 
 @given(scenes(), asked_by(1), candidates, policy_names)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(120, soak=2000))
 def test_one_container_gets_what_trying_every_choice_would_give_it(scene, wanted, nodes, policy):
     ledger, rooms = scene
     placed = placement.place(ledger, nodes, wanted, policy, rooms)
@@ -183,7 +184,7 @@ def test_one_container_gets_what_trying_every_choice_would_give_it(scene, wanted
 
 
 @given(scenes(), asked_by(3), candidates, policy_names)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(120, soak=2000))
 def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, nodes, policy):
     ledger, rooms = scene
     placed = placement.place(ledger, sorted(nodes), wanted, policy, rooms)
@@ -213,7 +214,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
 
 
 @given(scenes(), asked_by(2), candidates, policy_names)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(100, soak=2000))
 def test_a_node_is_refused_for_the_reason_that_it_has(scene, wanted, nodes, policy):
     ledger, rooms = scene
     placed = placement.place(ledger, nodes, wanted, policy, rooms)
