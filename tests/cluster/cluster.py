@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
+from urllib3 import BaseHTTPResponse
 
 from cardwise.core import names
 from cardwise.kube import errors, paths
@@ -38,6 +39,15 @@ from tests.cluster.processes import PATIENCE, Process, wait_for
 from tests.cluster.services import Services
 
 _LONGEST_STATE_DIR = 50  # sockets lie up to 56 characters below it, and the path of one has at most 107
+
+
+class _PatientClient(KubeClient):
+    """A test waits for an answer as long as for any event: on a busy machine the API server may stand still for longer
+    than a part of ours would wait.
+    """
+
+    def _ask(self, method: str, path: str, *, timeout: float | None, **settings: Any) -> BaseHTTPResponse:
+        return super()._ask(method, path, timeout=timeout and max(timeout, PATIENCE), **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +132,7 @@ class Cluster:
     def api(self) -> KubeClient:
         """A client with all rights."""
         if self._api is None:
-            self._api = KubeClient.load(self.kubeconfig)
+            self._api = _PatientClient.load(self.kubeconfig)
         return self._api
 
     @property
