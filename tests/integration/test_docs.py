@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core import classes, names
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.sharing import Space, workload
@@ -72,7 +72,11 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     kubeconfig = folder / "kubeconfig"
     shutil.copy(cluster.kubeconfig, kubeconfig)
     environment = os.environ | cluster.environment() | {"KUBECONFIG": str(kubeconfig)}
-    card = cluster.api.get(paths.extendedresources())["items"][0]
+    found = cluster.api.get(paths.extendedresources())["items"]
+    card = next(one for one in found if one["spec"]["kind"] == classes.KIND)
+    # What a page has the reader write lies beside the checkout, not in it.
+    for part in ROOT.iterdir():
+        (folder / part.name).symlink_to(part)
     made = Shell(environment, {"folder": folder, "card": card["spec"]["uuid"], "resource": card["metadata"]["name"]})
     made.type("kubectl config set-context --current --namespace=docs")
     for name in CLASSES:
@@ -97,6 +101,7 @@ class Shell:
 
     def __init__(self, environment: dict[str, str], own: dict[str, object]) -> None:
         self._environment = environment
+        self._folder = str(own["folder"])
         self._here = {there: here.format(**own) for there, here in HERE.items()}
 
     def type(self, line: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +109,7 @@ class Shell:
             line = line.replace(there, here)
         return subprocess.run(
             ["bash", "-c", line],
-            cwd=ROOT,
+            cwd=self._folder,
             env=self._environment,
             capture_output=True,
             text=True,
