@@ -148,7 +148,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T13",
-        "CDI devices by annotation (`cdi.k8s.io/…`), when the pod is created and later",
+        "CDI devices by annotation (`cdi.k8s.io/…`, `nvidia.cdi.k8s.io/…`), when the pod is created and later",
         [
             creates(
                 plain(annotations={"cdi.k8s.io/mine": device}),
@@ -157,6 +157,10 @@ PAST_CARDWISE = (
                 names.GPU_MEM,
             )
             for device in (f"{names.CDI_KIND}=0", "nvidia.com/gpu=all", "vendor.com/nic=0,runtime.nvidia.com/gpu=0")
+        ]
+        + [
+            creates(plain(annotations={key: "nvidia.com/gpu=all"}), By.ANNOTATIONS, f"metadata.annotations[{key}]")
+            for key in ("nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io/container.main")
         ]
         + [
             patches(
