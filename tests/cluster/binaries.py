@@ -54,7 +54,10 @@ def helm(say: Say) -> Path:
 
 
 def nvidia(say: Say) -> Path:
-    """Folder with NVIDIA's container toolkit: its runtime, that one's hook and nvidia-ctk. Needs a C compiler."""
+    """Folder with NVIDIA's container toolkit: its runtime, that one's hook, nvidia-ctk, and `nri`, its NRI plugin.
+
+    Needs a C compiler.
+    """
     return _built("nvidia", say, _build_nvidia)
 
 
@@ -109,6 +112,7 @@ def _build_nvidia(source: Path, out: Path, say: Say) -> None:
     for name in NVIDIA_NAMES:
         package = f"github.com/NVIDIA/nvidia-container-toolkit/cmd/{name}"
         _go_build(source, out / name, package, say, ldflags=f"'-extldflags={linked}'", cgo=True)
+    _go_build(source, out / "nri", ".", say)
 
 
 def _version_flags() -> str:

@@ -207,6 +207,12 @@ class Node:
             config["staticPodPath"] = str(manifests)
         (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
 
+    def start_nri_plugin(self) -> None:
+        """That of NVIDIA's toolkit, which containerd asks about each container."""
+        plugin = self.process("nri")
+        plugin.start(self._inside(str(binaries.nvidia(lambda _: None) / "nri"), "/run/nri/nri.sock"))
+        plugin.wait_until(lambda: b"Started plugin" in plugin.log.read_bytes(), "registered", 30)
+
     def default_runtime(self, name: str) -> None:
         """Of containers whose pods name no RuntimeClass: runc or nvidia. Restarts containerd."""
         file = self.folder / "containerd.toml"

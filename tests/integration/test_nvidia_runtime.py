@@ -168,6 +168,24 @@ def recording(folder: Path, asked: Path) -> dict[str, object]:
     return {"nvidia-container-cli.path": program}
 
 
+@pytest.mark.parametrize("scope", ["", "/pod", "/container.main"])
+def test_devices_by_annotation_need_no_runtime_of_nvidia(
+    cluster: Cluster, infrastructure: Space, team: Space, settings: Path, scope: str
+) -> None:
+    node, key = cluster.node("n1"), f"nvidia.cdi.k8s.io{scope}"
+    if not node.process("nri").alive():
+        node.start_nri_plugin()
+    toolkit.configure(settings, {ENVIRONMENT: False})
+    named, once = {key: "nvidia.com/gpu=all"}, {"restartPolicy": "Never", "nodeName": "n1"}
+    pod = workload("annotated", [looking(cluster, "main", {})], annotations=named, spec=once)
+    infrastructure.create(pod)
+    ended(infrastructure, "annotated")
+    assert {"opens 0", "opens 1"} <= set(said(infrastructure, "annotated")["main"]), "nothing on the node forbids it"
+    with pytest.raises(errors.Invalid) as refused:
+        cluster.api.create(paths.pods(team.name), pod)
+    assert f"metadata.annotations[{key}]" in str(refused.value)
+
+
 @pytest.mark.parametrize("mode", ["auto", "cdi"])
 def test_beside_a_share_nobody_gets_a_card_by_image_or_environment(
     cluster: Cluster, team: Space, settings: Path, mode: str
