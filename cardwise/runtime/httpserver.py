@@ -36,6 +36,10 @@ _log = structlog.get_logger(__name__)
 _ROUND_SECONDS: Final = 0.25  # at most, between two looks at what time is over
 _ACCEPTS: Final = 32  # of one address in a round
 _HANDSHAKE_SECONDS: Final = 0.002  # of work for handshakes in a round: clients that are in already come first
+# RFC 8446, section 5.1: type, version and length stand before the content, which has at most this many bytes.
+_RECORD_HEAD: Final = 5
+_RECORD_MOST: Final = 16_384
+_HANDSHAKE_RECORD: Final = 22
 _READ_BYTES: Final = 65_536
 _READS: Final = 8  # of one connection in a round
 # Seconds that a thread stays with a connection after an answer, for the next call. kube-scheduler asks for one pod
@@ -141,15 +145,17 @@ class _Connection:
     """Belongs to the server's thread, and while it is BUSY to the thread that answers."""
 
     __slots__ = (
-        "arrived", "authenticated", "deadline", "held", "last", "listener", "phase", "poller", "queue", "readable",
-        "reader", "sock", "source", "unsent",
+        "arrived", "authenticated", "deadline", "environ", "held", "last", "listener", "number", "phase", "poller",
+        "queue", "readable", "reader", "sock", "source", "unsent",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, source: str, listener: Listener, reader: Reader) -> None:
+    def __init__(self, sock: socket.socket, source: str, listener: Listener, environ: Environ, most_body: int) -> None:
         self.sock = sock
+        self.number = sock.fileno()
         self.source = source
         self.listener = listener
-        self.reader = reader
+        self.environ = environ  # what all its calls have in common
+        self.reader = Reader(environ, most_body)
         self.authenticated = False
         self.arrived = 0.0  # when the call that is read or answered began to come
         self.last = False  # the connection ends with what is unsent
@@ -299,7 +305,7 @@ class HttpServer:
         except Exception as error:  # noqa: BLE001 - no connection may end the loop, and with it all others
             level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
             _log.log(level, "connection failed", source=connection.source, exc_info=True)
-            if connection.sock.fileno() >= 0:
+            if self._connections.get(connection.number) is connection:
                 self._close(connection)
 
     def _read(self, connection: _Connection) -> None:
@@ -386,27 +392,55 @@ class HttpServer:
         sock.setblocking(False)
         secure = self._context is not None
         try:
-            shared = httpcalls.shared_environ(address, sock.getsockname(), "https" if secure else "http")
-            if self._context is not None:
-                sock = self._context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            environ = httpcalls.shared_environ(address, sock.getsockname(), "https" if secure else "http")
+            if secure:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _RECORD_HEAD)
         except OSError:
             sock.close()  # gone already
             return
-        shared |= {httpcalls.SOCKET: sock, httpcalls.SLOW: listener.slow}
-        connection = _Connection(sock, source, listener, Reader(shared, self._limits.body))
-        self._connections[sock.fileno()] = connection
+        environ |= {httpcalls.SOCKET: sock, httpcalls.SLOW: listener.slow}
+        connection = _Connection(sock, source, listener, environ, self._limits.body)
+        self._connections[connection.number] = connection
         self._sources[source] += 1
         if secure:
-            self._enter(connection, Phase.HANDSHAKE, self._handshakes, select.EPOLLIN)
+            self._enter(connection, Phase.HANDSHAKE, self._handshakes, select.EPOLLIN | select.EPOLLRDHUP)
         else:
             self._enter(connection, Phase.IDLE, self._poller, select.EPOLLIN)
 
     def _shake_hands(self) -> None:
         until = self._clock.now() + _HANDSHAKE_SECONDS
-        for number, _ in self._handshakes.poll(0, 64):
-            self._safely(self._shake_hand, self._connections[number])
+        for number, events in self._handshakes.poll(0, 64):
+            connection = self._connections.get(number)
+            if connection is None:
+                continue  # it failed on the way from one kind of socket to the other
+            if isinstance(connection.sock, ssl.SSLSocket):
+                self._safely(self._shake_hand, connection)
+            elif events & select.EPOLLRDHUP:
+                self._close(connection)
+            else:
+                self._safely(self._begin_handshake, connection)
             if self._clock.now() >= until:
                 break
+
+    def _begin_handshake(self, connection: _Connection) -> None:
+        """When the client's first record is there as a whole. Until then the kernel keeps what has come, and wakes
+        nobody for less: a client that sends it slowly, or never, costs no TLS object and no look at each byte.
+        """
+        sock = connection.sock
+        head = sock.recv(_RECORD_HEAD, socket.MSG_PEEK)
+        wanted = _RECORD_HEAD
+        if head[:1] == bytes([_HANDSHAKE_RECORD]):  # what is no handshake, OpenSSL refuses
+            wanted += min(int.from_bytes(head[3:]), _RECORD_MOST)
+        if len(sock.recv(wanted, socket.MSG_PEEK)) < wanted:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        if self._context is None:
+            raise TypeError(connection.phase)
+        # It takes the other socket's number, and with it its place in the poller.
+        connection.sock = self._context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        connection.environ[httpcalls.SOCKET] = connection.sock
+        self._shake_hand(connection)
 
     def _shake_hand(self, connection: _Connection) -> None:
         sock = connection.sock
@@ -496,7 +530,7 @@ class HttpServer:
             self._sources[connection.source] -= 1
             if not self._sources[connection.source]:
                 del self._sources[connection.source]
-        del self._connections[connection.sock.fileno()]
+        del self._connections[connection.number]
         connection.reader.close()
         connection.sock.close()  # which takes it from its poller
 

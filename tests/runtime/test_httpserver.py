@@ -154,6 +154,46 @@ def test_a_handshake_has_two_seconds_in_all(serve, files, sent):
     assert closed(line)
 
 
+def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, files):
+    made, context = [], tls(files)
+
+    def counted() -> ssl.SSLContext:
+        made.append(1)
+        return context()
+
+    server = serve(counted)
+    for sent in (b"", HELLO[:1], HELLO[:5], HELLO[:-1]):
+        server.connect().sendall(sent)
+    assert server.get(context=client(files)) == b"ok"
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
+def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(serve, files, sent):
+    server = serve(tls(files))
+    line = server.connect()
+    line.sendall(sent)
+    line.shutdown(socket.SHUT_WR)
+    assert closed(line)
+
+
+def test_a_connection_that_fails_as_it_becomes_one_of_tls_costs_nobody_else(serve, files):
+    context = tls(files)
+
+    class Failing(ssl.SSLContext):
+        def wrap_socket(self, sock, *_, **__):  # as where the client goes in the middle of it
+            sock.detach()
+            raise OSError("gone")
+
+    failing = [Failing(ssl.PROTOCOL_TLS_SERVER)]
+    server = serve(lambda: failing.pop() if failing else context())
+    with server.connect() as line:
+        line.sendall(HELLO[:3] + bytes([0, 1]) + b"x")
+        assert server.get(context=client(files)) == b"ok"
+    server.clock.advance(1000)
+    assert server.get(context=client(files)) == b"ok"
+
+
 @pytest.mark.parametrize("text", [HEAD, BODY])
 def test_a_call_has_ten_seconds_in_all(serve, text):
     server = serve()
