@@ -6,6 +6,7 @@ out, and from `gangplaces`, where plans are made. Nothing here waits: who waits 
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from cardwise.clock import Clock
 from cardwise.core.gangplan import Nodes, Planned
@@ -197,7 +198,9 @@ class Gangs:
 
     def recover(self) -> None:
         """A term begins: the rest of what is bound in part is planned before anything else is placed."""
-        now = self._clock.now()
+        now, wall = self._clock.now(), self._clock.wall().timestamp()
+        for gang in self._gangs.values():
+            gang.taken_over(now, wall)
         for gang in self._in_order():
             missing = gang.missing_in_plan() if gang.forward else []
             if missing:
@@ -404,5 +407,5 @@ class Gangs:
         group = self._groups.get(gang.key, Group())
         if foreign and group.minimum is None:
             other = self._foreign.get(gang.key, Group())
-            group = Group(minimum=other.minimum, hold=other.hold, priority=group.priority, running=group.running)
+            group = replace(group, minimum=other.minimum, hold=other.hold)
         self._void(gang, gang.regroup(group, self._clock.now()))

@@ -6,6 +6,7 @@ come, which a leader that follows believes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -42,6 +43,7 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     auto = names.AUTO_LABEL in (metadata.get("labels") or {})
     running = status.get("phase") == Phase.RUNNING
+    half = _time(status.get("since")) if status.get("phase") in (Phase.BINDING, Phase.ROLLING) else None
     minimum = _integer(spec, "minMember") or 0
     seconds = _integer(spec, "timeoutSeconds")
     group = Group(
@@ -49,12 +51,13 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
         hold=float(seconds) if seconds is not None else None,
         priority=_integer(spec, "priority"),
         running=running,
+        half=half,
     )
     return f"{metadata['namespace']}/{metadata['name']}", GroupRecord(
         namespace=metadata["namespace"],
         name=metadata["name"],
         # What it says of itself was read from the pods, who may say something else by now.
-        group=Group(running=running) if auto else group,
+        group=Group(running=running, half=half) if auto else group,
         minimum=minimum,
         auto=auto,
         uid=metadata.get("uid", ""),
@@ -97,6 +100,13 @@ def status(seen: GroupRecord, view: View | None, now: str) -> Object:
         "observedGeneration": seen.generation,
     }
     return made | {"conditions": [condition]}
+
+
+def _time(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
 
 
 def _integer(spec: Mapping[str, Any], name: str) -> int | None:

@@ -150,12 +150,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What the PodGroup of a gang says; None where it says nothing. `running`: its status has the phase Running."""
+    """What the PodGroup of a gang says; None where it says nothing.
+
+    `running`: its status has the phase Running. `half`: since when, in seconds of the time of day, it has one of a gang
+    that is bound in part.
+    """
 
     minimum: int | None = None
     hold: float | None = None  # seconds
     priority: int | None = None
     running: bool = False
+    half: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -277,6 +277,13 @@ class Gang:
             return False
         return now - self._progress >= self.patience.rollback
 
+    def taken_over(self, now: float, wall: float) -> None:
+        """A new leader comes, at the time of day `wall`: what went by under former ones counts as well. It still gets a
+        quarter of the time, since the rest may fit now.
+        """
+        if self.forward and self.group.half is not None:
+            self._progress = now - min(max(0.0, wall - self.group.half), 0.75 * self.patience.rollback)
+
     def roll_back(self, now: float) -> Ended:
         """The bound members are to be evicted, `evicting`; the others are planned nowhere.
 

@@ -245,6 +245,46 @@ def test_a_half_that_cannot_be_finished_is_evicted_and_tried_whole():
     assert set(world.bound()) == {"g0", "g2", "g1-again"}
 
 
+@pytest.mark.parametrize("phase", ["Binding", "Rolling"])
+def test_a_half_is_evicted_in_time_though_leaders_come_and_go(phase):
+    world = World({"n1": 3}, rollback=120.0)
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        world.schedule(name)
+    world.settle(only="g1")
+    world.nodes["n1"].cards = 1
+    since = world.clock.wall().isoformat()
+    world.put_group("g", minMember=3)
+    (key,) = world.groups
+    for seconds in (40, 40, 25):
+        world.groups[key]["status"] = {"phase": phase, "since": since}
+        world.restart()
+        assert world.phase() == "Rolling"
+        world.run(seconds)
+    assert world.evicted == []
+    world.run(20)
+    assert world.evicted == ["g1"]
+
+
+def test_who_comes_after_long_without_a_leader_tries_first():
+    world = World({"n1": 3}, rollback=120.0)
+    trio(world)
+    for name in ("g0", "g1", "g2"):
+        world.schedule(name)
+    world.settle(only="g1")
+    world.put_group("g", minMember=3)
+    (key,) = world.groups
+    world.groups[key]["status"] = {"phase": "Rolling", "since": world.clock.wall().isoformat()}
+    world.clock.advance(3600)
+    world.restart()
+    world.run(25)
+    assert world.evicted == []
+    for name in ("g0", "g2"):
+        assert world.schedule(name) == ""
+    world.settle()
+    assert len(world.bound()) == 3
+
+
 @pytest.mark.parametrize("comes_first", ["cards", "the eviction"])
 def test_a_half_whose_eviction_a_budget_forbids_takes_what_comes_first(comes_first):
     world = World({"n1": 3}, rollback=120.0)
