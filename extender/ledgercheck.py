@@ -73,7 +73,7 @@ class LedgerCheck:
         self._books = books
         self._cards = cards
         self._clock = clock
-        self._since: dict[str, dict[tuple[str, Kind], float]] = {}  # by node
+        self._since: dict[str, dict[tuple[str, Kind], tuple[float, int]]] = {}  # by node, with what was said then
         self._round: Iterator[str] = iter(())
         self._looked = clock.now()
         self._counts = dict.fromkeys(map(str, Kind), 0)
@@ -93,7 +93,7 @@ class LedgerCheck:
             with self._books.view() as ledger:
                 found = {node: differences(ledger, node, told[node]) for node in some}
             for node, these in found.items():
-                self._note(node, these, now)
+                self._note(node, {(name, kind): _said(told[node], name, kind) for name, kind in these}, now)
         self._count(now)
 
     def _part(self, now: float) -> list[str]:
@@ -113,17 +113,23 @@ class LedgerCheck:
         known = self._cards.values
         return {name: record for name in self._cards.names(node) if (record := known.get(name)) is not None}
 
-    def _note(self, node: str, found: set[tuple[str, Kind]], now: float) -> None:
+    def _note(self, node: str, found: dict[tuple[str, Kind], int], now: float) -> None:
         before = self._since.pop(node, {})
         if found:
-            self._since[node] = {each: before.get(each, now) for each in found}
+            kept = {each: before[each] for each, said in found.items() if each in before and before[each][1] == said}
+            self._since[node] = {each: kept.get(each, (now, said)) for each, said in found.items()}
 
     def _count(self, now: float) -> None:
         counts = dict.fromkeys(map(str, Kind), 0)
         for node, these in self._since.items():
-            for (name, kind), since in these.items():
+            for (name, kind), (since, _) in these.items():
                 if now - since > PATIENCE:
                     counts[kind] += 1
                     if counts[kind] == 1 and not self._counts[kind]:
                         _log.warning("the ledger and the cluster disagree on a card", card=name, node=node, kind=kind)
         self._counts = counts
+
+
+def _said(told: Mapping[str, CardRecord], name: str, kind: Kind) -> int:
+    """A status that says something else at each look follows a busy card: that is a lag, and no disagreement."""
+    return told[name].status.memory if kind is Kind.STATUS else 0

@@ -115,7 +115,9 @@ class Levels(Collector):
     def collect(self) -> Iterator[Metric]:
         ask = self._sources
         yield _gauge("cardwise_extender_holdings", "Shares in the ledger by why they count.", "mark", ask.marks())
-        yield _gauge("cardwise_extender_gangs", "Gangs by phase.", "phase", ask.gangs())
+        # A standby knows of a half that is bound, and not how far the leader has come with the rest.
+        gangs = ask.gangs() if ask.leads() else dict.fromkeys(ask.gangs(), 0)
+        yield _gauge("cardwise_extender_gangs", "Gangs by phase, as the leader has them.", "phase", gangs)
         yield _gauge(
             "cardwise_extender_waiting_pods",
             "Pods for which filter found no node when asked last, by the most frequent reason among the nodes.",

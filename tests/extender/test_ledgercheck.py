@@ -70,6 +70,13 @@ def test_a_status_that_was_late_for_less_than_a_minute_never_counts(world):
         assert world.run(40) == {}
 
 
+def test_the_status_of_a_busy_card_that_follows_late_is_no_disagreement(world):
+    for i in range(8):
+        world.told(1000 + i)
+        assert world.run(40) == {}
+    assert world.run(PATIENCE + 40) == {"status": 1}, "it has stopped following"
+
+
 def test_a_card_of_which_nobody_has_told_is_no_difference(world):
     world.told(None)
     assert world.run(200) == {}

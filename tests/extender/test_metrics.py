@@ -30,6 +30,7 @@ class Serving:
         api = ApiServer(clock)
         api.put(paths.pods(), asking("p", gpu_mem=8138))
         self.registry = CollectorRegistry()
+        self.leads = True
         self.state = with_cards(state(clock), n1=1)
         requests = Requests()
         binder = Binder(api.client(), self.state, requests, policy="binpack", seconds=5, clock=clock)
@@ -48,7 +49,7 @@ class Serving:
             waiting=self.state.waiters.by_reason,
             disagreements=dict,
             staleness=dict,
-            leads=lambda: True,
+            leads=lambda: self.leads,
         )
         self.registry.register(Levels(sources))
 
@@ -76,6 +77,17 @@ def test_pods_wait_for_the_reason_that_filter_gave_last_until_they_are_placed():
     assert serving.value("cardwise_extender_waiting_pods", reason=whole) is None
     serving.state.set_pod(as_pod(bound("c", 4096, 0)))
     assert serving.value("cardwise_extender_waiting_pods", reason=small) is None
+
+
+def test_gangs_are_the_leaders_to_count():
+    """A standby sees a member that is bound before the others, and must not call that Rolling (an alert)."""
+    serving = Serving()
+    for i, node in enumerate(("", "n1")):
+        made = member(f"a{i}", "a", 2, gated=False, gpu_mem=100)
+        serving.state.set_pod(as_pod(made | {"spec": made["spec"] | {"nodeName": node}}))
+    assert serving.value("cardwise_extender_gangs", phase="Rolling") == 1
+    serving.leads = False
+    assert serving.value("cardwise_extender_gangs", phase="Rolling") == 0
 
 
 def test_who_has_not_asked_for_long_waits_no_more():
