@@ -239,9 +239,9 @@ class ByLease:
         return self._state.held() < statelock.YIELD
 
     def settled(self) -> bool:
-        """Whether no Binding of this term or of one before can land, once all posts have ended."""
+        """Whether no Binding of this term, which is over, or of one before can land any more."""
         elector = self._elector
-        return elector is not None and elector.epoch == self._term and not self._unheard
+        return elector is not None and elector.epoch == self._term and not self._unheard and not self._posts
 
     def on_change(self, leading: bool) -> None:
         """The Lease is ours now, or is it no more."""

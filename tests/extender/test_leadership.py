@@ -302,6 +302,15 @@ def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods(two, fau
     assert [call.path for call in two.api.sent("patch")] == [paths.pods("default", "p", "status")]
 
 
+def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
+    """Whatever has let the Lease go before the answer came."""
+    two.api.create_pod("p", 100)
+    with two.a.leadership.posting(two.a.leadership.term()):
+        gives_back(two.a)
+    takes(two.b)
+    assert len(two.api.sent("patch")) == 1
+
+
 def test_what_one_says_when_it_ends_is_good_for_the_next_alone(two):
     two.api.create_pod("p", 100)
     gives_back(two.a)
