@@ -161,6 +161,15 @@ class Machine(LateWorld, RuleBasedStateMachine):
             labels = {"changed": str(self.clock.wall_ns())}
             self.api.edit(paths.pods("default", self.slots[slot]), metadata={"labels": labels})
 
+    @rule(slot=slots, other=slots, node=st.sampled_from(NODES))
+    def a_post_stands_still_past_all_patience(self, slot, other, node):
+        self.bind_is_asked(slot, node, ["late"])
+        self._tell_all()
+        self._report_all()
+        self.clock.advance(80.0)
+        self._upkeep()
+        self.the_scheduler_tries(other, ["land"])
+
     @rule(count=st.integers(1, 6))
     def the_watch_tells(self, count):
         if count > 5:

@@ -145,12 +145,29 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), behind=st.booleans())
     def what_was_late_arrives(self, data, behind):
-        over = [each for each in self.sent if each[0].leadership.term() != each[3]]
-        if not over:
+        over = self._over()
+        if over:
+            self._arrive(data.draw(st.sampled_from(over)), behind)
+
+    @rule(first=pods, second=pods, behind=st.booleans())
+    def an_api_server_stands_still(self, first, second, behind):
+        """With a Binding in its buffers, until the next leader has given cards away by another."""
+        leader = self._answering()
+        if leader is None:
             return
-        sent = data.draw(st.sampled_from(range(len(over))))
-        _, path, body, _ = over[sent]
-        self.sent.remove(over[sent])
+        self.bind_is_asked(first, "late")
+        self.one_stands_still_until_the_other_has_taken_over(1 - self.extenders.index(leader))
+        self.bind_is_asked(second, "heard")
+        for sent in self._over():
+            self._arrive(sent, behind)
+
+    def _over(self):
+        """What is late and of a term that is over."""
+        return [each for each in self.sent if each[0].leadership.term() != each[3]]
+
+    def _arrive(self, sent, behind):
+        _, path, body, _ = sent
+        self.sent.remove(sent)
         self.api.behind = behind
         with contextlib.suppress(errors.Conflict, errors.Invalid):
             self.api.client().request("POST", path, body=body)
