@@ -15,6 +15,7 @@ from cardwise.core import names
 from cardwise.core.policies import DEFAULT
 from cardwise.kube import errors, paths
 from deviceplugin.kubelet import Kubelet
+from deviceplugin.registration import PREFIX
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard
@@ -52,6 +53,7 @@ WORKLOADS: dict[str, tuple[dict[str, int | str], int]] = {
 }
 OFTEN = ("extender", "deviceplugin-n1", "deviceplugin-n2", "kubelet-n1", "kubelet-n2")
 ONCE = ("kube-scheduler", "webhook")
+FROZEN = (*OFTEN, "containerd-n1", "containerd-n2")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,18 +71,20 @@ class Chaos:
     def __init__(self, space: Space, seed: int, steps: int) -> None:
         self._space = space
         self._random = random.Random(seed)
-        self._due: dict[str, int] = {}  # killed process -> the step before which it is started again
+        # Process that was killed or stands still -> the step before which it goes on, and how.
+        self._due: dict[str, tuple[int, Callable[[], None]]] = {}
         self._kill_at = dict(zip(self._random.sample(range(steps // 4, steps), len(ONCE)), ONCE, strict=True))
         self.log: list[str] = []
 
     def step(self, number: int) -> None:
-        for name in [name for name, due in self._due.items() if due <= number]:
+        for name in [name for name, (due, _) in self._due.items() if due <= number]:
             self._start(name)
         if number in self._kill_at:
             self._kill(self._kill_at[number], number)
             return
         act: Callable[[int], None] = self._random.choices(
-            (self._scale, self._delete, self._force_delete, self._kill_often), (8, 4, 3, 5)
+            (self._scale, self._delete, self._force_delete, self._kill_often, self._freeze, self._remove),
+            (8, 4, 3, 5, 3, 1),
         )[0]
         act(number)
 
@@ -116,12 +120,28 @@ class Chaos:
 
     def _kill(self, name: str, number: int) -> None:
         self._say(number, f"kill {name}")
-        kill9(self._space.cluster.process(name))
-        self._due[name] = number + self._random.randint(1, 3)
+        process = self._space.cluster.process(name)
+        kill9(process)
+        self._due[name] = number + self._random.randint(1, 3), process.restart
+
+    def _freeze(self, number: int) -> None:
+        up = [name for name in FROZEN if name not in self._due]
+        if up:
+            name = self._random.choice(up)
+            self._say(number, f"freeze {name}")
+            process = self._space.cluster.process(name)
+            process.pause()
+            self._due[name] = number + self._random.randint(1, 6), process.resume
+
+    def _remove(self, number: int) -> None:
+        node = self._random.choice(NODES)
+        self._say(number, f"remove the device plugin's socket of {node}")
+        for path in self._space.cluster.node(node).kubelet_dir.glob(f"device-plugins/{PREFIX}*.sock"):
+            path.unlink(missing_ok=True)
 
     def _start(self, name: str) -> None:
-        del self._due[name]
-        self._space.cluster.process(name).restart()
+        _, again = self._due.pop(name)
+        again()
 
     def _say(self, number: int, what: str) -> None:
         self.log.append(f"step {number}: {what}")

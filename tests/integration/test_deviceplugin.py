@@ -18,6 +18,7 @@ from cardwise.core import names
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.quantity import MiB, Percent
 from cardwise.kube import errors, paths
+from deviceplugin.registration import PREFIX
 from tests.cluster import Cluster
 from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
 from tests.cluster.images import BUSYBOX
@@ -217,9 +218,9 @@ def test_a_container_has_its_card_and_no_other(hand):
     hand.wait(lambda: assigned() == "true", "the pod marked as assigned")
 
 
-def test_equal_pods_bound_together_are_not_swapped(hand):
+def test_sixty_equal_pods_bound_together_are_not_swapped(hand):
     with ThreadPoolExecutor(8) as threads:
-        uids = list(threads.map(lambda i: hand.pod(f"p{i}", i % 2, 500), range(16)))
+        uids = list(threads.map(lambda i: hand.pod(f"p{i}", i % 2, 250), range(60)))
     hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told")
     for i, uid in enumerate(uids):
         lines = hand.told(uid).splitlines()
@@ -238,6 +239,69 @@ def test_a_kubelet_restart_changes_nothing_for_containers(hand):
     hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
     assert hand.told(uid).count("has 1") == 2
     assert "has 0" not in hand.told(uid)
+
+
+def test_a_kubelet_whose_checkpoint_is_removed_changes_nothing_for_containers(hand):
+    uid = hand.pod("a", 1, 8138)
+    hand.wait(lambda: hand.starts(uid), "the container told")
+    checkpoint(hand).unlink()
+    after = hand.pod("b", 0, 8138)
+    hand.wait(lambda: hand.starts(after), "a new pod without the checkpoint")
+    hand.let_it_exit(uid)
+    hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
+    assert (hand.told(uid).count("has 1"), hand.told(after).count("has 0")) == (2, 1)
+    assert "has 0" not in hand.told(uid)
+    assert "has 1" not in hand.told(after)
+
+
+def test_a_kubelet_that_starts_without_its_checkpoint_gives_nobody_anothers_card(hand):
+    """It knows of no slot that is taken. A container of before runs on, but the kubelet starts it no second time."""
+    uid = hand.pod("a", 1, 8138)
+    hand.wait(lambda: hand.starts(uid), "the container told")
+    kubelet = hand.cluster.process(f"kubelet-{NODE}")
+    kubelet.kill()
+    checkpoint(hand).unlink()
+    kubelet.restart()
+    after = hand.pod("b", 0, 8138)
+    hand.wait(lambda: hand.starts(after), "a new pod")
+    assert "has 0" in hand.told(after)
+    assert "has 1" not in hand.told(after)
+    assert len(hand.grants()) == 2
+    hand.let_it_exit(uid)
+    hand.wait(lambda: "no devices found allocated" in hand.events("a"), "the kubelet says why it does not start it")
+    hand.delete("a", "b")
+    hand.wait(lambda: hand.grants() == [], "both shares are free")
+
+
+def checkpoint(hand: Hand) -> Path:
+    return hand.cluster.node(NODE).kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
+
+
+@pytest.mark.parametrize("frozen", [PLUGIN, f"containerd-{NODE}", f"kubelet-{NODE}"])
+def test_pods_that_are_bound_while_a_part_of_the_node_stands_still_get_their_cards(hand, frozen):
+    process = hand.cluster.process(frozen)
+    process.pause()
+    try:
+        uids = [hand.pod(f"p{i}", i % 2, 500) for i in range(6)]
+        hand.wait(lambda: all(hand.space.get(f"p{i}")["spec"].get("nodeName") for i in range(6)), "all are bound")
+    finally:
+        process.resume()
+    hand.wait(lambda: all(hand.starts(uid) for uid in uids), "all of them told")
+    for i, uid in enumerate(uids):
+        assert f"has {i % 2}" in hand.told(uid)
+        assert f"has {1 - i % 2}" not in hand.told(uid)
+    hand.delete(*(f"p{i}" for i in range(6)))
+    hand.wait(lambda: hand.grants() == [], "every share is free")
+
+
+def test_a_plugin_whose_socket_is_removed_registers_anew(hand):
+    before = hand.registrations()
+    for path in (hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob(f"{PREFIX}*.sock"):
+        path.unlink()
+    hand.wait(lambda: hand.registrations() > before, "registered again")
+    uid = hand.pod("a", 1, 8138)
+    hand.wait(lambda: hand.starts(uid), "a new pod")
+    assert "has 1" in hand.told(uid)
 
 
 def test_a_killed_plugin_comes_back(hand):
