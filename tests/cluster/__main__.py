@@ -1,5 +1,6 @@
 """`python -m tests.cluster`: a real Kubernetes on this machine, for people who want to look."""
 
+import os
 import shlex
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from cardwise.kube.errors import KubeError
-from tests.cluster import binaries, cluster, processes
+from tests.cluster import binaries, cluster, processes, toolkit
 from tests.cluster.cluster import Cluster, ClusterSpec
 
 _ERRORS = (
@@ -108,7 +109,10 @@ def down(state_dir: Path) -> None:
 @cli.command("binaries")
 def build() -> None:
     """Build the programs of the cluster into the cache, if they are not there."""
-    for get in (binaries.kube, binaries.containerd, binaries.helm):
+    wanted = [binaries.kube, binaries.containerd, binaries.helm]
+    if os.environ.get(toolkit.MOCK):
+        wanted.append(binaries.nvidia)
+    for get in wanted:
         click.echo(get(click.echo))
 
 
