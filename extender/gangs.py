@@ -164,19 +164,19 @@ class Gangs:
         """
         self._posting.discard(uid)
         gang = self.of(uid)
-        if gang is None or gang.ran or uid not in gang.plan:
+        if gang is None or gang.ran:
             return
         if stage is not None:
             gang.posts(uid, self._clock.now())
             return
-        if holding is not None:
+        if holding is not None and uid in gang.plan:
             self._places.keep(holding)
         self._stand_back(gang, self._clock.now())
 
     def unclaimed(self, uid: str) -> None:
         """The cards of a member are not claimed any more, though its gang goes forward: it must be planned anew."""
         gang = self.of(uid)
-        if gang is not None and uid in gang.plan and self._books.claims.holding(uid) is None:
+        if gang is not None and self._books.claims.holding(uid) is None:
             gang.unplan(uid)
             self._books.loads.unplan([uid])
             self._stand_back(gang, self._clock.now())
@@ -377,7 +377,8 @@ class Gangs:
     def _stand_back(self, gang: Gang, now: float) -> None:
         if not gang.forsaken:
             return
-        if not any(uid in self._posting or self._books.claims.decided(uid) is not None for uid in gang.plan):
+        there = [member.uid for member in gang.there]
+        if not any(uid in self._posting or self._books.claims.decided(uid) is not None for uid in there):
             self._void(gang, gang.stand_back(now))
 
     def _end(self, gang: Gang, reason: str) -> None:

@@ -288,24 +288,25 @@ class Gang:
         """The bound members are to be evicted, `evicting`; the others are planned nowhere.
 
         Evictions may be refused for ever (a PodDisruptionBudget), so until the first member goes the gang still goes
-        forward where it can: what comes first, the rest's cards or the first eviction, decides.
+        forward where it can: what comes first, the rest's cards or the first eviction, decides. Where nothing is bound,
+        since no Binding was answered, it waits again until all its members can be bound.
         """
         self.evicting = {member.uid for member in self.bound}
         ended = Ended("the gang could not be bound whole and is rolled back", tuple(self.plan), whole=True)
-        self.committed = False
+        self.forward, self.committed = bool(self.bound), False
         self._back_off(ended.reason, now)
         return ended
 
     @property
     def forsaken(self) -> bool:
-        """Others have let it go forward, by a bind of theirs or before this leader came, and nothing of it is bound."""
-        return self.forward and not self.committed and not self.bound
+        """It goes forward with nothing bound, and was not let go by this leader, or has not a place for all any more."""
+        return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
     def stand_back(self, now: float) -> Ended:
         """It is forsaken, and nothing of it may be bound: it waits again until all its members can be."""
-        ended = Ended("what was bound of the gang is gone", tuple(self.plan), whole=True)
+        ended = Ended("nothing of the gang is bound any more", tuple(self.plan), whole=True)
         self._clear()
-        self.forward = False
+        self.forward = self.committed = False
         self.since = now
         return ended
 

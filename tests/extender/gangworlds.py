@@ -112,6 +112,7 @@ class World:
         self.binding: list[Bind] = []
         self.errors: list[tuple[str, str]] = []
         self.evicted: list[str] = []
+        self.unheard: dict[str, tuple[dict, str, dict]] = {}  # Bindings under way of which no answer came, by pod name
         self.budget = False  # a PodDisruptionBudget keeps all pods: evictions are refused
         self.partly: list[str] = []
         self.restart()
@@ -303,8 +304,8 @@ class World:
         self.unassume(pod)
         self.errors.append((pod["metadata"]["name"], why))
 
-    def settle(self, *, land: bool = True, only: str = "") -> None:
-        """Threads whose holds are decided go on: they post, or tell the scheduler."""
+    def settle(self, *, land: bool = True, lost: bool = False, only: str = "") -> None:
+        """Threads whose holds are decided go on: they post, or tell the scheduler. `lost`: no answer comes."""
         for bind in list(self.binding):
             name = bind.pod["metadata"]["name"]
             if (only and name != only) or (bind.hold is not None and not bind.hold.done.is_set()):
@@ -312,11 +313,11 @@ class World:
             self.binding.remove(bind)
             if bind.hold is not None and not bind.hold.go:
                 self._fail(bind.pod, bind.hold.reason)
-            elif not self.post(bind, land=land):
+            elif not self.post(bind, land=land, lost=lost):
                 self.unassume(bind.pod)
 
-    def post(self, bind: Bind, *, land: bool = True) -> bool:
-        """What the binder does once a member may be bound."""
+    def post(self, bind: Bind, *, land: bool = True, lost: bool = False) -> bool:
+        """What the binder does once a member may be bound; whether it may be bound now."""
         meta = bind.pod["metadata"]
         uid, name = meta["uid"], meta["name"]
         asked = request.parse(bind.pod)
@@ -331,18 +332,40 @@ class World:
         if isinstance(begun, Begun):
             chosen = begun.assignment
         meta = bind.pod["metadata"]
+        written = assignment.encode(chosen, assume_time_ns=1) if chosen is not None else {}
+        if lost:
+            self.unheard[name] = bind.pod, bind.node, written
+            self.state.finish_bind(uid, Stage.UNSURE)
+            return True
+        self.unheard.pop(name, None)  # one of the two lands, or the pod is another by now
         gone = self.pods.get(name) is not bind.pod or meta.get("deletionTimestamp") or bind.pod["spec"].get("nodeName")
         if gone or not land:
             self.state.finish_bind(uid, None)
             return False
-        pod = self.pods[name]
-        if chosen is not None:
-            pod["metadata"]["annotations"] |= assignment.encode(chosen, assume_time_ns=1)
-        pod["spec"]["nodeName"] = bind.node
-        pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+        self._bind(self.pods[name], bind.node, written)
         self.state.finish_bind(uid, Stage.BOUND)
-        self.tell(pod)
+        self.tell(self.pods[name])
         return True
+
+    def _bind(self, pod: dict, node: str, written: dict) -> None:
+        pod["metadata"]["annotations"] |= written
+        pod["spec"]["nodeName"] = node
+        pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+
+    def land(self, name: str) -> None:
+        """A Binding of which no answer came is carried out now."""
+        pod, node, written = self.unheard.pop(name)
+        if self.pods.get(name) is pod and not pod["metadata"].get("deletionTimestamp") and name not in self.bound():
+            self._bind(pod, node, written)
+            self.tell(pod)
+
+    def look_up(self) -> None:
+        """What nobody has heard of is asked for; what has not landed by then never will."""
+        for holding in self.state.tick():
+            self.unheard.pop(holding.name, None)
+            pod = self.pods.get(holding.name)
+            exists = pod is not None and pod["metadata"]["uid"] == holding.uid
+            self.state.looked_up(holding.uid, bound=exists and holding.name in self.bound(), exists=exists)
 
     def run(self, rounds: int = 1, *, seconds: float = 1.0) -> dict[str, str]:
         """A fair scheduler: every pod in turn, the keeper between. The refusals of the last round."""

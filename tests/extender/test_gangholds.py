@@ -7,6 +7,7 @@ from cardwise.core.verdict import Refusal
 from extender import reserve
 from extender.decisions import Stage
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
+from tests.extender.worlds import as_card, resource
 
 
 def by_somebody_else(world: World, name: str, node: str) -> None:
@@ -169,3 +170,74 @@ def test_no_podgroup_holds_cards_for_longer_than_the_cluster_allows(says, until)
     world.clock.advance(2)
     world.keep()
     assert world.held() == 0
+
+
+def unheard(world: World, *names: str) -> None:
+    """The gang goes forward, and of no Binding an answer comes."""
+    world.keep()
+    for name in names:
+        assert world.schedule(name) == ""
+    world.settle(lost=True)
+
+
+@pytest.fixture
+def lost() -> World:
+    """A gang of two, all of whose answers were lost for as long as it may take; nothing of it is bound."""
+    world = World({"n1": 2})
+    world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100) for i in range(2)))
+    unheard(world, "a0", "a1")
+    assert world.phase("a") == "Binding"
+    world.clock.advance(121)
+    world.keep()
+    return world
+
+
+def test_a_gang_all_of_whose_answers_were_lost_waits_again_and_is_given_up_once(lost):
+    gang = lost.state._gangs._gangs["default/a"]
+    freed = lost.state._gangs._places._freed
+    for _ in range(20):
+        lost.clock.advance(0.1)
+        lost.keep()
+    assert (lost.phase("a"), gang.forward, gang._failures) == ("Waiting", False, 1)
+    assert lost.state._gangs._places._freed == freed, "nobody else is planned anew for it"
+    assert lost.held() == 2, "what may land stays its own"
+
+
+def test_a_gang_nothing_of_which_landed_is_bound_as_a_whole_or_not_at_all(lost):
+    lost.look_up()
+    assert lost.held() == 0
+    lost.clock.advance(1)
+    lost.keep()
+    assert lost.schedule("a0") == ""
+    lost.settle()
+    assert (lost.bound(), lost.phase("a")) == ({}, "Held")
+    assert lost.schedule("a1") == ""
+    lost.settle()
+    assert len(lost.bound()) == 2
+
+
+def test_what_lands_late_of_a_gang_that_was_given_up_is_followed_by_the_rest(lost):
+    lost.land("a0")
+    assert lost.phase("a") == "Rolling"
+    lost.look_up()
+    lost.run(2)
+    assert lost.phase("a") == "Running"
+
+
+def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_room_for_the_others_any_more():
+    """Each was looked up at another time."""
+    world = World({"n1": 1, "n2": 1}, rollback=600)
+    world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100) for i in range(2)))
+    unheard(world, "a0", "a1")
+    world.clock.advance(76)
+    first, second = world.state.tick()
+    world.unheard.clear()
+    world.state.looked_up(first.uid, bound=False, exists=True)
+    world.keep()
+    world.state.set_card(*as_card(resource(0, node=second.node, health="Unhealthy")))
+    world.state.looked_up(second.uid, bound=False, exists=True)
+    world.keep()
+    for name in ("a0", "a1"):
+        world.schedule(name)
+        world.settle()
+    assert (world.bound(), world.held(), world.phase("a")) == ({}, 0, "Waiting")

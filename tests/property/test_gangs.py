@@ -51,10 +51,10 @@ class Watched(World):
         elif bound:  # by whomever: the rest follows, also if that one goes meanwhile
             self.begun.add(gang)
 
-    def post(self, bind, *, land=True):
+    def post(self, bind, *, land=True, lost=False):
         gang = self.gang_of(bind.pod)
         alone = not any(each["spec"].get("nodeName") for each in self.alive(gang))
-        posted = super().post(bind, land=land)
+        posted = super().post(bind, land=land, lost=lost)
         if posted and gang and gang not in self.begun:
             assert not alone, "posted, though the gang was not let go and nothing of it was bound"
         return posted
@@ -63,8 +63,18 @@ class Watched(World):
         for gang in list(self.begun):
             under_way = any(self.gang_of(bind.pod) == gang for bind in self.binding)
             bound = any(each["spec"].get("nodeName") for each in self.alive(gang))
-            if not bound and not under_way and self.phase(gang) not in ("Binding", "Rolling"):
+            unheard = any(self.gang_of(made) == gang for made, *_ in self.unheard.values())
+            if not bound and not under_way and not unheard and self.phase(gang) != "Binding":
                 self.begun.discard(gang)
+
+    def land(self, name):
+        self.begun.add(self.gang_of(self.unheard[name][0]))
+        super().land(name)
+
+    def keep(self):
+        super().keep()
+        due = [key for key, gang in self.state._gangs._gangs.items() if gang.rollback_due(self.clock.now())]
+        assert due == [], "rolled back, and at once again"
 
 
 class Gangs(RuleBasedStateMachine):
@@ -129,15 +139,36 @@ class Gangs(RuleBasedStateMachine):
             bind = data.draw(st.sampled_from(waiting))
             self.world.state.gangs.cancel(bind.hold, "the connection closed")
 
-    @rule(land=st.sampled_from([True, True, False]))
-    def settle(self, land):
-        self.world.settle(land=land)
+    @rule(how=st.sampled_from(["lands", "lands", "does not", "unheard"]))
+    def settle(self, how):
+        self.world.settle(land=how == "lands", lost=how == "unheard")
 
-    @rule(data=st.data(), land=st.booleans())
-    def settle_one(self, data, land):
+    @rule(data=st.data(), how=st.sampled_from(["lands", "does not", "unheard"]))
+    def settle_one(self, data, how):
         if self.world.binding:
             bind = data.draw(st.sampled_from(self.world.binding))
-            self.world.settle(land=land, only=bind.pod["metadata"]["name"])
+            self.world.settle(land=how == "lands", lost=how == "unheard", only=bind.pod["metadata"]["name"])
+
+    @rule(data=st.data())
+    def land(self, data):
+        if self.world.unheard:
+            self.world.land(data.draw(st.sampled_from(sorted(self.world.unheard))))
+
+    @rule(gang=gangs_of, size=sizes)
+    def outage(self, gang, size):
+        """The API server takes the Bindings of a gang and answers nothing for longer than a gang is given to follow."""
+        self.create_all(gang, size)
+        self.world.keep()
+        self.schedule_all()
+        for name in [bind.pod["metadata"]["name"] for bind in self.world.binding]:
+            if name.startswith(gang):
+                self.world.settle(lost=True, only=name)
+        self.world.clock.advance(ROLLBACK + 1)
+        self.world.keep()
+
+    @rule()
+    def look_up(self):
+        self.world.look_up()
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 31.0, 70.0]))
     def wait(self, seconds):
@@ -213,6 +244,9 @@ class Gangs(RuleBasedStateMachine):
                 assert len(gang.plan) + len(gang.bound) >= gang.minimum, "a part of a gang holds cards"
                 assert gang.complete
             assert not (gang.ran and gang.plan)
+            if gang.forward and not gang.committed and not gang.bound:
+                may = [uid for uid in gang.members if self.world.state.decided(uid)]
+                assert may, "goes forward, though nothing of it is bound or may be"
 
     @invariant()
     def nobody_waits_for_a_hold_that_is_over(self):
@@ -239,7 +273,7 @@ class Gangs(RuleBasedStateMachine):
             world.delete(name)
         world.add_node("spare", NodeSpec(250, cpu=1000))
         for _ in range(40):
-            world.state.tick()
+            world.look_up()
             world.settle()
             world.run(5, seconds=1.0)
         for gang in world.state._gangs._gangs.values():
