@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import jsonpatch
-
 from cardwise.core import names, request
 from cardwise.core.classes import DeviceClass
 from cardwise.core.invalid import InvalidRequest
@@ -26,6 +24,7 @@ from webhook import (
     gpuquotas,
     mpsmode,
     mutate,
+    patches,
     quotas,
     reapplied,
     resourceclasses,
@@ -122,7 +121,7 @@ def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
         case "limitranges":
             return _refusable(lambda: _mutate_limit_range(review))
         case "resourceclasses":
-            return _patch(review.object, resourceclasses.normal(review.object, review.old))
+            return _refusable(lambda: _mutate_class(review))
         case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
             return _refusable(lambda: _mutate_workload(review, view, settings))
     return Decision()
@@ -147,7 +146,7 @@ def on_validate(review: Review, view: View, settings: Settings) -> Decision:
         case "resourceclasses":
             return _refusable(lambda: _validate_class(review, view))
         case "gpuquotas":
-            return _refusable(lambda: Decision(warnings=gpuquotas.warnings(review.object, view.device_class)))
+            return _refusable(lambda: _validate_gpu_quota(review, view))
         case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
             return _refusable(lambda: _validate_workload(review, settings))
     return Decision()
@@ -211,13 +210,20 @@ def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision
     return _patch(review.object, done.workload, done.warnings)
 
 
+def _mutate_class(review: Review) -> Decision:
+    sizes.check_object(review.object, review.size)
+    return _patch(review.object, resourceclasses.normal(review.object, review.old))
+
+
 def _mutate_quota(review: Review, view: View, settings: Settings) -> Decision:
+    sizes.check_object(review.object, review.size)
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
     quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update)
     return _patch(review.object, quota, tuple(warnings))
 
 
 def _mutate_limit_range(review: Review) -> Decision:
+    sizes.check_object(review.object, review.size)
     limits, warnings = quotas.limit_range(review.object)
     return _patch(review.object, limits, tuple(warnings))
 
@@ -275,10 +281,13 @@ def _judge_sharing(review: Review, asked: PodRequest, view: View, settings: Sett
 
 
 def _validate_workload(review: Review, settings: Settings) -> Decision:
+    path, template = templates.template_of(review.object, review.resource)
+    sizes.check(template, review.size, f"{path}.")
     return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 
 def _validate_binding(review: Review, view: View) -> Decision:
+    sizes.check_object(review.object, review.size)
     # The legacy resource names the pod in the object only.
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
     pod = view.pod(review.namespace, name)
@@ -288,10 +297,17 @@ def _validate_binding(review: Review, view: View) -> Decision:
 
 
 def _validate_class(review: Review, view: View) -> Decision:
+    sizes.check_object(review.object, review.size)
     return Decision(warnings=resourceclasses.warnings(review.object, review.old, view.selects, view.cards))
 
 
+def _validate_gpu_quota(review: Review, view: View) -> Decision:
+    sizes.check_object(review.object, review.size)
+    return Decision(warnings=gpuquotas.warnings(review.object, view.device_class))
+
+
 def _validate_namespace(review: Review) -> Decision:
+    sizes.check_object(review.object, review.size)
     metadata = review.object.get("metadata") or {}
     known = defaults.of(metadata)
     if known is not None:
@@ -301,7 +317,7 @@ def _validate_namespace(review: Review) -> Decision:
 
 def _patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:
     # What was left as it was is the same object: no need to compare.
-    patch = jsonpatch.make_patch(before, after).patch if after is not before else []
+    patch = patches.between(before, after) if after is not before else []
     return Decision(patch=patch, warnings=warnings)
 
 

@@ -1,13 +1,15 @@
-"""How large a pod or a pod template may be that the webhook works on.
+"""How large an object may be that the webhook works on.
 
 The API server takes objects of 3 MiB and waits five seconds for us: a pod of 30,000 containers would keep one of our
-few threads for longer. Nobody works with such pods, so they are refused before anything looks into them.
+few threads for longer. Nobody works with such objects, so they are refused before anything looks into them.
 """
 
+from collections import Counter
 from typing import Any, Final
 
 from cardwise.core import request
 from cardwise.core.invalid import InvalidRequest
+from cardwise.core.request import Container
 from webhook import containers
 
 Json = dict[str, Any]
@@ -16,6 +18,11 @@ MOST_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone ma
 MOST_CONTAINERS: Final = 128
 MOST_NAMES: Final = 64  # of resources, counted once each
 MOST_ANNOTATIONS: Final = 512  # of a pod; those of Cardwise are removed one by one
+
+
+MOST_LISTED: Final = 512  # entries of a list of the pod: schedulingGates, volumes, tolerations, …
+MOST_IN_CONTAINERS: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
+MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
 
 
 def check(template: Json, size: int, path: str = "") -> None:
@@ -35,6 +42,40 @@ def check(template: Json, size: int, path: str = "") -> None:
     if len(asked) > MOST_NAMES:
         problem = f"the containers name {len(asked)} different resources, which is too many for a pod"
         raise InvalidRequest(f"{path}spec.containers", problem, f"name at most {MOST_NAMES} in limits and requests")
+    _check_lists(template, found, path)
+    _check_bytes(size)
+
+
+def check_object(obj: Json, size: int) -> None:
+    """The same for an object that has no containers. Raises InvalidRequest."""
+    for field, value in (obj.get("spec") or {}).items():
+        if isinstance(value, list | dict) and len(value) > MOST_IN_SPEC:
+            problem = f"{len(value)} entries are too many"
+            raise InvalidRequest(f"spec.{field}", problem, f"write at most {MOST_IN_SPEC}")
+    _check_bytes(size)
+
+
+def _check_lists(template: Json, found: list[Container], path: str) -> None:
+    """Any list, of whatever field: a newer Kubernetes may have more."""
+    for field, value in (template.get("spec") or {}).items():
+        if isinstance(value, list) and len(value) > MOST_LISTED:
+            problem = f"{len(value)} are too many for a pod that asks for cards"
+            raise InvalidRequest(f"{path}spec.{field}", problem, f"write at most {MOST_LISTED}")
+    together: Counter[str] = Counter()
+    for container in found:
+        for field, value in container.spec.items():
+            if not isinstance(value, list):
+                continue
+            together[field] += len(value)
+            if together[field] > MOST_IN_CONTAINERS:
+                problem = f"more than {MOST_IN_CONTAINERS} in all containers are too many for a pod that asks for cards"
+                remedy = f"write at most {MOST_IN_CONTAINERS} in all"
+                if field == "env":
+                    remedy += ", and take the others from a ConfigMap by envFrom"
+                raise InvalidRequest(f"{path}{container.path}.{field}", problem, remedy)
+
+
+def _check_bytes(size: int) -> None:
     if size > MOST_BYTES:
-        problem = f"the object has {size >> 10} KiB, which is too much for one that asks for cards"
+        problem = f"the object has {size >> 10} KiB, which is too much for one that names cards"
         raise InvalidRequest("metadata", problem, f"bring it below {MOST_BYTES >> 10} KiB")

@@ -23,6 +23,7 @@ from tests.integration.tenancy import (
     ours,
     patches,
     plain,
+    with_env,
     with_spec,
 )
 
@@ -405,7 +406,8 @@ CARDWISE_ITSELF = (
     ),
     Attack(
         "T49",
-        "a pod of thousands of unknown classes, containers or annotations, which keeps the webhook from others",
+        "a pod of thousands of unknown classes, containers, annotations, variables or gates, which keeps the webhook "
+        "from others",
         [
             creates(made, By.WEBHOOK, says, "at most")
             for made, says in (
@@ -415,6 +417,11 @@ CARDWISE_ITSELF = (
                     "2000 containers",
                 ),
                 (ours(annotations={f"{names.GPUSHARE_PREFIX}{i}": "" for i in range(5000)}), "5000 are too many"),
+                (with_env(ours(), **{f"CUDA_MPS_{i}": "1" for i in range(5000)}), "spec.containers[0].env: more than"),
+                (
+                    with_spec(ours(), schedulingGates=[{"name": f"n{i}"} for i in range(5000)]),
+                    "spec.schedulingGates: 5000 are too many",
+                ),
             )
         ],
     ),

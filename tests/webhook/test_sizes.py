@@ -34,6 +34,34 @@ def of_bytes(count: int) -> Json:
     return made
 
 
+def of_env(count: int) -> Json:
+    return _in_containers("env", count)
+
+
+def of_mounts(count: int) -> Json:
+    return _in_containers("volumeMounts", count)
+
+
+def _in_containers(field: str, count: int) -> Json:
+    """In two containers, half in each."""
+    halves = [[{"name": f"N{i}", "mountPath": "/m"} for i in range(n)] for n in (count // 2, count - count // 2)]
+    return pod("big", containers=[container(f"c{i}", gpu_mem=8) | {field: half} for i, half in enumerate(halves)])
+
+
+def of_gates(count: int) -> Json:
+    return _in_spec("schedulingGates", count)
+
+
+def of_tolerations(count: int) -> Json:
+    return _in_spec("tolerations", count)
+
+
+def _in_spec(field: str, count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["spec"][field] = [{"name": f"n{i}"} for i in range(count)]
+    return made
+
+
 def said(decide: Decide, obj: Json, resource: str = "pods") -> str:
     return decide(review.decode(body(obj, resource)), Known(), Settings()).message
 
@@ -44,6 +72,10 @@ SHAPES = pytest.mark.parametrize(
         (naming, sizes.MOST_NAMES, "spec.containers: the containers name {} different resources"),
         (of_containers, sizes.MOST_CONTAINERS, "spec.containers: {} containers are too many"),
         (of_annotations, sizes.MOST_ANNOTATIONS, "metadata.annotations: {} are too many"),
+        (of_env, sizes.MOST_IN_CONTAINERS, "spec.containers[1].env: more than"),
+        (of_mounts, sizes.MOST_IN_CONTAINERS, "spec.containers[1].volumeMounts: more than"),
+        (of_gates, sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
+        (of_tolerations, sizes.MOST_LISTED, "spec.tolerations: {} are too many"),
         (of_bytes, sizes.MOST_BYTES, "metadata: the object has 512 KiB, which is too much"),
     ],
 )
@@ -69,3 +101,22 @@ def test_a_template_has_the_same(shape: Callable[[int], Json], most: int, says: 
 def test_an_update_of_a_pod_has_the_same() -> None:
     updated = body(of_containers(sizes.MOST_CONTAINERS + 1), operation="UPDATE", old=of_containers(1))
     assert "too many" in decisions.on_mutate(review.decode(updated), Known(), Settings()).message
+
+
+@pytest.mark.parametrize(
+    ("resource", "decide", "field", "entries"),
+    [
+        ("resourcequotas", decisions.on_mutate, "hard", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("limitranges", decisions.on_mutate, "limits", lambda n: [{"max": {"cpu": "1"}}] * n),
+        ("resourceclasses", decisions.on_mutate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("resourceclasses", decisions.on_validate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("gpuquotas", decisions.on_validate, "hard", lambda n: [{"memoryMiB": 1}] * n),
+        ("namespaces", decisions.on_validate, "finalizers", lambda n: [str(i) for i in range(n)]),
+    ],
+)
+def test_other_objects_have_limits(resource: str, decide: Decide, field: str, entries: Callable[[int], Any]) -> None:
+    over = sizes.MOST_IN_SPEC + 1
+    told = said(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
+    assert told == f"spec.{field}: {over} entries are too many; write at most {sizes.MOST_IN_SPEC}"
+    large = {"metadata": {"name": "n", "annotations": {"a": "x" * sizes.MOST_BYTES}}}
+    assert said(decide, large, resource).startswith("metadata: the object has 512 KiB")
