@@ -264,11 +264,8 @@ def _judge_sharing(review: Review, asked: PodRequest, view: View, settings: Sett
     pod, known = review.object, view.defaults(review.namespace)
     cards = {container.key: container for container in asked.containers}
     mps = bool(cards) and mpsmode.of(pod).wanted
-    holding = cards.keys() | {device.key for device in asked.devices}
     for container in request.containers(pod):
-        if container.key in holding:
-            existing = container.spec.get("env") or []
-            environment.check(existing, cards.get(container.key), container.path, mps=mps)
+        environment.check(container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps)
     agent.check(pod, asked)
     if cards:
         mpsmode.check_least(pod, mpsmode.least(asked, settings.least_mps, known.least_mps if known else ""))

@@ -12,6 +12,7 @@ from tests.integration.tenancy import (
     By,
     Json,
     annotated,
+    binds,
     created,
     creates,
     debugged,
@@ -148,7 +149,8 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T13",
-        "CDI devices by annotation (`cdi.k8s.io/…`, `nvidia.cdi.k8s.io/…`), when the pod is created and later",
+        "CDI devices by annotation (`cdi.k8s.io/…`, `nvidia.cdi.k8s.io/…`), when the pod is created and later, or "
+        "in a Binding",
         [
             creates(
                 plain(annotations={"cdi.k8s.io/mine": device}),
@@ -169,6 +171,11 @@ PAST_CARDWISE = (
                 By.ANNOTATIONS,
                 "metadata.annotations[cdi.k8s.io/mine]",
             )
+        ]
+        + [
+            binds("idle", key, "nvidia.com/gpu=all", where)
+            for key in ("cdi.k8s.io/mine", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/pod")
+            for where in ("annotations", "labels")
         ],
     ),
     Attack(
@@ -230,8 +237,8 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T57",
-        "NVIDIA's runtime, which heeds image and `envFrom`: without a share, with 0 of NVIDIA's resource, or more and "
-        "`spec.nodeName`, in a debug container",
+        "NVIDIA's runtime, which heeds image and `envFrom`: without a share, with a network card of NVIDIA's, with 0 "
+        "of its cards, or more and `spec.nodeName`, in a container beside them, in a debug container",
         [
             *(
                 creates(with_spec(made, runtimeClassName=OF_NVIDIA), By.RUNTIME_CLASSES, "spec.runtimeClassName")
@@ -239,8 +246,23 @@ PAST_CARDWISE = (
                     plain(),
                     one_container(envFrom=[{"configMapRef": {"name": "stolen"}}]),
                     one_container(resources={"limits": {names.NVIDIA_GPU: "0"}}),
+                    one_container(resources={"limits": {"nvidia.com/hostdev": "1"}}),
+                    one_container(resources={"limits": {"nvidia.com/gpu-more": "1"}}),
                     with_spec(one_container(resources={"limits": {names.NVIDIA_GPU: "1"}}), nodeName="n1"),
                 )
+            ),
+            *(
+                creates(
+                    with_spec(
+                        plain(),
+                        runtimeClassName=OF_NVIDIA,
+                        containers=[container() | {"resources": {"limits": {asked: "1"}}}, container("other") | env],
+                    ),
+                    By.RUNTIME_CLASSES,
+                    "spec.containers[other].env",
+                )
+                for asked in (names.NVIDIA_GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb")
+                for env in ({}, {"env": [{"name": DEVICES, "value": value} for value in ("void", "none")]})
             ),
             patches(
                 "sharing",

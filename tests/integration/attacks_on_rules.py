@@ -15,6 +15,7 @@ from tests.integration.tenancy import (
     By,
     Try,
     amount,
+    binds,
     bound,
     changed,
     created,
@@ -153,7 +154,7 @@ PAST_THE_SCHEDULER = (
     ),
     Attack(
         "T32",
-        "a Binding by hand, also one that names a card",
+        "a Binding by hand, also one that names a card, a gang or a mode of MPS",
         [
             Try(lambda tenant: bound(tenant, "gated", more=False), By.RBAC, ("pods/binding",)),
             Try(
@@ -166,6 +167,8 @@ PAST_THE_SCHEDULER = (
                 By.BINDINGS,
                 (f"metadata.annotations[{names.GPUSHARE_PREFIX}", "leave it out of the Binding"),
             ),
+            *(binds("idle", key, "1") for key in (names.MPS, names.POLICY, names.QUEUE_PRIORITY, names.GROUP_NAME)),
+            *(binds("idle", key, "1", "labels") for key in (names.GANG, names.COSCHEDULING)),
         ],
     ),
     Attack(

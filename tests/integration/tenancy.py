@@ -251,11 +251,18 @@ def amount(text: str) -> Json:
     return ours(gpu_mem=text)
 
 
-def bound(tenant: Tenant, name: str, *, more: bool, annotations: Json | None = None) -> object:
+def bound(tenant: Tenant, name: str, *, more: bool, **metadata: Json) -> object:
     """A Binding by hand."""
     client = tenant.more if more else tenant.edit
     binding = {
-        "metadata": {"name": name, "annotations": annotations or {}},
+        "metadata": {"name": name} | metadata,
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
     }
     return client.create(tenant.of("pods", name, "binding"), binding)
+
+
+def binds(name: str, key: str, value: str, where: str = "annotations") -> Try:
+    """The Binding by one who debugs that must not be made, since the pod would take this over from it."""
+    metadata = {where: {key: value if where == "annotations" else "1"}}
+    says = (f"metadata.{where}[{key}]", "leave it out of the Binding")
+    return Try(lambda tenant: bound(tenant, name, more=True, **metadata), By.BINDINGS, says)

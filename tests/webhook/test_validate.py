@@ -187,3 +187,18 @@ def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:
     for pod in (mutated(gpu_mem=256), mutated(gpu_count=1), mutated(containers=[{"resources": {"limits": of_class}}])):
         assert small(pod) == ()
     assert small(mutated(gpu_mem=8), least=0) == ()
+
+
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_a_container_without_a_share_keeps_its_void(where: str) -> None:
+    other = build.container("other")
+    made = build.pod("p", containers=[build.container("main", gpu_mem=8)])
+    made["spec"].setdefault(where, []).append(other)
+    done = mutate(made).pod
+    assert not decisions.on_validate(review.decode(body(done)), KNOWN, Settings()).message
+    for env in ([], [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]):
+        done["spec"][where][-1]["env"] = env
+        decision = decisions.on_validate(review.decode(body(done)), KNOWN, Settings())
+        index = len(done["spec"][where]) - 1
+        assert not decision.allowed
+        assert decision.message.startswith(f"spec.{where}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")

@@ -144,6 +144,22 @@ has(c.env) && c.env.exists(e, (e.name.startsWith('CUDA_MPS_') && !(
     : (!has(e.value) || e.value in ['', 'void', 'none']))))
 {{- end }}
 
+{{/* Whether the container `c` asks for cards of NVIDIA's own device plugin. dyn: the type checker of policies knows no
+limits. */}}
+{{- define "cardwise.cel.nvidiaCards" -}}
+(has(c.resources) && has(c.resources.limits) && dyn(c).resources.limits.exists(k, (
+{{- range $i, $name := .Values.policies.nvidiaResources }}{{ if $i }} || {{ end }}
+{{- if hasSuffix "*" $name }}k.startsWith('{{ trimSuffix "*" $name }}'){{ else }}k == '{{ $name }}'{{ end }}
+{{- else }}false{{ end -}}
+) && string(dyn(c).resources.limits[k]).matches('^[1-9]')))
+{{- end }}
+
+{{/* Whether NVIDIA's runtime gives the container `c` nothing but its share, whatever envFrom and the image say. The last of
+several entries of one name counts, so all must be so. What a reference may name: cardwise.cel.environment. */}}
+{{- define "cardwise.cel.closed" -}}
+has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
+{{- end }}
+
 {{/* The volumes of the pod `object` with a bare host path `path` for which `which` holds, of a `p` among `paths`, or for
 which `or` holds, if there is one. The list of one element computes the bare path once, for the cost limit. */}}
 {{- define "cardwise.cel.mounting" -}}
