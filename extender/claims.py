@@ -11,6 +11,7 @@ nodes: neither does its word keep their shares, nor does its silence end them.
 """
 
 from dataclasses import replace
+from itertools import islice
 
 from cardwise.clock import Clock
 from cardwise.core.ledger import Holding
@@ -55,6 +56,10 @@ class Claims:
             return None
         found = self._reports.reported(*report)
         return replace(found, uid=stray_uid(report), charged=False) if found is not None else None
+
+    def knows(self, uid: str) -> bool:
+        """Whether anybody but a node has spoken of the pod as having a place, or as having had one."""
+        return any(uid in known for known in (self._pods, self._tentative, self._ghosts, self._lapsed))
 
     def decided(self, uid: str) -> Decided | None:
         """Where the pod is or may be bound already."""
@@ -109,13 +114,17 @@ class Claims:
         elif last is not None:
             self._haunt(last)
 
-    def unreported(self, report: Report) -> None:
-        """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go."""
+    def unreported(self, report: Report) -> bool:
+        """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go.
+        Returns whether that ends what the pod held.
+        """
         ghost = self._ghosts.get(report.uid)
         last = ghost.holding if ghost is not None else self._lapsed.get(report.uid)
-        if last is not None and last.node == report.node and not self._is_reported(last):
-            self._ghosts.pop(report.uid, None)
-            self._lapsed.pop(report.uid, None)
+        if last is None or last.node != report.node or self._is_reported(last):
+            return False
+        self._ghosts.pop(report.uid, None)
+        self._lapsed.pop(report.uid, None)
+        return True
 
     def noted(self, report: Report) -> None:
         """The extender before us has seen the pod vanish from the node; we have not seen it at all."""
@@ -190,8 +199,12 @@ class Claims:
         ]
         for uid in ghosts:
             self._lapsed[uid] = self._ghosts.pop(uid).holding
-        while len(self._lapsed) > _MOST_LAPSED:
-            del self._lapsed[next(iter(self._lapsed))]
+        over = len(self._lapsed) - _MOST_LAPSED
+        if over > 0:
+            # Those that are reported count, and stay: there are no more of them than pods that a node has had.
+            silent = (uid for uid, last in self._lapsed.items() if not self._is_reported(last))
+            for uid in list(islice(silent, over)):
+                del self._lapsed[uid]
         return ghosts
 
     def unconfirmed(self) -> list[Holding]:
@@ -212,7 +225,9 @@ class Claims:
 
 
 def stray_uid(report: Report) -> str:
-    """By which the ledger knows what a node says of a pod that nobody knows there; no pod has it."""
+    """By which the ledger knows what a node says of a pod that nobody knows there. No pod has it, and no report can
+    spell it: UIDs with a "/" are not read (`survey.is_uid`).
+    """
     return f"{report.node}/{report.uid}"
 
 

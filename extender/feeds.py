@@ -123,14 +123,22 @@ class _Cards:
     def __init__(self, state: State, seen: CardsSeen) -> None:
         self._state = state
         self._seen = seen
+        self._told: dict[str, str] = {}  # by the names of cards, the problems that were logged
 
     def on_change(self, key: str, old: CardRecord | None, new: CardRecord) -> None:
         del old
-        self._state.set_card(key, new)
+        problem = self._state.set_card(key, new) or new.problem
+        if problem and problem != self._told.get(key):
+            _log.warning("a node's report is not counted in full", card=key, node=new.node, problem=problem)
+        if problem:
+            self._told[key] = problem
+        else:
+            self._told.pop(key, None)
         self._seen.put(key, new)
 
     def on_delete(self, key: str, old: CardRecord) -> None:
         del old
+        self._told.pop(key, None)
         self._state.remove_card(key)
         self._seen.remove(key)
 

@@ -4,7 +4,7 @@ Apart from the state, which decides what of it counts: this only remembers, and 
 thread-safe: its owner locks.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,12 +18,26 @@ from cardwise.core.quantity import MiB, Percent
 from extender.membership import NO_MEMBER, Member, Membership
 from extender.objects import CardRecord, HeldRecord
 
+# What is believed of one node: far above what nodes have, so that one that was taken over does not stop us all.
+MOST_CARDS = 256  # and devices
+MOST_REPORTED = 4096  # shares, of all its cards
+
 
 class Report(NamedTuple):
     """A node says that a pod still holds something of its cards, though the pod's object is gone."""
 
     uid: str
     node: str
+
+
+class Heard(NamedTuple):
+    """What is new of a card: what it reports otherwise than before, what it does not report any more, and what of its
+    word is not believed.
+    """
+
+    reported: Collection[Report]
+    silent: Collection[Report]
+    problem: str
 
 
 class Inventory:
@@ -33,7 +47,7 @@ class Inventory:
         self.nodes: set[str] = set()
         self._cards: dict[str, CardRecord] = {}
         self._cards_of: dict[str, set[str]] = {}  # node -> names in _cards
-        self._held: dict[str, dict[str, set[str]]] = {}  # pod UID -> node -> names in _cards that report it
+        self._held, self._noted = _Said(), _Said()
         self._changed: set[str] = set()  # nodes, since `changes`
         self._classes: dict[str, DeviceClass] = {}
         self._membership = Membership(())
@@ -48,23 +62,29 @@ class Inventory:
         self.nodes.discard(name)
         self._changed.add(name)
 
-    def set_card(self, name: str, card: CardRecord) -> tuple[Collection[Report], Collection[Report]]:
-        """The card is so now. Returns what it reports, and what is not reported any more."""
+    def set_card(self, name: str, card: CardRecord) -> Heard:
+        """The card is so now."""
         before = self._cards.get(name)
-        gone: Collection[Report] = ()
+        silent: Collection[Report] = ()
         if before is not None and before.node != card.node:
-            gone = self.remove_card(name)
+            silent, before = self.remove_card(name), None
+        names = self._cards_of.get(card.node, set())
+        if before is None and len(names) >= MOST_CARDS:
+            return Heard((), silent, f"the node has more than {MOST_CARDS} cards and devices; the others do not count")
+        room, problem = MOST_REPORTED - sum(len(self._cards[each].held) for each in names if each != name), ""
+        if len(card.held) > room:
+            card = card._replace(held=card.held[:room])
+            problem = f"the node's cards report more than {MOST_REPORTED} shares; the others do not count"
         self._cards[name] = card
-        self._cards_of.setdefault(card.node, set()).add(name)
-        if before is None or (before.card, before.node, before.labels) != (card.card, card.node, card.labels):
+        self._cards_of.setdefault(card.node, names).add(name)
+        if before is None or (before.card, before.labels) != (card.card, card.labels):
             self._changed.add(card.node)
-        reported = {Report(held.uid, card.node) for held in card.held}
-        silent = {Report(held.uid, before.node) for held in before.held} - reported if before is not None else set()
-        for uid, node in reported:
-            self._held.setdefault(uid, {}).setdefault(node, set()).add(name)
-        for report in silent.difference(gone):
-            self._unreport(report, name)
-        return reported, silent
+        same = before is not None and before.card == card.card
+        reported, gone = self._held.put(name, card.node, before.held if before is not None else (), card.held)
+        last = before.status.terminating if before is not None else ()
+        self._noted.put(name, card.node, last, card.status.terminating)
+        # A share is of a card of so many MiB: where that is another, all are.
+        return Heard(reported if same else {Report(held.uid, card.node) for held in card.held}, silent or gone, problem)
 
     def remove_card(self, name: str) -> Collection[Report]:
         """The card is no more. Returns what it had reported."""
@@ -72,10 +92,8 @@ class Inventory:
         if card is None:
             return ()
         self._forget(name)
-        gone = {Report(held.uid, card.node) for held in card.held}
-        for report in gone:
-            self._unreport(report, name)
-        return gone
+        self._noted.put(name, card.node, card.status.terminating, ())
+        return self._held.put(name, card.node, card.held, ())[1]
 
     def knows(self, name: str) -> bool:
         """Whether the card has been told."""
@@ -124,38 +142,40 @@ class Inventory:
 
     def held(self) -> Mapping[str, Collection[str]]:
         """By UID of all pods that a card reports, the nodes of these cards."""
-        return self._held
+        return self._held.by_uid
 
     def reports(self, uid: str, node: str) -> bool:
         """Whether a card of the node reports the pod."""
-        return node in self._held.get(uid, ())
+        return bool(self._held.of(uid, node))
 
     def reported(self, uid: str, node: str) -> Holding | None:
         """What the node's cards report of a pod."""
-        return self._summed(uid, node, lambda record: record.held)
+        return self._summed(uid, node, self._held)
 
     def terminating(self, uid: str, node: str) -> Holding | None:
         """What the extender before us has noted at the node's cards of a pod whose object is gone."""
-        return self._summed(uid, node, lambda record: record.status.terminating)
+        return self._summed(uid, node, self._noted)
 
-    def _summed(self, uid: str, node: str, said: Callable[[CardRecord], Iterable[HeldRecord]]) -> Holding | None:
+    def _summed(self, uid: str, node: str, said: "_Said") -> Holding | None:
         """One holding of what is said of the pod at all cards of the node."""
-        shares: dict[str, tuple[CardShare, ...]] = {}
-        devices: dict[str, tuple[DeviceShare, ...]] = {}
+        shares: dict[str, list[CardShare]] = {}
+        devices: dict[str, list[DeviceShare]] = {}
         namespace = name = ""
-        for record in (self._cards[card] for card in sorted(self._cards_of.get(node, ()))):
-            for held in said(record):
-                if held.uid != uid:
-                    continue
-                namespace, name, card, key = held.namespace, held.name, record.card, held.container or "pod"
+        for where, entries in sorted(said.of(uid, node).items()):
+            card = self._cards[where].card
+            for held in entries:
+                namespace, name, key = held.namespace, held.name, held.container or "pod"
                 if isinstance(card, Device):
-                    devices[key] = (*devices.get(key, ()), DeviceShare("", card.uuid))
+                    devices.setdefault(key, []).append(DeviceShare("", card.uuid))
                 else:
                     share = CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem, held.whole)
-                    shares[key] = (*shares.get(key, ()), share)
+                    shares.setdefault(key, []).append(share)
         if not shares and not devices:
             return None
-        return Holding(uid, namespace, name, node, Assignment(shares, devices), "held", UNKNOWN)
+        assigned = Assignment(
+            {key: tuple(each) for key, each in shares.items()}, {key: tuple(each) for key, each in devices.items()}
+        )
+        return Holding(uid, namespace, name, node, assigned, "held", UNKNOWN)
 
     def _typed(self, name: str) -> Card | Device:
         """The card or device with its classes."""
@@ -187,13 +207,41 @@ class Inventory:
             del self._cards_of[node]
         self._changed.add(node)
 
-    def _unreport(self, report: Report, name: str) -> None:
-        nodes = self._held[report.uid]
-        nodes[report.node].discard(name)
-        if not nodes[report.node]:
-            del nodes[report.node]
-        if not nodes:
-            del self._held[report.uid]
+
+class _Said:
+    """What the cards of nodes say of pods, found by the pod: one word costs what it says, however long the others'."""
+
+    def __init__(self) -> None:
+        self.by_uid: dict[str, dict[str, dict[str, Sequence[HeldRecord]]]] = {}  # and by node and name of the card
+
+    def of(self, uid: str, node: str) -> Mapping[str, Sequence[HeldRecord]]:
+        """By the names of cards."""
+        return self.by_uid.get(uid, {}).get(node, {})
+
+    def put(
+        self, name: str, node: str, before: Iterable[HeldRecord], now: Iterable[HeldRecord]
+    ) -> tuple[Collection[Report], Collection[Report]]:
+        """The card says this, in place of what it said before. Returns what is new or different, and what is over."""
+        last, said = _grouped(before), _grouped(now)
+        changed = {uid: entries for uid, entries in said.items() if last.get(uid) != entries}
+        for uid, entries in changed.items():
+            self.by_uid.setdefault(uid, {}).setdefault(node, {})[name] = entries
+        silent = last.keys() - said.keys()
+        for uid in silent:
+            nodes = self.by_uid[uid]
+            del nodes[node][name]
+            if not nodes[node]:
+                del nodes[node]
+            if not nodes:
+                del self.by_uid[uid]
+        return {Report(uid, node) for uid in changed}, {Report(uid, node) for uid in silent}
+
+
+def _grouped(said: Iterable[HeldRecord]) -> dict[str, list[HeldRecord]]:
+    found: dict[str, list[HeldRecord]] = {}
+    for one in said:
+        found.setdefault(one.uid, []).append(one)
+    return found
 
 
 def _by_which(one: DeviceClass) -> object:

@@ -23,6 +23,10 @@ from cardwise.kube import survey, wire
 
 Object = dict[str, Any]
 
+_PASSED_OVER = (
+    f"status.held has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
+    f"{survey.MOST_HELD} entries"
+)
 _SHARED = 4096  # different sets of labels, of which each is kept once for all cards that have it
 
 
@@ -66,6 +70,7 @@ class CardRecord(NamedTuple):
 
     `labels` are those that selectors see and that do not follow from the rest; their keys are in lower case. `status`
     is what the extender has written; of it only `terminating` decides something, when the card is seen first.
+    `problem` says what of `held` is passed over.
     """
 
     node: str
@@ -73,6 +78,7 @@ class CardRecord(NamedTuple):
     held: tuple[HeldRecord, ...] = ()
     labels: Mapping[str, str] = {}
     status: CardStatus = CardStatus()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +137,19 @@ _decode_object = msgspec.json.Decoder(Object).decode
 
 def card(raw: bytes) -> tuple[str, CardRecord] | None:
     """Key and record of an ExtendedResource."""
-    read = _decode_card(raw)
+    try:
+        read, whole = _decode_card(raw), True
+    except msgspec.ValidationError:
+        read, whole = _decode_card(_readable(raw)), False
     spec, status = read.spec, read.status
+    held = _held(survey.believable(read), spec)
     return read.metadata.name, CardRecord(
         intern(spec.node),
         survey.device_of(read) if survey.is_other(read) else survey.card_of(read),
-        _held(survey.believable(read), spec),
+        held,
         _labels(read),
         _card_status(status, spec),
+        "" if whole and len(held) == len(status.held or ()) else _PASSED_OVER,
     )
 
 
@@ -194,8 +205,25 @@ def _held(shares: Iterable[wire.HeldShare], spec: wire.ExtendedResourceSpec) -> 
             one.container,
         )
         for one in shares
-        if one.pod_uid
+        if survey.is_uid(one.pod_uid)
     )
+
+
+def _readable(raw: bytes) -> bytes:
+    """The ExtendedResource without those shares that are none. The schema bars them; one alone costs nobody a card."""
+    obj = _decode_object(raw)
+    status = obj.get("status") or {}
+    for key in ("held", "terminating"):
+        status[key] = [one for one in status.get(key) or () if _is_share(one)]
+    return msgspec.json.encode(obj)
+
+
+def _is_share(one: object) -> bool:
+    try:
+        msgspec.convert(one, wire.HeldShare)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus:

@@ -155,17 +155,17 @@ class State:
         with self._lock:
             self._loads.remove_pod(key)
 
-    def set_card(self, name: str, card: CardRecord) -> None:
-        """The ExtendedResource is so now."""
+    def set_card(self, name: str, card: CardRecord) -> str:
+        """The ExtendedResource is so now. Returns what of it is not believed, and why."""
         with self._lock:
             first = not self._inventory.knows(name)
-            reported, silent = self._inventory.set_card(name, card)
+            heard = self._inventory.set_card(name, card)
             noted = {Report(one.uid, card.node) for one in card.status.terminating} if first else set()
             for report in noted:
                 self._claims.noted(report)
-            for report in silent:
-                self._claims.unreported(report)
-            self._settle_reports({*reported, *silent, *noted})
+            ended = {report.uid for report in heard.silent if self._claims.unreported(report)}
+            self._settle_reports({*heard.reported, *heard.silent, *noted}, ended)
+            return heard.problem
 
     def remove_card(self, name: str) -> None:
         with self._lock:
@@ -393,10 +393,14 @@ class State:
 
     # Everything below runs under the lock.
 
-    def _settle_reports(self, reports: Collection[Report]) -> None:
+    def _settle_reports(self, reports: Collection[Report], ended: Collection[str] = ()) -> None:
+        """`ended`: pods that the claims knew until now. What only a node names is never taken for a pod's UID."""
         for report in reports:
-            self._held.refresh(report.uid)
-            self._held.settle_stray(report)
+            known = report.uid in ended or self._claims.knows(report.uid)
+            if known:
+                self._held.refresh(report.uid)  # with what nodes say of it
+            if not known or not self._inventory.reports(*report):
+                self._held.settle_stray(report)
 
     def _given_twice(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)

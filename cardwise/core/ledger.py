@@ -243,8 +243,11 @@ class Ledger:
     def _forget_gone(self, state: NodeState, holding: Holding) -> Gone:
         cards = {card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
         known = {(state.name, card): self.kinds.get(state.gone[card]) for card in cards}
-        others = (self._holdings[uid].assignment for uid in state.uids)
-        for card in cards - {card_of(share) for other in others for share in other.shares()}:
+        for uid in state.uids:
+            if not cards:
+                break  # each has another holding: most often one of the first
+            cards.difference_update(card_of(share) for share in self._holdings[uid].assignment.shares())
+        for card in cards:
             state.forget(card)
         return known
 

@@ -26,6 +26,10 @@ CLASS_PREFIX: Final = f"{GROUP}/"  # + the name of a ResourceClass: its resource
 OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, PLACE_MARKER, BIND_MARKER)  # of our domain, but no ResourceClass
 REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # what a user may ask for
 
+# What a pod's UID is made of: the API server writes UUIDs, the kubelet 32 hex digits for a static pod, whose manifest
+# may name another one.
+POD_UID: Final = "^[0-9A-Za-z-]{1,128}$"
+
 # Annotations of gpushare's protocol, written by bind.
 IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
 POD_MEM: Final = "ALIYUN_COM_GPU_MEM_POD"

@@ -4,6 +4,7 @@ For programs that look once (the CLI, the demo). The extender keeps the same pic
 cards and devices by the same functions.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
@@ -25,6 +26,8 @@ from cardwise.kube.client import KubeClient
 
 _T = TypeVar("_T")
 
+MOST_HELD = 512  # shares that a node is believed about one card: far above what pods fit on a node
+_UID = re.compile(names.POD_UID)
 OTHERS = "other namespaces"  # stands for the namespace of pods that may not be read
 
 
@@ -262,11 +265,16 @@ def is_whole(held: wire.HeldShare, mem: int) -> bool:
     return held.whole or (not held.container and held.core_percent >= FULL_CORE and held.memory_mib >= mem)
 
 
+def is_uid(uid: str) -> bool:
+    """Whether a pod may have it. What a ledger keeps by another key than a pod's UID has a "/" in it."""
+    return _UID.fullmatch(uid) is not None
+
+
 def believable(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
     """What the node says is held of its card, as far as the card goes; see `extender/claims.py`."""
     left = resource.spec.memory_mib
-    for held in resource.status.held or ():
-        if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE:
+    for held in (resource.status.held or ())[:MOST_HELD]:
+        if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE and is_uid(held.pod_uid):
             mem = min(held.memory_mib, left)
             left -= mem
             yield held if mem == held.memory_mib else msgspec.structs.replace(held, memory_mib=mem)

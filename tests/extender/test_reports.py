@@ -3,7 +3,10 @@
 import pytest
 
 from cardwise.core import quotas
-from extender import statuses
+from cardwise.core.ledger import Ledger
+from cardwise.kube import survey
+from extender import claims, inventory, statuses
+from extender.claims import Claims
 from tests.extender.worlds import (
     P100,
     as_card,
@@ -20,6 +23,7 @@ from tests.extender.worlds import (
 from tests.fakes.clock import FakeClock
 
 OURS = as_card(resource(1))[0]
+STATIC = "0" * 32  # as the kubelet names a pod of its own manifests
 
 
 @pytest.fixture
@@ -161,3 +165,130 @@ def test_a_note_says_nothing_of_a_pod_that_is_there(clock):
 def test_what_only_its_node_says_is_not_noted(world):
     says(world, "n2", held("stranger", 5000))
     assert noted(world, "n2", 0) == []
+
+
+def test_no_node_spells_what_another_one_holds(world):
+    says(world, "n2", held("stranger", 16000))
+    before = free(world, "n2")
+    name, card = as_card(resource(1, held=[held("uid-a", 4069), held("n2/stranger", 0), held("", 1), held("a\n", 1)]))
+    assert [one.uid for one in card.held] == ["uid-a"]
+    assert "podUID" in card.problem
+    world.set_card(name, card)
+    assert free(world, "n2") == before
+    # Nor where it is believed what it writes.
+    world.set_card(name, card._replace(held=tuple(one._replace(uid="n2/stranger") for one in card.held)))
+    assert free(world, "n2") == before
+    world.set_card(name, card._replace(held=()))
+    assert free(world, "n2") == before
+
+
+@pytest.mark.parametrize("uid", ["6f1bd1f5-6f59-4cf8-b5d5-6a3ed8f0f2a4", STATIC])
+def test_the_uids_of_pods_are_believed(world, uid):
+    says(world, "n2", held(uid, 5000))
+    assert free(world, "n2") == [P100 - 5000]
+    assert as_card(resource(0, held=[held(uid, 5000)]))[1].problem == ""
+
+
+def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
+    odd = held("odd", 0) | {"memoryMiB": "a lot"}
+    name, card = as_card(resource(0, node="n2", held=[odd, "odd", None, held("stranger", 5000)], terminating=[odd]))
+    assert ([one.uid for one in card.held], card.status.terminating) == (["stranger"], ())
+    assert card.problem
+    world.set_card(name, card)
+    assert free(world, "n2") == [P100 - 5000]
+
+
+def test_of_one_card_so_many_entries_are_believed(world):
+    many = [held(f"uid-{i}", 1) for i in range(survey.MOST_HELD + 1)]
+    says(world, "n2", *many)
+    assert free(world, "n2") == [P100 - survey.MOST_HELD]
+    assert as_card(resource(0, held=many))[1].problem
+    says(world, "n2")
+    assert free(world, "n2") == [P100]
+
+
+def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
+    monkeypatch.setattr(inventory, "MOST_REPORTED", 3)
+    says(world, "n1", held("one", 1), held("two", 1), index=0)
+    name, card = as_card(resource(1, held=[held("three", 1), held("four", 1)]))
+    assert "3 shares" in world.set_card(name, card)
+    assert free(world) == [P100 - 2, P100 - 4069 - 1]
+    says(world, "n1", index=0)
+    assert world.set_card(name, card) == ""
+    assert free(world) == [P100, P100 - 4069 - 2]
+    says(world, "n1", index=1)
+    assert free(world) == [P100, P100 - 4069]
+
+
+def test_of_one_node_so_many_cards_are_believed(world, monkeypatch):
+    monkeypatch.setattr(inventory, "MOST_CARDS", 2)
+    third = as_card(resource(2, held=[held("one", 1)]))
+    assert "2 cards" in world.set_card(*third)
+    assert len(free(world)) == 2
+    world.remove_card(third[0])
+    world.remove_card(as_card(resource(0))[0])
+    assert world.set_card(*third) == ""
+    assert free(world) == [P100 - 4069, P100 - 1]
+
+
+def test_a_card_that_moves_takes_its_words_along(world):
+    name, card = as_card(resource(0, node="n2", held=[held("stranger", 5000)]))
+    world.set_card(name, card)
+    world.set_card(name, card._replace(node="n1"))
+    assert free(world, "n2") == []
+    world.set_card(name, card._replace(node="n1", held=()))
+    assert sorted(free(world)) == [P100 - 4069, P100, P100]
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """What is asked of claims and the ledger while the lock is held."""
+    calls = []
+    for owner, name in ((Claims, "stray"), (Claims, "holding"), (Ledger, "hold"), (Ledger, "release")):
+        done = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, done=done, name=name: calls.append(name) or done(*args))
+    return calls
+
+
+def test_a_report_costs_what_is_new_of_it(world, work):
+    """Every status write of a node is a turn of the whole extender."""
+    said = [held(f"uid-{i}", 1) for i in range(100)]
+    says(world, "n2", *said)
+    assert len(work) <= 4 * len(said), "each once"
+    work.clear()
+    says(world, "n2", *reversed(said))
+    assert work == [], "nothing is new"
+    says(world, "n2", *said[:-1], held("uid-new", 1))
+    assert len(work) <= 8
+    assert free(world, "n2") == [P100 - 100]
+
+
+def test_the_words_of_other_cards_cost_a_report_nothing(clock, monkeypatch):
+    made = with_cards(state(clock), n1=20)
+    for i in range(20):
+        says(made, "n1", *(held(f"uid-{i}-{j}", 1) for j in range(50)), index=i)
+    looked = []
+    share = inventory.CardShare
+    monkeypatch.setattr(inventory, "CardShare", lambda *args: looked.append(args) or share(*args))
+    says(made, "n1", *(held(f"other-{j}", 1) for j in range(50)), index=0)
+    assert len(looked) == 50
+
+
+def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, monkeypatch):
+    monkeypatch.setattr(claims, "_MOST_LAPSED", 2)
+    clock.advance(21)
+    world.tick()
+    says(world, "n1", held("uid-a", 4069), index=1)
+    for name in "bcd":
+        world.set_pod(as_pod(bound(name, 10, 0)))
+        world.remove_pod(as_pod(bound(name, 10, 0)))
+        clock.advance(21)
+        world.tick()
+    assert (mark(world, "uid-a"), used(world)) == ("held", 4069)
+    says(world, "n1", held("uid-a", 4069) | {"container": "0"}, index=1)
+    assert (mark(world, "uid-a"), used(world)) == ("held", 4069), "its quota has it still"
+    assert free(world) == [P100, P100 - 4069], "it is counted once"
+    says(world, "n1", held("uid-b", 10), held("uid-d", 10), index=0)
+    assert (mark(world, "uid-b"), mark(world, "uid-d")) == (None, "held"), "the oldest that is silent was"
+    says(world, "n1", index=1)
+    assert (mark(world, "uid-a"), used(world)) == (None, 10)

@@ -123,6 +123,7 @@ def test_the_card_is_what_the_contract_says(render: Render) -> None:
     for said in (status["held"], status["terminating"]):
         shown = said["items"]["properties"]
         assert set(shown) == {"podUID", "namespace", "name", "memoryMiB", "corePercent", "container", "whole"}
+        assert shown["podUID"]["pattern"] == names.POD_UID
         # Several entries of one pod: a key that is not unique would be refused.
         assert said["x-kubernetes-list-type"] == "atomic"
     assert set(status["allocated"]["properties"]) == {"memoryMiB", "corePercent", "shares", "whole", "pods"}
