@@ -204,8 +204,9 @@ def message(finding: Finding, pod: PodView | None, names: Sequence[str]) -> str:
             return f"{holder} uses {finding.used} MiB of {card}, which it was not given (it has {has}): {who}"
         case Reason.PAST_MPS:
             return (
-                f"{holder} is on {card} past MPS, whose server cannot start while it is; take CUDA_MPS_PIPE_DIRECTORY "
-                f'out of the program\'s environment, or create the pod with cardwise.dev/mps: "off": {who}'
+                f"{holder} is on {card} past MPS, whose server cannot start while it is; end it, where it was a client "
+                "of a server that ended; else take CUDA_MPS_PIPE_DIRECTORY out of the program's environment, or create "
+                f'the pod with cardwise.dev/mps: "off": {who}'
             )
         case Reason.CARD_WITHOUT_GRANT:
             return f"{holder} uses {finding.used} MiB of {card} and has no share of any card: {who}"

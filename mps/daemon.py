@@ -88,7 +88,7 @@ class Daemon:
         self._probes = 0
         self._servers = Servers(self._control, host, clock, tells_status=capabilities.server_status)
         self._sweeper = Sweeper(unit, use, settings.pace.orphan_grace, host, clock)
-        self._strangers = Strangers(unit, use, host, whose)
+        self._strangers = Strangers(unit, use, host, whose, clock)
         self._checked = 0.0
         self._written = -math.inf  # the state file
         self._status = self._make_status(self._clock.wall().timestamp())

@@ -5,40 +5,51 @@ that goes past the daemon's pipe has the whole card then, without a limit. So be
 the card is called ready, everybody on it is looked at.
 
 Clients may outlive their server for a while; what they had of the card was its server's. So those who were its clients
-when it was last seen are no strangers to its first successor. Where that one does not get the card, they are.
+when it was last seen are no strangers to its first successor. Where that one does not get the card, they keep the card
+closed too, since it may be for them. They are not accused of it (`found`) for `WINDING_DOWN` seconds: it may be for
+anything else, and they may be on their way out. That is an end, since who was a client once may be past MPS now.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
+from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from mps.control import Client
 from mps.machine import Outcome, Result
 from mps.processes import Host
 from mps.units import Unit
 
+WINDING_DOWN = 600.0  # seconds since a server was last seen with the client
 _SHOWN = 3
 
 
 class Strangers:
     """Of one unit, for one thread; `found` is for any."""
 
-    def __init__(self, unit: Unit, use: CardUse, host: Host, whose: Callable[[int], str]) -> None:
+    def __init__(self, unit: Unit, use: CardUse, host: Host, whose: Callable[[int], str], clock: Clock) -> None:
+        self._clock = clock
         self._unit = unit
         self._use = use
         self._host = host
         self._whose = whose
         self._former: set[int] = set()  # clients of the last server
+        self._seen: dict[int, float] = {}  # when those of all servers that are on a card yet were seen as clients last
         self._tried = False  # a server was tried for since a card was ready
         self.found: frozenset[tuple[str, int]] = frozenset()  # card and PID
 
     def clients(self, pids: Iterable[int]) -> None:
         """Of the server that there is; those who were it before and are on a card yet stay known."""
-        self._former = (self._former | set(pids)) & {pid for _, pid in self._on_cards()}
+        now, pids, there = self._clock.now(), set(pids), {pid for _, pid in self._on_cards()}
+        self._former = (self._former | pids) & there
+        self._seen = {pid: now if pid in pids else self._seen.get(pid, now) for pid in self._former}
 
     def served(self) -> None:
         """A server without a daemon is there still: whoever is on its closed card came through it."""
+        now = self._clock.now()
         self._former = {pid for _, pid in self._on_cards()}
+        self._seen = {pid: self._seen.get(pid, now) for pid in self._former}
 
     def tries(self) -> None:
         """A daemon is being started."""
@@ -64,14 +75,17 @@ class Strangers:
 
     def _judge(self, strangers: set[tuple[str, int]]) -> Result | None:
         # Who has just ended may be listed for a moment.
-        self.found = found = frozenset(one for one in strangers if self._host.pulse(one[1]) is not None)
-        if not found:
+        there = {one for one in strangers if self._host.pulse(one[1]) is not None}
+        now = self._clock.now()
+        leaving = {one for one in there if now - self._seen.get(one[1], -math.inf) < WINDING_DOWN}
+        self.found = found = frozenset(there - leaving)
+        if not there:
             return None
-        shown = [f"{self._whose(pid)} on card {card}" for card, pid in sorted(found)[:_SHOWN]]
-        more = f" and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
-        return Result(
-            Outcome.BUSY, f"process {', '.join(shown)}{more} has come past MPS: no server starts before it has ended"
-        )
+        named = found or leaving
+        why = "has come past MPS" if found else "was a client of an MPS server that ended"
+        shown = [f"{self._whose(pid)} on card {card}" for card, pid in sorted(named)[:_SHOWN]]
+        more = f" and {len(named) - len(shown)} more" if len(named) > len(shown) else ""
+        return Result(Outcome.BUSY, f"process {', '.join(shown)}{more} {why}: no server starts before it has ended")
 
     def _of(self, pids: Collection[int]) -> set[tuple[str, int]]:
         return {(card, pid) for card in self._unit.uuids for pid in pids}

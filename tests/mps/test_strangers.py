@@ -10,6 +10,7 @@ from cardwise.core.quantity import MiB
 from cardwise.kube.events import ObjectRef
 from mps.audit import AuditSettings
 from mps.processes import SERVER
+from mps.strangers import WINDING_DOWN
 from tests.mps.worlds import uuid_of
 
 AUDIT = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512), evict_after=300.0)
@@ -113,13 +114,50 @@ def test_nor_those_of_a_server_that_has_outlived_its_daemon(ready):
     ready.wait_ready()
 
 
-def test_a_former_client_for_whom_the_next_server_does_not_come_up_is_one(ready):
-    client = ready.add_client(0, "thief")
+def test_a_former_client_keeps_the_card_closed_where_the_next_server_does_not_come_up(ready):
+    client = ready.add_client(0, "neighbour")
     ready.pass_time(30.0)
     ready.say("server-starting")
     die(ready)
-    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
     assert f"process {client.pid} " in ready.status().reason
+    assert not ready.servers()
+
+
+def test_nobody_ends_a_former_client_that_may_be_on_its_way_out(ready):
+    """Why the next server did not come up, nobody knows: it may be for anything else."""
+    ready.add_client(0, "neighbour")
+    ready.pass_time(30.0)
+    evicted = []
+    ready.api.after(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
+    ready.say("server-starting")
+    began = ready.clock.now()
+    die(ready)
+    ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
+    while ready.clock.now() < began + WINDING_DOWN - 60.0:
+        ready.pass_time(10.0)
+        ready.manager._audit.look()
+    assert not ready.events.of("PastMps")
+    # But who was a client once may be past MPS now: it has an end.
+    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    assert not evicted
+    while ready.clock.now() < began + WINDING_DOWN + AUDIT.evict_after + 120.0:
+        ready.pass_time(10.0)
+        ready.manager._audit.look()
+    assert len(ready.events.of("PastMps")) == 1
+    assert evicted == ["/api/v1/namespaces/default/pods/neighbour/eviction"]
+
+
+def test_who_came_past_mps_is_found_out_beside_former_clients(ready):
+    ready.add_client(0, "neighbour")
+    ready.pass_time(30.0)
+    ready.say("server-starting")
+    die(ready)
+    ready.until(lambda: "was a client of an MPS server that ended" in ready.status().reason)
+    thief = ready.use(0, 300, "thief")
+    ready.until(lambda: "has come past MPS" in ready.status().reason)
+    assert ready.status().reason.startswith(f"process {thief.pid} (python) of pod default/thief on card")
+    assert {pid for daemon in ready.manager.daemons() for _, pid in daemon.past} == {thief.pid}
 
 
 def test_where_pods_do_without_mps_they_may_be_on_the_card(node):
