@@ -321,7 +321,10 @@ def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
     assert used() == 64
     with pytest.raises(errors.KubeError, match="GPUQuota"):
         cluster.api.create(paths.pods(teams.name), workload("large", gpu_mem=1001))
-    # N03: its silence ends nothing,
+    # N03: it has no words for what another node reports,
+    with pytest.raises(errors.KubeError, match=r"podUID.*should match"):
+        says(cluster, liar, card_of(teams, liar), stranger | {"podUID": f"{honest}/{uid}"})
+    # its silence ends nothing,
     says(cluster, liar, card_of(teams, liar))
     teams.wait(lambda: allocated(liar) == 0, "the extender has heard the silence")
     assert (used(), allocated(honest), noted()) == (64, 64, [uid])
