@@ -299,7 +299,7 @@ class Gang:
 
     @property
     def forsaken(self) -> bool:
-        """It goes forward with nothing bound, and was not let go by this leader, or has not a place for all any more."""
+        """It goes forward with nothing bound, and was not let go by this leader, or has no place for all any more."""
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
     def stand_back(self, now: float) -> Ended:
