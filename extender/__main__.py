@@ -143,7 +143,7 @@ def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--gang-seconds-limit",
     type=click.FloatRange(min=1),
     default=300.0,
-    help="The most that a PodGroup can say there; what says more counts as this.",
+    help="The most that a PodGroup can say there; what says more, --gang-seconds too, counts as this.",
 )
 @click.option(
     "--gang-reserve-seconds",
@@ -161,7 +161,7 @@ def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--gang-reserve-limit-seconds",
     type=click.FloatRange(min=1),
     default=600.0,
-    help="How long a gang may keep cards from others; for as long after that it may not.",
+    help="How long the gangs of a namespace may keep cards from others; for as long after that they may not.",
 )
 @click.option(
     "--gang-rollback-seconds",

@@ -2,9 +2,11 @@
 
 A gang keeps nodes only if it fits there whole once the pods that hold cards there have ended, by everything that
 decides at placement: its namespace's quotas as they are used now, cores, clients, MPS, and what kube-scheduler has
-offered. It keeps as few of the emptiest nodes as that takes, for `Patience.keep` seconds at most, and then leaves them
-to others for as long. A gang that fits nowhere whatever ends keeps nothing and is told so. Nodes are kept whole where
-one of their cards would do, so a pod that could have another card of such a node waits as well. Not thread-safe.
+offered. It keeps as few of the emptiest nodes as that takes, and no more than have the cards that it asks for. All
+gangs of a namespace together keep nodes for `Patience.keep` seconds at most, and then leave them to others for as long:
+a gang that is deleted and made anew, or another one, gets no more. A gang that fits nowhere whatever ends keeps nothing
+and is told so. Nodes are kept whole where one of their cards would do, so a pod that could have another card of such
+a node waits as well. Not thread-safe.
 """
 
 import time
@@ -39,10 +41,12 @@ class Reserve:
         self._gang: Gang | None = None
         self._nodes: frozenset[str] = frozenset()
         self._since = 0.0
+        self._now = 0.0  # of the last turn
         self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape, what was ever offered to members
         self._last: dict[tuple[str, str], frozenset[str]] = {}
         self._looked: dict[str, _Look] = {}  # by gang
-        self._rests: dict[str, float] = {}  # until when, by gang
+        self._rests: dict[str, float] = {}  # until when, by namespace
+        self._kept: dict[str, _Kept] = {}  # by namespace
         self._draft: _Draft | None = None
 
     def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
@@ -56,7 +60,6 @@ class Reserve:
         for shape in self._offers.pop(key, {}):
             del self._last[key, shape]
         self._looked.pop(key, None)
-        self._rests.pop(key, None)
         if self._gang is not None and self._gang.key == key:
             self._end()
 
@@ -65,14 +68,21 @@ class Reserve:
         what was kept from them.
         """
         kept = self._nodes if self._gang is not None else frozenset()
+        self._now = now
+        self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
+        self._kept = {namespace: each for namespace, each in self._kept.items() if each.until > now}
         if self._gang is not None and now - self._since >= self._gang.patience.keep:
-            self._rests[self._gang.key] = now + self._gang.patience.keep
+            namespace, rest = self._gang.namespace, now + self._gang.patience.keep
             self._end()
+            self._kept.pop(namespace, None)
+            self._rests[namespace] = rest
         first, nodes = self._first(due, ledger, loads, policy, now)
         if first is None:
             self._end()
         elif self._gang is not first:
-            self._gang, self._since = first, now
+            self._end()
+            before = self._kept.get(first.namespace)
+            self._gang, self._since = first, now - (before.seconds if before is not None else 0.0)
         self._nodes = nodes
         return not kept <= nodes
 
@@ -121,6 +131,9 @@ class Reserve:
         return self._offers.get(gang.key, {}).get(member.shape) if gang is not None else None
 
     def _end(self) -> None:
+        if self._gang is not None:
+            # Whichever gang of the namespace comes next goes on with this time, unless none keeps nodes for as long.
+            self._kept[self._gang.namespace] = _Kept(self._now - self._since, self._now + self._gang.patience.keep)
         self._gang, self._nodes = None, frozenset()
 
     def _first(
@@ -131,7 +144,7 @@ class Reserve:
         """
         looking = False
         for gang in due:
-            if now < self._rests.get(gang.key, now):
+            if now < self._rests.get(gang.namespace, now):
                 continue
             look = self._looked.get(gang.key)
             if not looking and (look is None or now - look.at >= _LOOK_AGAIN):
@@ -158,6 +171,13 @@ class Reserve:
             look = _Look(now, found, "")
         self._looked[gang.key] = look
         return look
+
+
+class _Kept(NamedTuple):
+    """For how many seconds a namespace has kept nodes, and until when that counts."""
+
+    seconds: float
+    until: float
 
 
 class _Look(NamedTuple):
@@ -216,7 +236,23 @@ class _Draft:
                 found = fewer
                 break
             count *= 2
-        return frozenset(found.nodes.values()) if isinstance(found, Planned) else found
+        if isinstance(found, Unplanned):
+            return found
+        return self._no_more(gang, sorted(set(found.nodes.values()), key=names.index))
+
+    def _no_more(self, gang: Gang, nodes: Sequence[str]) -> frozenset[str]:
+        """The first of the nodes that have as many cards as the gang asks for. Else one with a card on each of many
+        nodes would close all their cards to others.
+        """
+        asked = sum(c.cards for member in gang.wanted() if member.request for c in member.request.containers)
+        kept: set[str] = set()
+        for name in nodes:
+            if kept and asked <= 0:
+                break
+            kept.add(name)
+            state = self._empty.node(name)
+            asked -= len(state.cards) if state is not None else 0
+        return frozenset(kept)
 
     def _plan(
         self,

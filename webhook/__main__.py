@@ -17,7 +17,7 @@ import structlog
 
 from cardwise.core import names
 from cardwise.core.mps import Mode, SmPercent
-from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.quantity import InvalidQuantity, MiB
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import configz, logs, tls
 from cardwise.runtime.cabundle import CaBundle
@@ -151,6 +151,13 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "unit is missing (8 for 8Gi). 0: nobody is.",
 )
 @click.option(
+    "--headroom",
+    type=click.IntRange(min=0),
+    default=0,
+    help="MiB that the extender keeps back on each card. Its --headroom must say the same: a whole card counts in "
+    "GPUQuotas as what is left of it.",
+)
+@click.option(
     "--nvidia-gpu",
     type=click.Choice(["leave", "take"]),
     default="leave",
@@ -240,6 +247,7 @@ def main(
     runtime_class: str,
     oversize: Oversize,
     least_share: int,
+    headroom: int,
     nvidia_gpu: NvidiaGpu,
     exempt_namespaces: tuple[str, ...],
     gang_schedulers: tuple[str, ...],
@@ -294,7 +302,7 @@ def main(
     except tls.Unusable as error:
         raise click.ClickException(str(error)) from error
     shown = Shown(bind=common.metrics_bind, config=configz.of(click.get_current_context()), certificates=directory)
-    process = _Process(client, settings, shown=shown, certificates=certificates, bundle=bundle)
+    process = _Process(client, settings, headroom=MiB(headroom), shown=shown, certificates=certificates, bundle=bundle)
     Server(
         process.app,
         [bind],
@@ -315,6 +323,7 @@ class _Process:
         client: KubeClient,
         settings: Settings,
         *,
+        headroom: MiB,
         shown: Shown,
         certificates: tls.Checks,
         bundle: CaBundle,
@@ -323,7 +332,7 @@ class _Process:
         self._shown = shown
         self._certificates = certificates
         self._bundle = bundle
-        self._view = ClusterView(client)
+        self._view = ClusterView(client, headroom=headroom)
         self._health: HealthServer | None = None
 
     def app(self) -> WsgiApp:

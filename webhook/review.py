@@ -96,6 +96,10 @@ class _Volume(Struct, rename="camel"):
     empty_dir: Json | None = None
 
 
+class _SecurityContext(Struct, rename="camel"):
+    run_as_user: int | None = None
+
+
 class _Container(Struct, rename="camel"):
     name: str = ""
     command: list[str] | None = None
@@ -105,6 +109,7 @@ class _Container(Struct, rename="camel"):
     env: list[_EnvVar] | None = None
     env_from: list[Json] | None = None
     restart_policy: str | None = None
+    security_context: _SecurityContext | None = None
 
 
 class _Gate(Struct):
@@ -121,6 +126,7 @@ class _PodSpec(Struct, rename="camel"):
     runtime_class_name: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[_Gate] | None = None
+    security_context: _SecurityContext | None = None
 
 
 class _Pod(Struct):

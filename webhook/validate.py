@@ -29,8 +29,8 @@ _SHOWN = 10  # of the classes that there are, in a refusal
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """The largest and the smallest card and the most cards of one node; 0 while no card is known. Of devices, only how
-    many.
+    """The largest and the smallest card, as much as is given away of them, and the most cards of one node; 0 while no
+    card is known. Of devices, only how many.
     """
 
     largest: MiB = MiB(0)

@@ -248,7 +248,7 @@ class Gang:
     def expired(self, now: float) -> str:
         """Why the hold ends now by itself, or ""."""
         # A PodGroup may be older than the policy that refuses more, or of coscheduling, where there is none.
-        hold = self.patience.hold if self.group.hold is None else min(self.group.hold, self.patience.most)
+        hold = min(self.patience.hold if self.group.hold is None else self.group.hold, self.patience.most)
         if not self.plan or self.forward or now - self._progress < hold:
             return ""
         return f"{wording.few(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"

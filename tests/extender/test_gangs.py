@@ -98,6 +98,17 @@ def test_cards_of_a_plan_are_nobody_elses():
     assert set(world.bound()) == {"g0", "g1", "g2"}
 
 
+def test_no_hold_is_longer_than_a_podgroup_could_say():
+    """Also of a gang without a PodGroup, where `--gang-seconds` is more."""
+    world = World({"n1": 3}, most=10.0)
+    trio(world)
+    world.schedule("g0")
+    world.clock.advance(11)
+    world.keep()
+    world.settle()
+    assert world.errors == [("g0", "g1, g2 did not reach bind within 10 s")]
+
+
 def test_a_hold_ends_when_a_member_does_not_come():
     world = World({"n1": 3})
     trio(world)

@@ -74,6 +74,46 @@ def test_it_keeps_nodes_no_longer_than_its_time():
     assert world.schedule("w") == RESERVED
 
 
+def test_another_gang_of_the_namespace_keeps_nodes_no_longer():
+    """Neither by another name, nor deleted and made anew."""
+    world = World({"n1": 2}, keep=120.0)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    members = [*(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2))]
+    waiting_long(world, *members, *(member(f"b{i}", "b", 2, created=11 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("z", created=90, gpu_mem=P100))
+    assert world.schedule("z") == RESERVED
+    world.clock.advance(100)
+    world.run(1)
+    for each in ("a0", "a1"):
+        world.delete(each)
+    world.run(1)
+    assert world.schedule("z") == RESERVED, "the second keeps them for what is left"
+    world.clock.advance(21)
+    world.run(2)
+    assert "z" in world.bound()
+    world.delete("z")
+    for each in ("b0", "b1"):
+        world.delete(each)
+    waiting_long(world, *(member(f"c{i}", "c", 2, created=21 + i, gpu_mem=P100) for i in range(2)))
+    world.create(single("y", created=95, gpu_mem=P100))
+    world.run(1)
+    assert "y" in world.bound(), "the namespace rests"
+
+
+def test_it_keeps_no_more_cards_than_it_asks_for():
+    """A member with one card on each of four nodes of four cards would close sixteen."""
+    world = World({f"n{i}": NodeSpec(4, labels={"name": f"n{i}"}) for i in range(4)})
+    for i in range(4):
+        world.create(*(single(f"s{i}{j}", selector={"name": f"n{i}"}, gpu_mem=P100 // 2) for j in range(7)))
+    world.run(2)
+    gang = (member(f"g{i}", "g", 4, created=30, selector={"name": f"n{i}"}, whole_gpu=1) for i in range(4))
+    waiting_long(world, *gang)
+    world.create(*(single(f"t{i}", created=90 + i, gpu_mem=P100 // 2, selector={"name": f"n{i}"}) for i in range(4)))
+    world.run(2)
+    assert len([name for name in world.bound() if name.startswith("t")]) == 3, "one node is kept"
+
+
 def test_a_gang_that_can_never_run_does_not_take_the_turn_of_the_next():
     world = World({"n1": 2})
     world.create(single("x", gpu_mem=P100))

@@ -68,6 +68,15 @@ def test_nothing_to_do_is_no_patch(client: FlaskClient) -> None:
         ),
         pytest.param(body(None), "application/json", "request.object", id="no object"),
         pytest.param(body({"spec": {"containers": 7}}), "application/json", "$.spec.containers", id="misshapen pod"),
+        pytest.param(
+            body({"spec": {"securityContext": [1]}}), "application/json", "$.spec.securityContext", id="of a pod"
+        ),
+        pytest.param(
+            body({"spec": {"containers": [{"securityContext": {"runAsUser": "root"}}]}}),
+            "application/json",
+            "runAsUser",
+            id="of a container",
+        ),
         pytest.param(body(build.pod(gpu_mem="9" * 5000)), "application/json", "64", id="number of 5000 digits"),
         pytest.param(body({}), "text/plain", "Content-Type must be application/json", id="content type"),
     ],

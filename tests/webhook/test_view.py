@@ -82,6 +82,16 @@ def test_cards_are_summed_by_class(world):
     assert not view.selects(of({"room": "hot"}))
 
 
+def test_the_headroom_is_nobodys(world):
+    for given in (500, 6000):
+        view = ClusterView(world.api.client(clock=world.clock), world.clock, headroom=MiB(given))
+        world.put(paths.extendedresources(), *CARDS)
+        view.start()
+        world.follows()
+        assert view.cards() == Cards(MiB(16276 - given), 2, MiB(max(0, 5632 - given)))
+        view.stop()
+
+
 def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     cards = [card(0), *(device(i) for i in range(3)), device(0, node="n2"), device(0, kind="fpga")]
     loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
