@@ -15,6 +15,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.core.invalid import InvalidRequest
+from cardwise.core.ledger import Holding
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
 from cardwise.kube import errors, paths
@@ -22,7 +23,7 @@ from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.calm import Calm
 from extender.decisions import Decided, Stage, Waiter
-from extender.fence import Fate, Fence
+from extender.fence import Fate, Fence, in_parallel
 from extender.leadership import Alone, Leadership
 from extender.requests import Requests
 from extender.state import State
@@ -32,7 +33,9 @@ from extender.wire import BindArgs
 _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # for one look at the pod
-_LOOK_UP_SECONDS = 2.0  # for all look-ups of one round: plans and ghosts wait for them to end
+_LOOK_UP_SECONDS = 2.0  # in which the look-ups of one round begin: plans and ghosts wait for them to end
+_ASK_SECONDS = 1.0  # for one answer in them
+_LOOK_UPS = 8  # at once
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, there and here
 _GATHERING = 0.75  # of the time of a call, that a member may wait for the others of its gang
@@ -296,26 +299,32 @@ class Binder:
         raise Failed("taken", f"the pod was bound to node {node} by somebody else")
 
 
-def look_up(client: KubeClient, state: State, leadership: Leadership, *, clock: Clock = SYSTEM) -> None:
+def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM) -> None:
     """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round.
 
-    What is given up, so that others may have it, is made void before. Who does not lead gives nothing away; a term
-    begins with that.
+    What is given up, so that others may have it, is made void before; what cannot be made void is kept. Who does not
+    lead gives nothing away; a term begins with that. A pod whose look-up fails comes after the others, and later.
     """
-    until, fence, term = clock.now() + _LOOK_UP_SECONDS, Fence(client, clock), leadership.term()
-    for holding in state.tick():
-        left = until - clock.now()
-        if left <= 0:
+    until, term = clock.now() + _LOOK_UP_SECONDS, leadership.term()
+
+    def one(holding: Holding) -> None:
+        if clock.now() >= until:
             return
         pod = Waiter(holding.uid, holding.namespace, holding.name)
         try:
-            fate = fence.read(pod, timeout=left)
+            fate = fence.read(pod, timeout=_ASK_SECONDS)
             if fate is Fate.WAITS and term is not None:
-                fate = fence.void(pod, leadership.word(term), timeout=left)
+                fate = fence.void(pod, leadership.word(term), timeout=_ASK_SECONDS)
         except errors.KubeError as error:
             _log.info("cannot look up a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
-            continue
-        state.looked_up(holding.uid, bound=fate is Fate.BOUND, exists=fate is not Fate.GONE)
+            fate = Fate.UNPROVEN
+        if fate is Fate.UNPROVEN:
+            state.look_up_failed(holding.uid)
+        else:
+            bound = fate in (Fate.BOUND, Fate.TAKEN)
+            state.looked_up(holding.uid, bound=bound, exists=fate is not Fate.GONE)
+
+    in_parallel(one, state.tick(), _LOOK_UPS)
 
 
 def _already(decided: Decided, args: BindArgs) -> str:

@@ -21,6 +21,7 @@ from extender.projection import PodRecord
 
 _PLANS = (Stage.PLANNED, Stage.HELD)
 _MOST_LAPSED = 4096
+_MOST_BACK_OFF = 6  # doublings of a second between two look-ups of one pod
 
 
 class Claims:
@@ -177,6 +178,17 @@ class Claims:
             self._haunt(tentative.holding)
         return True
 
+    def look_up_failed(self, uid: str) -> None:
+        """Nothing could be found out of a decision from `unconfirmed`: later again, after the others."""
+        tentative = self._tentative.get(uid)
+        if tentative is not None:
+            tentative.again = self._clock.now() + 2.0 ** min(tentative.tries, _MOST_BACK_OFF)
+            tentative.tries += 1
+
+    def unheard(self) -> set[str]:
+        """The pods of which a Binding of ours may be under way."""
+        return {uid for uid, t in self._tentative.items() if t.stage in (Stage.BINDING, Stage.UNSURE)}
+
     # What time does.
 
     def drop_plans(self, *, older: float | None = None) -> list[str]:
@@ -208,8 +220,10 @@ class Claims:
         return ghosts
 
     def unconfirmed(self) -> list[Holding]:
-        """What should have been confirmed by now."""
-        return [t.holding for t in self._tentative.values() if self._overdue(t)]
+        """What should have been confirmed by now, and is to be looked up; the last that was tried comes last."""
+        now = self._clock.now()
+        due = [t for t in self._tentative.values() if self._overdue(t) and t.again <= now]
+        return [t.holding for t in sorted(due, key=lambda t: t.again)]
 
     def _overdue(self, tentative: Tentative) -> bool:
         posted = tentative.stage in (Stage.UNSURE, Stage.BOUND)

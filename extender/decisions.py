@@ -3,6 +3,7 @@
 Apart from the state, which says what of it counts: these are its words, spoken by filter and bind as well.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -40,13 +41,18 @@ class Decided:
 
 @dataclass(slots=True)
 class Tentative:
-    """A decision with its age. `gone`: the pod vanished while a thread was posting. `term`: of leadership.py."""
+    """A decision with its age. `gone`: the pod vanished while a thread was posting. `term`: of leadership.py.
+
+    `again`: not to be looked up before, after so many `tries` in vain.
+    """
 
     holding: Holding
     stage: Stage
     since: float
     term: int = 0
     gone: bool = False
+    tries: int = 0
+    again: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)

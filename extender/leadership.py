@@ -18,7 +18,6 @@ from typing import Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity
 from extender import statelock
@@ -123,8 +122,9 @@ class ByLease:
         self._elector: LeaderElector | None = None
         self._term = 0  # the elector's epoch in which all is known; 0 for none
         self._word = (0, "")  # of which term
+        self._token = ""  # of the Lease, when the last term began
+        self._unproven: frozenset[str] = frozenset()  # pods that could not be changed when it did
         self._posts = 0
-        self._unheard = False  # of some post nobody knows what became of it
         self._fewer = threading.Condition()
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -172,12 +172,6 @@ class ByLease:
         left = self._left(term)
         try:
             yield left
-        except errors.KubeError as error:
-            self._unheard |= isinstance(error, (errors.ServerError, errors.Unreachable))
-            raise
-        except BaseException:
-            self._unheard |= left > 0
-            raise
         finally:
             with self._fewer:
                 self._posts -= 1
@@ -201,31 +195,39 @@ class ByLease:
         def still() -> bool:
             return not self._stopping.is_set() and elector.holds(epoch=epoch)
 
-        word = f"{self._name}/{elector.token}/{elector.identity}"
-        if still() and self._settle(word, still):
+        token = elector.token
+        word = f"{self._name}/{token}/{elector.identity}"
+        if still() and self._settle(token, word, still):
             self._state.forget_plans()
             self._state.gangs.recover()
             self._state.preemption.begin()
             self._state.waiters.wake_all()
-            self._word = (epoch, word)
+            self._word, self._token = (epoch, word), token
             self._term = epoch
             _log.info("answers from now on", lease=self._name, term=epoch)
 
-    def _settle(self, word: str, still: Callable[[], bool]) -> bool:
-        """Whether all is known that was bound in former terms, and nothing of them lands from now on.
+    def _settle(self, token: str, word: str, still: Callable[[], bool]) -> bool:
+        """Whether all is known that was bound in former terms, and nothing of them lands from now on, but what is
+        `_unproven`.
 
-        Pods that come after the list were never shown to a former leader: it had lost the Lease before.
+        Pods that come after the first list, or lose their gate then, were never shown to a former leader: it had lost
+        the Lease before. So there are two lists at most, whatever comes meanwhile.
         """
+        if not self._catch_up(still):
+            return False
         if self._elector is not None and self._elector.heir and not self._term:
-            return self._catch_up(still)  # the one before has heard the answers to all that it sent, and knew likewise
-        void: set[str] = set()
-        while self._catch_up(still):
-            waiting = [pod for pod in self._state.waiters.bindable() if pod.uid not in void]
-            landed = self._fence.void_all(waiting, word, still)
-            if not landed:
-                return landed is not None
-            void.update(pod.uid for pod in waiting)  # it landed after the list, so the state does not have it yet
-        return False
+            return True  # the one before has heard the answers to all that it sent, and knew likewise
+        waiting, before = self._state.waiters.bindable(), frozenset[str]()
+        if token == self._token:
+            # Nobody has had the Lease since our last term: what may be under way is our own.
+            own, before = self._state.unheard(), self._unproven
+            waiting = [pod for pod in waiting if pod.uid in own]
+        swept = self._fence.void_all(waiting, word, still)
+        if swept is None:
+            return False
+        self._unproven = swept.unproven | before
+        # What landed after the list, the state does not have yet.
+        return not swept.landed or self._catch_up(still)
 
     def _left(self, term: int) -> float:
         if self._elector is None:
@@ -241,7 +243,9 @@ class ByLease:
     def settled(self) -> bool:
         """Whether no Binding of this term, which is over, or of one before can land any more."""
         elector = self._elector
-        return elector is not None and elector.epoch == self._term and not self._unheard and not self._posts
+        if elector is None or elector.epoch != self._term:
+            return False
+        return not (self._posts or self._unproven or self._state.unheard())
 
     def on_change(self, leading: bool) -> None:
         """The Lease is ours now, or is it no more."""
@@ -272,6 +276,7 @@ def by_lease(
     duration: float,
     state: State,
     catch_up: CatchUp,
+    fence: Fence,
     clock: Clock = SYSTEM,
 ) -> ByLease:
     """The leadership of one process among those that name the same Lease."""
@@ -289,5 +294,4 @@ def by_lease(
             settled=leadership.settled,
         )
 
-    fence = Fence(client, clock)
     return ByLease(f"{namespace}/{name}", elect, state, catch_up=catch_up, fence=fence, clock=clock)

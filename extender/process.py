@@ -24,6 +24,7 @@ from extender.binder import Binder
 from extender.decisions import Patience
 from extender.evictions import Evictions
 from extender.feeds import Feeds
+from extender.fence import Fence
 from extender.fragmetrics import FragMetrics
 from extender.gangkeeper import GangKeeper
 from extender.leadership import Alone, Leadership
@@ -96,6 +97,7 @@ class Process:
         seen = Sightings()
         self._feeds = Feeds(client, self._state, seen, self._events, clock)
         self._leadership: Leadership = Alone()
+        fence = Fence(client, clock, self._events)
         if not settings.no_lease:
             self._leadership = leadership.by_lease(
                 client,
@@ -104,6 +106,7 @@ class Process:
                 duration=settings.lease_duration,
                 state=self._state,
                 catch_up=self._feeds.catch_up,
+                fence=fence,
                 clock=clock,
             )
         self._mark = LeaderMark(client, *settings.pod, self._leads, clock) if settings.pod is not None else None
@@ -139,6 +142,7 @@ class Process:
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
             learn=[workload.step, self._fragments.step],
             leadership=self._leadership,
+            fence=fence,
             clock=clock,
         )
         self._preferences = Preferences(

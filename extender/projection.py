@@ -31,6 +31,8 @@ _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"al
 # The reasons in a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
 _UNANSWERED = b'"SchedulerError"'
 _REFUSED = b'"Unschedulable"'
+# kube-scheduler asks no extender to bind a pod that names none of these.
+_BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
 
 
 class PodRecord(Struct, frozen=True, gc=False):
@@ -42,6 +44,9 @@ class PodRecord(Struct, frozen=True, gc=False):
     its priority, where it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain;
     `prospect`: what it asks, while it was not and may be decided about ahead. `party`: what
     it is to those who share MPS with it.
+
+    `bindable`: an extender may have been asked to bind it. It waits without a gate, and asks for what we bind or is in
+    a gang.
 
     `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
     bound pod's annotations could not be read.
@@ -66,6 +71,7 @@ class PodRecord(Struct, frozen=True, gc=False):
     refused: bool = False
     prospect: Prospect | None = None
     party: Party = COMMON
+    bindable: bool = False
 
 
 class _Meta(Struct, rename="camel"):
@@ -161,6 +167,7 @@ class _Asking(Struct):
 class _AskingSpec(Struct, rename="camel"):
     containers: list[_Asking] | None = None
     init_containers: list[_Asking] | None = None
+    scheduling_gates: list[msgspec.Raw] | None = None
 
 
 class _AskingPod(Struct):
@@ -183,7 +190,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
     gang, member = _member(raw, read)
     if not node:
         finished = read.status.phase in names.FINISHED_PHASES
-        asked = frozenset() if finished else _classes(raw)
+        asked, gated = (frozenset[str](), True) if finished else _asked(raw)
         unanswered, refused = _UNANSWERED in raw and not finished, _REFUSED in raw and not finished
         told = "" if finished else read.status.nominated_node_name
         # Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for
@@ -195,7 +202,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
             meta.namespace,
             meta.name,
             finished=finished,
-            classes=asked,
+            classes=frozenset(found for resource in asked if (found := names.class_of(resource))),
             gang=gang,
             member=member,
             nominated=nominated,
@@ -204,6 +211,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
             turned_away=(read.spec.priority or 0) if unanswered else None,
             refused=refused or unanswered,
             prospect=aheadpods.prospect(_decode_any(raw), loads.of_pod(read.spec)) if fresh else None,
+            bindable=not gated and (bool(gang) or any(resource.startswith(_BOUND_BY_US) for resource in asked)),
         )
     if names.MIRROR in (meta.annotations or {}):
         return _other(raw, static=True)  # it is placed by nobody, so it has no assignment whatever it says
@@ -292,11 +300,11 @@ def _member(raw: bytes, read: _Pod) -> tuple[str, Member | None]:
     return gang, members.member(_decode_any(raw), loads.of_pod(read.spec)) if gang else None
 
 
-def _classes(raw: bytes) -> frozenset[str]:
-    """The classes that the pod's containers name."""
+def _asked(raw: bytes) -> tuple[frozenset[str], bool]:
+    """The resources that the pod's containers name, and whether it has a gate."""
     spec = _decode_asking(raw).spec
     limits = (c.resources.limits or () for c in (*(spec.containers or ()), *(spec.init_containers or ())))
-    return frozenset(found for amounts in limits for name in amounts if (found := names.class_of(name)))
+    return frozenset(name for amounts in limits for name in amounts), bool(spec.scheduling_gates)
 
 
 def _ended(read: _Pod, *, finished: bool) -> bool:

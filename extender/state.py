@@ -85,6 +85,7 @@ class State:
         self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
         self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
+        self._unheard: set[str] = set()  # pods without cards, of which nobody knows whether they will be bound
         self._placing = Placing(self._ledger, held, self._claims, self.policies, self.preemption.kept)
         for_ahead = ahead.Books(
             ledger=self._ledger,
@@ -145,6 +146,7 @@ class State:
             self._loads.remove_pod(pod.uid)
             self.ahead.over(pod.uid)
             self._gangs.drop(pod.uid)
+            self._unheard.discard(pod.uid)
 
     def set_other(self, key: str, placed: Placed) -> None:
         """A pod that is none of ours is on its node. `key`: unique among all pods."""
@@ -321,6 +323,15 @@ class State:
                 self._held.refresh(uid)
             else:
                 self._gangs.posted(uid, None, stage)
+                if stage is Stage.UNSURE:
+                    self._unheard.add(uid)
+                elif stage is Stage.BOUND:
+                    self._unheard.discard(uid)
+
+    def unheard(self) -> set[str]:
+        """The pods of which a Binding of this process may land yet. Their cards count meanwhile."""
+        with self._lock:
+            return self._claims.unheard() | self._unheard
 
     def forget_plans(self) -> None:
         """Another extender decides from now on, or has until now: what is planned here and not posted ends."""
@@ -347,6 +358,11 @@ class State:
             if self._claims.looked_up(uid, bound=bound, exists=exists):
                 self._gangs.unclaimed(uid)
                 self._held.refresh(uid)
+
+    def look_up_failed(self, uid: str) -> None:
+        """A decision from `tick` could not be looked up, or not be made void: it stays, and is tried again later."""
+        with self._lock:
+            self._claims.look_up_failed(uid)
 
     def brake(self, namespace: str, request: PodRequest) -> Brake | None:
         """The entry of a quota that a pod waits for."""
@@ -410,6 +426,7 @@ class State:
         return sizes | {uuid: 1 for uuid, holds in state.taken.items() if holds > 1}
 
     def _set_bound(self, pod: PodRecord) -> None:
+        self._unheard.discard(pod.uid)
         self.waiters.over(pod.uid)
         self.preemption.over(pod.uid)
         if pod.finished:

@@ -15,6 +15,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender import binder
 from extender.aheadwriter import AheadWriter
+from extender.fence import Fence
 from extender.gangkeeper import GangKeeper
 from extender.leadership import Alone, Leadership
 from extender.state import State
@@ -80,9 +81,11 @@ class Upkeep:
         nominate: AheadWriter | None = None,
         learn: Sequence[Step] = (),
         leadership: Leadership | None = None,
+        fence: Fence | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
+        self._fence = fence or Fence(client, clock)
         self._state = state
         self._leadership = leadership or Alone()
         self._clock = clock
@@ -123,7 +126,7 @@ class Upkeep:
             # kube-scheduler comes back by itself to pods whose filter timed out, but not to those whose preempt did.
             _log.warning("this process stood still; waiting pods are tried again")
             self._state.waiters.wake_all()
-        binder.look_up(self._client, self._state, self._leadership, clock=self._clock)
+        binder.look_up(self._fence, self._state, self._leadership, clock=self._clock)
         self._state.preemption.step()
         node = self._state.waiters.touch_due()
         if node is not None and not touch(self._client, node, self._clock):

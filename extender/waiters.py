@@ -43,13 +43,9 @@ class Waiters:
             return [Waiter(p.uid, p.namespace, p.name) for p in self._asking.values() if device_class in p.classes]
 
     def bindable(self) -> list[Waiter]:
-        """The pods that an extender may have been asked to bind: kube-scheduler leaves those with a gate alone."""
+        """The pods that an extender may have been asked to bind."""
         with self._lock:
-            return [
-                Waiter(pod.uid, pod.namespace, pod.name)
-                for pod in self._unbound.values()
-                if not pod.finished and (pod.member is None or not pod.member.gated)
-            ]
+            return [Waiter(pod.uid, pod.namespace, pod.name) for pod in self._unbound.values() if pod.bindable]
 
     def refused_because(self, uid: str, reason: str) -> None:
         """What filter has just told the scheduler of the pod, for metrics."""

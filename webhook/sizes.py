@@ -18,8 +18,9 @@ MOST_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone ma
 MOST_CONTAINERS: Final = 128
 MOST_NAMES: Final = 64  # of resources, counted once each
 MOST_ANNOTATIONS: Final = 512  # of a pod; those of Cardwise are removed one by one
-
-
+# Of keys and values. The API server refuses each change of a pod with more than 256 KiB, but not its Binding: such a
+# pod could be bound, and be changed by nobody. The other half is for what we write.
+MOST_ANNOTATION_BYTES: Final = 128 * 1024
 MOST_LISTED: Final = 512  # entries of a list of the pod: schedulingGates, volumes, tolerations, …
 MOST_IN_CONTAINERS: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
 MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
@@ -33,6 +34,10 @@ def check(template: Json, size: int, path: str = "") -> None:
     if len(annotations) > MOST_ANNOTATIONS:
         problem = f"{len(annotations)} are too many for a pod that asks for cards"
         raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATIONS}")
+    written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
+    if written > MOST_ANNOTATION_BYTES:
+        problem = f"they have {written >> 10} KiB, which is too much for a pod that asks for cards"
+        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATION_BYTES >> 10} KiB")
     found = list(request.containers(template))
     if len(found) > MOST_CONTAINERS:
         problem = f"{len(found)} containers are too many for a pod that asks for cards"

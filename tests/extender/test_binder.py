@@ -9,6 +9,7 @@ from cardwise.kube import errors, paths
 from extender import binder
 from extender.binder import Binder, Failed
 from extender.decisions import Stage
+from extender.fence import Fence
 from extender.leadership import Alone
 from extender.requests import Requests
 from extender.wire import BindArgs
@@ -152,7 +153,7 @@ def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_k
     world.fails("api")
     assert mark(world.state, "uid-p") == "unsure"
     world.clock.advance(76)
-    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
+    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
     assert free(world.state) == [P100, P100]
 
 
@@ -163,7 +164,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
     world.fails("api")
     reads.left = 0
     world.clock.advance(76)
-    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
+    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
     assert mark(world.state, "uid-p") == "unsure"
     assert world.bind() == "bound"
 
@@ -271,10 +272,61 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
         world.state.begin_bind(f"u{i}", ("default", f"p{i}"), asked, "n1", "binpack")
         world.state.finish_bind(f"u{i}", Stage.UNSURE)
     world.clock.advance(76)
-    world.api.fault(Fault(seconds=60), "get", times=math.inf)
-    began = world.clock.now()
-    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
-    assert world.clock.now() - began <= 3.0
+    world.api.before(lambda call: times_out(world, call), "get", times=math.inf)
+    looks_up(world)
+    asked_for = [call.path for call in world.api.sent("get")]
+    assert len(asked_for) <= 8, "at once, and none after them"
+    looks_up(world)
+    assert len({call.path for call in world.api.sent("get")}) > len(asked_for), "then others come first"
+
+
+def test_one_that_cannot_be_changed_keeps_no_other_share():
+    world = World()
+    for name in ("first", "second"):
+        world.api.put(paths.pods(), asking(name, gpu_mem=100))
+        world.state.begin_bind(
+            f"uid-{name}", ("default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack"
+        )
+        world.state.finish_bind(f"uid-{name}", Stage.UNSURE)
+    world.clock.advance(76)
+    world.api.before(lambda call: times_out(world, call), "patch", "*/first/status", times=math.inf)
+    for _ in range(3):
+        looks_up(world)
+        world.clock.advance(0.1)
+    assert [mark(world.state, f"uid-{name}") for name in ("first", "second")] == ["unsure", None]
+    tried = len(world.api.sent("patch", "*/first/status"))
+    for _ in range(600):
+        looks_up(world)
+        world.clock.advance(0.1)
+    assert len(world.api.sent("patch", "*/first/status")) - tried <= 8
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+def test_what_cannot_be_made_void_is_kept(status):
+    """A policy of others, or a pod whose annotations are full."""
+    world = World(UNHEARD, seconds=5.0)
+    world.shown()
+    reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
+    world.fails("api")
+    reads.end()
+    world.clock.advance(76)
+    refused = world.api.fault(Fault(status=status), "patch", times=math.inf)
+    looks_up(world)
+    assert mark(world.state, "uid-p") == "unsure"
+    refused.end()
+    world.clock.advance(76)
+    looks_up(world)
+    assert mark(world.state, "uid-p") is None
+
+
+def looks_up(world):
+    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
+
+
+def times_out(world, call):
+    assert call.timeout <= 1.0
+    world.clock.advance(call.timeout)
+    raise TimeoutError("read timed out")
 
 
 def test_what_is_given_up_never_lands():
@@ -284,7 +336,7 @@ def test_what_is_given_up_never_lands():
     world.fails("api")
     reads.end()
     world.clock.advance(76)
-    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
+    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
     assert free(world.state) == [P100, P100]
     with pytest.raises(errors.Conflict):
         world.api.client().create(f"{POD}/binding", world.api.sent("create", f"{POD}/binding")[0].body)
@@ -299,7 +351,7 @@ def test_what_landed_at_the_last_moment_is_not_given_up():
     world.clock.advance(76)
     (late, *_) = world.api.sent("create", f"{POD}/binding")
     world.api.before(lambda _: world.api.client().create(f"{POD}/binding", late.body), "patch")
-    binder.look_up(world.client, world.state, Alone(), clock=world.clock)
+    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
     assert mark(world.state, "uid-p") == "unsure"
 
 

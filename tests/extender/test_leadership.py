@@ -1,17 +1,20 @@
 """Several extenders: one answers, and whatever stands still or is cut off, no card and no quota is given twice."""
 
+import itertools
 import math
 import threading
 
 import pytest
 
-from cardwise.core import assignment, names
+from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.kube import paths
 from extender.binder import Failed
+from extender.decisions import Stage, Waiter
 from extender.leadership import Alone
+from tests.build import pod
 from tests.extender.leaders import Cluster, Extender
-from tests.extender.worlds import P100, asking, mark
+from tests.extender.worlds import P100, as_pod, asking, bound, mark
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
@@ -256,16 +259,118 @@ def test_a_pod_that_somebody_lets_nobody_change_keeps_no_term_from_beginning(two
     assert two.b.bind("q", "n1") == "bound"
 
 
+def test_what_cannot_be_changed_is_not_settled_for_the_next_one(two):
+    two.api.create_pod("p", P100)
+    two.api.create_pod("q", P100)
+    refused = two.api.fault(Fault(status=422), "patch", "*/p/status", times=math.inf)
+    two.takes_over(two.b)
+    refused.end()
+    gives_back(two.b)
+    takes(two.a)
+    assert changed(two) == ["p", "q", "p", "q"]
+
+
+def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
+    """A tenant's steady stream: one more at each list, which somebody else binds before it can be changed."""
+    numbers, lists = itertools.count(), itertools.count(1)
+
+    def comes():
+        assert next(lists) < 9
+        two.api.create_pod(f"p{next(numbers)}", 100)
+        return True
+
+    def is_bound(call):
+        body = {"metadata": {"annotations": {names.TERM: "x/x/x/99"}}, "target": {"name": "n1"}}
+        two.api.client().create(call.path.replace("/status", "/binding"), body)
+
+    two.b.reads = comes
+    two.api.before(is_bound, "patch", "*/status", times=math.inf)
+    two.takes_over(two.b)
+    assert next(lists) == 2, "nothing of ours has landed, so one list is enough"
+
+
+def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two):
+    numbers = itertools.count()
+    two.api.behind = True
+
+    def comes():
+        two.api.create_pod(f"p{next(numbers)}", 100)
+        return True
+
+    def lands(call):
+        made = Assignment({"main": (CardShare(0, "GPU-n1-0", 100, 0, P100),)})
+        annotations = assignment.encode(made, assume_time_ns=1)
+        body = {"metadata": {"annotations": annotations}, "target": {"name": "n1"}}
+        two.api.client().create(call.path.replace("/status", "/binding"), body)
+
+    two.b.reads = comes
+    two.api.before(lands, "patch", "*/status", times=math.inf)
+    two.takes_over(two.b)
+    assert next(numbers) == 2
+    assert mark(two.b.state, "uid-p0") == ""
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=409)], ids=str)
+def test_many_that_cannot_be_changed_keep_a_term_waiting_no_longer_than_one(two, fault):
+    for i in range(40):
+        two.api.create_pod(f"p{i}", 1)
+    two.api.create_pod("good", 1)
+    two.api.fault(fault, "patch", "*/pods/p*/status", times=math.inf)
+    began = two.clock.now()
+    swept = two.b.leadership._fence.void_all(
+        [Waiter(f"uid-{name}", "default", name) for name in two.api.pods()], "word", lambda: True
+    )
+    assert two.clock.now() - began <= 12
+    assert swept == (False, frozenset(f"uid-p{i}" for i in range(40)))
+    assert changed(two).count("good") == 1
+
+
+def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two):
+    for name in ("p", "q"):
+        two.api.create_pod(name, 100)
+    sends_in_vain(two, "q")
+    two.a.cut = True
+    two.clock.advance(14.0)
+    two.a.look()
+    assert two.a.leadership.term() is None
+    two.a.cut = False
+    takes(two.a)
+    assert changed(two) == ["q"]
+    assert mark(two.a.state, "uid-q") == "unsure", "what is void is given up by who looks it up"
+
+
+def test_who_takes_its_own_lease_again_after_another_had_it_changes_all(two):
+    two.api.create_pod("p", 100)
+    two.takes_over(two.b)
+    two.takes_over(two.a)
+    assert changed(two) == ["p", "p"]
+
+
+def sends_in_vain(two, name):
+    """A Binding of which nobody hears any more."""
+    asked = request.parse(two.api.pods()[name])
+    term = two.a.leadership.term()
+    two.a.state.begin_bind(f"uid-{name}", ("default", name), asked, "n1", "binpack", term=term)
+    two.a.state.finish_bind(f"uid-{name}", Stage.UNSURE)
+
+
+def changed(two):
+    return [call.path.split("/")[-2] for call in two.api.sent("patch")]
+
+
 def test_a_term_changes_every_waiting_pod_once(two):
     for i in range(40):
         two.api.create_pod(f"p{i}", 100)
     gated = asking("gated", gpu_mem=100)
-    gated["metadata"]["labels"], gated["spec"]["schedulingGates"] = {names.GANG: "g"}, [{"name": names.GANG}]
+    gated["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
     two.api.put(paths.pods(), gated)
+    for name, label in (("by-name", "cardwise.dev/x"), ("member", names.GANG)):
+        plain = pod(name, uid=f"uid-{name}")
+        plain["metadata"]["labels"] = {label: "y"}
+        two.api.put(paths.pods(), plain)
     two.a.bind("p0", "n1")
     two.takes_over(two.b)
-    changed = sorted(call.path.split("/")[-2] for call in two.api.sent("patch"))
-    assert changed == sorted(f"p{i}" for i in range(1, 40))
+    assert sorted(changed(two)) == sorted(["member", *(f"p{i}" for i in range(1, 40))])
     assert two.api.pods()["p1"]["metadata"]["annotations"][names.TERM].startswith("ns/l/")
 
 
@@ -292,14 +397,40 @@ def test_who_takes_over_from_one_that_had_heard_all_answers_changes_nothing(two)
 
 
 @pytest.mark.parametrize("fault", [Fault(status=500), Fault(lost=True), Fault(refused=True)], ids=str)
-def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods(two, fault):
+def test_who_takes_over_from_one_that_missed_an_answer_and_got_it_at_last_changes_nothing(two, fault):
     two.api.create_pod("p", 100)
     two.api.create_pod("q", 100)
     two.api.fault(fault, "create", "*/q/binding")
     assert two.a.bind("q", "n1") == "bound"  # in the end
     gives_back(two.a)
     takes(two.b)
-    assert [call.path for call in two.api.sent("patch")] == [paths.pods("default", "p", "status")]
+    assert changed(two) == []
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods_unless_it_was_seen_bound(two, seen):
+    two.api.create_pod("p", 100)
+    two.api.create_pod("q", 100)
+    sends_in_vain(two, "q")
+    if seen:
+        bound_ = bound("q", 100, 0)
+        two.a.state.set_pod(as_pod(bound_))
+    gives_back(two.a)
+    takes(two.b)
+    assert changed(two) == ([] if seen else ["p", "q"])
+
+
+def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(two):
+    two.a.state.begin_plain("uid-m", "n1")
+    two.a.state.finish_bind("uid-m", Stage.UNSURE)
+    assert not two.a.leadership.settled()
+    member = pod("m", uid="uid-m")
+    member["metadata"]["labels"] = {names.GANG: "g"}
+    two.a.state.set_pod(as_pod(member))
+    assert not two.a.leadership.settled()
+    member["spec"]["nodeName"] = "n1"
+    two.a.state.set_pod(as_pod(member))
+    assert two.a.leadership.settled()
 
 
 def test_while_one_posts_it_does_not_say_that_all_was_answered(two):

@@ -162,7 +162,7 @@ def test_a_binding_from_before_a_pod_was_changed_never_lands(space: Space, clust
         extender.create(path, binding(space, "late", uid=uid, resourceVersion=version))
         bound = space.get("late")
         assert bound["spec"]["nodeName"] == space.own_nodes[0]
-        assert Fence(extender).void(Waiter(uid, space.name, "late"), "ns/lease/2/holder") is Fate.BOUND
+        assert Fence(extender).void(Waiter(uid, space.name, "late"), "ns/lease/2/holder") is Fate.TAKEN
         assert (
             space.get("late")["metadata"]["annotations"].get(names.TERM) == bound["metadata"]["annotations"][names.TERM]
         )

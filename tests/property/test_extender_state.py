@@ -12,6 +12,7 @@ from cardwise.kube import errors, paths
 from extender import binder
 from extender.binder import Failed
 from extender.decisions import Begun, Stage
+from extender.fence import Fence
 from extender.leadership import Alone
 from extender.placing import Ask
 from extender.wire import BindArgs
@@ -242,7 +243,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         self._upkeep()
 
     def _upkeep(self):
-        binder.look_up(self.client, self.state, Alone(), clock=self.clock)
+        binder.look_up(Fence(self.client, self.clock), self.state, Alone(), clock=self.clock)
         if self.state.waiters.touch_due() is not None:
             self.refused.clear()
 

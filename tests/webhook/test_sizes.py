@@ -29,8 +29,9 @@ def of_annotations(count: int) -> Json:
 
 
 def of_bytes(count: int) -> Json:
-    made = pod("big", gpu_mem=8, annotations={"a": ""})
-    made["metadata"]["annotations"]["a"] = "x" * (count - len(body(made)) + len(body(None)) - len("null"))
+    made = pod("big", gpu_mem=8)
+    made["spec"]["hostname"] = ""
+    made["spec"]["hostname"] = "x" * (count - len(body(made)) + len(body(None)) - len("null"))
     return made
 
 
@@ -62,6 +63,10 @@ def _in_spec(field: str, count: int) -> Json:
     return made
 
 
+def of_annotation_bytes(count: int) -> Json:
+    return pod("big", gpu_mem=8, annotations={"a": "ä" * 1024, "b": "x" * (count - 2 * 1024 - 2)})
+
+
 def said(decide: Decide, obj: Json, resource: str = "pods") -> str:
     return decide(review.decode(body(obj, resource)), Known(), Settings()).message
 
@@ -76,6 +81,11 @@ SHAPES = pytest.mark.parametrize(
         (of_mounts, sizes.MOST_IN_CONTAINERS, "spec.containers[1].volumeMounts: more than"),
         (of_gates, sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
         (of_tolerations, sizes.MOST_LISTED, "spec.tolerations: {} are too many"),
+        (
+            of_annotation_bytes,
+            sizes.MOST_ANNOTATION_BYTES,
+            "metadata.annotations: they have 128 KiB, which is too much",
+        ),
         (of_bytes, sizes.MOST_BYTES, "metadata: the object has 512 KiB, which is too much"),
     ],
 )
@@ -86,7 +96,7 @@ SHAPES = pytest.mark.parametrize(
 def test_a_pod_has_limits(shape: Callable[[int], Json], most: int, says: str, decide: Decide) -> None:
     told = said(decide, shape(most + 1))
     assert told.startswith(says.format(most + 1))
-    assert str(sizes.MOST_BYTES >> 10 if shape is of_bytes else most) in told.partition("; ")[2]
+    assert str(most >> 10 if shape in (of_bytes, of_annotation_bytes) else most) in told.partition("; ")[2]
     assert "too m" not in said(decide, shape(most))
 
 
