@@ -58,6 +58,11 @@ class Claims:
         found = self._reports.reported(*report)
         return replace(found, uid=stray_uid(report), charged=False) if found is not None else None
 
+    def bound_on(self, uid: str, node: str) -> bool:
+        """Whether the API server has the pod on the node, and it is not finished."""
+        pod = self._pods.get(uid)
+        return pod is not None and pod.node == node
+
     def knows(self, uid: str) -> bool:
         """Whether anybody but a node has spoken of the pod as having a place, or as having had one."""
         return any(uid in known for known in (self._pods, self._tentative, self._ghosts, self._lapsed))

@@ -132,7 +132,7 @@ class Process:
             self._state.policies.wanted = True
         nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads, clock=clock)
         evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads, clock=clock)
-        overfull = Overfull(client, self._state, self._events, active=self._knows_and_leads)
+        overfull = Overfull(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
         self._upkeep = Upkeep(
             client,
             self._state,

@@ -393,14 +393,22 @@ class State:
             nodes, self._bound_on = self._bound_on, set()
             return {node for node in nodes if self._given_twice(node)}
 
-    def holders(self, node: str) -> tuple[dict[str, int], list[Waiter]]:
-        """The cards and devices of the node that are given away more than whole, with what they have (MiB, or 1), and
-        the bound pods that hold something on the node.
+    def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[Waiter]]:
+        """The cards and devices of the node that are given away more than whole, with what they have (MiB, or 1); the
+        UUIDs of its cards by index; and the pods that are bound there and hold something, not what a node says of some.
         """
         with self._lock:
-            return self._given_twice(node), [
-                Waiter(each.uid, each.namespace, each.name) for each in self._ledger.holdings(node)
-            ]
+            self._held.count_cards()
+            state = self._ledger.node(node)
+            return (
+                self._given_twice(node),
+                {card.index: card.uuid for card in state.cards} if state is not None else {},
+                [
+                    Waiter(each.uid, each.namespace, each.name)
+                    for each in self._ledger.holdings(node)
+                    if self._claims.bound_on(each.uid, node)
+                ],
+            )
 
     def marks(self) -> dict[str, int]:
         """Holdings by mark, for metrics."""

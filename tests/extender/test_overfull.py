@@ -1,12 +1,14 @@
 """What was given away twice all the same: the later pod goes, if it has not started."""
 
+import math
+
 import pytest
 
 from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.overfull import Overfull
-from tests.extender.worlds import P100, as_pod, asking, state, with_cards
+from tests.extender.worlds import P100, as_card, as_pod, asking, held, resource, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -21,7 +23,7 @@ class World:
         self.state = with_cards(state(self.clock), n1=2)
         self.leads = True
         self.events = []
-        self.overfull = Overfull(self.api.client(), self.state, self, active=lambda: self.leads)
+        self.overfull = Overfull(self.api.client(), self.state, self, active=lambda: self.leads, clock=self.clock)
 
     def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
         self.events.append((regarding.name, reason, type))
@@ -40,6 +42,12 @@ class World:
         self.api.put(paths.pods(), pod)
         if seen:
             self.see(name)
+
+    def step(self):
+        """The evictions' loop, until what was suspected has been looked at."""
+        for _ in range(4):
+            self.overfull.step()
+            self.clock.advance(1.0)
 
     def see(self, name):
         self.state.set_pod(as_pod(self.api.get(f"{PODS}/{name}")))
@@ -60,7 +68,7 @@ def world():
 def test_the_later_one_goes_and_is_told(world):
     world.put("early", at=1)
     world.put("late", at=2)
-    world.overfull.step()
+    world.step()
     assert world.left() == ["early"]
     assert world.events == [("late", "CardGivenTwice", "Warning")]
 
@@ -68,7 +76,7 @@ def test_the_later_one_goes_and_is_told(world):
 def test_by_when_they_were_bound_whichever_is_seen_first(world):
     world.put("late", at=2)
     world.put("early", at=1)
-    world.overfull.step()
+    world.step()
     assert world.left() == ["early"]
 
 
@@ -76,7 +84,7 @@ def test_by_when_they_were_bound_whichever_is_seen_first(world):
 def test_who_has_started_stays(world, how):
     world.put("early", at=1)
     world.put("late", at=2, **how)
-    world.overfull.step()
+    world.step()
     assert world.left() == ["late"]
 
 
@@ -84,7 +92,7 @@ def test_who_is_marked_as_granted_stays_and_where_all_have_started_nobody_goes(w
     for at, name in enumerate(("early", "late")):
         world.put(name, at=at)
         world.api.edit(f"{PODS}/{name}", metadata={"annotations": {names.ASSIGNED: "true"}})
-    world.overfull.step()
+    world.step()
     assert world.left() == ["early", "late"]
     assert world.events == []
 
@@ -95,17 +103,17 @@ def test_no_more_go_than_need_to(world):
     world.put("c", P100 // 2, at=3)
     world.put("d", P100 // 2, at=4)
     world.put("elsewhere", P100, at=5, index=1)
-    world.overfull.step()
+    world.step()
     assert world.left() == ["a", "b", "elsewhere"]
     world.see("a")
-    world.overfull.step()
+    world.step()
     assert world.left() == ["a", "b", "elsewhere"]
 
 
 def test_a_card_that_is_full_is_left_alone(world):
     world.put("a", P100 // 2, at=1)
     world.put("b", P100 // 2, at=2)
-    world.overfull.step()
+    world.step()
     assert world.api.requests == []
 
 
@@ -113,7 +121,7 @@ def test_who_is_gone_or_finished_by_now_is_no_reason(world):
     world.put("early", at=1)
     world.put("late", at=2)
     world.api.edit(f"{PODS}/early", status={"phase": "Succeeded"})
-    world.overfull.step()
+    world.step()
     assert world.left() == ["early", "late"]
 
 
@@ -121,7 +129,7 @@ def test_a_device_is_given_once(world):
     world.put("early", 0, at=1, devices=["nic-1"])
     world.put("other", 0, at=2, devices=["nic-2"])
     world.put("late", 0, at=3, devices=["nic-1"])
-    world.overfull.step()
+    world.step()
     assert world.left() == ["early", "other"]
 
 
@@ -129,22 +137,74 @@ def test_a_standby_leaves_it_to_the_leader_and_does_it_when_it_leads(world):
     world.leads = False
     world.put("early", at=1)
     world.put("late", at=2)
-    world.overfull.step()
+    world.step()
     assert world.left() == ["early", "late"]
     world.leads = True
-    world.overfull.step()
+    world.step()
     assert world.left() == ["early"]
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429), Fault(refused=True)], ids=str)
-def test_what_fails_is_tried_again(world, fault):
+def test_what_fails_is_tried_again_less_and_less_often(world, fault):
     world.put("early", at=1)
     world.put("late", at=2)
-    world.api.fault(fault, "create", "*/eviction")
-    world.overfull.step()
+    refused = world.api.fault(fault, "create", "*/eviction", times=math.inf)
+    for _ in range(30):
+        world.step()
     assert world.left() == ["early", "late"]
-    world.overfull.step()
+    assert 2 <= len(world.api.sent("create", "*/eviction")) <= 20
+    refused.end()
+    for _ in range(10):
+        world.step()
     assert world.left() == ["early"]
+
+
+def test_who_is_seen_to_have_started_a_moment_after_the_suspicion_stays(world):
+    world.put("early", at=1)
+    world.put("late", at=2)
+    world.overfull.step()
+    world.api.edit(f"{PODS}/late", metadata={"annotations": {names.ASSIGNED: "true"}})
+    world.step()
+    assert world.left() == ["late"]
+
+
+def test_an_odd_time_of_another_scheduler_keeps_nothing_from_being_mended(world):
+    world.put("early", at=1)
+    world.put("late", at=2)
+    world.api.edit(f"{PODS}/early", metadata={"annotations": {names.ASSUME_TIME: "1.7e18"}})
+    world.step()
+    assert world.left() == ["early"]
+
+
+def test_one_node_that_cannot_be_looked_at_keeps_no_other(world, monkeypatch):
+    world.put("early", at=1)
+    world.put("late", at=2)
+    look = world.overfull._look
+    monkeypatch.setattr(world.overfull, "_look", lambda node: look(node) if node == "n1" else {}["odd"])
+    monkeypatch.setattr(world.state, "take_overfull", lambda: {"n0", "n1"})
+    world.step()
+    assert world.left() == ["early"]
+    assert set(world.overfull._due) >= {"n0"}, "and it is looked at again"
+
+
+@pytest.mark.parametrize("who", [("", ""), ("default", "?limit=1"), ("default", "x/../../../../../version")])
+def test_what_a_node_says_of_others_is_no_address(world, who):
+    world.put("early", P100 // 2, at=1)
+    stray = held("b7", P100) | dict(zip(("namespace", "name"), who, strict=True))
+    world.state.set_card(*as_card(resource(0, node="n1", held=[stray])))
+    world.step()
+    assert [call.path for call in world.api.requests] == [f"{PODS}/early"]
+
+
+def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
+    said = {names.IDX: "0", names.POD_MEM: str(P100), names.DEV_MEM: str(P100), names.ASSIGNED: "true"}
+    made = asking("gpushare", gpu_mem=P100, annotations=said | {names.ASSUME_TIME: "1"})
+    made["spec"]["nodeName"], made["status"] = "n1", {"phase": "Running"}
+    world.api.put(paths.pods(), made)
+    world.see("gpushare")
+    world.put("late", at=2)
+    world.step()
+    assert world.left() == ["gpushare"]
 
 
 def test_who_starts_while_it_is_looked_at_stays(world):
@@ -152,6 +212,6 @@ def test_who_starts_while_it_is_looked_at_stays(world):
     world.put("late", at=2)
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
     world.api.before(lambda _: world.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
-    world.overfull.step()
-    world.overfull.step()
+    world.step()
+    world.step()
     assert world.left() == ["late"]
