@@ -1,7 +1,8 @@
 """What the living members of a gang say of how many pods it needs.
 
 Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
-through. That a gang says a number is remembered for a while, since its pods come by the hundred.
+through. Whoever reaches the webhook can name gangs, so there are `_MOST_LOOKS` a second at most. That a gang says a
+number is remembered for a while, since its pods come by the hundred.
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ from cardwise.kube.client import KubeClient
 
 _TRUSTED = 10.0  # seconds
 _MOST = 10_000  # gangs that are remembered
+_MOST_LOOKS = 50  # a second
 _FEW = 50  # members that are looked at, where the API server's cache counts them
 
 _log = structlog.get_logger(__name__)
@@ -40,6 +42,7 @@ class GangNumbers:
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
         self._client = client
         self._clock = clock
+        self._looks = (float("-inf"), 0)  # since when, and how many
         self._agreed: dict[tuple[str, str, int], float] = {}  # until when
 
     def other(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
@@ -47,6 +50,12 @@ class GangNumbers:
         key, now = (namespace, gang, number), self._clock.now()
         if self._agreed.get(key, now) > now:
             return None
+        since, looks = self._looks
+        if now - since >= 1:
+            since, looks = now, 0
+        if looks >= _MOST_LOOKS:
+            return None
+        self._looks = since, looks + 1
         said = self._said(namespace, gang)
         found = next(((name, other) for name, other in said.items() if other != number), None)
         if found is None and said:

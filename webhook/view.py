@@ -22,10 +22,10 @@ from cardwise.kube.reflector import Reflector, Woken
 from webhook import defaults, gpuquotas, limitranges
 from webhook.cards import CardFacts, CardSums
 from webhook.defaults import Defaults
+from webhook.freshlist import FreshList
 from webhook.gangnumbers import GangNumbers
 from webhook.gpuquotas import Standing
 from webhook.limitranges import Bounds
-from webhook.newclasses import NewClasses
 from webhook.validate import Cards
 
 Json = dict[str, Any]
@@ -52,11 +52,13 @@ class ClusterView:
         self._client = client
         self._sums = CardSums(headroom)
         self._numbers = GangNumbers(client, clock)
-        self._new_classes = NewClasses(client, clock)
+        self._new_classes = FreshList(client, paths.resourceclasses(), clock)
         self._standings: _ByNamespace[Standing] = _ByNamespace()
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._unreadable: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
+        # For less time: a pod that comes right after the label must not miss its default.
+        self._new_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, trusted=0.2)
         self._namespaces: Reflector[Defaults] = Reflector(
             client, paths.namespaces(), _project_namespace, Woken(), query=selector, clock=clock
         )
@@ -105,10 +107,8 @@ class ClusterView:
         if known is not None:
             return known
         # The API server says that it carries the label, so the watch is behind.
-        try:
-            return defaults.of(self._client.get(paths.namespaces(namespace), timeout=2.0)["metadata"])
-        except errors.NotFound:
-            return None
+        found = self._new_namespaces.get(namespace)
+        return defaults.of(found["metadata"]) if found is not None else None
 
     def cards(self, device_class: DeviceClass | None = None) -> Cards:
         return self._sums.of(device_class, self._cards_known.store.snapshot)

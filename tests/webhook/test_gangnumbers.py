@@ -85,3 +85,13 @@ def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, s
     assert seen.other("default", "slurp", 3) is None
     api.put(paths.pods(), member("a", "4"))
     assert seen.other("default", "slurp", 3) == ("a", 4)
+
+
+def test_any_number_of_gangs_costs_fifty_looks_a_second(api: ApiServer, clock: FakeClock, seen: GangNumbers) -> None:
+    api.put(paths.pods(), member("a", "4"))
+    for i in range(1000):
+        seen.other("default", f"none-{i}", 3)
+    assert len(api.sent()) == 50
+    assert seen.other("default", "slurp", 3) is None
+    clock.advance(1)
+    assert seen.other("default", "slurp", 3) == ("a", 4)

@@ -82,6 +82,18 @@ def test_cards_are_summed_by_class(world):
     assert not view.selects(of({"room": "hot"}))
 
 
+def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
+    labels = {"cardwise.dev/defaults": "enabled"}
+    found = {"metadata": {"name": "late", "labels": labels, "annotations": {"cardwise.dev/default-gpu-mem": "64"}}}
+    world.put(paths.namespaces(), found)
+    assert [name for i in range(100) if world.view.fresh_defaults(name := f"none-{i}")] == []
+    assert world.view.fresh_defaults("late") is not None
+    assert len(world.api.sent()) == 1
+    world.clock.advance(0.3)
+    world.view.fresh_defaults("none")
+    assert len(world.api.sent()) == 2
+
+
 def test_the_headroom_is_nobodys(world):
     for given in (500, 6000):
         view = ClusterView(world.api.client(clock=world.clock), world.clock, headroom=MiB(given))

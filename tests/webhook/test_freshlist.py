@@ -8,7 +8,7 @@ from cardwise.kube import errors, paths
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.webhook.reviews import resource_class
-from webhook.newclasses import NewClasses
+from webhook.freshlist import FreshList
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def api(clock: FakeClock) -> ApiServer:
 
 
 @pytest.fixture
-def new(api: ApiServer, clock: FakeClock) -> NewClasses:
-    return NewClasses(api.client(clock=clock), clock)
+def new(api: ApiServer, clock: FakeClock) -> FreshList:
+    return FreshList(api.client(clock=clock), paths.resourceclasses(), clock)
 
 
-def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: FakeClock, new: NewClasses) -> None:
+def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
     assert [found for i in range(5000) if (found := new.get(f"none.{i}"))] == []
     assert [request.verb for request in api.sent()] == ["list"]
     api.put(paths.resourceclasses(), resource_class("late"))
@@ -40,7 +40,7 @@ def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: Fake
 
 
 def test_an_api_server_that_does_not_answer_is_asked_once_a_second(
-    api: ApiServer, clock: FakeClock, new: NewClasses
+    api: ApiServer, clock: FakeClock, new: FreshList
 ) -> None:
     silence = api.fault(Fault(seconds=math.inf), "list", times=math.inf)
     for _ in range(100):
@@ -52,6 +52,6 @@ def test_an_api_server_that_does_not_answer_is_asked_once_a_second(
     assert new.get("none") is None
 
 
-def test_without_their_crd_there_are_none(api: ApiServer, new: NewClasses) -> None:
+def test_without_their_crd_there_are_none(api: ApiServer, new: FreshList) -> None:
     api.missing.add(paths.resourceclasses())
     assert new.get("none") is None
