@@ -95,6 +95,8 @@ class GangKeeper:
             _log.warning("cannot take a gate away; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _evict(self, pod: Waiter, why: str) -> None:
+        if not self._active() or not self._state.gangs.evicts(pod.uid):
+            return  # the writes before it took a while, and its gang may have come to run
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
         except (errors.NotFound, errors.Conflict):

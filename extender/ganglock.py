@@ -81,6 +81,11 @@ class LockedGangs:
             self._ready()
             return self._gangs.step()
 
+    def evicts(self, uid: str) -> bool:
+        """Whether the member is still to be evicted."""
+        with self._lock:
+            return self._gangs.evicts(uid)
+
     def views(self) -> list[View]:
         """All gangs, as they are told."""
         with self._lock:

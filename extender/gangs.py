@@ -234,6 +234,11 @@ class Gangs:
             self._next_round = now + (COSTLY * cost if cost > CHEAP else 0.0)
         return work
 
+    def evicts(self, uid: str) -> bool:
+        """Whether the member is still to be evicted."""
+        gang = self.of(uid)
+        return gang is not None and uid in gang.evicting
+
     def views(self) -> Iterator[View]:
         """All gangs, as they are told."""
         for gang in self._gangs.values():

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from cardwise.core import names
 from cardwise.kube import paths
-from extender import podgroups
+from extender import gangkeeper, podgroups
 from extender.gangkeeper import GangKeeper
 from extender.gangtelling import GangTelling
 from extender.sightings import Seen
@@ -159,6 +159,33 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
     ((name, reason, text, kind),) = scene.events.told
     assert (name, reason, kind) == ("g0", "GangRolledBack", "Warning")
     assert "could not be bound whole" in text
+
+
+@pytest.mark.parametrize("meanwhile", ["runs", "another leads"])
+def test_nobody_is_evicted_whose_gang_has_come_to_run_while_others_were_evicted(scene, monkeypatch, meanwhile):
+    monkeypatch.setattr(gangkeeper, "_AT_ONCE", 1)
+    trio(scene, gated=False)
+    for name in ("g0", "g1", "g2"):
+        scene.world.schedule(name)
+    scene.world.settle(only="g0")
+    scene.world.settle(only="g1")
+    scene.world.settle(land=False)
+    scene.store()
+    scene.world.clock.advance(121)
+
+    def comes(_call):
+        if meanwhile == "runs":
+            scene.world.schedule("g2")
+            scene.world.settle()
+            assert scene.world.phase() == "Running"
+        scene.leads = meanwhile == "runs"
+
+    scene.api.before(comes, "create", "*/eviction")
+    scene.api.fault(Fault(status=429))
+    scene.world.clock.advance(61)
+    scene.keeper.step()
+    assert len(scene.api.sent("create")) == 1
+    assert scene.events.told == []
 
 
 def test_a_podgroup_of_coscheduling_says_how_many(scene):

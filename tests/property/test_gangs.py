@@ -44,7 +44,7 @@ class Watched(World):
         gang = self.gang_of(made)
         bound = [each for each in self.alive(gang) if each["spec"].get("nodeName")]
         hold = self.binding[-1].hold if self.binding else None
-        if hold is not None and hold.go:
+        if hold is not None and hold.go and self.gang_of(self.binding[-1].pod) == gang:
             together = {bind.pod["metadata"]["name"] for bind in self.binding if bind.hold is hold}
             assert len(together) + len(bound) >= MINIMUM[gang], "let go before all had come"
             self.begun.add(gang)
