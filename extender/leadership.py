@@ -18,6 +18,7 @@ from typing import Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity
 from extender import statelock
@@ -121,6 +122,7 @@ class ByLease:
         self._clock = clock
         self._elector: LeaderElector | None = None
         self._term = 0  # the elector's epoch in which all is known; 0 for none
+        self._settled_in = 0  # the epoch for which `_settle` is done, also where what follows has failed
         self._word = (0, "")  # of which term
         self._token = ""  # of the Lease, when the last term began
         self._unproven: frozenset[str] = frozenset()  # pods that could not be changed when it did
@@ -197,7 +199,8 @@ class ByLease:
 
         token = elector.token
         word = f"{self._name}/{token}/{elector.identity}"
-        if still() and self._settle(token, word, still):
+        if still() and (self._settled_in == epoch or self._settle(token, word, still)):
+            self._settled_in = epoch
             self._state.forget_plans()
             self._state.gangs.recover()
             self._state.preemption.begin()
@@ -259,13 +262,17 @@ class ByLease:
                 self._clock.wait_for(self._fewer, lambda: not self._posts, None)
 
     def _run(self) -> None:
+        backoff, pause = Backoff(initial=_LOOK_SECONDS), _LOOK_SECONDS
         while not self._stopping.is_set():
-            self._clock.wait(self._changed, _LOOK_SECONDS)
+            self._clock.wait(self._changed, pause)
             self._changed.clear()
             try:
                 self.step()
+                backoff.reset()
+                pause = _LOOK_SECONDS
             except Exception:  # noqa: BLE001 - the outermost loop: without it no term would ever begin again
-                _log.exception("the term could not begin; it is tried again")
+                pause = backoff.next(_LOOK_SECONDS)
+                _log.exception("the term could not begin; it is tried again", retry_in=round(pause, 1))
 
 
 def by_lease(

@@ -83,6 +83,8 @@ class Process:
         clock: Clock = SYSTEM,
     ) -> None:
         self._clock = clock
+        self._asked = clock.now()  # when `alive` was, last
+        self._resumed = float("-inf")  # when this process last had stood still as a whole
         self._state = State(
             headroom=MiB(settings.headroom),
             max_clients=settings.max_clients,
@@ -204,6 +206,10 @@ class Process:
 
     def alive(self) -> bool:
         """Asked often by the thread that serves, so it waits for nobody."""
+        now = self._clock.now()
+        if now - self._asked > statelock.STOOD_STILL:
+            self._resumed = now
+        self._asked = now
         return not self._stuck()
 
     def stopping(self) -> None:
@@ -224,7 +230,7 @@ class Process:
             self._health.stop()
 
     def _stuck(self) -> list[str]:
-        held = self._state.held()
+        held = min(self._state.held(), self._clock.now() - self._resumed)
         return [f"a thread has had the state for {held:.0f} s"] if held > statelock.STUCK else []
 
     def _leads(self) -> bool:

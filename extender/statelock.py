@@ -15,6 +15,10 @@ REFUSE: Final = 0.5  # calls on the threads of filter are refused at once; kube-
 YIELD: Final = 3.0  # the Lease is not renewed, so that another extender may take over
 STUCK: Final = 10.0  # the process counts as hung, and is replaced
 
+# Asked several times a second whether it lives, a process that was not asked for so long stood still itself (SIGSTOP,
+# a paused machine): what a turn took until then says nothing.
+STOOD_STILL: Final = 2.0
+
 
 class StateLock:
     """Used as a `threading.Lock` in a `with`."""

@@ -63,6 +63,27 @@ def test_a_standby_says_who_leads_and_sends_elsewhere(two):
     assert two.a.bind("p", "n1") == "bound"
 
 
+def test_a_beginning_that_fails_after_all_was_settled_settles_nothing_again(two, monkeypatch):
+    reads = []
+    two.b.reads = lambda: reads.append(1) or True
+
+    def broken():
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two.b.state.gangs, "recover", broken)
+        for _ in range(12):
+            two.clock.advance(2.0)
+            two.b.elector.step()
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                two.b.leadership.step()
+    assert two.b.leadership.term() is None
+    two.b.leadership.step()
+    assert two.b.leadership.term() is not None
+    assert len(reads) == 1
+
+
 def test_before_anybody_is_known_to_lead_nobody_is_named():
     clock = FakeClock()
     made = Extender(Cluster(clock), "a", clock, cards={"n1": 1})

@@ -28,10 +28,24 @@ def made(clock):
 
 
 def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(made, clock):
+    made.alive()
     with made._state.view():
-        clock.advance(statelock.STUCK)
-        assert made.alive()
+        for _ in range(10):
+            clock.advance(statelock.STUCK / 10)
+            assert made.alive()
         clock.advance(1)
         assert not made.alive()
         assert made._stuck() == ["a thread has had the state for 11 s"]
     assert made.alive()
+
+
+def test_a_process_that_stood_still_as_a_whole_in_a_turn_gets_its_time_anew(made, clock):
+    made.alive()
+    with made._state.view():
+        clock.advance(60)
+        for _ in range(10):
+            assert made.alive()
+            clock.advance(1)
+        assert made.alive()
+        clock.advance(1)
+        assert not made.alive()
