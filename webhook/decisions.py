@@ -198,13 +198,13 @@ def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Se
 
 
 def _reapply_pod(review: Review) -> Decision:
-    sizes.check(review.object, review.size)
+    sizes.check(review.object, review.size, update=True)
     return _patch(review.object, reapplied.as_stored(review.object, review.old or {}))
 
 
 def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, review.size, f"{path}.")
+    sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
     done = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=update)
     return _patch(review.object, done.workload, done.warnings)
@@ -279,7 +279,7 @@ def _judge_sharing(review: Review, asked: PodRequest, view: View, settings: Sett
 
 def _validate_workload(review: Review, settings: Settings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, review.size, f"{path}.")
+    sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
     return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 

@@ -26,7 +26,7 @@ MOST_IN_CONTAINERS: Final = 2048  # entries of a list in all containers together
 MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
 
 
-def check(template: Json, size: int, path: str = "") -> None:
+def check(template: Json, size: int, path: str = "", *, update: bool = False) -> None:
     """`template` has the containers, `size` is that of its object in bytes, `path` where the template is in it, with a
     dot behind. Raises InvalidRequest.
     """
@@ -47,7 +47,8 @@ def check(template: Json, size: int, path: str = "") -> None:
     if len(asked) > MOST_NAMES:
         problem = f"the containers name {len(asked)} different resources, which is too many for a pod"
         raise InvalidRequest(f"{path}spec.containers", problem, f"name at most {MOST_NAMES} in limits and requests")
-    _check_lists(template, found, path)
+    if not update:  # what is there already was allowed when it was made, and must stay changeable
+        _check_lists(template, found, path)
     _check_bytes(size)
 
 

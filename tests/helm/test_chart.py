@@ -64,6 +64,17 @@ def test_pods_without_a_share_may_name_no_runtime_class_of_ours_either(render: R
     assert "runtimeclasses.cardwise.dev" not in off
 
 
+def test_which_resources_of_nvidia_let_a_pod_name_them(render: Render) -> None:
+    def plugins(*values: str) -> str:
+        policy = one(render(*values), "ValidatingAdmissionPolicy", "runtimeclasses.cardwise.dev")["spec"]
+        (found,) = [each["expression"] for each in policy["variables"] if each["name"] == "plugins"]
+        return str(found)
+
+    assert "(k == 'nvidia.com/gpu' || k == 'nvidia.com/gpu.shared' || k.startsWith('nvidia.com/mig-'))" in plugins()
+    assert "(k == 'a/b')" in plugins("policies.nvidiaResources={a/b}")
+    assert "exists(k, (false)" in plugins("policies.nvidiaResources=null")
+
+
 def test_a_marker_is_no_share(render: Render) -> None:
     for name in (
         "hostpaths.cardwise.dev",

@@ -86,6 +86,8 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert (said["nominate_ahead"], said["nominate_above_nodes"]) == ("auto", 1000)
     assert said["gang_seconds_limit"] == 300.0
     assert given(render, "extender", "policies.podGroupTimeoutSeconds=90")["gang_seconds_limit"] == 90.0
+    for part in ("extender", "webhook"):
+        assert given(render, part, "extender.headroomMiB=512")["headroom"] == 512
     said = container(render, "mps", *OTHER)["args"]
     assert {"--audit-evict", "--audit-evict-per-hour=2"} <= set(said)
     said = given(render, "deviceplugin", *OTHER)

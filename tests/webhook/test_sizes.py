@@ -113,6 +113,15 @@ def test_an_update_of_a_pod_has_the_same() -> None:
     assert "too many" in decisions.on_mutate(review.decode(updated), Known(), Settings()).message
 
 
+def test_what_was_there_before_lists_were_bounded_may_change() -> None:
+    made = of_env(sizes.MOST_IN_CONTAINERS + 2)
+    template = {"metadata": {}, "spec": {"template": {"spec": made["spec"]}}}
+    for resource, obj in (("pods", made), ("deployments", template)):
+        for decide in (decisions.on_mutate, decisions.on_validate):
+            updated = review.decode(body(obj, resource, operation="UPDATE", old=obj))
+            assert decide(updated, Known(), Settings()).allowed
+
+
 @pytest.mark.parametrize(
     ("resource", "decide", "field", "entries"),
     [
