@@ -121,6 +121,7 @@ class Reflector(Generic[T]):
         self._wake = threading.Event()  # ends a pause before the next try
         self._expired_before = False
         self._asked: list[threading.Event] = []  # for lists that are to begin yet
+        self._listed: list[threading.Event] = []  # for lists that have come, of which the handler may owe something
         # What the handler failed on: key -> the value that it last took (None: it never took the key), and that which
         # was known last.
         self._owed: dict[str, tuple[T | None, T]] = {}
@@ -238,9 +239,16 @@ class Reflector(Generic[T]):
         self._call(self._handler.on_synced)
         self.synced.set()
         with self._lock:
-            done, self._asked = self._asked[:asked], self._asked[asked:]
-        for each in done:
-            each.set()
+            self._listed += self._asked[:asked]
+            self._asked = self._asked[asked:]
+        self._answer()
+
+    def _answer(self) -> None:
+        """Who asked for a list that has come is told once the handler owes nothing of it."""
+        if not self._owed:
+            done, self._listed = self._listed, []
+            for each in done:
+                each.set()
 
     def _follow(self) -> bool:
         """Watches once. False when it ended so soon and so silent that another try at once would spin."""
@@ -324,6 +332,7 @@ class Reflector(Generic[T]):
                 self._tell_deleted(key, last)
         if not self._owed:
             self._settle_backoff.reset()
+        self._answer()
 
     def _call(self, method: Callable[..., None], *args: object) -> bool:
         if not self._stopping.is_set():

@@ -292,6 +292,22 @@ def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(ap
     assert reflector.relists == 1
 
 
+def test_a_list_that_the_handler_failed_on_is_not_done_before_it_has_taken_all(api, clock, following):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    handler.fail_on = {"uid-b"}
+    api.hold(PODS)
+    put(api, "b", size=2)
+    done = reflector.relist()
+    clock.until_waiting()
+    assert "uid-b" in handler.failed
+    assert not done.is_set()
+    handler.fail_on = set()
+    clock.step_until(done.is_set)
+    assert handler.values == truth(api)
+    assert reflector.relists == 2, "without another list"
+
+
 def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end_of_one_before(api, clock, following):
     reflector, handler = following()
     handler.fail_on = {"uid-a"}
