@@ -1,6 +1,7 @@
 """Rules 1, 3 and 5 of architecture.md section 5 on the extender's state and binder, whatever the API server does."""
 
 import contextlib
+import math
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from tests.extender.worlds import (
     resource,
     resource_class,
 )
+from tests.fakes.apiserver import Fault
 from tests.property.lateworld import CARDS, NODES, SLOTS, LateWorld, status
 
 AGAIN = 300.0  # seconds after which kube-scheduler asks for a waiting pod by itself
@@ -232,18 +234,31 @@ class Machine(LateWorld, RuleBasedStateMachine):
                 self.absent.discard(card)
             self._report(node, i)
 
-    @rule(data=st.data(), seconds=st.sampled_from([0.5, 5.0, 31.0, 80.0]))
-    def time_passes(self, data, seconds):
+    @rule(data=st.data(), seconds=st.sampled_from([0.5, 5.0, 31.0, 80.0]), refused=st.sampled_from([0, 0, 422, 503]))
+    def time_passes(self, data, seconds, refused):
+        """`refused`: somebody's policy, or the API server, lets nobody change the pods that are looked up."""
         # Watches lag and nodes report, but within the grace times.
         self._tell_all()
         self._report_all()
         self._resolve_late(data)
         self._tell_all()
         self.clock.advance(seconds)
-        self._upkeep()
+        self._upkeep(refused)
 
-    def _upkeep(self):
+    @rule(slot=slots, others=st.sets(slots), refused=st.sampled_from([422, 503]))
+    def a_late_one_cannot_be_changed_and_others_come(self, slot, others, refused):
+        self.the_scheduler_tries(slot, ["late"])
+        self._tell_all()
+        self._report_all()
+        self.clock.advance(80.0)
+        self._upkeep(refused)
+        for other in others - {slot}:
+            self.the_scheduler_tries(other, ["land"])
+
+    def _upkeep(self, refused=0):
+        fault = self.api.fault(Fault(status=refused), "patch", "*/status", times=math.inf if refused else 0)
         binder.look_up(Fence(self.client, self.clock), self.state, Alone(), clock=self.clock)
+        fault.end()
         if self.state.waiters.touch_due() is not None:
             self.refused.clear()
 
