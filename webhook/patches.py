@@ -11,7 +11,7 @@ import jsonpatch
 
 Json = dict[str, Any]
 
-_PLACED = ("/containers", "/initContainers", "/limits")  # lists whose entries keep their places: we change their fields
+_PLACED = ("/containers", "/initContainers")  # lists whose entries keep their places: we change their fields
 
 
 def between(before: Json, after: Json) -> list[Json]:
