@@ -30,6 +30,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.runtime import httpcalls
 from cardwise.runtime.httpcalls import BadCall, Environ, Reader, WsgiApp
+from cardwise.runtime.tlsline import TlsLine
 
 _log = structlog.get_logger(__name__)
 
@@ -145,17 +146,15 @@ class _Connection:
     """Belongs to the server's thread, and while it is BUSY to the thread that answers."""
 
     __slots__ = (
-        "arrived", "authenticated", "deadline", "environ", "held", "last", "listener", "number", "phase", "poller",
-        "queue", "readable", "reader", "sock", "source", "unsent",
+        "arrived", "authenticated", "deadline", "held", "last", "listener", "phase", "poller", "queue", "readable",
+        "reader", "sock", "source", "tls", "unsent", "wanted",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, source: str, listener: Listener, environ: Environ, most_body: int) -> None:
+    def __init__(self, sock: socket.socket, source: str, listener: Listener, reader: Reader) -> None:
         self.sock = sock
-        self.number = sock.fileno()
         self.source = source
         self.listener = listener
-        self.environ = environ  # what all its calls have in common
-        self.reader = Reader(environ, most_body)
+        self.reader = reader
         self.authenticated = False
         self.arrived = 0.0  # when the call that is read or answered began to come
         self.last = False  # the connection ends with what is unsent
@@ -166,12 +165,14 @@ class _Connection:
         self.queue: OrderedDict[_Connection, None] | None = None
         self.poller: select.epoll | None = None
         self.readable: select.poll | None = None  # of the thread that stays with it
+        self.wanted = _RECORD_HEAD  # bytes for which the kernel wakes us before there is TLS
+        self.tls: TlsLine | None = None
 
     def receive(self) -> bool:
         """Reads what has come, at most until a call is whole. False: the client is gone. Raises BadCall."""
         for _ in range(_READS):
             try:
-                data = self.sock.recv(_READ_BYTES)
+                data = self.sock.recv(_READ_BYTES) if self.tls is None else self.tls.recv()
             except (BlockingIOError, ssl.SSLWantReadError):
                 break
             except OSError:
@@ -186,8 +187,9 @@ class _Connection:
     def send(self) -> bool:
         """Sends what the client takes now. False: the client is gone."""
         try:
+            line = self.tls or self.sock
             while self.unsent:
-                self.unsent = self.unsent[self.sock.send(self.unsent) :]
+                self.unsent = self.unsent[line.send(self.unsent) :]
         except (BlockingIOError, ssl.SSLWantWriteError):
             pass
         except OSError:
@@ -305,7 +307,7 @@ class HttpServer:
         except Exception as error:  # noqa: BLE001 - no connection may end the loop, and with it all others
             level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
             _log.log(level, "connection failed", source=connection.source, exc_info=True)
-            if self._connections.get(connection.number) is connection:
+            if connection.sock.fileno() >= 0:
                 self._close(connection)
 
     def _read(self, connection: _Connection) -> None:
@@ -353,9 +355,8 @@ class HttpServer:
             self._enter(connection, phase, self._poller, select.EPOLLIN)
 
     def _bid_farewell(self, connection: _Connection) -> None:
-        if isinstance(connection.sock, ssl.SSLSocket):
-            with contextlib.suppress(ssl.SSLError):
-                connection.sock.unwrap()  # says so; what the client says to it is not waited for
+        if connection.tls is not None:
+            connection.tls.unwrap()
         connection.sock.shutdown(socket.SHUT_WR)
         self._enter(connection, Phase.CLOSING, self._poller, select.EPOLLIN)
 
@@ -399,8 +400,8 @@ class HttpServer:
             sock.close()  # gone already
             return
         environ |= {httpcalls.SOCKET: sock, httpcalls.SLOW: listener.slow}
-        connection = _Connection(sock, source, listener, environ, self._limits.body)
-        self._connections[connection.number] = connection
+        connection = _Connection(sock, source, listener, Reader(environ, self._limits.body))
+        self._connections[sock.fileno()] = connection
         self._sources[source] += 1
         if secure:
             self._enter(connection, Phase.HANDSHAKE, self._handshakes, select.EPOLLIN | select.EPOLLRDHUP)
@@ -410,10 +411,8 @@ class HttpServer:
     def _shake_hands(self) -> None:
         until = self._clock.now() + _HANDSHAKE_SECONDS
         for number, events in self._handshakes.poll(0, 64):
-            connection = self._connections.get(number)
-            if connection is None:
-                continue  # it failed on the way from one kind of socket to the other
-            if isinstance(connection.sock, ssl.SSLSocket):
+            connection = self._connections[number]
+            if connection.tls is not None:
                 self._safely(self._shake_hand, connection)
             elif events & select.EPOLLRDHUP:
                 self._close(connection)
@@ -431,34 +430,35 @@ class HttpServer:
         wanted = _RECORD_HEAD
         if head[:1] == bytes([_HANDSHAKE_RECORD]):  # what is no handshake, OpenSSL refuses
             wanted += min(int.from_bytes(head[3:]), _RECORD_MOST)
-        if len(sock.recv(wanted, socket.MSG_PEEK)) < wanted:
+        # Woken again for less than was wanted: urgent data, or no more memory. OpenSSL reads what there is.
+        if wanted > connection.wanted and len(sock.recv(wanted, socket.MSG_PEEK)) < wanted:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            connection.wanted = wanted
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         if self._context is None:
             raise TypeError(connection.phase)
-        # It takes the other socket's number, and with it its place in the poller.
-        connection.sock = self._context().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        connection.environ[httpcalls.SOCKET] = connection.sock
+        connection.tls = TlsLine(sock, self._context())
         self._shake_hand(connection)
 
     def _shake_hand(self, connection: _Connection) -> None:
-        sock = connection.sock
-        if not isinstance(sock, ssl.SSLSocket):
-            raise TypeError(sock)
+        if connection.tls is None:
+            raise TypeError(connection.phase)
         try:
-            sock.do_handshake()
+            connection.tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._handshakes.modify(sock, select.EPOLLIN)
+            self._handshakes.modify(connection.sock, select.EPOLLIN)
             return
         except ssl.SSLWantWriteError:
-            self._handshakes.modify(sock, select.EPOLLOUT)
+            self._handshakes.modify(connection.sock, select.EPOLLOUT)
             return
-        if sock.getpeercert(binary_form=True) is not None:
+        if connection.tls.getpeercert() is not None:
             self._leave(connection)
-            self._sources[connection.source] -= 1
+            self._forget_source(connection)
             connection.authenticated = True
         self._enter(connection, Phase.IDLE, self._poller, select.EPOLLIN)
+        if connection.tls.pending:
+            self._read(connection)
 
     def _end_what_is_over(self) -> None:
         now = self._clock.now()
@@ -527,12 +527,15 @@ class HttpServer:
         self._leave(connection)
         self._held -= connection.held
         if not connection.authenticated:
-            self._sources[connection.source] -= 1
-            if not self._sources[connection.source]:
-                del self._sources[connection.source]
-        del self._connections[connection.number]
+            self._forget_source(connection)
+        del self._connections[connection.sock.fileno()]
         connection.reader.close()
         connection.sock.close()  # which takes it from its poller
+
+    def _forget_source(self, connection: _Connection) -> None:
+        self._sources[connection.source] -= 1
+        if not self._sources[connection.source]:
+            del self._sources[connection.source]
 
     def _wake_up(self) -> None:
         os.eventfd_write(self._wake, 1)
