@@ -25,7 +25,7 @@ from cardwise.runtime.settings import HostPort
 _log = structlog.get_logger(__name__)
 
 # Kubelet, Prometheus and people: some connections each.
-_LIMITS = Limits(idle=Bound(100.0, 200), reading=Bound(2.0, 200), busy=100, source=100, body=0)
+_LIMITS = Limits(idle=Bound(100.0, 200), reading=Bound(2.0, 200), busy=8, source=100, body=0)
 
 Problems = Callable[[], Sequence[str]]
 """Why the part is not ready (or not alive), a line each; none: it is. Must answer quickly; may raise."""

@@ -77,6 +77,7 @@ class Reader:
         """The next bytes of the connection. Raises BadCall."""
         if self._ends:
             return
+        calls, body = len(self.calls), len(self._body)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -85,8 +86,10 @@ class Reader:
             # What one of the methods below has raised is the context of llhttp's own.
             said = error.__context__
             raise (said if isinstance(said, BadCall) else BadCall(HTTPStatus.BAD_REQUEST)) from error
-        if self.begun and not self._body:
-            self._head += len(data)
+        if len(self.calls) == calls:
+            self.begun = True  # by an empty line, too: its time runs
+            # All that is no body: the head, and what chunks say of themselves.
+            self._head += len(data) - (len(self._body) - body)
             if self._head > _MOST_HEAD:
                 raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
@@ -99,6 +102,8 @@ class Reader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._past_headers:
+            raise BadCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
         if b"_" in name:
             return  # could pass for one with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
@@ -109,6 +114,7 @@ class Reader:
             raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
+        self._past_headers = True
         said = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
         if int(said) > self._most_body:
             self._oversized(said)
@@ -152,6 +158,7 @@ class Reader:
         self._headers: Environ = {}
         self._body = bytearray()
         self._head = 0
+        self._past_headers = False
 
 
 def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str) -> Environ:

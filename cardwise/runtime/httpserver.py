@@ -47,6 +47,13 @@ _READS: Final = 8  # of one connection in a round
 # after the other on the same connection: handing it back between them costs more than most answers.
 _STAY_SECONDS: Final = 0.1
 _STAYING: Final = 16  # threads of a set that may do so; two are always left for whoever else comes
+_SOURCES: Final = 8  # addresses that may hold all bytes that clients without a certificate may hold
+_MOST_BUSY: Final = 4000  # calls without a certificate, of all addresses together
+# What accept(2) says when none waits, and of a connection that has failed already or that the machine keeps out.
+_GONE: Final = frozenset({
+    errno.EAGAIN, errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN,
+    errno.ENONET, errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH,
+})  # fmt: skip
 # Seconds that idle connections are kept when stopping: a call may be on its way already.
 _STOP_SECONDS: Final = 2.0
 
@@ -84,8 +91,10 @@ class Limits:
     """What clients may cost. `idle_seconds`: Go's clients drop idle connections after 90 s. Were we the first to close,
     a call could meet the closing connection, and Go does not repeat a POST.
 
-    `source`: connections of one address that have shown no certificate; more are refused. `body`: bytes of one call.
-    `held`: bytes of calls without a certificate that have not been answered yet.
+    `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
+    address that have come whole and are not answered yet; more are refused. `body`: bytes of one call. `held`: bytes
+    of calls without a certificate that have not been answered yet, of which one address may have an eighth, or one
+    call.
     """
 
     handshake: Bound = Bound(2.0, 1000)
@@ -93,28 +102,34 @@ class Limits:
     reading: Bound = Bound(10.0, 1000)
     writing: Bound = Bound(10.0, 1000)
     closing: Bound = Bound(2.0, 1000)
-    busy: int = 1000
+    busy: int = 250
     source: int = 500
     body: int = 8 << 20
     held: int = 64 << 20
 
 
 class Threads:
-    """Threads that answer calls, started as they are needed. Daemons: one that hangs keeps no process from its end."""
+    """Threads that answer calls, started as they are needed. Daemons: one that hangs keeps no process from its end.
+
+    Where more is to be done than there are threads, those who ask take turns, so that nobody waits for all that another
+    has asked.
+    """
 
     def __init__(self, name: str, most: int) -> None:
         self.staying = threading.Semaphore(max(0, min(_STAYING, most - 2)))
         self._name = name
         self._left = most
         self._free = 0
-        self._work: deque[Callable[[], None]] = deque()
+        self._work: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._waiting = 0
         self._some = threading.Condition()
 
-    def submit(self, work: Callable[[], None]) -> None:
-        """To be done by the next free thread."""
+    def submit(self, work: Callable[[], None], asker: str = "") -> None:
+        """To be done by the next free thread, when it is the asker's turn."""
         with self._some:
-            self._work.append(work)
-            if len(self._work) <= self._free or not self._left:
+            self._work.setdefault(asker, deque()).append(work)
+            self._waiting += 1
+            if self._waiting <= self._free or not self._left:
                 self._some.notify()
                 return
             self._left -= 1
@@ -127,8 +142,18 @@ class Threads:
                 while not self._work:
                     self._some.wait()
                 self._free -= 1
-                work = self._work.popleft()
+                work = self._next()
             work()
+
+    def _next(self) -> Callable[[], None]:
+        asker, asked = next(iter(self._work.items()))
+        work = asked.popleft()
+        self._waiting -= 1
+        if asked:
+            self._work.move_to_end(asker)
+        else:
+            del self._work[asker]
+        return work
 
 
 Route = Callable[[Environ], Threads]
@@ -197,6 +222,12 @@ class _Connection:
         return True
 
 
+def _take(counter: Counter[str], source: str, amount: int) -> None:
+    counter[source] -= amount
+    if not counter[source]:
+        del counter[source]
+
+
 class HttpServer:
     """Serves `app` on the listeners from `run` until some time after `stop`.
 
@@ -226,7 +257,7 @@ class HttpServer:
             Phase.HANDSHAKE: limits.handshake,
             Phase.IDLE: limits.idle,
             Phase.READING: limits.reading,
-            Phase.BUSY: Bound(float("inf"), limits.busy),
+            Phase.BUSY: Bound(float("inf"), _MOST_BUSY),
             Phase.WRITING: limits.writing,
             Phase.CLOSING: limits.closing,
         }
@@ -235,8 +266,10 @@ class HttpServer:
             (phase, authenticated): OrderedDict() for phase in Phase for authenticated in (False, True)
         }
         self._connections: dict[int, _Connection] = {}
-        self._sources: Counter[str] = Counter()
+        self._sources: Counter[str] = Counter()  # connections of addresses
+        self._busy: Counter[str] = Counter()  # calls under way
         self._held = 0
+        self._held_of: Counter[str] = Counter()
         self._poller = select.epoll()
         # Handshakes are polled apart, so that many of them keep nobody waiting who is in already.
         self._handshakes = select.epoll()
@@ -328,13 +361,13 @@ class HttpServer:
             self._count(connection)
 
     def _have_answered(self, connection: _Connection) -> None:
-        waiting = self._queues[Phase.BUSY, False]
-        if not connection.authenticated and len(waiting) >= self._limits.busy:
+        waiting, source = self._queues[Phase.BUSY, False], connection.source
+        if not connection.authenticated and (self._busy[source] >= self._limits.busy or len(waiting) >= _MOST_BUSY):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._enter(connection, Phase.BUSY, None)
         threads = connection.listener.route(connection.reader.calls[0].environ)
-        threads.submit(lambda: self._answer(connection, threads))
+        threads.submit(lambda: self._answer(connection, threads), "" if connection.authenticated else source)
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -378,7 +411,7 @@ class HttpServer:
                     # Raising would end the server and with it every connection. Give the others a moment to end.
                     _log.error("cannot accept connections", error=str(error))
                     self._clock.sleep(0.05)
-                elif error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EPROTO):
+                elif error.errno not in _GONE:
                     raise
                 return False
             self._admit(sock, address, listener)
@@ -454,7 +487,7 @@ class HttpServer:
             return
         if connection.tls.getpeercert() is not None:
             self._leave(connection)
-            self._forget_source(connection)
+            _take(self._sources, connection.source, 1)
             connection.authenticated = True
         self._enter(connection, Phase.IDLE, self._poller, select.EPOLLIN)
         if connection.tls.pending:
@@ -489,6 +522,8 @@ class HttpServer:
         waiting, bound = self._queues[phase, connection.authenticated], self._bounds[phase]
         if not connection.authenticated and len(waiting) >= bound.most:
             self._drop(next(iter(waiting)), "crowded")
+        if phase is Phase.BUSY and not connection.authenticated:
+            self._busy[connection.source] += 1
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -504,6 +539,8 @@ class HttpServer:
 
     def _leave(self, connection: _Connection) -> None:
         if connection.queue is not None:
+            if connection.phase is Phase.BUSY and not connection.authenticated:
+                _take(self._busy, connection.source, 1)
             del connection.queue[connection]
             connection.queue = None
 
@@ -512,12 +549,21 @@ class HttpServer:
         if connection.authenticated:
             return
         holds = connection.reader.held + len(connection.unsent)
-        self._held += holds - connection.held
-        connection.held = holds
+        self._hold(connection, holds - connection.held)
+        mine = self._held_of[connection.source]
+        if mine > max(self._limits.held // _SOURCES, self._limits.body) and mine > holds:
+            if connection.phase is not Phase.BUSY:
+                self._drop(connection, "memory")
+            return
         for phase in (Phase.READING, Phase.WRITING):
             waiting = self._queues[phase, False]
             while self._held > self._limits.held and waiting:
                 self._drop(next(iter(waiting)), "memory")
+
+    def _hold(self, connection: _Connection, more: int) -> None:
+        connection.held += more
+        self._held += more
+        _take(self._held_of, connection.source, -more)
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         _DROPPED.labels(reason).inc()
@@ -525,17 +571,12 @@ class HttpServer:
 
     def _close(self, connection: _Connection) -> None:
         self._leave(connection)
-        self._held -= connection.held
+        self._hold(connection, -connection.held)
         if not connection.authenticated:
-            self._forget_source(connection)
+            _take(self._sources, connection.source, 1)
         del self._connections[connection.sock.fileno()]
         connection.reader.close()
         connection.sock.close()  # which takes it from its poller
-
-    def _forget_source(self, connection: _Connection) -> None:
-        self._sources[connection.source] -= 1
-        if not self._sources[connection.source]:
-            del self._sources[connection.source]
 
     def _wake_up(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -569,7 +610,7 @@ class HttpServer:
     def _next_call(self, connection: _Connection, threads: Threads) -> bool:
         """Whether another call came on the connection while this thread could stay with it."""
         if connection.reader.calls:
-            return True
+            return connection.authenticated  # others take turns
         if not self._alive or not threads.staying.acquire(blocking=False):
             return False
         try:

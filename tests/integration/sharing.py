@@ -354,6 +354,11 @@ def _plug_in(cluster: Cluster, nodes: Mapping[str, Sequence[TestCard]]) -> None:
     cluster.wait(known, "the nodes tell of their cards, and the extender knows them")
 
 
+def cgroups(container: str) -> list[Path]:
+    """The container's folders in the machine's cgroups, while those of others come and go."""
+    return [Path(root) / container for root, folders, _ in os.walk("/sys/fs/cgroup") if container in folders]
+
+
 def outlive_lease(cluster: Cluster) -> None:
     """Until the extender that leads, and stands still, does so no more: its lease is over."""
 

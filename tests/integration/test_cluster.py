@@ -27,7 +27,7 @@ from tests.cluster.__main__ import main
 from tests.cluster.node import Node
 from tests.cluster.processes import wait_for
 from tests.cluster.simnodes import RUN_SECONDS
-from tests.integration.sharing import Space
+from tests.integration.sharing import Space, cgroups
 
 pytestmark = [pytest.mark.cluster("bare"), pytest.mark.timeout(300)]
 
@@ -344,7 +344,7 @@ class TestKilledHarness:
             harness.communicate()
         links = links_of(cluster)
         assert len(links) == 2  # the bridge, and the pod's end of a pair
-        assert list(Path("/sys/fs/cgroup").glob(f"**/{container}"))
+        assert cgroups(container)
         assert outside() == machine  # nor did it write there while it ran
         survivors = processes.marked(state_dir)
         # etcd, apiserver, controllers, scheduler, keeper; the node's namespace, containerd, kubelet and shim.
@@ -353,7 +353,7 @@ class TestKilledHarness:
         assert Cluster.leftovers(state_dir) == []
         # And by other eyes than the harness's own.
         assert [pid for pid in survivors if processes.start_time(pid)] == []
-        assert not list(Path("/sys/fs/cgroup").glob(f"**/{container}"))
+        assert not cgroups(container)
         assert wait_for(lambda: not [link for link in links if link.exists()])
         # Others on the machine may have mounted something meanwhile; all that is the cluster's lies in its folder.
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()

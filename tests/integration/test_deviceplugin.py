@@ -22,7 +22,7 @@ from deviceplugin.registration import PREFIX
 from tests.cluster import Cluster
 from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
 from tests.cluster.images import BUSYBOX
-from tests.integration.sharing import Space
+from tests.integration.sharing import Space, cgroups
 
 pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node, pytest.mark.timeout(300)]
 
@@ -162,8 +162,7 @@ class Hand:
 
     def shim(self, pod: str) -> int:
         """Process id of the pod's containerd shim: the parent of its container's first process."""
-        procs = next(Path("/sys/fs/cgroup").glob(f"**/k8s.io/{self.container_id(pod)}/cgroup.procs"))
-        first = procs.read_text().split()[0]
+        first = (cgroups(self.container_id(pod))[0] / "cgroup.procs").read_text().split()[0]
         return int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
 
     def logged(self, event: str, pod: str) -> int:

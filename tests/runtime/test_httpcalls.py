@@ -125,6 +125,28 @@ def test_heads_and_calls_in_advance_are_bounded():
 
 
 @pytest.mark.parametrize(
+    ("begin", "more"),
+    [(CHUNKED[: CHUNKED.index(b"3\r\n")], b"1;" + b"x" * 999 + b"\r\na\r\n"), (b"", b"\r\n" * 500)],
+    ids=["extensions of chunks", "empty lines"],
+)
+def test_all_that_is_no_body_is_bounded(begin, more):
+    reader = Reader(SHARED, 1 << 20)
+    reader.feed(begin)
+    for _ in range(60):
+        reader.feed(more)
+        assert reader.begun
+    with pytest.raises(BadCall) as refused:
+        reader.feed(more * 10)
+    assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+
+
+def test_what_follows_a_body_is_refused():
+    with pytest.raises(BadCall) as refused:
+        read(CHUNKED[:-2] + b"Trailer: x\r\n\r\n")
+    assert refused.value.status == HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n",  # by its own word: nothing is waited for

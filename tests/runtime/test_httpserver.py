@@ -296,7 +296,43 @@ def test_bodies_without_a_certificate_are_bounded_together(serve):
     assert len(answer(lines[-1])) == 100_000
 
 
+def test_what_one_address_holds_closes_its_own_connections_and_no_other(serve):
+    """Also when all that it holds are calls that have come whole, and wait."""
+    server = serve(threads=1, held=800_000, body=100_000)
+    waits = [server.connect(source="127.0.0.2") for _ in range(2)]
+    for line in waits:
+        line.sendall(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + b"x" * 90_000)
+    assert server.waiting.acquire(timeout=PATIENCE)
+    another = server.connect(source="127.0.0.2")
+    another.sendall(BODY + b"x" * 50_000)
+    assert closed(another)
+    line = server.connect()
+    line.sendall(BODY + b"x" * 50_000)
+    line.sendall(b"x" * 50_000)
+    server.released.set()
+    assert len(answer(line)) == 100_000
+    assert [len(answer(each)) for each in waits] == [90_000, 90_000]
+
+
+def test_addresses_take_turns(serve):
+    server = serve(threads=1)
+    call = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
+    many = [server.connect(source="127.0.0.2") for _ in range(20)]
+    for line in many:
+        line.sendall(call * 2)
+    assert server.waiting.acquire(timeout=PATIENCE)
+    one = server.connect()
+    one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    while server.server._busy["127.0.0.1"] == 0:
+        pass
+    before = len(server.arrived)
+    server.released.set()
+    assert answer(one) == b"ok"
+    assert len(server.arrived) - before <= 3, "it came after one more of the other address, not after forty"
+
+
 def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
+    """Of their own address."""
     server = serve(threads=1, busy=2)
     lines = [server.connect() for _ in range(3)]
     for line in lines[:2]:
@@ -304,7 +340,10 @@ def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
     assert server.waiting.acquire(timeout=PATIENCE)
     lines[2].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert lines[2].recv(100).startswith(b"HTTP/1.1 503")
+    other = server.connect(source="127.0.0.2")
+    other.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     server.released.set()
+    assert answer(other) == b"ok"
     assert [answer(line) for line in lines[:2]] == [b"ok", b"ok"]
 
 
