@@ -19,6 +19,10 @@ class Clock(ABC):
         """Seconds since some moment; never goes back. For durations and deadlines within one process."""
 
     @abstractmethod
+    def cpu(self) -> float:
+        """Seconds of CPU that the calling thread has had. For work that is put off where it was costly."""
+
+    @abstractmethod
     def wall_ns(self) -> int:
         """The time of day, in nanoseconds since 1970. For what other machines read; it may jump."""
 
@@ -48,6 +52,9 @@ class SystemClock(Clock):
 
     def now(self) -> float:
         return time.monotonic()
+
+    def cpu(self) -> float:
+        return time.thread_time()
 
     def wall_ns(self) -> int:
         return time.time_ns()

@@ -5,7 +5,6 @@ trying all (docs/design/0010-nominating-ahead.md). What is decided here is a pla
 scheduler's own filters and filter and bind stand as ever. Apart from the state, whose lock it shares.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -256,10 +255,10 @@ class Ahead:
             prospect = self._next()
             if prospect is None:
                 return False, None
-            began = time.thread_time()
+            began = self._clock.cpu()
             nominee = self._decide(prospect)
             if nominee is None:
-                pause = min(_LONGEST_PAUSE, _COSTLY * (time.thread_time() - began))
+                pause = min(_LONGEST_PAUSE, _COSTLY * (self._clock.cpu() - began))
                 self._not_before = self._clock.now() + pause
             return True, nominee
 

@@ -4,10 +4,10 @@ Apart from the gangs, who say what is to be planned when: this carries it out on
 plan are claims of the stage HELD. Not thread-safe: the state locks.
 """
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from cardwise.clock import Clock
 from cardwise.core import gangplan
 from cardwise.core.gangplan import Nodes, Planned, Terms, Unplanned
 from cardwise.core.gangs import Member, Rank
@@ -27,8 +27,9 @@ _LONGEST_PAUSE = 0.5  # seconds
 class Places:
     """`policy`: of placement, for pods that name none."""
 
-    def __init__(self, books: Books, policy: str) -> None:
+    def __init__(self, books: Books, policy: str, clock: Clock) -> None:
         self._books = books
+        self._clock = clock
         self._policy = policy
         self._reserve = Reserve(books.rooms)
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
@@ -101,11 +102,11 @@ class Places:
         """Plans all who are missing, where they may fit."""
         if not self.may_fit(gang, now):
             return False
-        began = time.thread_time()
+        began = self._clock.cpu()
         if self.place(gang, gang.missing_in_plan(), now):
             self._tried.pop(gang.key, None)
             return True
-        cost = time.thread_time() - began
+        cost = self._clock.cpu() - began
         self._tried[gang.key] = self._state(gang, now)
         if cost > CHEAP:
             self._not_before[gang.key] = now + min(_LONGEST_PAUSE, COSTLY * cost)

@@ -4,7 +4,6 @@ Apart from the state, whose lock guards it, from the machine of one gang (`core/
 out, and from `gangplaces`, where plans are made. Nothing here waits: who waits in bind waits on a `Hold`.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -39,7 +38,7 @@ class Gangs:
         self._wakes = Wakes(books.waiting)
         self._next_round = float("-inf")
         self._posting: set[str] = set()  # members that a thread is posting
-        self._places = Places(books, settings.policy)
+        self._places = Places(books, settings.policy, clock)
         self._stopped = ""
 
     # What the API server tells.
@@ -228,9 +227,9 @@ class Gangs:
         self._wakes.step(self._gangs, now)
         self._look_at_reserve(now)
         if now >= self._next_round:
-            began = time.thread_time()
+            began = self._clock.cpu()
             self._plan_in_order(self._in_order(), now)
-            cost = time.thread_time() - began
+            cost = self._clock.cpu() - began
             self._next_round = now + (COSTLY * cost if cost > CHEAP else 0.0)
         return work
 
