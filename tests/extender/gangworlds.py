@@ -124,6 +124,7 @@ class World:
         for bind in getattr(self, "binding", []):
             self.unassume(bind.pod)
         self.binding = []
+        self.unheard.clear()  # a term begins: none of a former one lands any more (`fence`)
         settings = Settings(patience=self.patience, room=self.room)
         patience = Patience(hold=30.0, ghost=0.0, confirm=75.0)
         self.state = State(clock=self.clock, patience=patience, of_gangs=settings, core=self.core)
