@@ -41,7 +41,10 @@ def state_dir() -> Iterator[Path]:
     """A short path of its own: sockets lie in it."""
     folder = Path(tempfile.mkdtemp(prefix="cwt-", dir="/tmp"))
     yield folder
-    assert Cluster.leftovers(folder) in ([], [f"folder {folder}"])
+    left = Cluster.leftovers(folder)
+    if left not in ([], [f"folder {folder}"]):
+        Cluster(folder).stop()  # else it would run on beside all later tests
+        pytest.fail(f"left: {left}")
     shutil.rmtree(folder, ignore_errors=True)
 
 
