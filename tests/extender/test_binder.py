@@ -153,7 +153,7 @@ def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_k
     world.fails("api")
     assert mark(world.state, "uid-p") == "unsure"
     world.clock.advance(76)
-    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
+    looks_up(world)
     assert free(world.state) == [P100, P100]
 
 
@@ -164,7 +164,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
     world.fails("api")
     reads.left = 0
     world.clock.advance(76)
-    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
+    looks_up(world)
     assert mark(world.state, "uid-p") == "unsure"
     assert world.bind() == "bound"
 
@@ -301,15 +301,21 @@ def test_one_that_cannot_be_changed_keeps_no_other_share():
     assert len(world.api.sent("patch", "*/first/status")) - tried <= 8
 
 
-@pytest.mark.parametrize("status", [400, 403, 422])
-def test_what_cannot_be_made_void_is_kept(status):
-    """A policy of others, or a pod whose annotations are full."""
+def unheard_for_long():
+    """No answer to the Binding, none to the question after it; the next look-up is the one that may give it up."""
     world = World(UNHEARD, seconds=5.0)
     world.shown()
     reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
     world.fails("api")
     reads.end()
     world.clock.advance(76)
+    return world
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+def test_what_cannot_be_made_void_is_kept(status):
+    """A policy of others, or a pod whose annotations are full."""
+    world = unheard_for_long()
     refused = world.api.fault(Fault(status=status), "patch", times=math.inf)
     looks_up(world)
     assert mark(world.state, "uid-p") == "unsure"
@@ -330,28 +336,18 @@ def times_out(world, call):
 
 
 def test_what_is_given_up_never_lands():
-    world = World(UNHEARD, seconds=5.0)
-    world.shown()
-    reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
-    world.fails("api")
-    reads.end()
-    world.clock.advance(76)
-    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
+    world = unheard_for_long()
+    looks_up(world)
     assert free(world.state) == [P100, P100]
     with pytest.raises(errors.Conflict):
         world.api.client().create(f"{POD}/binding", world.api.sent("create", f"{POD}/binding")[0].body)
 
 
 def test_what_landed_at_the_last_moment_is_not_given_up():
-    world = World(UNHEARD, seconds=5.0)
-    world.shown()
-    reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
-    world.fails("api")
-    reads.end()
-    world.clock.advance(76)
+    world = unheard_for_long()
     (late, *_) = world.api.sent("create", f"{POD}/binding")
     world.api.before(lambda _: world.api.client().create(f"{POD}/binding", late.body), "patch")
-    binder.look_up(Fence(world.client, world.clock), world.state, Alone(), clock=world.clock)
+    looks_up(world)
     assert mark(world.state, "uid-p") == "unsure"
 
 

@@ -12,16 +12,6 @@ from webhook.freshlist import FreshList
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def api(clock: FakeClock) -> ApiServer:
-    return ApiServer(clock)
-
-
-@pytest.fixture
 def new(api: ApiServer, clock: FakeClock) -> FreshList:
     return FreshList(api.client(clock=clock), paths.resourceclasses(), clock)
 

@@ -20,16 +20,6 @@ def member(name: str, number: str | None, **metadata: Any) -> Json:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def api(clock: FakeClock) -> ApiServer:
-    return ApiServer(clock)
-
-
-@pytest.fixture
 def seen(api: ApiServer, clock: FakeClock) -> GangNumbers:
     return GangNumbers(api.client(clock=clock), clock)
 
