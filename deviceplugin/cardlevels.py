@@ -50,7 +50,7 @@ def levels(
             continue
         living.add(pod.uid)
         for share in _assigned(pod):
-            uuid = share.uuid or uuid_of.get(share.index, "")
+            uuid = share.uuid_by(uuid_of)
             used[uuid] += share.mem
             shares[uuid] += 1
             core[uuid] += share.core

@@ -140,7 +140,7 @@ class Overfull:
 def _held(made: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
     held = {device.uuid: 1 for device in made.device_shares()}
     for share in made.shares():
-        if uuid := share.uuid or uuid_of.get(share.index, ""):  # gpushare names the index alone
+        if uuid := share.uuid_by(uuid_of):
             held[uuid] = held.get(uuid, 0) + share.mem
     return held
 

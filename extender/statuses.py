@@ -97,7 +97,7 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, Ca
     for holding in ledger.holdings(node):
         counted = set()
         for share in holding.assignment.shares():
-            uuid = share.uuid or uuid_of.get(share.index, "")
+            uuid = share.uuid_by(uuid_of)
             if not uuid:
                 continue  # gpushare's pod, on a card that no node reports
             before = found.get(uuid, NOTHING_ALLOCATED)
@@ -123,7 +123,7 @@ def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple
     who = holding.uid, holding.namespace, holding.name
     for key, shares in holding.assignment.containers.items():
         for share in shares:
-            if uuid := share.uuid or uuid_of.get(share.index, ""):
+            if uuid := share.uuid_by(uuid_of):
                 yield uuid, HeldRecord(*who, share.mem, share.core, share.whole, key)
     for key, devices in holding.assignment.devices.items():
         for device in devices:

@@ -40,6 +40,10 @@ class CardShare:
     total: MiB
     whole: bool = False
 
+    def uuid_by(self, uuids: Mapping[int, str]) -> str:
+        """The UUID of its card, by those of the node's cards; "" where the node reports no such card."""
+        return self.uuid or uuids.get(self.index, "")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
