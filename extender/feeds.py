@@ -4,7 +4,6 @@ Apart from those so that they know no thread and no wire. One watch of a kind fe
 comes back here, is a sighting, and changes nothing of the state.
 """
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -31,18 +30,27 @@ _LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
 
 class Feeds:
     """Start it in the process that serves. Ready when all seven lists have been taken over: a quota that is not listed
-    yet must not be exceeded.
+    yet must not be exceeded. `listed` is called after each list of all pods.
     """
 
     def __init__(
-        self, client: KubeClient, state: State, seen: Sightings, events: EventRecorder, clock: Clock = SYSTEM
+        self,
+        client: KubeClient,
+        state: State,
+        seen: Sightings,
+        events: EventRecorder,
+        clock: Clock = SYSTEM,
+        *,
+        listed: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
         # What another extender may have decided, by which limits, and how far gangs had come with it.
         self._decisive: tuple[Reflector[Any], ...] = (
             Reflector(client, paths.podgroups(), podgroups.record, _Groups(state, seen.groups), clock=clock),
             Reflector(client, paths.gpuquotas(), objects.quota, _Quotas(state, seen.quotas), clock=clock),
-            Reflector(client, paths.pods(), projection.pod, _Pods(state, events), named=projection.named, clock=clock),
+            Reflector(
+                client, paths.pods(), projection.pod, _Pods(state, events, listed), named=projection.named, clock=clock
+            ),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (
             Reflector(client, paths.nodes(), projection.node, _Nodes(state), named=_by_key, clock=clock),
@@ -90,9 +98,10 @@ def _by_key(key: str, value: object) -> str:
 
 
 class _Pods:
-    def __init__(self, state: State, events: EventRecorder) -> None:
+    def __init__(self, state: State, events: EventRecorder, listed: Callable[[], None]) -> None:
         self._state = state
         self._events = events
+        self._listed = listed
 
     def on_change(self, key: str, old: PodRecord | Placed | None, new: PodRecord | Placed) -> None:
         if isinstance(new, Placed):
@@ -112,11 +121,7 @@ class _Pods:
             self._state.remove_pod(old)
 
     def on_synced(self) -> None:
-        # What was listed stays: without this, each full collection of the garbage collector walks through it.
-        if gc.isenabled():
-            gc.collect()
-        gc.freeze()
-        gc.enable()
+        self._listed()
 
 
 class _Cards:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity
@@ -285,6 +285,7 @@ def by_lease(
     catch_up: CatchUp,
     fence: Fence,
     clock: Clock = SYSTEM,
+    lease_clock: Clock = BOOT,
 ) -> ByLease:
     """The leadership of one process among those that name the same Lease."""
 
@@ -296,6 +297,7 @@ def by_lease(
             identity(),
             duration=duration,
             renew_every=min(2.0, duration / _RENEWALS),
+            clock=lease_clock,
             on_change=leadership.on_change,
             able=leadership.able,
             settled=leadership.settled,

@@ -1,14 +1,20 @@
-"""The parts of the serving process, and in which order they start and stop."""
+"""The parts of the extender, and in which order they start and stop: `Extender`, and the process around it.
+
+`Extender` is all that kube-scheduler and the API server can see. It is made of a client, a clock and settings, so tests
+run whole extenders, several in one process (tests/property/blackbox.py).
+"""
 
 import gc
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import prometheus_client
+from prometheus_client import CollectorRegistry
 
-from cardwise.clock import SYSTEM, Clock
+from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core import gangs, policies
 from cardwise.core.quantity import MiB
 from cardwise.kube.client import KubeClient
@@ -69,22 +75,23 @@ class Settings:
     pod: tuple[str, str] | None = None  # namespace and name of our own
 
 
-class Process:
-    """The parts of the serving process, which is a fork of the one that read the settings."""
+class Extender:
+    """A whole extender: `app` answers kube-scheduler, and its threads run between `start` and `stop`.
+
+    `room`: how many members of gangs can wait in bind. `lease_clock`: by which the Lease is counted. `listed` is called
+    after each list of all pods.
+    """
 
     def __init__(
         self,
         client: KubeClient,
         settings: Settings,
-        shown: Shown,
-        rotator: tls.Rotator | None,
-        room: int,
         *,
+        room: int = 0,
         clock: Clock = SYSTEM,
+        lease_clock: Clock = BOOT,
+        listed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._clock = clock
-        self._asked = clock.now()  # when `alive` was, last
-        self._resumed = float("-inf")  # when this process last had stood still as a whole
         self._state = State(
             headroom=MiB(settings.headroom),
             max_clients=settings.max_clients,
@@ -97,7 +104,7 @@ class Process:
         self._requests = Requests(clock=clock)
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
         seen = Sightings()
-        self._feeds = Feeds(client, self._state, seen, self._events, clock)
+        self._feeds = Feeds(client, self._state, seen, self._events, clock, listed=listed)
         self._leadership: Leadership = Alone()
         fence = Fence(client, clock, self._events)
         if not settings.no_lease:
@@ -110,6 +117,7 @@ class Process:
                 catch_up=self._feeds.catch_up,
                 fence=fence,
                 clock=clock,
+                lease_clock=lease_clock,
             )
         self._mark = LeaderMark(client, *settings.pod, self._leads, clock) if settings.pod is not None else None
         self._binder = Binder(
@@ -152,12 +160,10 @@ class Process:
             one_best_node=settings.one_best_node,
             preempt_fragmented=settings.preempt_fragmented,
         )
-        self._shown = shown
-        self._health: HealthServer | None = None
-        self._rotator = rotator
+        self._clock = clock
 
-    def app(self) -> WsgiApp:
-        registry = prometheus_client.REGISTRY
+    def app(self, registry: CollectorRegistry) -> WsgiApp:
+        """What answers; its metrics go to `registry`."""
         sources = Sources(
             marks=self._state.marks,
             gangs=self._state.gangs.phases,
@@ -168,8 +174,6 @@ class Process:
         )
         registry.register(Levels(sources))
         registry.register(self._fragments)
-        if self._shown.certificates is not None:
-            registry.register(Expiry(self._shown.certificates))
         metrics = Metrics(registry, self._clock)
         self._state.gangs.observe(metrics.held, metrics.queued)
         self._state.ahead.observe = metrics.ahead
@@ -186,33 +190,14 @@ class Process:
         return create_app(parts)
 
     def start(self) -> None:
-        # The lists of a big cluster make no garbage to look for; Feeds freezes what stays of them, and looks again.
-        gc.set_threshold(20_000, 20, 50)
-        gc.disable()
-        # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
-        # 5 ms, which was the p99 of filter while statuses were written (docs/measured.md).
-        sys.setswitchinterval(0.0005)
-        self._health = HealthServer(
-            self._shown.bind, ready=self._feeds.missing, alive=self._stuck, config=self._shown.config
-        )
-        self._health.start()
         self._feeds.start()
         self._leadership.start()
         if self._mark is not None:
             self._mark.start()
         self._upkeep.start()
-        if self._rotator is not None:
-            self._rotator.start()
-
-    def alive(self) -> bool:
-        """Asked often by the thread that serves, so it waits for nobody."""
-        now = self._clock.now()
-        if now - self._asked > statelock.STOOD_STILL:
-            self._resumed = now
-        self._asked = now
-        return not self._stuck()
 
     def stopping(self) -> None:
+        """Who waits in bind is sent away, and the Lease is given back; does not wait."""
         self._state.gangs.stop("the extender stops")
         # Not only when the last connection is closed, which takes seconds: the next leader begins meanwhile.
         threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()
@@ -224,14 +209,14 @@ class Process:
         self._upkeep.stop()
         self._feeds.stop()
         self._events.stop()
-        if self._rotator is not None:
-            self._rotator.stop()
-        if self._health is not None:
-            self._health.stop()
 
-    def _stuck(self) -> list[str]:
-        held = min(self._state.held(), self._clock.now() - self._resumed)
-        return [f"a thread has had the state for {held:.0f} s"] if held > statelock.STUCK else []
+    def missing(self) -> list[str]:
+        """What has not been listed yet, a line each."""
+        return self._feeds.missing()
+
+    def held(self) -> float:
+        """For how many seconds a thread has had the state; 0 when it is free."""
+        return self._state.held()
 
     def _leads(self) -> bool:
         return self._leadership.term() is not None
@@ -245,6 +230,81 @@ class Process:
 
     def _knows_and_leads(self) -> bool:
         return self._leads() and self._knows()
+
+
+class Process:
+    """The serving process, which is a fork of the one that read the settings: an extender, its health, its certificates
+    and what it asks of Python.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: Settings,
+        shown: Shown,
+        rotator: tls.Rotator | None,
+        room: int,
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._extender = Extender(client, settings, room=room, clock=clock, listed=_freeze)
+        self._clock = clock
+        self._asked = clock.now()  # when `alive` was, last
+        self._resumed = float("-inf")  # when this process last had stood still as a whole
+        self._shown = shown
+        self._health: HealthServer | None = None
+        self._rotator = rotator
+
+    def app(self) -> WsgiApp:
+        registry = prometheus_client.REGISTRY
+        if self._shown.certificates is not None:
+            registry.register(Expiry(self._shown.certificates))
+        return self._extender.app(registry)
+
+    def start(self) -> None:
+        # The lists of a big cluster make no garbage to look for; `_freeze` keeps what stays of them, and looks again.
+        gc.set_threshold(20_000, 20, 50)
+        gc.disable()
+        # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
+        # 5 ms, which was the p99 of filter while statuses were written (docs/measured.md).
+        sys.setswitchinterval(0.0005)
+        self._health = HealthServer(
+            self._shown.bind, ready=self._extender.missing, alive=self._stuck, config=self._shown.config
+        )
+        self._health.start()
+        self._extender.start()
+        if self._rotator is not None:
+            self._rotator.start()
+
+    def alive(self) -> bool:
+        """Asked often by the thread that serves, so it waits for nobody."""
+        now = self._clock.now()
+        if now - self._asked > statelock.STOOD_STILL:
+            self._resumed = now
+        self._asked = now
+        return not self._stuck()
+
+    def stopping(self) -> None:
+        self._extender.stopping()
+
+    def stop(self) -> None:
+        self._extender.stop()
+        if self._rotator is not None:
+            self._rotator.stop()
+        if self._health is not None:
+            self._health.stop()
+
+    def _stuck(self) -> list[str]:
+        held = min(self._extender.held(), self._clock.now() - self._resumed)
+        return [f"a thread has had the state for {held:.0f} s"] if held > statelock.STUCK else []
+
+
+def _freeze() -> None:
+    # What was listed stays: without this, each full collection of the garbage collector walks through it.
+    if gc.isenabled():
+        gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _of_ahead(settings: Settings) -> ahead.Settings:

@@ -71,3 +71,65 @@ def ledger_with_free(**nodes: list[int]) -> Ledger:
             if free < P100:
                 ledger.hold(holding(f"{node}-{i}", P100 - free, i, node=node))
     return ledger
+
+
+def asking(
+    name: str,
+    *,
+    uid: str | None = None,
+    annotations: dict[str, str] | None = None,
+    device_class: str = "",
+    namespace: str = "default",
+    **resources: int,
+) -> dict:
+    """A pending pod as the webhook leaves it."""
+    resources = {"share": 1} | resources
+    made = pod(name, uid=uid or f"uid-{name}", annotations=annotations, namespace=namespace, **resources)
+    if device_class:
+        made["spec"]["containers"][0]["resources"]["limits"][names.CLASS_PREFIX + device_class] = "1"
+    return made
+
+
+def resource(
+    index: int,
+    *,
+    node: str = "n1",
+    mem: int = P100,
+    model: str = "P100",
+    health: str = "Healthy",
+    held: list[dict] | None = None,
+    terminating: list[dict] | None = None,
+    labels: dict[str, str] | None = None,
+    cordoned: bool = False,
+    **properties: str,
+) -> dict[str, Any]:
+    """The ExtendedResource of a card."""
+    uuid = f"GPU-{node}-{index}"
+    spec = {"node": node, "index": index, "uuid": uuid, "memoryMiB": mem, "model": model, "properties": properties}
+    if cordoned:
+        spec["unschedulable"] = True
+    return {
+        "metadata": {
+            "name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node} | (labels or {})
+        },
+        "spec": spec,
+        "status": {"health": health, "held": held or [], "terminating": terminating},
+    }  # fmt: skip
+
+
+def resource_class(name: str, *, priority: int = 0, **labels: object) -> dict[str, Any]:
+    """A ResourceClass of the cards with one of the values (a text or several) for each label."""
+    expressions = [
+        {"key": key, "operator": "In", "values": value if isinstance(value, list) else [value]}
+        for key, value in labels.items()
+    ]
+    spec = {"selector": {"matchExpressions": expressions}, "priority": priority}
+    return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec}
+
+
+def gpu_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "team") -> dict[str, Any]:
+    return {"metadata": {"namespace": namespace, "name": name, "resourceVersion": "1"}, "spec": {"hard": list(hard)}}
+
+
+def held(uid: str, mem: int) -> dict[str, Any]:
+    return {"podUID": uid, "namespace": "default", "name": uid, "memoryMiB": mem, "corePercent": 0}

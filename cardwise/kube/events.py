@@ -146,7 +146,7 @@ class EventRecorder:
     def _next(self) -> _Note | None:
         """Waits for one; None when all that had come before `stop` are written."""
         with self._news:
-            self._news.wait_for(lambda: self._notes or self._stopped)
+            self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
             return self._notes.popleft() if self._notes else None
 
     def _run(self) -> None:

@@ -29,7 +29,7 @@ def made(clock):
 
 def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(made, clock):
     made.alive()
-    with made._state.view():
+    with made._extender._state.view():
         for _ in range(10):
             clock.advance(statelock.STUCK / 10)
             assert made.alive()
@@ -41,7 +41,7 @@ def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(made, clock):
 
 def test_a_process_that_stood_still_as_a_whole_in_a_turn_gets_its_time_anew(made, clock):
     made.alive()
-    with made._state.view():
+    with made._extender._state.view():
         clock.advance(60)
         for _ in range(10):
             assert made.alive()

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from cardwise.core import assignment, classes, names, quotas, request
+from cardwise.core import assignment, classes, quotas, request
 from cardwise.core.assignment import Assignment
 from cardwise.core.classes import DeviceClass
 from cardwise.core.placement import Placement, Unplaceable
@@ -13,7 +13,7 @@ from extender import objects, projection
 from extender.decisions import Begun, Decided, Patience
 from extender.placing import Ask
 from extender.state import State
-from tests.build import P100, container, pod, shares
+from tests.build import P100, asking, container, gpu_quota, held, resource, resource_class, shares
 from tests.fakes.clock import FakeClock
 
 WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
@@ -23,23 +23,6 @@ def state(clock: FakeClock | None = None, **patience: float) -> State:
     return State(
         clock=clock or FakeClock(), patience=Patience(**{"hold": 30.0, "ghost": 20.0, "confirm": 75.0} | patience)
     )
-
-
-def asking(
-    name: str,
-    *,
-    uid: str | None = None,
-    annotations: dict[str, str] | None = None,
-    device_class: str = "",
-    namespace: str = "default",
-    **resources: int,
-) -> dict:
-    """A pending pod as the webhook leaves it."""
-    resources = {"share": 1} | resources
-    made = pod(name, uid=uid or f"uid-{name}", annotations=annotations, namespace=namespace, **resources)
-    if device_class:
-        made["spec"]["containers"][0]["resources"]["limits"][names.CLASS_PREFIX + device_class] = "1"
-    return made
 
 
 def bound(
@@ -67,58 +50,13 @@ def bound(
     return made
 
 
-def resource(
-    index: int,
-    *,
-    node: str = "n1",
-    mem: int = P100,
-    model: str = "P100",
-    health: str = "Healthy",
-    held: list[dict] | None = None,
-    terminating: list[dict] | None = None,
-    labels: dict[str, str] | None = None,
-    cordoned: bool = False,
-    **properties: str,
-) -> dict[str, Any]:
-    """The ExtendedResource of a card."""
-    uuid = f"GPU-{node}-{index}"
-    spec = {"node": node, "index": index, "uuid": uuid, "memoryMiB": mem, "model": model, "properties": properties}
-    if cordoned:
-        spec["unschedulable"] = True
-    return {
-        "metadata": {
-            "name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node} | (labels or {})
-        },
-        "spec": spec,
-        "status": {"health": health, "held": held or [], "terminating": terminating},
-    }  # fmt: skip
-
-
-def resource_class(name: str, *, priority: int = 0, **labels: object) -> dict[str, Any]:
-    """A ResourceClass of the cards with one of the values (a text or several) for each label."""
-    expressions = [
-        {"key": key, "operator": "In", "values": value if isinstance(value, list) else [value]}
-        for key, value in labels.items()
-    ]
-    spec = {"selector": {"matchExpressions": expressions}, "priority": priority}
-    return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec}
-
-
 def as_class(made: dict) -> DeviceClass:
     return classes.parse(made)
-
-
-def gpu_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "team") -> dict[str, Any]:
-    return {"metadata": {"namespace": namespace, "name": name, "resourceVersion": "1"}, "spec": {"hard": list(hard)}}
 
 
 def as_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "team") -> tuple[str, GPUQuota]:
     """Key and quota, as `State.set_quota` takes them."""
     return f"{namespace}/{name}", quotas.parse(gpu_quota(*hard, namespace=namespace, name=name))
-
-
-def held(uid: str, mem: int) -> dict[str, Any]:
-    return {"podUID": uid, "namespace": "default", "name": uid, "memoryMiB": mem, "corePercent": 0}
 
 
 def as_pod(made: dict) -> projection.PodRecord:
@@ -188,4 +126,4 @@ def refuse(made: State, name: str = "w", node: str = "n1") -> None:
     assert isinstance(refused, Unplaceable)
 
 
-__all__ = ["P100", "container"]
+__all__ = ["P100", "container", "held", "resource_class"]

@@ -94,7 +94,8 @@ class Watch:
         while True:
             with store.changed:
                 limits = [heard + self.read_timeout] if self.read_timeout is not None else []
-                limits += [] if self._silent() else [self._ends, bookmarked + _BOOKMARK_SECONDS]
+                limits += [] if self._silent() else [self._ends]
+                limits += [bookmarked + _BOOKMARK_SECONDS] if self._tells_where() else []
                 seconds = min(limits) - clock.now() if limits else None
                 clock.wait_for(store.changed, self._ready, seconds)
                 fresh, silent, how = self.fresh(), self._silent(), self._how()
@@ -110,8 +111,7 @@ class Watch:
             if self.read_timeout is not None and now >= heard + self.read_timeout:
                 raise TimeoutError("Read timed out.")
             ends = now >= self._ends and not silent
-            behind = self._bookmarks and not silent and self._seen <= self._visible()
-            if behind and (ends or now >= bookmarked + _BOOKMARK_SECONDS):
+            if self._tells_where() and (ends or now >= bookmarked + _BOOKMARK_SECONDS):
                 yield _line("BOOKMARK", {"metadata": {"resourceVersion": str(self._seen)}})
                 heard = bookmarked = now
             if ends:
@@ -123,6 +123,10 @@ class Watch:
     def _visible(self) -> int:
         """Up to which revision it may tell of what happened."""
         return self._watches.held.get(self.collection, self._store.revision)
+
+    def _tells_where(self) -> bool:
+        """Whether there may be a bookmark now."""
+        return self._bookmarks and not self._silent() and self._seen <= self._visible()
 
     def _due(self) -> bool:
         return bool(self.then) and self._told >= self.events

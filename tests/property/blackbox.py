@@ -1,0 +1,743 @@
+"""A cluster around whole extenders, of which nothing is known but what kube-scheduler and the API server see of them.
+
+A `World` has the API server of the tests, a kube-scheduler, kubelets and one or two extenders, each with all its
+threads, on one clock (`fakes/turnclock.py`). What happens in it is a list of steps with plain arguments, a *history*: a
+machine that draws steps writes one (`test_blackbox.py`), and `replay` goes through it again, with any extender that
+`Build` can make, and tells what was bound where. A step that has nothing to work on does nothing.
+
+The `Judge` knows what the API server has, and what runs on the nodes. It asserts the rules of the architecture.
+"""
+
+import contextlib
+import io
+import json
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from cardwise.clock import Clock
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.runtime import httpcalls
+from extender.process import Extender, Settings
+from tests.build import asking, held, resource
+from tests.fakes.apiobjects import Refused
+from tests.fakes.apiserver import ApiServer, Fault, Request
+from tests.fakes.turnclock import Program, TurnClock
+
+Json = dict[str, Any]
+History = list[Json]
+
+LEASE = paths.leases("cardwise-system", "extender")
+DURATION = 5.0  # of the Lease
+FILTER_SECONDS, BIND_SECONDS = 1.0, 5.0  # for which kube-scheduler waits
+QUIET_ROUNDS = 12  # of ten seconds, in which all that fits must have been placed
+
+SETTINGS = Settings(
+    policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
+    hold_seconds=30.0, nominate_ahead="never", nominate_above_nodes=1000, gang_seconds=30.0, gang_seconds_limit=300.0,
+    gang_reserve_seconds=60.0, gang_reserve_refusals=20, gang_reserve_limit_seconds=600.0, gang_rollback_seconds=120.0,
+    preempt_fragmented=False, ghost_seconds=30.0, lease_namespace="cardwise-system", lease_name="extender",
+    lease_duration=DURATION, no_lease=False,
+)  # fmt: skip
+
+
+class Whole(Protocol):
+    """An extender, as its process has it."""
+
+    def app(self, registry: CollectorRegistry) -> httpcalls.WsgiApp: ...
+    def start(self) -> None: ...
+    def stopping(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+Build = Callable[[KubeClient, Clock], Whole]
+
+
+def today(client: KubeClient, clock: Clock) -> Whole:
+    return Extender(client, SETTINGS, room=64, clock=clock, lease_clock=clock)
+
+
+class Share(NamedTuple):
+    """What a pod holds of a card."""
+
+    index: int
+    uuid: str
+    mem: int
+    core: int
+    whole: bool
+
+
+class Given(NamedTuple):
+    """A pod that was bound."""
+
+    pod: str
+    node: str
+    shares: tuple[Share, ...]
+
+
+@dataclass(eq=False)
+class Process:
+    """An extender that runs."""
+
+    program: Program
+    whole: Whole
+    app: httpcalls.WsgiApp
+
+
+@dataclass
+class Card:
+    """Of a node. `there`: it has an ExtendedResource."""
+
+    mem: int
+    healthy: bool = True
+    cordoned: bool = False
+    there: bool = True
+
+
+@dataclass
+class Machine:
+    """A node. `known`: it has a Node object."""
+
+    cards: list[Card]
+    known: bool = True
+    cordoned: bool = False
+
+
+@dataclass
+class World:
+    """Steps are its public methods up to `quiet`; each is called by its name, by `do`."""
+
+    seed: int
+    nodes: dict[str, list[int]]
+    build: Build = today
+    history: History = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = TurnClock(self.seed)
+        self.api = ApiServer(self.clock)
+        self.machines = {name: Machine([Card(mem) for mem in mems]) for name, mems in self.nodes.items()}
+        self.running: dict[str, tuple[str, Given]] = {}  # by UID: node, and what its containers use
+        self.ghosts: dict[str, str] = {}  # name by UID, of what runs without a pod
+        self.late: list[Request] = []  # Bindings that stand somewhere on their way
+        self.standing = 0  # how many of the next Bindings will
+        self.behind = False  # the policy knows of no new term
+        self.numbers = 0
+        self.calls: dict[str, tuple[str, Json]] = {}  # the last bind call of each pod
+        self.under_way: set[str] = set()  # pods that the scheduler works on
+        self.processes: list[Process | None] = []
+        self.errors: list[Any] = []
+        self._ends = contextlib.ExitStack()
+
+    def do(self, step: str, **arguments: Any) -> None:
+        """Takes the step, and what follows of it at once; then all rules must hold."""
+        self.history.append({"do": step, **arguments})
+        getattr(self, step)(**arguments)
+        self.clock.run()
+        self.judge.look()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["World"]:
+        chance = random.getstate()
+        random.seed(self.seed)
+        structlog.configure(
+            processors=[self._log],
+            wrapper_class=structlog.make_filtering_bound_logger(40),
+            logger_factory=structlog.ReturnLoggerFactory(),
+        )
+        try:
+            with self.clock.threads():
+                self._begin()
+                yield self
+        finally:
+            random.setstate(chance)
+        assert not self.clock.failed, self.clock.failed
+
+    def _log(self, _logger: object, _method: str, event: Json) -> str:
+        """What an extender logs as an error is a fault of it."""
+        self.errors.append(event)
+        return ""
+
+    def _begin(self) -> None:
+        for name in self.machines:
+            self._put_node(name)
+            self._put_cards(name)
+        self.judge = Judge(self)
+        self.api.admission.append(self._terms)
+        self.api.before(lambda _: self.clock.pause(), times=math.inf)
+        self.api.before(self._stand, "create", "*/binding", times=math.inf)
+        self.api.after(lambda _: self.clock.pause(), times=math.inf)
+        self.scheduler = Program("kube-scheduler")
+        self._cycle = threading.Condition()  # of the scheduler, which looks at one pod at a time
+        self._busy = False
+        self.processes = [None, None]
+        self._start(0)
+        self.clock.run(1, stride=0.25)
+
+    # The API server.
+
+    def _terms(self, call: Request) -> None:
+        """The policy of the chart: no Binding of a term that is over."""
+        if call.path.endswith("/binding") and not self.behind:
+            term = call.body["metadata"]["annotations"].get(names.TERM, "")
+            lease = self.api.get(LEASE)
+            if term and lease is not None and int(term.split("/")[3]) < lease["spec"]["leaseTransitions"]:
+                raise Refused(422, f"{names.TERM}: the term is over")
+
+    def _stand(self, call: Request) -> None:
+        if self.standing:
+            self.standing -= 1
+            self.late.append(call)
+            self.clock.sleep(min(call.timeout or 1.0, 1.0))
+            raise TimeoutError("it stands somewhere")
+
+    def fails(self, verb: str, path: str, times: int, **fault: Any) -> None:
+        """The next requests of this kind."""
+        self.api.fault(Fault(**fault), verb, path, times)
+
+    def stands(self, times: int) -> None:
+        """The next Bindings do not arrive for long, and whoever sends them gives up waiting."""
+        self.standing = times
+
+    def arrives(self, which: int, behind: bool) -> None:
+        """A Binding that stood on its way."""
+        if self.late:
+            call = self.late.pop(which % len(self.late))
+            self.behind, standing, self.standing = behind, self.standing, 0
+            with contextlib.suppress(errors.KubeError):
+                self.api.client(user_agent="late").request("POST", call.path, body=call.body)
+            self.behind, self.standing = False, standing
+
+    def lag(self, *, collections: Sequence[str]) -> None:
+        self.api.hold(*collections)
+
+    def catch_up(self) -> None:
+        self.api.let_through(*list(self.api._watches.held))
+
+    def watches_end(self, how: str, collection: str) -> None:
+        self.api.end_watches(how, collection)
+
+    def forget(self) -> None:
+        """Versions from before are too old."""
+        self.api.compact()
+
+    def away(self, seconds: float) -> None:
+        """Nobody reaches the API server for so long."""
+        self.api.down = True
+        self.clock.run(seconds, stride=0.5)
+        self.api.down = False
+
+    def passes(self, seconds: float, stride: float) -> None:
+        """Time."""
+        if self.ghosts:
+            self.api.let_through(paths.extendedresources())  # a node is heard in time
+        self.clock.run(seconds, stride)
+
+    # Users.
+
+    def creates(self, **pod: Any) -> None:
+        """A pod that asks for this; see `_asking`."""
+        self.numbers += 1
+        self.api.put(paths.pods(), self._asking(f"p{self.numbers}", **pod))
+
+    def _asking(self, name: str, *, priority: int = 0, split: int = 1, **asks: int) -> Json:
+        """As the webhook leaves it. `split`: over how many cards."""
+        counts = {names.GPU_COUNTS: f"main={split}"} if split > 1 else {}
+        made = asking(name, annotations=counts, **asks) if asks else _plain(name)
+        made["metadata"]["creationTimestamp"] = self.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+        made["spec"]["priority"] = priority
+        made["status"] = {"phase": "Pending"}
+        return made
+
+    def deletes(self, which: int) -> None:
+        pod = self._one(self.pods(), which)
+        if pod is not None:
+            with contextlib.suppress(errors.KubeError):
+                self.api.client(user_agent="user").delete(_path(pod))
+
+    def deletes_by_force(self, which: int) -> None:
+        """Its containers may run on; their node says so."""
+        pod = self._one(self.pods(), which)
+        if pod is not None:
+            uid = pod["metadata"]["uid"]
+            if uid in self.running:
+                self.ghosts[uid] = pod["metadata"]["name"]
+                self._put_cards(self.running[uid][0])
+            self.api.remove(_path(pod))
+
+    def touches(self, which: int) -> None:
+        """Somebody changes a label."""
+        pod = self._one(self.pods(), which)
+        if pod is not None:
+            self.api.edit(_path(pod), metadata={"labels": {"changed": str(self.api.revision)}})
+
+    # Nodes.
+
+    def node_comes_or_goes(self, node: str) -> None:
+        machine = self.machines[node]
+        machine.known = not machine.known
+        if machine.known:
+            self._put_node(node)
+        else:
+            self.api.remove(paths.nodes(node))
+
+    def node_is_cordoned(self, node: str) -> None:
+        machine = self.machines[node]
+        machine.cordoned = not machine.cordoned
+        if machine.known:
+            self._put_node(node)
+
+    def card_changes(self, node: str, index: int, what: str) -> None:
+        """`what` of the card, "healthy", "cordoned" or "there", is the other way round from now on."""
+        card = self.machines[node].cards[index]
+        setattr(card, what, not getattr(card, what))
+        self._put_cards(node)
+
+    def runs(self, which: int) -> None:
+        """The kubelet starts a pod."""
+        waiting = [pod for pod in self.pods() if _node(pod) and pod["status"]["phase"] == "Pending"]
+        pod = self._one([one for one in waiting if not one["metadata"].get("deletionTimestamp")], which)
+        if pod is not None:
+            told = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+            self.running[pod["metadata"]["uid"]] = _node(pod), given(pod)
+            self.api.edit(_path(pod), status=told)
+
+    def ends(self, which: int) -> None:
+        """Containers end: of a pod that is deleted, of one that has done its work, or of one that is gone."""
+        bound = [pod for pod in self.pods() if _node(pod) and not _over(pod)]
+        found = self._one([*bound, *self.ghosts], which)
+        if isinstance(found, str):
+            self._end(found)
+        elif found is not None:
+            uid = found["metadata"]["uid"]
+            leaving = found["metadata"].get("deletionTimestamp")
+            if leaving or uid in self.running:
+                self.running.pop(uid, None)
+                state = {"name": "main", "state": {"terminated": {}}}
+                self.api.edit(_path(found), status={"phase": "Succeeded", "containerStatuses": [state]})
+                if leaving:
+                    self.api.remove(_path(found))
+
+    def _end(self, ghost: str) -> None:
+        node, _ = self.running.pop(ghost)
+        del self.ghosts[ghost]
+        self._put_cards(node)
+
+    def _put_node(self, name: str) -> None:
+        spec = {"unschedulable": True} if self.machines[name].cordoned else {}
+        has = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+        self.api.put(paths.nodes(), {"metadata": {"name": name}, "spec": spec, "status": {"allocatable": has}})
+
+    def _put_cards(self, node: str) -> None:
+        for index, card in enumerate(self.machines[node].cards):
+            shares = [
+                held(uid, share.mem) | {"corePercent": share.core, "whole": share.whole}
+                for uid in self.ghosts
+                for where, given in [self.running[uid]]
+                for share in given.shares
+                if where == node and share.index == index
+            ]
+            health = "Healthy" if card.healthy else "Unhealthy"
+            made = resource(index, node=node, mem=card.mem, health=health, held=shares, cordoned=card.cordoned)
+            path = paths.extendedresources(made["metadata"]["name"])
+            before = self.api.get(path)
+            if not card.there:
+                self.api.remove(path)
+            else:
+                if before is not None:  # what others write to its status stays
+                    made["status"] = before["status"] | made["status"]
+                self.api.put(paths.extendedresources(), made)
+
+    # Extenders.
+
+    def starts(self, which: int) -> None:
+        if self.processes[which] is None:
+            self._start(which)
+
+    def _start(self, which: int) -> None:
+        program = Program(f"extender-{which}")
+        with self.clock.of(program):
+            whole = self.build(self.api.client(user_agent=program.name), self.clock)
+            self.processes[which] = Process(program, whole, whole.app(CollectorRegistry()))
+            whole.start()
+
+    def is_killed(self, which: int) -> None:
+        process = self.processes[which]
+        if process is not None:
+            self.processes[which] = None
+            self.clock.kill(process.program)
+
+    def stops(self, which: int) -> None:
+        """It is told to end, and has time to."""
+        process = self.processes[which]
+        if process is not None:
+            process.program.still = False
+
+            def end() -> None:
+                process.whole.stopping()
+                process.whole.stop()
+
+            self.clock.start(process.program, end)
+            self.clock.run(8, stride=0.25)
+            self.is_killed(which)
+
+    def stands_still(self, which: int, still: bool) -> None:
+        """As by SIGSTOP, and SIGCONT."""
+        process = self.processes[which]
+        if process is not None:
+            process.program.still = still
+
+    # kube-scheduler.
+
+    def tries(self, which: int, to: int, whole: bool) -> None:
+        """It looks at a pod. `to`: the extender that it reaches; `whole`: it sends whole Nodes."""
+        waiting = [pod for pod in self.pods() if self.waits(pod)]
+        pod = self._one(waiting, which)
+        if pod is not None:
+            self._try(pod, to, whole=whole)
+
+    def binds_again(self, which: int, to: int) -> None:
+        """A bind call comes a second time."""
+        call = self._one(sorted(self.calls), which)
+        if call is not None:
+            self.clock.start(self.scheduler, lambda: self._call(to, "bind", self.calls[call][1], BIND_SECONDS))
+
+    def scheduler_restarts(self) -> None:
+        self.clock.kill(self.scheduler)
+        self.scheduler = Program("kube-scheduler")
+        self.under_way.clear()
+        self._busy = False
+
+    def waits(self, pod: Json) -> bool:
+        """Whether it is in the scheduler's queues, and of ours."""
+        meta, spec = pod["metadata"], pod["spec"]
+        ready = not (spec.get("nodeName") or spec.get("schedulingGates") or meta.get("deletionTimestamp"))
+        return ready and not _over(pod) and _asks(pod) and meta["uid"] not in self.under_way
+
+    def _try(self, pod: Json, to: int, *, whole: bool = False) -> None:
+        uid = pod["metadata"]["uid"]
+        self.under_way.add(uid)
+
+        def one() -> None:
+            try:
+                self._schedule(_path(pod), uid, to, whole=whole)
+            finally:
+                self.under_way.discard(uid)
+
+        self.clock.start(self.scheduler, one)
+
+    def _schedule(self, path: str, uid: str, to: int, *, whole: bool) -> None:
+        with self._cycle:
+            self.clock.wait_for(self._cycle, lambda: not self._busy, None)
+            self._busy = True
+        try:
+            pod = self.api.get(path)
+            node = self._choose(pod, to, whole=whole) if pod is not None and pod["metadata"]["uid"] == uid else ""
+        finally:
+            self._busy = False
+        if node:
+            meta = pod["metadata"]
+            call = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": uid, "Node": node}
+            self.calls[meta["name"]] = node, call
+            self._call(to, "bind", call, BIND_SECONDS)
+
+    def _choose(self, pod: Json, to: int, *, whole: bool) -> str:
+        nodes = [one for one in self.api.all(paths.nodes()) if not one["spec"].get("unschedulable")]
+        there = [one["metadata"]["name"] for one in nodes]
+        said = {"Nodes": {"items": nodes}, "NodeNames": None} if whole else {"Nodes": None, "NodeNames": there}
+        if not nodes:
+            return ""
+        found = self._call(to, "filter", {"Pod": pod, **said}, FILTER_SECONDS)
+        if found is None or found["Error"]:
+            return ""
+        fitting = found["NodeNames"] or []
+        assert set(fitting) <= set(there)
+        if not fitting:
+            self._preempt(pod, to, {**found["FailedNodes"]})
+            return ""
+        if len(fitting) > 1:
+            args = {"Pod": pod, "Nodes": None, "NodeNames": fitting}
+            scores = self._call(to, "prioritize", args, FILTER_SECONDS) or []
+            return max(fitting, key=lambda name: next((one["Score"] for one in scores if one["Host"] == name), 0))
+        return fitting[0]
+
+    def _preempt(self, pod: Json, to: int, failed: dict[str, str]) -> None:
+        """It offers those of lower priority on each node that is not hopeless, and deletes whom the extender names."""
+        mine = pod["spec"]["priority"]
+        lower = {
+            one["metadata"]["uid"]: one
+            for one in self.pods()
+            if _node(one) in failed and one["spec"].get("priority", 0) < mine and not _over(one)
+        }
+        offer = {
+            node: {"Pods": [{"UID": uid} for uid, one in lower.items() if _node(one) == node], "NumPDBViolations": 0}
+            for node in failed
+        }
+        offer = {node: victims for node, victims in offer.items() if victims["Pods"]}
+        if not offer:
+            return
+        args = {"Pod": pod, "NodeNameToMetaVictims": offer}
+        found = self._call(to, "preempt", args, FILTER_SECONDS)
+        chosen = (found or {}).get("NodeNameToMetaVictims") or {}
+        if not chosen:
+            return
+        node = min(chosen)
+        client = self.api.client(user_agent="kube-scheduler")
+        for one in chosen[node]["Pods"]:
+            with contextlib.suppress(errors.KubeError):
+                client.delete(_path(lower[one["UID"]]))
+        with contextlib.suppress(errors.KubeError):
+            client.patch(_path(pod) + "/status", {"status": {"nominatedNodeName": node}}, "merge")
+
+    def _call(self, to: int, verb: str, args: Json, seconds: float) -> Any:
+        """The answer; None where none comes in time. The extender goes on with a call that is given up."""
+        process = self.processes[to]
+        if process is None:
+            return None
+        answers: list[tuple[str, bytes]] = []
+        done = threading.Event()
+        body = json.dumps(args).encode()
+        environ = {
+            "REQUEST_METHOD": "POST",
+            "PATH_INFO": f"{names.EXTENDER_PREFIX}/{verb}",
+            "CONTENT_LENGTH": str(len(body)),
+            "wsgi.input": io.BytesIO(body),
+            httpcalls.ARRIVED: self.clock.now(),
+            httpcalls.SLOW: verb == "bind",
+        }
+
+        def answer() -> None:
+            try:
+                said: list[str] = []
+                parts = process.app(environ, lambda status, _: said.append(status))
+                answers.append((said[0], b"".join(parts)))
+            finally:
+                done.set()
+
+        self.clock.start(process.program, answer, verb)
+        self.clock.wait(done, seconds)
+        if not answers or not answers[0][0].startswith("200"):
+            return None
+        return json.loads(answers[0][1])
+
+    # The end.
+
+    def quiet(self) -> None:
+        """Faults stop, and all do their work: whatever fits must be placed."""
+        for rule in self.api._rules["fault"]:
+            rule.end()
+        self.standing = 0
+        self.catch_up()
+        while self.late:
+            self.arrives(0, behind=False)
+        for process in self.processes:
+            if process is not None:
+                process.program.still = False
+        if not any(self.processes):
+            self._start(0)
+        for _ in range(QUIET_ROUNDS):
+            self.clock.run(10, stride=1.0)
+            for to, process in enumerate(self.processes):
+                if process is not None:
+                    self._work(to)
+            self.judge.look()
+            if not self.judge.left():
+                return
+        raise AssertionError(f"it fits, and was not placed: {self.judge.left()}")
+
+    def _work(self, to: int) -> None:
+        """kubelets start and end what they should, and the scheduler tries every pod once."""
+        for pod in self.pods():
+            if _node(pod) and pod["metadata"].get("deletionTimestamp"):
+                self.running.pop(pod["metadata"]["uid"], None)
+                self.api.remove(_path(pod))
+        for ghost in list(self.ghosts):
+            self._end(ghost)
+        self.clock.run(0.5, stride=0.25)
+        for pod in sorted(self.pods(), key=lambda one: -one["spec"].get("priority", 0)):
+            if self.waits(pod):
+                self._try(pod, to)
+                self.clock.run()
+
+    # What there is.
+
+    def pods(self) -> list[Json]:
+        return self.api.all(paths.pods())
+
+    def _one(self, of: Sequence[Any], which: int) -> Any:
+        return of[which % len(of)] if of else None
+
+    @property
+    def told(self) -> list[Given]:
+        """What was bound, in the order in which it was."""
+        return list(self.judge.given.values())
+
+
+class Judge:
+    """Looks at the API server only, and at what runs on the nodes."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._fresh = world.api.follow(paths.pods())
+        self._asked = 0  # requests that it has seen
+        self.given: dict[str, Given] = {}  # by UID, all that were ever bound
+        self._holding: dict[str, Given] = {}  # pods that are there
+        self._term = -1
+
+    def look(self) -> None:
+        world = self._world
+        assert not world.errors, world.errors
+        assert not world.clock.failed, world.clock.failed
+        for event in self._fresh():
+            self._hear(event["type"], event["object"])
+            self._cards()
+        self._cards()
+        self._untouched()
+
+    def _hear(self, kind: str, pod: Json) -> None:
+        uid = pod["metadata"]["uid"]
+        if kind == "DELETED" or _over(pod) or not _node(pod):
+            self._holding.pop(uid, None)
+            return
+        if uid not in self.given:
+            self._bound(pod)
+        if uid in self.given:
+            self._holding[uid] = self.given[uid]
+
+    def _bound(self, pod: Json) -> None:
+        """It is as it was asked, on cards of that node, and of no term that another had followed."""
+        made = given(pod)
+        uid = pod["metadata"]["uid"]
+        self.given[uid] = made
+        cards = self._world.machines[made.node].cards
+        for share in made.shares:
+            assert share.uuid == f"GPU-{made.node}-{share.index}", (made, "a card of another node")
+            assert share.index < len(cards), (made, "no such card")
+        asked = _limits(pod)
+        if names.WHOLE_GPU in asked:
+            assert len(made.shares) == asked[names.WHOLE_GPU], made
+            assert all(share.whole for share in made.shares), made
+        else:
+            count = _split(pod)
+            assert sorted(share.mem for share in made.shares) == [asked[names.GPU_MEM] // count] * count, made
+        assert len({share.index for share in made.shares}) == len(made.shares), made
+        word = pod["metadata"]["annotations"].get(names.TERM, "")
+        term = int(word.split("/")[3])
+        assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
+        self._term = term
+
+    def _cards(self) -> None:
+        for (node, index), shares in self._used().items():
+            mem = self._world.machines[node].cards[index].mem
+            assert sum(share.mem for share in shares) <= mem, ("over-full", node, index, shares)
+            assert sum(share.core for share in shares) <= 100, ("over-full", node, index, shares)
+            assert len(shares) == 1 or not any(share.whole for share in shares), ("not whole", node, index, shares)
+
+    def _used(self) -> dict[tuple[str, int], list[Share]]:
+        holders = {uid: made for uid, (_, made) in self._world.running.items()} | self._holding
+        used: dict[tuple[str, int], list[Share]] = {}
+        for made in holders.values():
+            for share in made.shares:
+                used.setdefault((made.node, share.index), []).append(share)
+        return used
+
+    def _untouched(self) -> None:
+        """Pods that ask for nothing of ours."""
+        for call in self._world.api.requests[self._asked :]:
+            if call.verb in ("create", "update", "patch", "delete") and call.headers["User-Agent"] != "user":
+                assert "/plain" not in call.path, (call.verb, call.path)
+        self._asked = len(self._world.api.requests)
+
+    def left(self) -> list[str]:
+        """Pods that fit and wait."""
+        return [
+            pod["metadata"]["name"]
+            for pod in self._world.pods()
+            if self._world.waits(pod) and self._fits(_limits(pod), _split(pod))
+        ]
+
+    def _fits(self, asked: dict[str, int], split: int) -> bool:
+        used = self._used()
+        for node, machine in self._world.machines.items():
+            if not machine.known or machine.cordoned:
+                continue
+            usable = [
+                (card.mem, used.get((node, i), []))
+                for i, card in enumerate(machine.cards)
+                if card.healthy and not card.cordoned and card.there
+            ]
+            if names.WHOLE_GPU in asked:
+                free, count = [not shares for _, shares in usable], asked[names.WHOLE_GPU]
+            else:
+                count = split
+                mem, core = asked[names.GPU_MEM] // count, asked.get(names.GPU_CORE, 0)
+                free = [
+                    not any(share.whole for share in shares)
+                    and sum(share.mem for share in shares) + mem <= total
+                    and sum(share.core for share in shares) + core <= 100
+                    for total, shares in usable
+                ]
+            if sum(free) >= count:
+                return True
+        return False
+
+
+def replay(history: History, build: Build = today) -> list[Given]:
+    """The history once more; what was bound."""
+    first, *steps = history
+    world = World(first["seed"], first["nodes"], build)
+    with world.open():
+        for step in steps:
+            arguments = dict(step)
+            world.do(arguments.pop("do"), **arguments)
+        return world.told
+
+
+def given(pod: Json) -> Given:
+    """What its annotations say, read by hand."""
+    said = json.loads(pod["metadata"]["annotations"][names.ASSIGNMENT])
+    shares = [
+        Share(index, uuid, mem, core, whole=bool(whole and whole[0]))
+        for of_container in said["containers"].values()
+        for index, uuid, mem, core, _, *whole in of_container
+    ]
+    return Given(pod["metadata"]["name"], pod["spec"]["nodeName"], tuple(shares))
+
+
+def _plain(name: str) -> Json:
+    """A pod that asks for no card."""
+    name = name.replace("p", "plain", 1)
+    container = {"name": "main", "resources": {}}
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}}
+
+
+def _limits(pod: Json) -> dict[str, int]:
+    return {name: int(value) for name, value in pod["spec"]["containers"][0]["resources"].get("limits", {}).items()}
+
+
+def _split(pod: Json) -> int:
+    """Over how many cards its share is."""
+    return int(pod["metadata"]["annotations"].get(names.GPU_COUNTS, "main=1").removeprefix("main="))
+
+
+def _asks(pod: Json) -> bool:
+    return bool({names.GPU_MEM, names.WHOLE_GPU} & _limits(pod).keys())
+
+
+def _path(pod: Json) -> str:
+    return paths.pods(pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def _node(pod: Json) -> str:
+    return pod["spec"].get("nodeName") or ""
+
+
+def _over(pod: Json) -> bool:
+    return pod["status"]["phase"] in names.FINISHED_PHASES
