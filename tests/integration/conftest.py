@@ -15,6 +15,7 @@ import pytest
 
 from cardwise.core.policies import BY_CARDS
 from tests.cluster import Cluster, ClusterSpec
+from tests.integration import untouched
 from tests.integration.progress import Progress
 from tests.integration.scheduling import ByCluster, group
 from tests.integration.sharing import Space
@@ -91,9 +92,12 @@ def clusters() -> Iterator[Clusters]:
 
 
 @pytest.fixture(scope="module")
-def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Cluster:
-    """The shared cluster that the file names: `pytestmark = pytest.mark.cluster("sim")`."""
-    return clusters.of(_kind(request.node))
+def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The shared one that the file names: `pytestmark = pytest.mark.cluster("sim")`. The file leaves it as it was."""
+    made = clusters.of(_kind(request.node))
+    found = untouched.state(made)
+    yield made
+    untouched.leaves_as_found(made, found)
 
 
 @pytest.fixture

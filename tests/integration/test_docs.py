@@ -45,6 +45,7 @@ HERE = {
 # Objects that a page takes for granted.
 CLASSES = {"nvidia.tesla.k80", "nvidia.tesla.v100"}  # of the cards that there are
 BINDINGS = ["cardwise-view", "operators-drain", "defrag"]  # that pages make
+MARKS = ("unschedulable", "cordon")  # that pages leave on cards
 SLURP = {
     f"slurp-{i}": {"scheduling.k8s.io/group-name": "slurp", "scheduling.k8s.io/group-pod-num": "2"} for i in range(2)
 }
@@ -92,6 +93,8 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         cluster.kubectl("delete", "namespace", one.name, "--wait=false")
     cluster.kubectl("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
     cluster.kubectl("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
+    for one in found:
+        cluster.api.patch(paths.extendedresources(one["metadata"]["name"]), {"spec": dict.fromkeys(MARKS)})
     for one in (space, *others):
         one.wait(lambda one=one: not one.pods(), "its pods are gone", 120)
 

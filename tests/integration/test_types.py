@@ -149,6 +149,7 @@ def test_a_class_with_a_share_stands_for_that_much(space, sims):
     assert space.put(typed("one", {"cardwise.dev/k80-half": 1}, node=sims[1])) == (sims[1], "0")
     assert space.put(typed("two", {"cardwise.dev/k80-half": 2}, node=sims[1])) == (sims[1], "1")
     assert [assigned(space.get(name)).mem for name in ("one", "two")] == [5120, 10240]
+    space.cluster.kubectl("delete", "resourceclass", "k80-half")
 
 
 def test_the_old_node_selector_is_satisfied_by_a_label(space):
