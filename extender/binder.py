@@ -303,9 +303,12 @@ def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock 
     """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round.
 
     What is given up, so that others may have it, is made void before; what cannot be made void is kept. Who does not
-    lead gives nothing away; a term begins with that. A pod whose look-up fails comes after the others, and later.
+    lead gives nothing up either: who takes its own Lease again makes void what it knows to be unheard, and no more. A
+    pod whose look-up fails comes after the others, and later.
     """
-    until, term = clock.now() + _LOOK_UP_SECONDS, leadership.term()
+    due, until, term = state.tick(), clock.now() + _LOOK_UP_SECONDS, leadership.term()
+    if term is None:
+        return
 
     def one(holding: Holding) -> None:
         if clock.now() >= until:
@@ -313,7 +316,7 @@ def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock 
         pod = Waiter(holding.uid, holding.namespace, holding.name)
         try:
             fate = fence.read(pod, timeout=_ASK_SECONDS)
-            if fate is Fate.WAITS and term is not None:
+            if fate is Fate.WAITS:
                 fate = fence.void(pod, leadership.word(term), timeout=_ASK_SECONDS)
         except errors.KubeError as error:
             _log.info("cannot look up a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
@@ -324,7 +327,7 @@ def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock 
             bound = fate in (Fate.BOUND, Fate.TAKEN)
             state.looked_up(holding.uid, bound=bound, exists=fate is not Fate.GONE)
 
-    in_parallel(one, state.tick(), _LOOK_UPS)
+    in_parallel(one, due, _LOOK_UPS)
 
 
 def _already(decided: Decided, args: BindArgs) -> str:

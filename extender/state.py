@@ -4,6 +4,7 @@
 I/O.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -85,7 +86,9 @@ class State:
         self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
         self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
-        self._unheard: set[str] = set()  # pods without cards, of which nobody knows whether they will be bound
+        # Pods without cards: what threads are posting of them; and of which nobody knows whether they will be bound.
+        self._posting: Counter[str] = Counter()
+        self._unheard: set[str] = set()
         self._placing = Placing(self._ledger, held, self._claims, self.policies, self.preemption.kept)
         for_ahead = ahead.Books(
             ledger=self._ledger,
@@ -312,6 +315,7 @@ class State:
             if not self._gangs.may_post(uid, node):
                 return Refusal.GANG_BACKS_OFF
             self._gangs.begins(uid)
+            self._posting[uid] += 1
             return None
 
     def finish_bind(self, uid: str, stage: Stage | None) -> None:
@@ -323,6 +327,7 @@ class State:
                 self._held.refresh(uid)
             else:
                 self._gangs.posted(uid, None, stage)
+                self._posting -= Counter([uid])
                 if stage is Stage.UNSURE:
                     self._unheard.add(uid)
                 elif stage is Stage.BOUND:
@@ -331,7 +336,7 @@ class State:
     def unheard(self) -> set[str]:
         """The pods of which a Binding of this process may land yet. Their cards count meanwhile."""
         with self._lock:
-            return self._claims.unheard() | self._unheard
+            return self._claims.unheard() | self._posting.keys() | self._unheard
 
     def forget_plans(self) -> None:
         """Another extender decides from now on, or has until now: what is planned here and not posted ends."""

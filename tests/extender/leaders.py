@@ -10,6 +10,7 @@ from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.kube import paths
 from cardwise.kube.lease import LeaderElector
+from extender import binder
 from extender.binder import Binder
 from extender.fence import Fence
 from extender.leadership import ByLease
@@ -92,8 +93,9 @@ class Extender:
         self.state = with_cards(state(clock), **cards)
         if quota is not None:
             self.state.set_quota(*as_quota(quota))
+        self._fence = Fence(self.client, clock)
         self.leadership = ByLease(
-            "ns/l", self._elect, self.state, catch_up=self.catch_up, fence=Fence(self.client, clock), clock=clock
+            "ns/l", self._elect, self.state, catch_up=self.catch_up, fence=self._fence, clock=clock
         )
         self.elector = self.leadership._elector = self._elect(self.leadership)
         self.requests = Requests(clock=clock)
@@ -119,6 +121,10 @@ class Extender:
         """One exchange about the Lease, and the term begins if it can."""
         self.elector.step()
         self.leadership.step()
+
+    def look_up(self) -> None:
+        """A round of its upkeep."""
+        binder.look_up(self._fence, self.state, self.leadership, clock=self.clock)
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
         if self.cut or not still() or not self.reads():

@@ -8,12 +8,12 @@ import pytest
 
 from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment, CardShare
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from extender.binder import Failed
 from extender.decisions import Stage, Waiter
 from extender.leadership import Alone
 from tests.build import pod
-from tests.extender.leaders import Cluster, Extender
+from tests.extender.leaders import LEASE, Cluster, Extender
 from tests.extender.worlds import P100, as_pod, asking, bound, mark
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
@@ -367,6 +367,34 @@ def test_who_takes_its_own_lease_again_after_another_had_it_changes_all(two):
     assert changed(two) == ["p", "p"]
 
 
+def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
+    """etcd is full, say: pods can be read and the Lease cannot be renewed, for longer than an answer is waited for."""
+    for name in ("mine", "other"):
+        two.api.create_pod(name, P100)
+    late = binding_of(two.api, "mine")
+    sends_in_vain(two, "mine")
+    full = two.api.fault(Fault(status=500), "update", LEASE, times=math.inf)
+    two.clock.advance(80.0)
+    two.a.look()
+    assert two.a.leadership.term() is None
+    two.a.look_up()
+    full.end()
+    takes(two.a)
+    two.a.look_up()
+    assert two.a.bind("other", "n1") == "bound"
+    with pytest.raises(errors.Conflict):
+        two.api.client().create(paths.pods("default", "mine", "binding"), late)
+    assert list(two.api.given()) == ["other"]
+
+
+def binding_of(api, name):
+    """Of the pod as it is now, to the first card, which it takes whole; as it would be posted."""
+    made = Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)})
+    annotations = assignment.encode(made, assume_time_ns=1) | {names.TERM: "x/x/x/99"}
+    version = api.pods()[name]["metadata"]["resourceVersion"]
+    return {"metadata": {"resourceVersion": version, "annotations": annotations}, "target": {"name": "n1"}}
+
+
 def sends_in_vain(two, name):
     """A Binding of which nobody hears any more."""
     asked = request.parse(two.api.pods()[name])
@@ -451,6 +479,16 @@ def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_i
     assert not two.a.leadership.settled()
     member["spec"]["nodeName"] = "n1"
     two.a.state.set_pod(as_pod(member))
+    assert two.a.leadership.settled()
+
+
+def test_while_one_looks_what_became_of_a_member_without_cards_it_does_not_say_that_all_was_answered(two):
+    two.api.put(paths.pods(), pod("m", uid="uid-m"))
+    two.api.fault(Fault(refused=True), "create", "*/m/binding")
+    said = []
+    two.api.before(lambda _: said.append(two.a.leadership.settled()), "get", "*/m", times=math.inf)
+    assert two.a.bind("m", "n1") == "bound"
+    assert said == [True, False]
     assert two.a.leadership.settled()
 
 

@@ -7,6 +7,7 @@ lands late in its own term is in test_extender_state.py.
 
 import contextlib
 import itertools
+import math
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from extender.decisions import Begun, Stage
 from tests.examples import examples
 from tests.extender.leaders import DURATION, Cluster, Extender
 from tests.extender.worlds import P100
+from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
 CARDS = {"n1": 2}
@@ -48,7 +50,7 @@ class Machine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         for each in self.extenders:
             each.look()
-            each.state.tick()
+            each.look_up()
 
     @rule(which=whose, seconds=st.sampled_from([0.0, 4.0, DURATION]))
     def one_only_renews(self, which, seconds):
@@ -60,6 +62,19 @@ class Machine(RuleBasedStateMachine):
     def one_stands_still_until_the_other_has_taken_over(self, which):
         for _ in range(4):
             self.clock.advance(DURATION / 2)
+            self.extenders[which].look()
+
+    @rule(which=whose, seconds=st.sampled_from([DURATION, 80.0]))
+    def nobody_can_renew_and_one_is_the_first_that_can(self, which, seconds):
+        """Pods can be read meanwhile, and nobody can write: as when etcd is full."""
+        full = [self.api.fault(Fault(status=500), verb, times=math.inf) for verb in ("update", "patch")]
+        self.clock.advance(seconds)
+        for each in self.extenders:
+            each.look()
+            each.look_up()
+        for fault in full:
+            fault.end()
+        for _ in range(3):
             self.extenders[which].look()
 
     @rule(which=whose, cut=st.booleans())
@@ -157,6 +172,19 @@ class Machine(RuleBasedStateMachine):
             return
         self.bind_is_asked(first, "late")
         self.one_stands_still_until_the_other_has_taken_over(1 - self.extenders.index(leader))
+        self.bind_is_asked(second, "heard")
+        for sent in self._over():
+            self._arrive(sent, behind)
+
+    @rule(first=pods, second=pods, behind=st.booleans())
+    def an_api_server_stands_still_while_nobody_can_renew(self, first, second, behind):
+        """With a Binding in its buffers, until the same leader has given cards away once more."""
+        leader = self._answering()
+        if leader is None:
+            return
+        self.bind_is_asked(first, "late")
+        self.nobody_can_renew_and_one_is_the_first_that_can(self.extenders.index(leader), 80.0)
+        leader.look_up()
         self.bind_is_asked(second, "heard")
         for sent in self._over():
             self._arrive(sent, behind)
