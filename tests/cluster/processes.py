@@ -118,13 +118,16 @@ class Process:
             self.kill()
 
     def pause(self) -> None:
-        """SIGSTOP: it and its workers hang."""
+        """SIGSTOP: it and its workers hang. A thread that waits for a CPU takes the signal only when it has one."""
         self._signal_group(signal.SIGSTOP)
+        self.wait_until(lambda: all(map(_stands_still, _group(self.pid))), "standing still")
 
     def pause_children(self) -> None:
         """SIGSTOP: its workers hang, and it does not."""
-        for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGSTOP)
+        workers = children(self.pid)
+        for child in workers:
+            os.kill(child, signal.SIGSTOP)
+        self.wait_until(lambda: all(map(_stands_still, workers)), "workers that stand still")
 
     def resume(self) -> None:
         self._signal_group(signal.SIGCONT)
@@ -187,6 +190,31 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def _group(pid: int) -> list[int]:
+    """The process that leads the group, and its children in it."""
+    found = [pid]
+    for child in children(pid):
+        with suppress(ProcessLookupError):
+            if os.getpgid(child) == pid:
+                found.append(child)
+    return found
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether all of its threads are stopped, or gone."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return all(_state(thread) in "TtXZ" for thread in Path(f"/proc/{pid}/task").iterdir())
+    return True
+
+
+def _state(thread: Path) -> str:
+    """As proc(5) has it in field 3 of `stat`; X for none."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def marked(state: Path) -> list[int]:

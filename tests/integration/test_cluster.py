@@ -110,6 +110,21 @@ def test_a_stopped_scheduler_binds_nothing_until_it_goes_on(cluster: Cluster, sp
     wait_phase(space, "late", "Running")
 
 
+def test_who_was_paused_stands_still(state_dir: Path) -> None:
+    """Also what waits for a CPU at that moment."""
+    busy = processes.Process(state_dir, "busy")
+    busy.start(["sh", "-c", "for i in $(seq 32); do (while :; do :; done) & done; wait"])
+    try:
+        assert wait_for(lambda: len(processes.children(busy.pid)) == 32)
+        for _ in range(5):
+            busy.pause()
+            states = [Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in processes.children(busy.pid)]
+            assert states == ["T"] * 32
+            busy.resume()
+    finally:
+        busy.kill()
+
+
 def test_a_killed_scheduler_is_another_process_after_restart(cluster: Cluster, space: Space, sims: list[str]) -> None:
     scheduler = cluster.process("kube-scheduler")
     before = scheduler.pid
