@@ -303,11 +303,11 @@ def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock 
     """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round.
 
     What is given up, so that others may have it, is made void before; what cannot be made void is kept. Who does not
-    lead gives nothing up either: who takes its own Lease again makes void what it knows to be unheard, and no more. A
-    pod whose look-up fails comes after the others, and later.
+    lead gives nothing up while it may lead again as if it always had: then only what it knows to be unheard is made
+    void. Once another has led, a term begins with all. A pod whose look-up fails comes after the others, and later.
     """
     due, until, term = state.tick(), clock.now() + _LOOK_UP_SECONDS, leadership.term()
-    if term is None:
+    if term is None and leadership.resumes():
         return
 
     def one(holding: Holding) -> None:
@@ -316,7 +316,7 @@ def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock 
         pod = Waiter(holding.uid, holding.namespace, holding.name)
         try:
             fate = fence.read(pod, timeout=_ASK_SECONDS)
-            if fate is Fate.WAITS:
+            if fate is Fate.WAITS and term is not None:
                 fate = fence.void(pod, leadership.word(term), timeout=_ASK_SECONDS)
         except errors.KubeError as error:
             _log.info("cannot look up a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))

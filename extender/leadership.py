@@ -55,6 +55,9 @@ class Leadership(Protocol):
     def term(self) -> int | None:
         """The term in which calls are answered now."""
 
+    def resumes(self) -> bool:
+        """Whether nobody else has led since this extender did: it may go on with what it knows."""
+
     def denial(self) -> Denial | None:
         """Why they are not."""
 
@@ -80,6 +83,9 @@ class Alone:
 
     def term(self) -> int | None:
         return 0
+
+    def resumes(self) -> bool:
+        return True
 
     def denial(self) -> Denial | None:
         return None
@@ -148,6 +154,9 @@ class ByLease:
     def term(self) -> int | None:
         term = self._term
         return term if self._elector is not None and self._elector.holds(epoch=term) else None
+
+    def resumes(self) -> bool:
+        return self._elector is not None and self._elector.token in ("", self._token)  # "": it is not known who has it
 
     def denial(self) -> Denial | None:
         elector = self._elector

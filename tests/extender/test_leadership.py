@@ -387,6 +387,22 @@ def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     assert list(two.api.given()) == ["other"]
 
 
+def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
+    """Its books are as those of a standby: what the other has given away is not counted twice."""
+    two.api.create_pod("mine", P100)
+    sends_in_vain(two, "mine")
+    two.takes_over(two.b)
+    two.clock.advance(80.0)
+    two.a.look_up()
+    assert mark(two.a.state, "uid-mine") == "unsure", "it does not know yet that another has led"
+    for _ in range(2):
+        two.a.look()
+    two.a.look_up()
+    assert mark(two.a.state, "uid-mine") is None
+    two.takes_over(two.a)
+    assert changed(two) == ["mine", "mine"]
+
+
 def binding_of(api, name):
     """Of the pod as it is now, to the first card, which it takes whole; as it would be posted."""
     made = Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)})
@@ -573,5 +589,6 @@ def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
 def test_alone_there_is_nothing_to_wait_for():
     alone = Alone()
     assert alone.denial() is None
+    assert alone.resumes()
     with alone.posting(alone.term()) as left:
         assert left > 1e9
