@@ -16,6 +16,7 @@ from cardwise.core import gangs, names
 from cardwise.core.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.nesting import bounded
 
 _TRUSTED = 10.0  # seconds
 _MOST = 10_000  # gangs that are remembered
@@ -33,7 +34,7 @@ class _List(Struct):
     items: list[_Pod] | None = None
 
 
-_decode = msgspec.json.Decoder(_List).decode
+_decode = bounded(msgspec.json.Decoder(_List).decode)
 
 
 class GangNumbers:

@@ -23,8 +23,11 @@ from cardwise.core.quantity import MiB, Percent
 from cardwise.core.quotas import GPUQuota, Room
 from cardwise.kube import errors, mpsread, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.nesting import bounded
 
 _T = TypeVar("_T")
+
+_decode_list = bounded(msgspec.json.Decoder(wire.List).decode)
 
 MOST_HELD = 512  # shares that a node is believed about one card: far above what pods fit on a node
 _UID = re.compile(names.POD_UID)
@@ -283,9 +286,10 @@ def believable(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
 def _items(client: KubeClient, path: str, kind: type[_T]) -> Iterator[_T]:
     """The objects of a list. A missing right is told by what one may not read, and not by the path of the API."""
     try:
+        decode = bounded(msgspec.json.Decoder(kind).decode)
         for page in client.list_pages(path):
-            for raw in msgspec.json.decode(page, type=wire.List).items or ():
-                yield msgspec.json.decode(raw, type=kind)
+            for raw in _decode_list(page).items or ():
+                yield decode(raw)
     except errors.Forbidden as error:
         where = path.split("/")
         of = f"namespace {where[where.index('namespaces') + 1]}" if "namespaces" in where else "the whole cluster"

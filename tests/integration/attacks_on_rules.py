@@ -408,6 +408,11 @@ CARDWISE_ITSELF = (
         late=[By.EXTENDER, By.WEBHOOK],
     ),
     Attack(
+        "T59",
+        "`metadata.managedFields` of a pod, nested more than a thousand levels deep, so that nobody reads others",
+        late=[By.EXTENDER],
+    ),
+    Attack(
         "T49",
         "a pod of thousands of unknown classes, containers, annotations, variables or gates, which keeps the webhook "
         "from others",

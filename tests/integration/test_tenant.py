@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -349,3 +350,21 @@ def test_t56_connections_that_say_nothing_keep_nobody_from_an_answer(tenant: Ten
         create(tenant, workload("undisturbed", gpu_mem=64, node=NODE))
         tenant.space.running("undisturbed")
         assert inspect(tenant.cluster)
+
+
+def test_t59_a_pod_that_is_nested_too_deep_keeps_nobody_from_cards(tenant: Tenant) -> None:
+    levels = 1500
+    fields = msgspec.Raw(b'{"f:a":' * levels + b"{}" + b"}" * levels)
+    entry = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields}
+    create(tenant, workload("deep", gpu_mem=64, spec={"nodeSelector": {"nowhere": "1"}}))
+    change = {"metadata": {"managedFields": [entry]}}
+    tenant.edit.patch(tenant.of("pods", "deep"), change)
+    listed = tenant.cluster.api.request("GET", tenant.of("pods"))
+    assert b'{"f:a":' * levels in listed, "the API server takes it"
+    with flags(tenant.cluster, "extender"):  # starts it anew: it lists
+        create(tenant, workload("others", gpu_mem=64, node=NODE))
+        tenant.space.running("others")
+    tenant.edit.patch(tenant.of("pods", "deep"), change)
+    create(tenant, workload("later", gpu_mem=64, node=NODE))
+    tenant.space.running("later")
+    tenant.space.delete("deep", "others", "later")
