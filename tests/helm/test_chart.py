@@ -5,6 +5,7 @@ import subprocess
 
 from cardwise.core import mps, names, policies
 from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, one, text
+from webhook import sizes
 
 KNOWN = {
     value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)
@@ -99,6 +100,13 @@ def test_the_chart_knows_the_placement_policies(render: Render) -> None:
     policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")).replace("''", "'")
     assert str(sorted(policies.POLICIES)) in policy
     assert f"write {' or '.join(sorted(policies.POLICIES))}" in policy
+
+
+def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Render) -> None:
+    policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
+    assert f"variables.bytes[1] <= {sizes.MOST_ANNOTATION_BYTES}" in policy
+    assert f"variables.foreign[1].size() <= {sizes.MOST_ANNOTATIONS}" in policy
+    assert policy.count(f"write at most {sizes.MOST_ANNOTATIONS}") == 4
 
 
 def test_renamed_accounts_are_known_everywhere(render: Render) -> None:

@@ -408,6 +408,20 @@ CARDWISE_ITSELF = (
         late=[By.EXTENDER, By.WEBHOOK],
     ),
     Attack(
+        "T60",
+        "a waiting pod grown by an update until no write of the extender fits",
+        [
+            patches("ungated", {"metadata": {field: value}}, By.ANNOTATIONS, f"metadata.{field}", "at most")
+            for field, value in (
+                ("annotations", {"x": "x" * 132_000}),
+                ("annotations", {"x": "é" * 66_000}),
+                ("annotations", {f"x{i}": "" for i in range(600)}),
+                ("labels", {f"x{i}": "" for i in range(600)}),
+                ("finalizers", [f"a.b/x{i}" for i in range(600)]),
+            )
+        ],
+    ),
+    Attack(
         "T59",
         "`metadata.managedFields` of a pod, nested more than a thousand levels deep, so that nobody reads others",
         late=[By.EXTENDER],
