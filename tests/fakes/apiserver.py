@@ -178,9 +178,9 @@ class ApiServer:
         with self.changed:
             return copied(self._store.all(Target.of(path)))
 
-    def follow(self, collection: str) -> Callable[[], list[Json]]:
-        """Of all events from now on, those that a watch would have told since the last call."""
-        watch = Watch(self._watches, KINDS[collection], Target.of(collection), {})
+    def follow(self, collection: str, *, lags: bool = True) -> Callable[[], list[Json]]:
+        """Of all events from now on, those that a watch would have told since the last call. `lags`: as watches do."""
+        watch = Watch(self._watches, KINDS[collection], Target.of(collection), {}, lags=lags)
 
         def fresh() -> list[Json]:
             with self.changed:

@@ -40,11 +40,20 @@ class Watch:
     """
 
     def __init__(
-        self, watches: Watches, kind: Kind, target: Target, query: dict[str, str], *, then: str = "", events: int = 0
+        self,
+        watches: Watches,
+        kind: Kind,
+        target: Target,
+        query: dict[str, str],
+        *,
+        then: str = "",
+        events: int = 0,
+        lags: bool = True,
     ) -> None:
         self.collection = target.collection
         self.then = then
         self.events = events
+        self.lags = lags
         self.read_timeout: float | None = None
         self._watches = watches
         self._store = watches.store
@@ -122,7 +131,8 @@ class Watch:
 
     def _visible(self) -> int:
         """Up to which revision it may tell of what happened."""
-        return self._watches.held.get(self.collection, self._store.revision)
+        revision = self._store.revision
+        return self._watches.held.get(self.collection, revision) if self.lags else revision
 
     def _tells_where(self) -> bool:
         """Whether there may be a bookmark now."""

@@ -109,6 +109,12 @@ class TurnClock(FakeClock):
             self._advance(min(end, soonest) - self._now_ns)
             self._take_turns()
 
+    def take(self, turns: int) -> None:
+        """So many turns, and no time passes. To stop in the middle of something."""
+        for _ in range(turns):
+            if not self._take_turn():
+                return
+
     def pause(self) -> None:
         """Others may take their turns first."""
         if threading.get_ident() in self._programs:
@@ -172,20 +178,26 @@ class TurnClock(FakeClock):
 
     def _take_turns(self) -> None:
         for _ in range(_MOST_TURNS):
-            able = [one for one in self._parked if self._able(one)]
-            if not able:
+            if not self._take_turn():
                 return
-            one = able[self._drawn.randrange(len(able))] if len(able) > 1 else able[0]
-            self._parked.remove(one)
-            one.turn.release()
-            if not self._over.acquire(timeout=_PATIENCE):
-                stacks = [
-                    "".join(traceback.format_stack(frame))
-                    for thread, frame in sys._current_frames().items()
-                    if thread in self._programs
-                ]
-                raise AssertionError(f"a turn of {one.program.name} does not end:\n" + "\n".join(stacks))
         raise AssertionError(f"{_MOST_TURNS} turns without an end at one moment")
+
+    def _take_turn(self) -> bool:
+        """Whether there was somebody to take one."""
+        able = [one for one in self._parked if self._able(one)]
+        if not able:
+            return False
+        one = able[self._drawn.randrange(len(able))] if len(able) > 1 else able[0]
+        self._parked.remove(one)
+        one.turn.release()
+        if not self._over.acquire(timeout=_PATIENCE):
+            stacks = [
+                "".join(traceback.format_stack(frame))
+                for thread, frame in sys._current_frames().items()
+                if thread in self._programs
+            ]
+            raise AssertionError(f"a turn of {one.program.name} does not end:\n" + "\n".join(stacks))
+        return True
 
     def _able(self, one: _Parked) -> bool:
         return one.program.dead or (not one.program.still and bool(one.ready() or self._reached(one.until)))

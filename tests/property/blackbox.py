@@ -15,7 +15,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -27,8 +27,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import httpcalls
 from extender.process import Extender, Settings
-from tests.build import asking, held, resource
-from tests.fakes.apiobjects import Refused
+from tests.build import asking, gpu_quota, held, resource
+from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.turnclock import Program, TurnClock
 
@@ -37,8 +37,10 @@ History = list[Json]
 
 LEASE = paths.leases("cardwise-system", "extender")
 DURATION = 5.0  # of the Lease
-FILTER_SECONDS, BIND_SECONDS = 1.0, 5.0  # for which kube-scheduler waits
-QUIET_ROUNDS = 12  # of ten seconds, in which all that fits must have been placed
+FILTER_SECONDS = 1.0  # for which kube-scheduler waits
+LAG_SECONDS = 30.0  # the longest that a watch of what is not a pod lags
+HEARD_SECONDS = 180.0  # after which each extender acts by what nodes and administrators have said
+QUIET_ROUNDS = 150  # of ten seconds, in which all that fits must have been placed: a gang may keep cards for long
 
 SETTINGS = Settings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
@@ -58,11 +60,11 @@ class Whole(Protocol):
     def stop(self) -> None: ...
 
 
-Build = Callable[[KubeClient, Clock], Whole]
+Build = Callable[[KubeClient, Clock, Settings], Whole]
 
 
-def today(client: KubeClient, clock: Clock) -> Whole:
-    return Extender(client, SETTINGS, room=64, clock=clock, lease_clock=clock)
+def today(client: KubeClient, clock: Clock, settings: Settings) -> Whole:
+    return Extender(client, settings, room=64, clock=clock, lease_clock=clock)
 
 
 class Share(NamedTuple):
@@ -116,11 +118,14 @@ class World:
     """Steps are its public methods up to `quiet`; each is called by its name, by `do`."""
 
     seed: int
-    nodes: dict[str, list[int]]
+    nodes: dict[str, list[int]]  # MiB of their cards
+    quotas: dict[str, Json] = field(default_factory=dict)  # by namespace, the one entry of its GPUQuota
+    settings: Json = field(default_factory=dict)  # other than in `SETTINGS`
     build: Build = today
-    history: History = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        world = {"seed": self.seed, "nodes": self.nodes, "quotas": self.quotas, "settings": self.settings}
+        self.history: History = [copied(world)]
         self.clock = TurnClock(self.seed)
         self.api = ApiServer(self.clock)
         self.machines = {name: Machine([Card(mem) for mem in mems]) for name, mems in self.nodes.items()}
@@ -130,7 +135,10 @@ class World:
         self.standing = 0  # how many of the next Bindings will
         self.behind = False  # the policy knows of no new term
         self.numbers = 0
-        self.calls: dict[str, tuple[str, Json]] = {}  # the last bind call of each pod
+        self.calls: dict[str, Json] = {}  # the last bind call of each pod
+        self.connected = 0  # to which extender the scheduler's connection is
+        self.cut: set[str] = set()  # programs that do not reach the API server
+        self.lags: dict[str, float] = {}  # collections, and since when
         self.under_way: set[str] = set()  # pods that the scheduler works on
         self.processes: list[Process | None] = []
         self.errors: list[Any] = []
@@ -166,12 +174,16 @@ class World:
         return ""
 
     def _begin(self) -> None:
+        lease = {"metadata": {"name": "extender", "namespace": "cardwise-system"}, "spec": {"holderIdentity": ""}}
+        self.api.put(paths.leases(), lease)
         for name in self.machines:
             self._put_node(name)
             self._put_cards(name)
+        for namespace, hard in self.quotas.items():
+            self.api.put(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
         self.judge = Judge(self)
         self.api.admission.append(self._terms)
-        self.api.before(lambda _: self.clock.pause(), times=math.inf)
+        self.api.before(self._reach, times=math.inf)
         self.api.before(self._stand, "create", "*/binding", times=math.inf)
         self.api.after(lambda _: self.clock.pause(), times=math.inf)
         self.scheduler = Program("kube-scheduler")
@@ -190,6 +202,11 @@ class World:
             lease = self.api.get(LEASE)
             if term and lease is not None and int(term.split("/")[3]) < lease["spec"]["leaseTransitions"]:
                 raise Refused(422, f"{names.TERM}: the term is over")
+
+    def _reach(self, call: Request) -> None:
+        self.clock.pause()
+        if call.headers["User-Agent"] in self.cut:
+            raise ConnectionRefusedError("cut")
 
     def _stand(self, call: Request) -> None:
         if self.standing:
@@ -215,11 +232,13 @@ class World:
                 self.api.client(user_agent="late").request("POST", call.path, body=call.body)
             self.behind, self.standing = False, standing
 
-    def lag(self, *, collections: Sequence[str]) -> None:
-        self.api.hold(*collections)
+    def lag(self, collection: str) -> None:
+        self.api.hold(collection)
+        self.lags.setdefault(collection, self.clock.now())
 
     def catch_up(self) -> None:
-        self.api.let_through(*list(self.api._watches.held))
+        self.api.let_through(*self.lags)
+        self.lags.clear()
 
     def watches_end(self, how: str, collection: str) -> None:
         self.api.end_watches(how, collection)
@@ -235,9 +254,12 @@ class World:
         self.api.down = False
 
     def passes(self, seconds: float, stride: float) -> None:
-        """Time."""
-        if self.ghosts:
-            self.api.let_through(paths.extendedresources())  # a node is heard in time
+        """Time. What nodes and administrators say is heard in time, which no extender can help."""
+        for collection, since in list(self.lags.items()):
+            late = self.clock.now() + seconds > since + LAG_SECONDS or self.ghosts
+            if late and collection != paths.pods():
+                self.api.let_through(collection)
+                del self.lags[collection]
         self.clock.run(seconds, stride)
 
     # Users.
@@ -247,12 +269,32 @@ class World:
         self.numbers += 1
         self.api.put(paths.pods(), self._asking(f"p{self.numbers}", **pod))
 
-    def _asking(self, name: str, *, priority: int = 0, split: int = 1, **asks: int) -> Json:
-        """As the webhook leaves it. `split`: over how many cards."""
-        counts = {names.GPU_COUNTS: f"main={split}"} if split > 1 else {}
-        made = asking(name, annotations=counts, **asks) if asks else _plain(name)
-        made["metadata"]["creationTimestamp"] = self.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        made["spec"]["priority"] = priority
+    def _asking(
+        self,
+        name: str,
+        *,
+        namespace: str = "default",
+        priority: int = 0,
+        split: int = 1,
+        gang: str = "",
+        minimum: int = 0,
+        **asks: int,
+    ) -> Json:
+        """As the webhook leaves it. `split`: over how many cards; `minimum`: members of the gang."""
+        made = asking(name, uid=f"uid-{name}", namespace=namespace, **asks) if asks or gang else _plain(name)
+        metadata, spec = made["metadata"], made["spec"]
+        limits = spec["containers"][0]["resources"]
+        if gang:
+            metadata["labels"] = {names.GANG: gang}
+            metadata["annotations"] |= {names.GROUP_NAME: gang, names.GROUP_NUM: str(minimum)}
+            spec["schedulingGates"] = [{"name": names.GANG}]
+            if not asks:
+                limits["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
+        if split > 1:
+            metadata["annotations"][names.GPU_COUNTS] = f"main={split}"
+        limits["requests"] = {"cpu": "1", "memory": "1Gi"}
+        metadata["creationTimestamp"] = self.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+        spec["priority"] = priority
         made["status"] = {"phase": "Pending"}
         return made
 
@@ -278,11 +320,16 @@ class World:
         if pod is not None:
             self.api.edit(_path(pod), metadata={"labels": {"changed": str(self.api.revision)}})
 
+    def quota_changes(self, namespace: str, hard: Json) -> None:
+        self.api.put(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
+        self.judge.quota(namespace, hard)
+
     # Nodes.
 
     def node_comes_or_goes(self, node: str) -> None:
         machine = self.machines[node]
         machine.known = not machine.known
+        self.judge.cards_change(node)
         if machine.known:
             self._put_node(node)
         else:
@@ -298,6 +345,7 @@ class World:
         """`what` of the card, "healthy", "cordoned" or "there", is the other way round from now on."""
         card = self.machines[node].cards[index]
         setattr(card, what, not getattr(card, what))
+        self.judge.cards_change(node)
         self._put_cards(node)
 
     def runs(self, which: int) -> None:
@@ -364,7 +412,8 @@ class World:
     def _start(self, which: int) -> None:
         program = Program(f"extender-{which}")
         with self.clock.of(program):
-            whole = self.build(self.api.client(user_agent=program.name), self.clock)
+            client = self.api.client(user_agent=program.name)
+            whole = self.build(client, self.clock, replace(SETTINGS, **self.settings))
             self.processes[which] = Process(program, whole, whole.app(CollectorRegistry()))
             whole.start()
 
@@ -388,6 +437,11 @@ class World:
             self.clock.run(8, stride=0.25)
             self.is_killed(which)
 
+    def is_cut_off(self, which: int, cut: bool) -> None:
+        """Its requests do not reach the API server; watches that run go on."""
+        name = f"extender-{which}"
+        self.cut = self.cut | {name} if cut else self.cut - {name}
+
     def stands_still(self, which: int, still: bool) -> None:
         """As by SIGSTOP, and SIGCONT."""
         process = self.processes[which]
@@ -403,11 +457,21 @@ class World:
         if pod is not None:
             self._try(pod, to, whole=whole)
 
+    def is_interrupted(self, which: int, to: int, turns: int, kill: bool) -> None:
+        """In the middle of a try the extender stands still, or is killed."""
+        self.tries(which, to, whole=False)
+        self.clock.take(turns)
+        reached = (self.connected + to) % 2
+        if kill:
+            self.is_killed(reached)
+        else:
+            self.stands_still(reached, still=True)
+
     def binds_again(self, which: int, to: int) -> None:
         """A bind call comes a second time."""
         call = self._one(sorted(self.calls), which)
         if call is not None:
-            self.clock.start(self.scheduler, lambda: self._call(to, "bind", self.calls[call][1], BIND_SECONDS))
+            self.clock.start(self.scheduler, lambda: self._call(to, "bind", self.calls[call]))
 
     def scheduler_restarts(self) -> None:
         self.clock.kill(self.scheduler)
@@ -419,7 +483,8 @@ class World:
         """Whether it is in the scheduler's queues, and of ours."""
         meta, spec = pod["metadata"], pod["spec"]
         ready = not (spec.get("nodeName") or spec.get("schedulingGates") or meta.get("deletionTimestamp"))
-        return ready and not _over(pod) and _asks(pod) and meta["uid"] not in self.under_way
+        ours = _asks(pod) or gang_of(pod)
+        return bool(ready and not _over(pod) and ours and meta["uid"] not in self.under_way)
 
     def _try(self, pod: Json, to: int, *, whole: bool = False) -> None:
         uid = pod["metadata"]["uid"]
@@ -445,8 +510,8 @@ class World:
         if node:
             meta = pod["metadata"]
             call = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": uid, "Node": node}
-            self.calls[meta["name"]] = node, call
-            self._call(to, "bind", call, BIND_SECONDS)
+            self.calls[meta["name"]] = call
+            self._call(to, "bind", call)
 
     def _choose(self, pod: Json, to: int, *, whole: bool) -> str:
         nodes = [one for one in self.api.all(paths.nodes()) if not one["spec"].get("unschedulable")]
@@ -454,7 +519,7 @@ class World:
         said = {"Nodes": {"items": nodes}, "NodeNames": None} if whole else {"Nodes": None, "NodeNames": there}
         if not nodes:
             return ""
-        found = self._call(to, "filter", {"Pod": pod, **said}, FILTER_SECONDS)
+        found = self._call(to, "filter", {"Pod": pod, **said})
         if found is None or found["Error"]:
             return ""
         fitting = found["NodeNames"] or []
@@ -464,7 +529,7 @@ class World:
             return ""
         if len(fitting) > 1:
             args = {"Pod": pod, "Nodes": None, "NodeNames": fitting}
-            scores = self._call(to, "prioritize", args, FILTER_SECONDS) or []
+            scores = self._call(to, "prioritize", args) or []
             return max(fitting, key=lambda name: next((one["Score"] for one in scores if one["Host"] == name), 0))
         return fitting[0]
 
@@ -484,7 +549,7 @@ class World:
         if not offer:
             return
         args = {"Pod": pod, "NodeNameToMetaVictims": offer}
-        found = self._call(to, "preempt", args, FILTER_SECONDS)
+        found = self._call(to, "preempt", args)
         chosen = (found or {}).get("NodeNameToMetaVictims") or {}
         if not chosen:
             return
@@ -496,8 +561,19 @@ class World:
         with contextlib.suppress(errors.KubeError):
             client.patch(_path(pod) + "/status", {"status": {"nominatedNodeName": node}}, "merge")
 
-    def _call(self, to: int, verb: str, args: Json, seconds: float) -> Any:
-        """The answer; None where none comes in time. The extender goes on with a call that is given up."""
+    def _call(self, to: int, verb: str, args: Json) -> Any:
+        """The answer; None where none comes in time. The extender goes on with a call that is given up.
+
+        `to`: 0 for the extender to which the connection is. A new one, after an error, is to the other.
+        """
+        at = self.connected
+        found = self._post((at + to) % 2, verb, args)
+        failed = found is None or (isinstance(found, dict) and found.get("Error"))
+        if failed and not to and self.connected == at:
+            self.connected = 1 - at
+        return found
+
+    def _post(self, to: int, verb: str, args: Json) -> Any:
         process = self.processes[to]
         if process is None:
             return None
@@ -522,7 +598,8 @@ class World:
                 done.set()
 
         self.clock.start(process.program, answer, verb)
-        self.clock.wait(done, seconds)
+        alone = self.settings.get("bind_deadline") is not None  # bind has a stanza of its own
+        self.clock.wait(done, FILTER_SECONDS if verb != "bind" else 300.0 if alone else 5.0)
         if not answers or not answers[0][0].startswith("200"):
             return None
         return json.loads(answers[0][1])
@@ -534,25 +611,24 @@ class World:
         for rule in self.api._rules["fault"]:
             rule.end()
         self.standing = 0
+        self.cut = set()
         self.catch_up()
         while self.late:
             self.arrives(0, behind=False)
-        for process in self.processes:
+        for which, process in enumerate(self.processes):
             if process is not None:
                 process.program.still = False
-        if not any(self.processes):
-            self._start(0)
-        for _ in range(QUIET_ROUNDS):
-            self.clock.run(10, stride=1.0)
-            for to, process in enumerate(self.processes):
-                if process is not None:
-                    self._work(to)
+            elif not any(self.processes):
+                self._start(which)
+        for round_ in range(QUIET_ROUNDS):
+            self.clock.run(10, stride=1.0 if round_ < 15 else 2.5)
+            self._work()
             self.judge.look()
             if not self.judge.left():
                 return
         raise AssertionError(f"it fits, and was not placed: {self.judge.left()}")
 
-    def _work(self, to: int) -> None:
+    def _work(self) -> None:
         """kubelets start and end what they should, and the scheduler tries every pod once."""
         for pod in self.pods():
             if _node(pod) and pod["metadata"].get("deletionTimestamp"):
@@ -563,7 +639,7 @@ class World:
         self.clock.run(0.5, stride=0.25)
         for pod in sorted(self.pods(), key=lambda one: -one["spec"].get("priority", 0)):
             if self.waits(pod):
-                self._try(pod, to)
+                self._try(pod, 0)
                 self.clock.run()
 
     # What there is.
@@ -585,11 +661,21 @@ class Judge:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._fresh = world.api.follow(paths.pods())
+        self._fresh = world.api.follow(paths.pods(), lags=False)
         self._asked = 0  # requests that it has seen
         self.given: dict[str, Given] = {}  # by UID, all that were ever bound
         self._holding: dict[str, Given] = {}  # pods that are there
         self._term = -1
+        self._pods: dict[str, Json] = {}  # by UID, all that there ever were, as they were last
+        self._there: set[str] = set()  # UIDs of those that are
+        self._quotas = {namespace: [(-math.inf, hard)] for namespace, hard in world.quotas.items()}  # and since when
+        self._changed: dict[str, float] = {}  # when cards of a node changed
+
+    def quota(self, namespace: str, hard: Json) -> None:
+        self._quotas.setdefault(namespace, []).append((self._world.clock.now(), hard))
+
+    def cards_change(self, node: str) -> None:
+        self._changed[node] = self._world.clock.now()
 
     def look(self) -> None:
         world = self._world
@@ -597,25 +683,31 @@ class Judge:
         assert not world.clock.failed, world.clock.failed
         for event in self._fresh():
             self._hear(event["type"], event["object"])
-            self._cards()
         self._cards()
         self._untouched()
 
     def _hear(self, kind: str, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
+        self._pods[uid] = pod
+        if kind == "DELETED":
+            self._there.discard(uid)
+        else:
+            self._there.add(uid)
         if kind == "DELETED" or _over(pod) or not _node(pod):
             self._holding.pop(uid, None)
             return
-        if uid not in self.given:
+        new = uid not in self.given
+        if new:
             self._bound(pod)
-        if uid in self.given:
-            self._holding[uid] = self.given[uid]
+        self._holding[uid] = self.given[uid]
+        if new:
+            self._cards()
+            self._within_quota(pod["metadata"]["namespace"])
 
     def _bound(self, pod: Json) -> None:
-        """It is as it was asked, on cards of that node, and of no term that another had followed."""
+        """It is as it was asked, on cards of that node; of no term that another had followed; and with its gang."""
         made = given(pod)
-        uid = pod["metadata"]["uid"]
-        self.given[uid] = made
+        self.given[pod["metadata"]["uid"]] = made
         cards = self._world.machines[made.node].cards
         for share in made.shares:
             assert share.uuid == f"GPU-{made.node}-{share.index}", (made, "a card of another node")
@@ -624,14 +716,19 @@ class Judge:
         if names.WHOLE_GPU in asked:
             assert len(made.shares) == asked[names.WHOLE_GPU], made
             assert all(share.whole for share in made.shares), made
-        else:
+        elif names.GPU_MEM in asked:
             count = _split(pod)
             assert sorted(share.mem for share in made.shares) == [asked[names.GPU_MEM] // count] * count, made
         assert len({share.index for share in made.shares}) == len(made.shares), made
-        word = pod["metadata"]["annotations"].get(names.TERM, "")
-        term = int(word.split("/")[3])
+        term = int(pod["metadata"]["annotations"][names.TERM].split("/")[3])
         assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
         self._term = term
+        if gang := gang_of(pod):
+            assert len(self._members(gang)) >= _minimum(pod), (made, "its gang has never been complete")
+
+    def _members(self, gang: tuple[str, str]) -> list[Json]:
+        """All that there ever were."""
+        return [pod for pod in self._pods.values() if gang_of(pod) == gang]
 
     def _cards(self) -> None:
         for (node, index), shares in self._used().items():
@@ -641,12 +738,35 @@ class Judge:
             assert len(shares) == 1 or not any(share.whole for share in shares), ("not whole", node, index, shares)
 
     def _used(self) -> dict[tuple[str, int], list[Share]]:
-        holders = {uid: made for uid, (_, made) in self._world.running.items()} | self._holding
         used: dict[tuple[str, int], list[Share]] = {}
-        for made in holders.values():
+        for made in self._holders().values():
             for share in made.shares:
                 used.setdefault((made.node, share.index), []).append(share)
         return used
+
+    def _holders(self) -> dict[str, Given]:
+        return {uid: made for uid, (_, made) in self._world.running.items()} | self._holding
+
+    def _within_quota(self, namespace: str) -> None:
+        """By one of the limits that an extender may have known, of cards that it surely knows."""
+        since = self._world.clock.now() - HEARD_SECONDS
+        said = self._quotas.get(namespace, [])
+        known = [hard for i, (_, hard) in enumerate(said) if i + 1 == len(said) or said[i + 1][0] > since]
+        used = self._charged(namespace, since)
+        assert not known or any(_within(used, hard) for hard in known), ("above the quota", namespace, used, known)
+
+    def _charged(self, namespace: str, since: float = math.inf) -> Json:
+        """What is held of cards that are reported, and whose node has not changed since then."""
+        shares = [
+            share
+            for uid, made in self._holders().items()
+            for share in made.shares
+            if self._pods[uid]["metadata"]["namespace"] == namespace
+            and self._changed.get(made.node, -math.inf) < since
+            and self._world.machines[made.node].known
+            and self._world.machines[made.node].cards[share.index].there
+        ]
+        return _charge([(share.mem, share.whole) for share in shares])
 
     def _untouched(self) -> None:
         """Pods that ask for nothing of ours."""
@@ -655,44 +775,73 @@ class Judge:
                 assert "/plain" not in call.path, (call.verb, call.path)
         self._asked = len(self._world.api.requests)
 
-    def left(self) -> list[str]:
-        """Pods that fit and wait."""
-        return [
-            pod["metadata"]["name"]
-            for pod in self._world.pods()
-            if self._world.waits(pod) and self._fits(_limits(pod), _split(pod))
-        ]
+    # When all is quiet.
 
-    def _fits(self, asked: dict[str, int], split: int) -> bool:
+    def left(self) -> list[str]:
+        """Pods that fit and wait, and gangs of which a part is bound."""
+        there = [self._pods[uid] for uid in sorted(self._there)]
+        waiting = [pod for pod in there if not _node(pod) and not pod["metadata"].get("deletionTimestamp")]
+        alone = [pod["metadata"]["name"] for pod in waiting if _asks(pod) and not gang_of(pod) and self._fit([pod])]
+        gangs = sorted({gang_of(pod) for pod in there} - {None})
+        return alone + [self._gang_left(gang, waiting) for gang in gangs if self._gang_left(gang, waiting)]
+
+    def _gang_left(self, gang: tuple[str, str], waiting: Sequence[Json]) -> str:
+        members = self._members(gang)
+        bound = [pod for pod in members if pod["metadata"]["uid"] in self.given]
+        there = [pod for pod in bound if pod["metadata"]["uid"] in self._holding]
+        minimum = _minimum(members[0])
+        if there and len(bound) < minimum:
+            return f"{len(bound)} of the gang {gang}"
+        mine = [pod for pod in waiting if gang_of(pod) == gang]
+        if mine and len(mine) + len(there) >= minimum and self._fit(mine):
+            return f"the gang {gang}"
+        return ""
+
+    def _fit(self, pods: Sequence[Json]) -> bool:
+        """Whether they surely all fit: each takes the first cards on which it does."""
         used = self._used()
+        namespace = pods[0]["metadata"]["namespace"]
+        held = self._charged(namespace)
+        for pod in pods:
+            asked, split = _limits(pod), _split(pod)
+            if not _asks(pod):
+                continue
+            node = self._first(used, asked, split)
+            if node is None:
+                return False
+            whole = names.WHOLE_GPU in asked
+            for index in node[1]:
+                mem = self._world.machines[node[0]].cards[index].mem if whole else asked[names.GPU_MEM] // split
+                share = Share(index, "", mem, asked.get(names.GPU_CORE, 0), whole=whole)
+                used.setdefault((node[0], index), []).append(share)
+                held = _plus(held, _charge([(mem, whole)]))
+        said = self._quotas.get(namespace)
+        return not said or _within(held, said[-1][1])
+
+    def _first(self, used: dict[tuple[str, int], list[Share]], asked: dict[str, int], split: int) -> Any:
         for node, machine in self._world.machines.items():
             if not machine.known or machine.cordoned:
                 continue
-            usable = [
-                (card.mem, used.get((node, i), []))
-                for i, card in enumerate(machine.cards)
-                if card.healthy and not card.cordoned and card.there
-            ]
-            if names.WHOLE_GPU in asked:
-                free, count = [not shares for _, shares in usable], asked[names.WHOLE_GPU]
-            else:
-                count = split
-                mem, core = asked[names.GPU_MEM] // count, asked.get(names.GPU_CORE, 0)
-                free = [
-                    not any(share.whole for share in shares)
-                    and sum(share.mem for share in shares) + mem <= total
-                    and sum(share.core for share in shares) + core <= 100
-                    for total, shares in usable
-                ]
-            if sum(free) >= count:
-                return True
-        return False
+            whole = names.WHOLE_GPU in asked
+            count = asked[names.WHOLE_GPU] if whole else split
+            mem, core = asked.get(names.GPU_MEM, 0) // count, asked.get(names.GPU_CORE, 0)
+            found = []
+            for i, card in enumerate(machine.cards):
+                shares = used.get((node, i), [])
+                room = sum(share.mem for share in shares) + mem <= card.mem
+                room &= sum(share.core for share in shares) + core <= 100
+                room &= not (shares if whole else any(share.whole for share in shares))
+                if room and card.healthy and not card.cordoned and card.there:
+                    found.append(i)
+            if len(found) >= count:
+                return node, found[:count]
+        return None
 
 
 def replay(history: History, build: Build = today) -> list[Given]:
     """The history once more; what was bound."""
     first, *steps = history
-    world = World(first["seed"], first["nodes"], build)
+    world = World(**first, build=build)
     with world.open():
         for step in steps:
             arguments = dict(step)
@@ -702,7 +851,7 @@ def replay(history: History, build: Build = today) -> list[Given]:
 
 def given(pod: Json) -> Given:
     """What its annotations say, read by hand."""
-    said = json.loads(pod["metadata"]["annotations"][names.ASSIGNMENT])
+    said = json.loads(pod["metadata"]["annotations"].get(names.ASSIGNMENT, '{"containers": {}}'))
     shares = [
         Share(index, uuid, mem, core, whole=bool(whole and whole[0]))
         for of_container in said["containers"].values()
@@ -711,11 +860,41 @@ def given(pod: Json) -> Given:
     return Given(pod["metadata"]["name"], pod["spec"]["nodeName"], tuple(shares))
 
 
+def gang_of(pod: Json) -> tuple[str, str] | None:
+    """Namespace and name of its gang."""
+    name = pod["metadata"].get("labels", {}).get(names.GANG)
+    return (pod["metadata"]["namespace"], name) if name else None
+
+
+def _minimum(pod: Json) -> int:
+    return int(pod["metadata"]["annotations"][names.GROUP_NUM])
+
+
+def _charge(shares: Sequence[tuple[int, bool]]) -> Json:
+    """What shares of so many MiB, or whole cards, count, in the words of a GPUQuota."""
+    return {
+        "shares": len(shares),
+        "memoryMiB": sum(mem for mem, _ in shares),
+        "cards": sum(whole for _, whole in shares),
+    }
+
+
+def _plus(one: Json, other: Json) -> Json:
+    return {name: one[name] + other[name] for name in one}
+
+
+def _within(used: Json, hard: Json) -> bool:
+    return all(used[name] <= most for name, most in hard.items())
+
+
 def _plain(name: str) -> Json:
     """A pod that asks for no card."""
     name = name.replace("p", "plain", 1)
     container = {"name": "main", "resources": {}}
-    return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}}
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": {}},
+        "spec": {"containers": [container]},
+    }
 
 
 def _limits(pod: Json) -> dict[str, int]:

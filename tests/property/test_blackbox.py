@@ -15,18 +15,47 @@ NODES = {"n1": [P100, P100], "n2": [P100, 8138]}
 HALF = P100 // 2
 
 which = st.integers(0, 7)
+whom = st.integers(0, 1)
+to = st.sampled_from([0, 0, 0, 1])
+namespaces = st.sampled_from(["default", "team"])
+quotas = st.sampled_from([{"shares": 2}, {"memoryMiB": P100}, {"cards": 1, "shares": 3}])
+settings_of_extenders = st.sampled_from(
+    [
+        {},
+        {"bind_deadline": 60.0},
+        {"bind_deadline": 60.0, "preempt_fragmented": True},
+        {"bind_deadline": 60.0, "nominate_ahead": "always"},
+        {"one_best_node": False, "policy": "spread"},
+    ]
+)
 nodes = st.sampled_from(sorted(NODES))
 mems = st.sampled_from([1000, 4069, HALF, HALF + 1, 12207, P100])
-collections = st.sampled_from([paths.pods(), paths.extendedresources(), paths.nodes()])
-verbs_and_paths = st.sampled_from(
+collections = st.sampled_from([paths.pods(), paths.pods(), paths.extendedresources(), paths.nodes(), paths.gpuquotas()])
+
+
+def step(name, **arguments):
+    """A step with arguments to draw."""
+    return st.fixed_dictionaries({"do": st.just(name), **arguments})
+
+
+shares = step(
+    "creates", gpu_mem=mems, gpu_core=st.sampled_from([0, 0, 30, 60]), priority=st.sampled_from([0, 0, 10]),
+    namespace=namespaces,
+)  # fmt: skip
+on_two_cards = step("creates", gpu_mem=st.sampled_from([8138, 16276, 2 * P100]), split=st.just(2), namespace=namespaces)
+whole_cards = step("creates", whole_gpu=st.integers(1, 2), namespace=namespaces)
+of_a_gang = step(
+    "creates", gpu_mem=st.sampled_from([1000, HALF]), gang=st.just("bits"), minimum=st.just(2), namespace=namespaces
+)
+
+requests = st.sampled_from(
     [
-        ("create", "*/binding"),
-        ("create", "*/binding"),
-        ("get", "*/pods/*"),
-        ("patch", "*/pods/*"),
-        ("update", "*/leases/*"),
-        ("list", "*/pods"),
-        ("", "*"),
+        {"verb": "create", "path": "*/binding"},
+        {"verb": "get", "path": "*/pods/*"},
+        {"verb": "patch", "path": "*/pods/*"},
+        {"verb": "update", "path": "*/leases/*"},
+        {"verb": "list", "path": "*/pods"},
+        {"verb": "", "path": "*"},
     ]
 )
 faults = st.sampled_from(
@@ -36,19 +65,47 @@ faults = st.sampled_from(
         {"status": 500},
         {"refused": True},
         {"lost": True},
-        {"lost": True},
         {"seconds": 3.0},
         {"seconds": 30.0, "lost": True},
     ]
 )
+failing = st.builds(
+    lambda of, fault, times: {"do": "fails", "times": times, **of, **fault}, requests, faults, st.integers(1, 3)
+)
+troubles = st.one_of(
+    failing,
+    step("stands", times=st.integers(1, 2)),
+    step("lag", collection=collections),
+    step("watches_end", how=st.sampled_from(["end", "cut", "gone"]), collection=collections),
+    step("forget"),
+    step("away", seconds=st.sampled_from([0.5, 3.0, 8.0])),
+    step("scheduler_restarts"),
+    step("binds_again", which=which, to=to),
+)
+of_nodes = st.one_of(
+    step("node_comes_or_goes", node=nodes),
+    step("node_is_cordoned", node=nodes),
+    step("card_changes", node=nodes, index=st.integers(0, 1), what=st.sampled_from(["healthy", "cordoned", "there"])),
+)
+of_extenders = st.one_of(
+    step("is_killed", which=whom),
+    step("stops", which=whom),
+    step("stands_still", which=whom, still=st.booleans()),
+    step("is_cut_off", which=whom, cut=st.booleans()),
+    step("is_interrupted", which=which, to=to, turns=st.integers(1, 30), kill=st.booleans()),
+)
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(seed=st.integers(0, 1 << 16))
-    def begin(self, seed):
-        self.world = World(seed, NODES, history=[{"seed": seed, "nodes": NODES}])
+    @initialize(seed=st.integers(0, 1 << 16), how=settings_of_extenders, hard=quotas, two=st.booleans())
+    def begin(self, seed, how, hard, two):
+        self.world = World(seed, NODES, quotas={"team": hard}, settings=how)
         self.opened = self.world.open()
         self.opened.__enter__()
+        self.gangs = 0
+        self.world.do("creates")
+        if two:
+            self.world.do("starts", which=1)
 
     def teardown(self):
         if not hasattr(self, "opened"):
@@ -58,126 +115,102 @@ class Machine(RuleBasedStateMachine):
         finally:
             self.opened.__exit__(None, None, None)
 
-    # Users, and what they ask for.
+    def _do(self, taken):
+        self.world.do(taken["do"], **{name: value for name, value in taken.items() if name != "do"})
 
-    @rule(mem=mems)
-    def a_share(self, mem):
-        self.world.do("creates", gpu_mem=mem)
+    @rule(pod=shares | shares | on_two_cards | whole_cards | of_a_gang, at_once=st.sampled_from([True, True, False]))
+    def a_pod_comes(self, pod, at_once):
+        self._do({name: value for name, value in pod.items() if name != "gpu_core" or value})
+        if at_once:
+            self.the_scheduler_tries_all(0)
 
-    @rule(mem=mems, core=st.sampled_from([30, 60]))
-    def a_share_of_cores(self, mem, core):
-        self.world.do("creates", gpu_mem=mem, gpu_core=core)
-
-    @rule(mem=st.sampled_from([8138, 16276, 2 * P100]))
-    def a_share_of_two_cards(self, mem):
-        self.world.do("creates", gpu_mem=mem, split=2)
-
-    @rule(count=st.integers(1, 2))
-    def whole_cards(self, count):
-        self.world.do("creates", whole_gpu=count)
-
-    @rule(mem=mems)
-    def an_urgent_share(self, mem):
-        self.world.do("creates", gpu_mem=mem, priority=10)
-
-    @rule()
-    def no_card(self):
-        self.world.do("creates")
+    @rule(mem=st.sampled_from([1000, HALF, HALF + 1]), size=st.integers(2, 4), priority=st.sampled_from([0, 0, 5]))
+    def a_gang_comes(self, mem, size, priority):
+        self.gangs += 1
+        for _ in range(size):
+            self.world.do("creates", gpu_mem=mem, gang=f"g{self.gangs}", minimum=size, priority=priority)
+        self.world.do("passes", seconds=1.0, stride=0.25)
 
     @rule(which=which, how=st.sampled_from(["deletes", "deletes", "deletes_by_force", "touches"]))
     def a_pod_is_changed(self, which, how):
         self.world.do(how, which=which)
 
-    # kube-scheduler.
+    @rule(which=which, to=to, whole=st.booleans())
+    def the_scheduler_tries(self, which, to, whole):
+        self.world.do("tries", which=which, to=to, whole=whole)
 
-    @rule(which=which, whole=st.booleans())
-    def the_scheduler_tries(self, which, whole):
-        self.world.do("tries", which=which, to=0, whole=whole)
-
-    @rule()
-    def the_scheduler_tries_all(self):
-        for which in range(8):
-            self.world.do("tries", which=which, to=0, whole=False)
-
-    @rule(which=which)
-    def a_bind_comes_again(self, which):
-        self.world.do("binds_again", which=which, to=0)
+    @rule(to=to)
+    def the_scheduler_tries_all(self, to):
+        for which in range(6):
+            self.world.do("tries", which=which, to=to, whole=False)
 
     @rule()
-    def the_scheduler_restarts(self):
-        self.world.do("scheduler_restarts")
-
-    # Nodes.
+    def all_goes_its_way(self):
+        self.the_scheduler_tries_all(0)
+        self.world.do("passes", seconds=1.0, stride=0.25)
+        for _ in range(3):
+            self.world.do("runs", which=0)
 
     @rule(which=which, how=st.sampled_from(["runs", "ends"]))
     def the_kubelet_works(self, which, how):
         self.world.do(how, which=which)
 
-    @rule(node=nodes, how=st.sampled_from(["node_comes_or_goes", "node_is_cordoned"]))
-    def a_node_changes(self, node, how):
-        self.world.do(how, node=node)
+    @rule(change=of_nodes | step("quota_changes", namespace=st.just("team"), hard=quotas), back=st.booleans())
+    def something_changes(self, change, back):
+        self._do(change)
+        self.all_goes_its_way()
+        if back and change["do"] != "quota_changes":
+            self._do(change)
 
-    @rule(node=nodes, index=st.integers(0, 1), what=st.sampled_from(["healthy", "cordoned", "there"]))
-    def a_card_changes(self, node, index, what):
-        self.world.do("card_changes", node=node, index=index, what=what)
-
-    # What goes wrong.
-
-    @rule(at=verbs_and_paths, fault=faults, times=st.integers(1, 3))
-    def requests_fail(self, at, fault, times):
-        self.world.do("fails", verb=at[0], path=at[1], times=times, **fault)
-
-    @rule(times=st.integers(1, 2))
-    def bindings_stand(self, times):
-        self.world.do("stands", times=times)
+    @rule(trouble=troubles)
+    def something_goes_wrong(self, trouble):
+        self._do(trouble)
 
     @rule(which=which, behind=st.booleans())
-    def a_binding_arrives(self, which, behind):
+    def what_was_late_comes(self, which, behind):
         self.world.do("arrives", which=which, behind=behind)
-
-    @rule(collection=collections)
-    def watches_lag(self, collection):
-        self.world.do("lag", collections=[collection])
-
-    @rule()
-    def watches_catch_up(self):
         self.world.do("catch_up")
 
-    @rule(how=st.sampled_from(["end", "cut", "gone"]), collection=collections)
-    def watches_end(self, how, collection):
-        self.world.do("watches_end", how=how, collection=collection)
+    @rule(change=of_extenders)
+    def something_happens_to_an_extender(self, change):
+        self._do(change)
 
     @rule()
-    def versions_are_forgotten(self):
-        self.world.do("forget")
+    def extenders_recover(self):
+        for which in (0, 1):
+            self.world.do("starts", which=which)
+            self.world.do("stands_still", which=which, still=False)
+            self.world.do("is_cut_off", which=which, cut=False)
+        self.world.do("passes", seconds=1.0, stride=0.25)
 
-    @rule(seconds=st.sampled_from([0.5, 3.0, 8.0]))
-    def the_api_server_is_away(self, seconds):
-        self.world.do("away", seconds=seconds)
-
-    @rule(how=st.sampled_from(["is_killed", "stops"]))
-    def the_extender_restarts(self, how):
-        self.world.do(how, which=0)
-        self.world.do("starts", which=0)
-
-    # Time.
+    @rule(first=which, second=which, turns=st.integers(1, 30), behind=st.booleans())
+    def another_takes_over(self, first, second, turns, behind):
+        """While the one stands still with a Binding under way; that arrives when the other has given cards away."""
+        leader = self.world.connected
+        self.world.do("starts", which=1 - leader)
+        self.world.do("stands", times=1)
+        self.world.do("is_interrupted", which=first, to=0, turns=turns, kill=False)
+        self.world.do("passes", seconds=10.0, stride=1.0)
+        self.world.do("tries", which=second, to=1, whole=False)
+        self.world.do("stands_still", which=leader, still=False)
+        self.world.do("arrives", which=0, behind=behind)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
     def time_passes(self, seconds):
-        self.world.do("passes", seconds=seconds, stride=0.05)
+        self.world.do("passes", seconds=seconds, stride=0.25)
 
     @rule(seconds=st.sampled_from([10.0, 40.0, 90.0]))
     def much_time_passes(self, seconds):
-        self.world.do("passes", seconds=seconds, stride=2.0)
+        self.world.do("passes", seconds=seconds, stride=2.5)
 
 
 TestBlackbox = Machine.TestCase
-TestBlackbox.settings = settings(max_examples=examples(30, soak=2000), stateful_step_count=40, deadline=None)
+TestBlackbox.settings = settings(max_examples=examples(25, soak=2000), stateful_step_count=40, deadline=None)
 
 
 def test_a_history_tells_the_same_each_time():
     steps = [
-        {"seed": 3, "nodes": NODES},
+        {"seed": 3, "nodes": NODES, "quotas": {}, "settings": {}},
         {"do": "creates", "gpu_mem": HALF},
         {"do": "creates", "gpu_mem": HALF + 1},
         {"do": "creates", "whole_gpu": 1},
