@@ -38,7 +38,8 @@ demo: env ## bring a real cluster up and watch pods share cards (ARGS=--once: wi
 	$(BIN)/python -m demo $(ARGS)
 
 .PHONY: test
-test: check docs binaries unit integration ## everything that CI runs
+test: check docs binaries ## everything that CI runs
+	$(BIN)/pytest -q -p no:randomly --numprocesses 4 --dist loadgroup --durations 10 $(AGAIN) tests/integration tests $(ARGS)
 
 .PHONY: check
 check: env ## lint, types and import contracts

@@ -14,12 +14,11 @@ import msgspec
 from cardwise.core import assignment, names
 from cardwise.kube import survey
 from tests.cluster import Cluster, CommandFailed
-from tests.cluster.processes import wait_for
+from tests.cluster.processes import PATIENCE, wait_for
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 IMAGE = "cardwise.local/busybox:1"
 CARD = 16276  # MiB
-PATIENCE = 60.0  # seconds until a scene has failed
 
 
 class Failed(AssertionError):

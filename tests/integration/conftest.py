@@ -122,13 +122,13 @@ def _kind(node: pytest.Item | pytest.Collector) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a kubelet are skipped without root; soak tests run by `make soak` only. Files with the same
-    cluster follow each other, those that are hardest on it at the end.
+    cluster follow each other, those that are hardest on it at the end. Files without one fill what time is left.
     """
     ranks = ["", *KINDS]
 
-    def rank(item: pytest.Item) -> tuple[int, bool]:
+    def rank(item: pytest.Item) -> tuple[bool, int, bool]:
         mark = item.get_closest_marker("cluster")
-        return ranks.index(_kind(item)), bool(mark and mark.kwargs.get("last"))
+        return mark is None, ranks.index(_kind(item)), bool(mark and mark.kwargs.get("last"))
 
     items.sort(key=rank)
     for item in items:
@@ -136,8 +136,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="real nodes need root: kubelet, mounts, bridges"))
         if item.get_closest_marker("soak") and not SOAK:
             item.add_marker(pytest.mark.skip(reason="big counts: make soak"))
-        if item.get_closest_marker("cluster"):
-            item.add_marker(pytest.mark.xdist_group(group(_kind(item) or item.path.stem, item.path.name)))
+        kind = _kind(item) or item.path.stem if item.get_closest_marker("cluster") else "none"
+        item.add_marker(pytest.mark.xdist_group(group(kind, item.nodeid.partition("::")[0])))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,13 +1,18 @@
-"""A line for each test that ends: how many have, how long it took, and what runs beside it."""
+"""How far a long run is: how many tests have ended, how long the last one took, and what runs beside it."""
 
 from collections import defaultdict
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
+_LONG = 1.0  # seconds
+_OFTEN = 100  # tests
+
 
 class Progress:
-    """In place of pytest's dots, in the process that reports."""
+    """In place of pytest's dots, in the process that reports: a line for each test that took long or did not pass, and
+    for each hundredth.
+    """
 
     def __init__(self, reporter: TerminalReporter) -> None:
         self._reporter = reporter
@@ -39,11 +44,11 @@ class Progress:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._done += 1
         self._running.discard(nodeid)
-        outcome = self._outcomes.get(nodeid, "")
-        seconds = f"{self._seconds[nodeid]:6.1f} s"
-        others = "".join(f"; now {_short(each)}" for each in sorted(self._running))
-        line = f"[{self._done}/{self._total}] {seconds}  {_short(nodeid)} {outcome}{others}"
-        self._reporter.write_line(line, red=outcome == "failed")
+        outcome, seconds = self._outcomes.get(nodeid, ""), self._seconds[nodeid]
+        if outcome or seconds > _LONG or not self._done % _OFTEN:
+            others = "".join(f"; now {_short(each)}" for each in sorted(self._running))
+            line = f"[{self._done}/{self._total}] {seconds:6.1f} s  {_short(nodeid)} {outcome}{others}"
+            self._reporter.write_line(line, red=outcome == "failed")
 
 
 def _short(nodeid: str) -> str:
