@@ -38,7 +38,7 @@ History = list[Json]
 LEASE = paths.leases("cardwise-system", "extender")
 DURATION = 5.0  # of the Lease
 FILTER_SECONDS = 1.0  # for which kube-scheduler waits
-LAG_SECONDS = 30.0  # the longest that a watch of what is not a pod lags
+LAG_SECONDS = 20.0  # the longest that a watch of what is not a pod lags; less than `ghost_seconds`
 HEARD_SECONDS = 180.0  # after which each extender acts by what nodes and administrators have said
 QUIET_ROUNDS = 150  # of ten seconds, in which all that fits must have been placed: a gang may keep cards for long
 
@@ -256,8 +256,7 @@ class World:
     def passes(self, seconds: float, stride: float) -> None:
         """Time. What nodes and administrators say is heard in time, which no extender can help."""
         for collection, since in list(self.lags.items()):
-            late = self.clock.now() + seconds > since + LAG_SECONDS or self.ghosts
-            if late and collection != paths.pods():
+            if self.clock.now() + seconds > since + LAG_SECONDS and collection != paths.pods():
                 self.api.let_through(collection)
                 del self.lags[collection]
         self.clock.run(seconds, stride)
@@ -305,8 +304,9 @@ class World:
                 self.api.client(user_agent="user").delete(_path(pod))
 
     def deletes_by_force(self, which: int) -> None:
-        """Its containers may run on; their node says so."""
-        pod = self._one(self.pods(), which)
+        """One whose containers run, if there is one. They run on, and their node says so."""
+        pods = self.pods()
+        pod = self._one([one for one in pods if one["metadata"]["uid"] in self.running] or pods, which)
         if pod is not None:
             uid = pod["metadata"]["uid"]
             if uid in self.running:
@@ -343,7 +343,7 @@ class World:
 
     def card_changes(self, node: str, index: int, what: str) -> None:
         """`what` of the card, "healthy", "cordoned" or "there", is the other way round from now on."""
-        card = self.machines[node].cards[index]
+        card = self._one(self.machines[node].cards, index)
         setattr(card, what, not getattr(card, what))
         self.judge.cards_change(node)
         self._put_cards(node)
@@ -457,6 +457,12 @@ class World:
         if pod is not None:
             self._try(pod, to, whole=whole)
 
+    def tries_pod(self, pod: str, to: int) -> None:
+        """The same, by its name."""
+        found = self.api.get(paths.pods("default", pod))
+        if found is not None and self.waits(found):
+            self._try(found, to)
+
     def is_interrupted(self, which: int, to: int, turns: int, kill: bool) -> None:
         """In the middle of a try the extender stands still, or is killed."""
         self.tries(which, to, whole=False)
@@ -554,6 +560,8 @@ class World:
         if not chosen:
             return
         node = min(chosen)
+        if not all(one["UID"] in lower for one in chosen[node]["Pods"]):
+            return  # one is gone by now, and the scheduler gives up
         client = self.api.client(user_agent="kube-scheduler")
         for one in chosen[node]["Pods"]:
             with contextlib.suppress(errors.KubeError):
