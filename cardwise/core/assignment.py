@@ -156,7 +156,8 @@ def _framework(assignment: Assignment) -> str:
 def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json.loads) -> Assignment | None:
     """The assignment in a pod's annotations; None where there is none. Raises InvalidAssignment.
 
-    `loads`: a faster reader of JSON, for who has thousands to read; it raises ValueError, as `json.loads` does.
+    `loads`: a faster reader of JSON, for who has thousands to read; as `json.loads` does, it raises ValueError, and
+    RecursionError where the text is nested too deep.
     """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:
@@ -177,7 +178,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
             intern(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
         }
         devices = _devices(truth["devices"]) if "devices" in truth else _NO_DEVICES
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidAssignment):
             raise
         raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {text[:200]!r}") from error
@@ -231,7 +232,7 @@ def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
         for cards in json.loads(annotations[names.GPUSHARE_ALLOCATION]).values():
             for index, mem in cards.items():
                 by_card[int(index)] = by_card.get(int(index), 0) + int(mem) * unit
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} is unreadable") from error
     shares = tuple(
         CardShare(index, "", MiB(mem), Percent(0), MiB(mem)) for index, mem in sorted(by_card.items()) if mem > 0

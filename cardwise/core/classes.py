@@ -292,7 +292,7 @@ def auto_models(obj: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     try:
         written = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     models = _models(spec.get("selector"))
     as_written = isinstance(written, dict) and written == auto_spec(*models) == _without_default(spec)

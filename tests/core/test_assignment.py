@@ -106,6 +106,8 @@ def test_no_annotations_no_assignment():
         {names.IDX: "0"},
         {names.GPUSHARE_ALLOCATION: "{}"},
         {names.GPUSHARE_ALLOCATION: '{"0":3}'},
+        {names.ASSIGNMENT: "[" * 5000},
+        {names.GPUSHARE_ALLOCATION: "[" * 5000},
     ],
 )
 def test_unreadable_annotations_are_an_error_of_their_own(annotations):
