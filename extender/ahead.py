@@ -22,7 +22,8 @@ from cardwise.core.request import PodRequest
 from extender.aheadnodes import Ground, Grounds
 from extender.aheadpods import Prospect
 from extender.claims import Claims
-from extender.nodeload import NodeLoads, Placed
+from extender.nodeinfo import Placed
+from extender.nodeload import NodeLoads
 from extender.statelock import StateLock
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise

@@ -11,10 +11,9 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef
+from cardwise.kube.events import ObjectRef, Recorder
 from cardwise.kube.eviction import evict
 from extender.decisions import Waiter
-from extender.notices import Recorder
 from extender.preemption import Eviction, Preemption
 
 _log = structlog.get_logger(__name__)

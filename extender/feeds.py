@@ -16,7 +16,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.reflector import Reflector
 from extender import objects, podgroups, projection
-from extender.nodeload import NodeRoom, Placed
+from extender.nodeinfo import NodeRoom, Placed
 from extender.objects import CardRecord, ClassRecord, QuotaRecord
 from extender.podgroups import GroupRecord
 from extender.projection import PodRecord

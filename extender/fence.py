@@ -19,9 +19,8 @@ from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef
+from cardwise.kube.events import ObjectRef, Recorder
 from extender.decisions import Waiter
-from extender.notices import Recorder
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

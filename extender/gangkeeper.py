@@ -15,10 +15,10 @@ from cardwise.core import names
 from cardwise.core.gangs import Group
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.events import Recorder
 from cardwise.kube.eviction import evict
 from extender.decisions import Waiter
 from extender.gangtelling import rolled_back
-from extender.notices import Recorder
 from extender.state import State
 
 _log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ from cardwise.core.ledger import Holding
 from cardwise.core.request import PodRequest
 from extender.decisions import Stage
 from extender.gangwords import Books
-from extender.nodeload import Placed
+from extender.nodeinfo import Placed
 from extender.reserve import Reserve
 
 COSTLY = 10  # what has failed is not tried again before this many times as long as it took

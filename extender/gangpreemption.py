@@ -18,7 +18,8 @@ from cardwise.core.preemption import Victims
 from cardwise.core.request import PodRequest
 from extender.gangs import Gangs
 from extender.nodeload import NodeLoads
-from extender.nominations import Claimant, Kept, Nominations, Place
+from extender.nominations import Kept, Nominations, Place
+from extender.projection import Claimant
 
 
 class Look(Protocol):

@@ -14,11 +14,10 @@ from cardwise.core import names
 from cardwise.core.gangs import Phase
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import EventKind, ObjectRef
+from cardwise.kube.events import EventKind, ObjectRef, Recorder
 from extender import podgroups, statuses
 from extender.decisions import Waiter
 from extender.gangviews import View
-from extender.notices import Recorder
 from extender.podgroups import GroupRecord
 from extender.schedule import Key, Pace, Schedule
 from extender.sightings import Seen

@@ -5,41 +5,13 @@ counted beforehand; and preemption asks who is on a node. As the scheduler count
 state locks.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
 
 from cardwise.core.gangs import Load
-from extender.aheadnodes import Ground
+from extender.nodeinfo import NodeRoom, Placed
 
 _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say what it has
-
-
-class Occupant(NamedTuple):
-    """Who takes it, as far as preemption asks. `going`: it is being deleted; `fixed`: nobody can evict it."""
-
-    uid: str
-    namespace: str
-    name: str
-    priority: int = 0
-    labels: Mapping[str, str] = {}
-    going: bool = False
-    fixed: bool = False
-
-
-class Placed(NamedTuple):
-    """A pod that counts: its node, and what it takes of it. `occupant`: None for one that is only planned there."""
-
-    node: str
-    load: Load
-    occupant: Occupant | None = None
-
-
-class NodeRoom(NamedTuple):
-    """A Node: what it has for pods, and what it is to them: whether further ones may be put on it, and which."""
-
-    allocatable: Load | None = None
-    open: bool = True
-    ground: Ground = Ground()
 
 
 class NodeLoads:

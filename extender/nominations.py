@@ -10,24 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from cardwise.core.assignment import Assignment
-from cardwise.core.gangs import Load
-from cardwise.core.request import PodRequest
+from extender.projection import Claimant
 
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
 _PATIENCE = 60.0  # seconds that cards are kept once the victims are gone
 
 NOMINATED = "nominated"  # the mark of what is kept
-
-
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """The pod that waits, and what it asks."""
-
-    uid: str
-    namespace: str
-    name: str
-    request: PodRequest
-    load: Load = Load()
 
 
 @dataclass(frozen=True, slots=True)

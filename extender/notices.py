@@ -7,12 +7,12 @@ nothing: here is who was told what and when, and the words.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.core.quotas import Charge, Entry
-from cardwise.kube.events import EventKind, ObjectRef
+from cardwise.kube.events import ObjectRef, Recorder
 from extender import statuses
 from extender.decisions import Waiter
 from extender.objects import QuotaRecord
@@ -20,13 +20,6 @@ from extender.sightings import Sightings
 
 _QUIET = 300.0  # seconds in which a pod is told of quota once
 _REMEMBERED = 50_000  # pods
-
-
-class Recorder(Protocol):
-    """The part of EventRecorder that is used."""
-
-    def record(self, regarding: ObjectRef, reason: str, message: str, type: EventKind = "Normal") -> None:  # noqa: A002
-        """Returns at once."""
 
 
 class Full(NamedTuple):

@@ -17,10 +17,9 @@ from cardwise.core.assignment import Assignment
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import ObjectRef
+from cardwise.kube.events import ObjectRef, Recorder
 from cardwise.kube.eviction import evict
 from extender.decisions import Waiter
-from extender.notices import Recorder
 from extender.state import State
 
 _log = structlog.get_logger(__name__)

@@ -20,8 +20,10 @@ from cardwise.kube.budgets import Budget, Budgets
 from extender.decisions import Waiter
 from extender.gangpreemption import GangPreemption
 from extender.gangs import Gangs
-from extender.nodeload import NodeLoads, Occupant
-from extender.nominations import NOMINATED, Claimant, Nominations, Place
+from extender.nodeinfo import Occupant
+from extender.nodeload import NodeLoads
+from extender.nominations import NOMINATED, Nominations, Place
+from extender.projection import Claimant
 from extender.slices import slices
 from extender.statelock import StateLock
 from extender.stuck import Stuck

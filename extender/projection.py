@@ -5,6 +5,7 @@ decided here: what is not ours is dropped before it is decoded. Our own objects 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 
@@ -13,16 +14,16 @@ from msgspec import Struct
 
 from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
-from cardwise.core.gangs import Member
+from cardwise.core.gangs import Load, Member
 from cardwise.core.invalid import InvalidRequest
 from cardwise.core.mpsplaces import COMMON, Party
 from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.request import PodRequest
 from cardwise.kube import loads, mpsread, wire
 from extender import aheadnodes, aheadpods, members
 from extender.aheadnodes import Ground, Taint
 from extender.aheadpods import Prospect
-from extender.nodeload import NodeRoom, Occupant, Placed
-from extender.nominations import Claimant
+from extender.nodeinfo import NodeRoom, Occupant, Placed
 
 _SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
 
@@ -33,6 +34,17 @@ _UNANSWERED = b'"SchedulerError"'
 _REFUSED = b'"Unschedulable"'
 # kube-scheduler asks no extender to bind a pod that names none of these.
 _BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """The pod that waits, and what it asks."""
+
+    uid: str
+    namespace: str
+    name: str
+    request: PodRequest
+    load: Load = Load()
 
 
 class PodRecord(Struct, frozen=True, gc=False):

@@ -27,7 +27,8 @@ from extender.gangs import Gangs
 from extender.holdings import Holdings
 from extender.inventory import Report
 from extender.limits import Brake
-from extender.nodeload import NodeLoads, NodeRoom, Placed
+from extender.nodeinfo import NodeRoom, Placed
+from extender.nodeload import NodeLoads
 from extender.objects import CardRecord
 from extender.placing import Ask, Placing, Who
 from extender.policies import Policies

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.client import KubeClient
+from cardwise.kube.events import Recorder
 from extender.classkeeper import ClassKeeper
 from extender.gangtelling import GangTelling
-from extender.notices import Notices, Recorder
+from extender.notices import Notices
 from extender.sightings import Sightings
 from extender.state import State
 from extender.statuswriter import StatusWriter

@@ -19,9 +19,9 @@ from cardwise.kube import loads
 from extender import aheadpods, members, wishes
 from extender.ahead import YOUNGEST
 from extender.decisions import Decided, Stage, Waiter
-from extender.nominations import Claimant
 from extender.notices import Full
 from extender.placing import Ask
+from extender.projection import Claimant
 from extender.requests import Requests
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, PreemptArgs, PreemptResult

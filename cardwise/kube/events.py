@@ -7,7 +7,7 @@ object, a noisy object is cut off, and every failure ends here in a counter and 
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import structlog
 
@@ -56,6 +56,13 @@ class ObjectRef:
             "fieldPath": self.field_path,
         }
         return {key: value for key, value in fields.items() if value}
+
+
+class Recorder(Protocol):
+    """The part of EventRecorder that is used."""
+
+    def record(self, regarding: ObjectRef, reason: str, message: str, type: EventKind = "Normal") -> None:  # noqa: A002
+        """Returns at once."""
 
 
 @dataclass(frozen=True, slots=True)

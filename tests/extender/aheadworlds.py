@@ -8,7 +8,7 @@ from cardwise.core.gangs import Load
 from extender import projection, verbs
 from extender.ahead import Outcome, Settings, When
 from extender.decisions import Patience
-from extender.nodeload import Placed
+from extender.nodeinfo import Placed
 from extender.requests import Requests
 from extender.state import State
 from extender.verbs import Preferences

@@ -14,7 +14,7 @@ from cardwise.core.verdict import Refusal
 from extender import podgroups, projection, verbs
 from extender.decisions import Begun, Decided, Patience, Stage
 from extender.gangwords import Hold, Settings
-from extender.nodeload import NodeRoom, Placed
+from extender.nodeinfo import NodeRoom, Placed
 from extender.requests import Requests
 from extender.state import State
 from extender.verbs import Preferences

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.core.scored.engine import Engine
 from extender.fragmetrics import FragMetrics
-from extender.nodeload import NodeRoom
+from extender.nodeinfo import NodeRoom
 from tests.extender.test_policies import FGD, ask
 from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, resource_class, state, with_cards
 from tests.fakes.clock import FakeClock

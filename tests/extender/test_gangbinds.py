@@ -10,7 +10,7 @@ from cardwise.core import names
 from cardwise.kube import paths
 from extender.binder import Binder, Failed
 from extender.gangwords import Hold, Settings
-from extender.nodeload import NodeRoom
+from extender.nodeinfo import NodeRoom
 from extender.requests import Requests
 from extender.state import State
 from extender.verbs import filter_nodes

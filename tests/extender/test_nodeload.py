@@ -9,7 +9,8 @@ from cardwise.core.gangs import Load
 from cardwise.kube import loads
 from cardwise.kube.loads import PodSpec
 from extender import projection
-from extender.nodeload import NodeLoads, NodeRoom, Placed
+from extender.nodeinfo import NodeRoom, Placed
+from extender.nodeload import NodeLoads
 
 GIB = 1 << 30
 

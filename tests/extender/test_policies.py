@@ -8,7 +8,7 @@ import pytest
 from cardwise.core import names, policies
 from cardwise.kube import paths
 from extender import verbs
-from extender.nodeload import NodeRoom
+from extender.nodeinfo import NodeRoom
 from extender.requests import Requests
 from extender.verbs import Preferences
 from extender.wire import FilterArgs

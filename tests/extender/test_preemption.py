@@ -13,7 +13,7 @@ from extender import projection, verbs, wire
 from extender.app import create_app
 from extender.evictions import Evictions
 from extender.leadership import Denial
-from extender.nodeload import NodeRoom
+from extender.nodeinfo import NodeRoom
 from extender.requests import Requests
 from extender.state import State
 from extender.verbs import Preferences

@@ -10,7 +10,7 @@ from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
 from extender import projection
 from extender.decisions import Begun, Decided, Stage
-from extender.nodeload import Occupant, Placed
+from extender.nodeinfo import Occupant, Placed
 from extender.placing import Ask
 from tests.extender.worlds import (
     ENDED,

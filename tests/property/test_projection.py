@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cardwise.core import names
 from extender import projection
-from extender.nodeload import Placed
+from extender.nodeinfo import Placed
 from tests.examples import examples
 
 Json = dict[str, Any]
