@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from cardwise.core import assignment
 from cardwise.core.assignment import Assignment, CardShare
-from extender import objects, projection, statuses
+from extender.controllers import statuses
+from extender.records import objects, projection
 from extender.state import State
 
 P100 = 16276

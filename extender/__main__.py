@@ -26,9 +26,9 @@ from cardwise.runtime.settings import (
     core_overcommit_option,
     starting,
 )
-from extender.ahead import NODES, When
-from extender.app import MOST_BYTES
+from extender.api.app import MOST_BYTES
 from extender.process import Process, Settings
+from extender.queue.ahead import NODES, When
 
 _log = structlog.get_logger(__name__)
 

@@ -15,12 +15,13 @@ from cardwise.kube.budgets import Budget
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.reflector import Reflector
-from extender import objects, podgroups, projection
-from extender.nodeinfo import NodeRoom, Placed
-from extender.objects import CardRecord, ClassRecord, QuotaRecord
-from extender.podgroups import GroupRecord
-from extender.projection import PodRecord
-from extender.sightings import CardsSeen, ClassesSeen, Seen, Sightings
+from extender.controllers.sightings import CardsSeen, ClassesSeen, Seen, Sightings
+from extender.gangs import podgroups
+from extender.gangs.podgroups import GroupRecord
+from extender.records import objects, projection
+from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
+from extender.records.projection import PodRecord
 from extender.state import State
 
 _log = structlog.get_logger(__name__)

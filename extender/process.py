@@ -23,28 +23,31 @@ from cardwise.runtime import tls
 from cardwise.runtime.expiry import Expiry
 from cardwise.runtime.health import HealthServer, Shown
 from cardwise.runtime.httpcalls import WsgiApp
-from extender import ahead, gangwords, leadership, statelock
-from extender.aheadwriter import AheadWriter
-from extender.app import Parts, create_app
-from extender.binder import Binder
-from extender.decisions import Patience
-from extender.evictions import Evictions
+from extender.api.app import Parts, create_app
+from extender.api.metrics import Levels, Metrics, Sources
+from extender.api.verbs import Preferences
+from extender.binding.binder import Binder
+from extender.cache import statelock
+from extender.cache.decisions import Patience
+from extender.cache.requests import Requests
+from extender.controllers.aheadwriter import AheadWriter
+from extender.controllers.evictions import Evictions
+from extender.controllers.fragmetrics import FragMetrics
+from extender.controllers.gangkeeper import GangKeeper
+from extender.controllers.ledgercheck import LedgerCheck
+from extender.controllers.overfull import Overfull
+from extender.controllers.sightings import Sightings
+from extender.controllers.telling import Telling
+from extender.controllers.upkeep import Upkeep
+from extender.controllers.workloadkeeper import WorkloadKeeper
 from extender.feeds import Feeds
-from extender.fence import Fence
-from extender.fragmetrics import FragMetrics
-from extender.gangkeeper import GangKeeper
-from extender.leadership import Alone, Leadership
-from extender.ledgercheck import LedgerCheck
-from extender.marking import LeaderMark
-from extender.metrics import Levels, Metrics, Sources
-from extender.overfull import Overfull
-from extender.requests import Requests
-from extender.sightings import Sightings
+from extender.gangs import gangwords
+from extender.leadership import leadership
+from extender.leadership.fence import Fence
+from extender.leadership.leadership import Alone, Leadership
+from extender.leadership.marking import LeaderMark
+from extender.queue import ahead
 from extender.state import State
-from extender.telling import Telling
-from extender.upkeep import Upkeep
-from extender.verbs import Preferences
-from extender.workloadkeeper import WorkloadKeeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

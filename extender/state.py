@@ -19,23 +19,25 @@ from cardwise.core.quantity import MiB
 from cardwise.core.quotas import GPUQuota
 from cardwise.core.request import PodRequest
 from cardwise.core.verdict import Refusal
-from extender import ahead, gangwords, preemption
-from extender.ahead import Ahead, Nominee
-from extender.decisions import Begun, Decided, Patience, Stage, Waiter
-from extender.ganglock import LockedGangs
-from extender.gangs import Gangs
-from extender.holdings import Holdings
-from extender.inventory import Report
-from extender.limits import Brake
-from extender.nodeinfo import NodeRoom, Placed
-from extender.nodeload import NodeLoads
-from extender.objects import CardRecord
-from extender.placing import Ask, Placing, Who
-from extender.policies import Policies
-from extender.preemption import Preemption
-from extender.projection import PodRecord
-from extender.statelock import StateLock
-from extender.waiters import Waiters
+from extender.cache.decisions import Begun, Decided, Patience, Stage, Waiter
+from extender.cache.holdings import Holdings
+from extender.cache.inventory import Report
+from extender.cache.limits import Brake
+from extender.cache.nodeload import NodeLoads
+from extender.cache.placing import Ask, Placing, Who
+from extender.cache.policies import Policies
+from extender.cache.statelock import StateLock
+from extender.gangs import gangwords
+from extender.gangs.ganglock import LockedGangs
+from extender.gangs.gangs import Gangs
+from extender.preemption import preemption
+from extender.preemption.preemption import Preemption
+from extender.queue import ahead
+from extender.queue.ahead import Ahead, Nominee
+from extender.queue.waiters import Waiters
+from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.objects import CardRecord
+from extender.records.projection import PodRecord
 
 
 class State:

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from cardwise.core.gangs import Load
-from extender import projection, verbs
-from extender.ahead import Outcome, Settings, When
-from extender.decisions import Patience
-from extender.nodeinfo import Placed
-from extender.requests import Requests
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.cache.decisions import Patience
+from extender.cache.requests import Requests
+from extender.queue.ahead import Outcome, Settings, When
+from extender.records import projection
+from extender.records.nodeinfo import Placed
+from extender.records.wire import FilterArgs, FilterResult
 from extender.state import State
-from extender.verbs import Preferences
-from extender.wire import FilterArgs, FilterResult
 from tests.extender.worlds import as_card, as_pod, asking, resource
 from tests.fakes.clock import FakeClock
 

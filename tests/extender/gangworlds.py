@@ -11,14 +11,16 @@ from cardwise.core import assignment, names, request
 from cardwise.core.gangs import Load
 from cardwise.core.gangs import Patience as GangPatience
 from cardwise.core.verdict import Refusal
-from extender import podgroups, projection, verbs
-from extender.decisions import Begun, Decided, Patience, Stage
-from extender.gangwords import Hold, Settings
-from extender.nodeinfo import NodeRoom, Placed
-from extender.requests import Requests
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.cache.decisions import Begun, Decided, Patience, Stage
+from extender.cache.requests import Requests
+from extender.gangs import podgroups
+from extender.gangs.gangwords import Hold, Settings
+from extender.records import projection
+from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.wire import FilterArgs
 from extender.state import State
-from extender.verbs import Preferences
-from extender.wire import FilterArgs
 from tests.build import P100, container
 from tests.extender.worlds import as_card, resource
 from tests.fakes.clock import FakeClock

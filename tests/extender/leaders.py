@@ -10,14 +10,14 @@ from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.kube import paths
 from cardwise.kube.lease import LeaderElector
-from extender import binder
-from extender.binder import Binder
-from extender.fence import Fence
-from extender.leadership import ByLease
-from extender.placing import Ask
-from extender.projection import PodRecord
-from extender.requests import Requests
-from extender.wire import BindArgs
+from extender.binding import binder
+from extender.binding.binder import Binder
+from extender.cache.placing import Ask
+from extender.cache.requests import Requests
+from extender.leadership.fence import Fence
+from extender.leadership.leadership import ByLease
+from extender.records.projection import PodRecord
+from extender.records.wire import BindArgs
 from tests.extender.worlds import as_pod, as_quota, asking, state, with_cards
 from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import ApiServer, Request

@@ -11,9 +11,9 @@ from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.cards import Card
 from cardwise.core.ledger import Holding, Ledger
 from cardwise.kube import paths
-from extender import objects
-from extender.sightings import Sightings
-from extender.statuswriter import StatusWriter
+from extender.controllers.sightings import Sightings
+from extender.controllers.statuswriter import StatusWriter
+from extender.records import objects
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 

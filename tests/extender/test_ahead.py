@@ -3,10 +3,10 @@
 import pytest
 
 from cardwise.core import names
-from extender import ahead
-from extender.ahead import Outcome, Settings, When
-from extender.decisions import Begun
-from extender.gangs import Gangs
+from extender.cache.decisions import Begun
+from extender.gangs.gangs import Gangs
+from extender.queue import ahead
+from extender.queue.ahead import Outcome, Settings, When
 from tests.extender import gangworlds
 from tests.extender.aheadworlds import REFUSED, World
 from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark

@@ -2,8 +2,8 @@
 
 import pytest
 
-from extender import aheadnodes
-from extender.aheadnodes import Ground, Grounds, Taint
+from extender.records import aheadnodes
+from extender.records.aheadnodes import Ground, Grounds, Taint
 from tests.extender.aheadworlds import World
 
 ZONE = {"zone": "a", "size": "8"}

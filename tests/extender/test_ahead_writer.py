@@ -3,8 +3,8 @@
 import pytest
 
 from cardwise.kube import paths
-from extender.ahead import Nominee, Outcome
-from extender.aheadwriter import AheadWriter
+from extender.controllers.aheadwriter import AheadWriter
+from extender.queue.ahead import Nominee, Outcome
 from tests.extender.aheadworlds import World
 from tests.extender.worlds import P100, free
 from tests.fakes.apiserver import ApiServer, Fault

@@ -13,12 +13,12 @@ from cardwise.core import names
 from cardwise.kube import paths
 from cardwise.runtime import httpcalls
 from extender.__main__ import main
-from extender.app import Parts, create_app
-from extender.binder import Binder
-from extender.leadership import Alone, Denial
-from extender.metrics import Levels, Metrics, Sources
-from extender.requests import Requests
-from extender.verbs import Preferences
+from extender.api.app import Parts, create_app
+from extender.api.metrics import Levels, Metrics, Sources
+from extender.api.verbs import Preferences
+from extender.binding.binder import Binder
+from extender.cache.requests import Requests
+from extender.leadership.leadership import Alone, Denial
 from tests.examples import examples
 from tests.extender.worlds import P100, asking, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault

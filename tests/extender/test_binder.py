@@ -6,13 +6,13 @@ import pytest
 
 from cardwise.core import assignment, names, request
 from cardwise.kube import errors, paths
-from extender import binder
-from extender.binder import Binder, Failed
-from extender.decisions import Stage
-from extender.fence import Fence
-from extender.leadership import Alone
-from extender.requests import Requests
-from extender.wire import BindArgs
+from extender.binding import binder
+from extender.binding.binder import Binder, Failed
+from extender.cache.decisions import Stage
+from extender.cache.requests import Requests
+from extender.leadership.fence import Fence
+from extender.leadership.leadership import Alone
+from extender.records.wire import BindArgs
 from tests.extender.worlds import P100, as_pod, asking, bound, free, mark, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault, Request, Rule
 from tests.fakes.clock import FakeClock

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from extender.calm import Calm
+from extender.binding.calm import Calm
 from tests.fakes.clock import FakeClock
 
 

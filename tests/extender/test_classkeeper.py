@@ -6,9 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core import classes, names
-from extender import objects
-from extender.classkeeper import Changes, ClassKeeper, automatic, changes
-from extender.sightings import Sightings
+from extender.controllers.classkeeper import Changes, ClassKeeper, automatic, changes
+from extender.controllers.sightings import Sightings
+from extender.records import objects
 from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from cardwise.core.gangs import Load
 from cardwise.core.verdict import Refusal
 from cardwise.kube import paths
+from extender.controllers.sightings import Sightings
 from extender.feeds import Feeds
-from extender.sightings import Sightings
 from extender.state import State
 from tests.extender.gangworlds import member
 from tests.extender.telling import CARDS, CLASSES, QUOTAS

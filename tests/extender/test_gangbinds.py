@@ -8,14 +8,14 @@ import pytest
 
 from cardwise.core import names
 from cardwise.kube import paths
-from extender.binder import Binder, Failed
-from extender.gangwords import Hold, Settings
-from extender.nodeinfo import NodeRoom
-from extender.requests import Requests
+from extender.api.verbs import filter_nodes
+from extender.binding.binder import Binder, Failed
+from extender.binding.waits import Waits
+from extender.cache.requests import Requests
+from extender.gangs.gangwords import Hold, Settings
+from extender.records.nodeinfo import NodeRoom
+from extender.records.wire import BindArgs, FilterArgs
 from extender.state import State
-from extender.verbs import filter_nodes
-from extender.waits import Waits
-from extender.wire import BindArgs, FilterArgs
 from tests.extender.gangworlds import P100, PREFERENCES, World, member
 from tests.extender.gangworlds import single as single_pod
 from tests.extender.worlds import as_card, as_pod, resource

@@ -4,8 +4,8 @@ import pytest
 
 from cardwise.core import names, request
 from cardwise.core.verdict import Refusal
-from extender import reserve
-from extender.decisions import Stage
+from extender.cache.decisions import Stage
+from extender.gangs import reserve
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, resource
 

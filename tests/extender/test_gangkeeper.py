@@ -7,10 +7,11 @@ from structlog.testing import capture_logs
 
 from cardwise.core import names
 from cardwise.kube import paths
-from extender import gangkeeper, podgroups
-from extender.gangkeeper import GangKeeper
-from extender.gangtelling import GangTelling
-from extender.sightings import Seen
+from extender.controllers import gangkeeper
+from extender.controllers.gangkeeper import GangKeeper
+from extender.controllers.gangtelling import GangTelling
+from extender.controllers.sightings import Seen
+from extender.gangs import podgroups
 from tests.extender.gangworlds import P100, World, member
 from tests.fakes.apiserver import ApiServer, Fault
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender import verbs, wire
-from extender.verbs import Preferences
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, bound

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.gangs import Load
 from cardwise.core.verdict import Refusal
-from extender.nodeinfo import Placed
+from extender.records.nodeinfo import Placed
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, as_quota, resource
 

@@ -9,9 +9,9 @@ import pytest
 from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.kube import errors, paths
-from extender.binder import Failed
-from extender.decisions import Stage, Waiter
-from extender.leadership import Alone
+from extender.binding.binder import Failed
+from extender.cache.decisions import Stage, Waiter
+from extender.leadership.leadership import Alone
 from tests.build import pod
 from tests.extender.leaders import LEASE, Cluster, Extender
 from tests.extender.worlds import P100, as_pod, asking, bound, mark

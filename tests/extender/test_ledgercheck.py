@@ -6,8 +6,8 @@ import pytest
 
 from cardwise.core import names
 from cardwise.core.ledger import Ledger
-from extender.ledgercheck import PATIENCE, Kind, LedgerCheck, differences
-from extender.sightings import CardsSeen
+from extender.controllers.ledgercheck import PATIENCE, Kind, LedgerCheck, differences
+from extender.controllers.sightings import CardsSeen
 from tests.build import P100, cards, holding
 from tests.extender.worlds import as_card, resource
 from tests.fakes.clock import FakeClock

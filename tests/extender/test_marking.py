@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core import names
 from cardwise.kube import paths
-from extender.marking import LeaderMark
+from extender.leadership.marking import LeaderMark
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 

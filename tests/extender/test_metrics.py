@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.core.verdict import Refusal
 from cardwise.kube import paths
-from extender import verbs
-from extender.app import Parts, create_app
-from extender.binder import Binder
-from extender.metrics import Levels, Metrics, Sources, most_frequent
-from extender.requests import Requests
-from extender.verbs import Preferences
-from extender.wakeups import Waiting
+from extender.api import verbs
+from extender.api.app import Parts, create_app
+from extender.api.metrics import Levels, Metrics, Sources, most_frequent
+from extender.api.verbs import Preferences
+from extender.binding.binder import Binder
+from extender.cache.requests import Requests
+from extender.cache.wakeups import Waiting
 from tests.extender.gangworlds import World, member
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
 from tests.fakes.apiserver import ApiServer

@@ -6,13 +6,14 @@ import pytest
 from cardwise.core import names, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
-from extender import verbs, wire
-from extender.decisions import Begun
-from extender.gangwords import Settings
-from extender.placing import Ask
-from extender.requests import Requests
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.cache.decisions import Begun
+from extender.cache.placing import Ask
+from extender.cache.requests import Requests
+from extender.gangs.gangwords import Settings
+from extender.records import wire
 from extender.state import State
-from extender.verbs import Preferences
 from tests.extender.gangworlds import member
 from tests.extender.worlds import as_card, as_pod, asking, bound, held, resource, state
 from tests.fakes.clock import FakeClock

@@ -8,9 +8,9 @@ import pytest
 from cardwise.core.gangs import Load
 from cardwise.kube import loads
 from cardwise.kube.loads import PodSpec
-from extender import projection
-from extender.nodeinfo import NodeRoom, Placed
-from extender.nodeload import NodeLoads
+from extender.cache.nodeload import NodeLoads
+from extender.records import projection
+from extender.records.nodeinfo import NodeRoom, Placed
 
 GIB = 1 << 30
 

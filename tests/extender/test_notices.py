@@ -6,9 +6,9 @@ import pytest
 
 from cardwise.core.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
-from extender.notices import Full, Notices
-from extender.objects import QuotaRecord
-from extender.sightings import Sightings
+from extender.controllers.notices import Full, Notices
+from extender.controllers.sightings import Sightings
+from extender.records.objects import QuotaRecord
 from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object
 from tests.fakes.clock import FakeClock
 

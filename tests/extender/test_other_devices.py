@@ -9,10 +9,10 @@ from cardwise.core import assignment, names, request
 from cardwise.core.assignment import Assignment
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
-from extender import statuses
-from extender.decisions import Begun, Stage
-from extender.placing import Ask
-from extender.sightings import Sightings
+from extender.cache.decisions import Begun, Stage
+from extender.cache.placing import Ask
+from extender.controllers import statuses
+from extender.controllers.sightings import Sightings
 from tests.build import container, shares
 from tests.core.others import asking, wanting
 from tests.extender.worlds import (

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core import assignment, names
 from cardwise.core.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
-from extender.overfull import Overfull
+from extender.controllers.overfull import Overfull
 from tests.extender.worlds import P100, as_card, as_pod, asking, held, resource, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock

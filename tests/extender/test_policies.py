@@ -7,12 +7,12 @@ import pytest
 
 from cardwise.core import names, policies
 from cardwise.kube import paths
-from extender import verbs
-from extender.nodeinfo import NodeRoom
-from extender.requests import Requests
-from extender.verbs import Preferences
-from extender.wire import FilterArgs
-from extender.workloadkeeper import WorkloadKeeper
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.cache.requests import Requests
+from extender.controllers.workloadkeeper import WorkloadKeeper
+from extender.records.nodeinfo import NodeRoom
+from extender.records.wire import FilterArgs
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock

@@ -9,15 +9,16 @@ from cardwise.core import request
 from cardwise.core.gangs import Load
 from cardwise.core.verdict import Refusal
 from cardwise.kube import budgets, paths
-from extender import projection, verbs, wire
-from extender.app import create_app
-from extender.evictions import Evictions
-from extender.leadership import Denial
-from extender.nodeinfo import NodeRoom
-from extender.requests import Requests
+from extender.api import verbs
+from extender.api.app import create_app
+from extender.api.verbs import Preferences
+from extender.cache.requests import Requests
+from extender.controllers.evictions import Evictions
+from extender.leadership.leadership import Denial
+from extender.records import projection, wire
+from extender.records.nodeinfo import NodeRoom
+from extender.records.wire import FilterArgs
 from extender.state import State
-from extender.verbs import Preferences
-from extender.wire import FilterArgs
 from tests.extender.test_app import parts
 from tests.extender.worlds import P100, as_card, as_pod, asking, bound, resource, state
 from tests.fakes.apiserver import ApiServer, Fault, Request

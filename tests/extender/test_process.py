@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.runtime.health import Shown
 from cardwise.runtime.settings import HostPort
-from extender import statelock
+from extender.cache import statelock
 from extender.process import Process, Settings
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock

@@ -5,8 +5,9 @@ import pytest
 from cardwise.core import quotas
 from cardwise.core.ledger import Ledger
 from cardwise.kube import survey
-from extender import claims, inventory, statuses
-from extender.claims import Claims
+from extender.cache import claims, inventory
+from extender.cache.claims import Claims
+from extender.controllers import statuses
 from tests.extender.worlds import (
     P100,
     as_card,

@@ -8,10 +8,10 @@ from cardwise.core import names, quotas, request
 from cardwise.core.gangs import Load
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.verdict import Refusal
-from extender import projection
-from extender.decisions import Begun, Decided, Stage
-from extender.nodeinfo import Occupant, Placed
-from extender.placing import Ask
+from extender.cache.decisions import Begun, Decided, Stage
+from extender.cache.placing import Ask
+from extender.records import projection
+from extender.records.nodeinfo import Occupant, Placed
 from tests.extender.worlds import (
     ENDED,
     P100,

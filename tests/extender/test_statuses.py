@@ -10,7 +10,7 @@ import yaml
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.devices import Device
 from cardwise.core.ledger import Holding
-from extender.statuswriter import StatusWriter
+from extender.controllers.statuswriter import StatusWriter
 from tests.extender.telling import (
     CARDS,
     CLASSES,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from extender.sightings import Sightings
+from extender.controllers.sightings import Sightings
+from extender.controllers.telling import Telling
 from extender.state import State
-from extender.telling import Telling
 from tests.extender.telling import CARDS, Watched, er_object
 from tests.fakes.clock import FakeClock
 

@@ -3,8 +3,8 @@
 import pytest
 
 from cardwise.core.verdict import Refusal
-from extender import verbs
-from extender.wire import FilterArgs
+from extender.api import verbs
+from extender.records.wire import FilterArgs
 from tests.extender.gangworlds import World as GangWorld
 from tests.extender.gangworlds import member
 from tests.extender.test_preemption import HALF, HIGH, LOW, PREFERENCES, World

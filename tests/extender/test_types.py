@@ -8,11 +8,11 @@ from cardwise.core import names, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.quotas import Charge
 from cardwise.core.verdict import Refusal
-from extender import objects
-from extender.classkeeper import automatic
-from extender.decisions import Begun, Decided, Stage
-from extender.membership import Membership
-from extender.placing import Ask
+from extender.cache.decisions import Begun, Decided, Stage
+from extender.cache.membership import Membership
+from extender.cache.placing import Ask
+from extender.controllers.classkeeper import automatic
+from extender.records import objects
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -169,7 +169,7 @@ def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
     world.waiters.touch_due()
     made = []
     monkeypatch.setattr(
-        "extender.inventory.Membership", lambda *args, **how: made.append(1) or Membership(*args, **how)
+        "extender.cache.inventory.Membership", lambda *args, **how: made.append(1) or Membership(*args, **how)
     )
     for i in range(200):
         world.set_class(as_class(resource_class(f"class-{i}", model="P100")))

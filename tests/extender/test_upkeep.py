@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core import names
 from cardwise.kube import paths
-from extender.upkeep import Loop, Upkeep
+from extender.controllers.upkeep import Loop, Upkeep
 from tests.extender.worlds import as_card, refuse, resource, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock

@@ -4,11 +4,11 @@ import pytest
 
 from cardwise.core import names
 from cardwise.core.verdict import Refusal
-from extender import verbs
-from extender.placing import Ask
-from extender.requests import Requests
-from extender.verbs import Preferences
-from extender.wire import FilterArgs
+from extender.api import verbs
+from extender.api.verbs import Preferences
+from extender.cache.placing import Ask
+from extender.cache.requests import Requests
+from extender.records.wire import FilterArgs
 from tests.extender.worlds import (
     P100,
     as_card,

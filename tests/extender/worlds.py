@@ -9,9 +9,9 @@ from cardwise.core.classes import DeviceClass
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.core.quotas import GPUQuota
 from cardwise.core.verdict import Refusal
-from extender import objects, projection
-from extender.decisions import Begun, Decided, Patience
-from extender.placing import Ask
+from extender.cache.decisions import Begun, Decided, Patience
+from extender.cache.placing import Ask
+from extender.records import objects, projection
 from extender.state import State
 from tests.build import P100, asking, container, gpu_quota, held, resource, resource_class, shares
 from tests.fakes.clock import FakeClock

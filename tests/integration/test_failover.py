@@ -275,7 +275,7 @@ def test_five_minutes_of_new_certificates(space: Space, cluster: Cluster):
 
 
 def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Cluster):
-    """What a leader sent before it stood still, by the word of its term; see extender/leadership.py."""
+    """What a leader sent before it stood still, by the word of its term; see extender/leadership/leadership.py."""
     lease = paths.leases(names.NAMESPACE, names.LEASE)
     cluster.wait(lambda: bool(cluster.api.get(lease)["spec"]["holderIdentity"]), "an extender leads")
     held = cluster.api.get(lease)

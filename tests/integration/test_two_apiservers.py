@@ -15,8 +15,8 @@ import pytest
 from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.decisions import Waiter
-from extender.fence import Fate, Fence
+from extender.cache.decisions import Waiter
+from extender.leadership.fence import Fate, Fence
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, Process
 from tests.integration.conftest import spaces

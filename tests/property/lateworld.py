@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cardwise.core import assignment, quotas
 from cardwise.kube import errors, paths
-from extender.binder import Binder
-from extender.decisions import Begun
-from extender.requests import Requests
+from extender.binding.binder import Binder
+from extender.cache.decisions import Begun
+from extender.cache.requests import Requests
 from tests.extender.worlds import (
     RUNNING,
     as_card,

@@ -10,13 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cardwise.core import assignment, placement, quotas, request
 from cardwise.core.placement import Placement, Unplaceable
 from cardwise.kube import errors, paths
-from extender import binder
-from extender.binder import Failed
-from extender.decisions import Begun, Stage
-from extender.fence import Fence
-from extender.leadership import Alone
-from extender.placing import Ask
-from extender.wire import BindArgs
+from extender.binding import binder
+from extender.binding.binder import Failed
+from extender.cache.decisions import Begun, Stage
+from extender.cache.placing import Ask
+from extender.leadership.fence import Fence
+from extender.leadership.leadership import Alone
+from extender.records.wire import BindArgs
 from tests.examples import examples
 from tests.extender.worlds import (
     ENDED,

@@ -7,9 +7,9 @@ from cardwise.core import classes
 from cardwise.core.cards import Card
 from cardwise.core.classes import Classifier
 from cardwise.core.devices import Device
-from extender.classkeeper import automatic
-from extender.membership import NO_MEMBER, Membership
-from extender.objects import CardRecord
+from extender.cache.membership import NO_MEMBER, Membership
+from extender.controllers.classkeeper import automatic
+from extender.records.objects import CardRecord
 from tests.examples import examples
 
 MODELS = ["", "Tesla K80", "NVIDIA Tesla K80", "Tesla-K80", "Tesla P100", "\u0130 \u2603"]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core import names
-from extender import projection
-from extender.nodeinfo import Placed
+from extender.records import projection
+from extender.records.nodeinfo import Placed
 from tests.examples import examples
 
 Json = dict[str, Any]

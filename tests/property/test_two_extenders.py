@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cardwise.core import assignment, names, request
 from cardwise.kube import errors, paths
-from extender.decisions import Begun, Stage
+from extender.cache.decisions import Begun, Stage
 from tests.examples import examples
 from tests.extender.leaders import DURATION, Cluster, Extender
 from tests.extender.worlds import P100

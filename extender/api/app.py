@@ -1,0 +1,243 @@
+"""The HTTP shell: gpushare's paths, one function a verb, no decisions.
+
+Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-scheduler hides the body of anything else
+from the user. The verb preempt knows no error: a call without an answer gets status 503, which leaves nominations as
+they are. Nor does prioritize, whose errors kube-scheduler passes over: a call that cannot be read gets status 400. The
+scheduler's four verbs are answered before Flask sees them: it took a third of the CPU of a bind and more of a filter
+(docs/measured.md), and they need nothing of it but the body.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import structlog
+from flask import Flask, Response, request
+
+from cardwise.core import names
+from cardwise.core.invalid import InvalidRequest
+from cardwise.runtime import httpcalls
+from cardwise.runtime.httpcalls import WsgiApp
+from extender.api import verbs
+from extender.api.metrics import Metrics, most_frequent
+from extender.api.verbs import Preferences
+from extender.binding.binder import Binder, Failed
+from extender.cache import statelock
+from extender.cache.requests import Requests
+from extender.leadership.leadership import Alone, Leadership
+from extender.records import wire
+from extender.records.wire import BindResult, FilterResult, Malformed
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
+Environ = dict[str, Any]
+Verb = Callable[[Environ], object]
+_BUSY = "not ready: the extender has been at something else for too long"
+_TROUBLE = "the extender failed on this call; see its log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the shell calls. `missing`: why no answer can be given yet, a line each.
+
+    Another extender's being the leader is no such reason: a standby is ready, so that an update can go on.
+    """
+
+    state: State
+    requests: Requests
+    binder: Binder
+    metrics: Metrics
+    preferences: Preferences
+    missing: Callable[[], list[str]]
+    leadership: Leadership = field(default_factory=Alone)
+    notice: verbs.Notice | None = None
+
+
+def create_app(parts: Parts) -> Flask:
+    """The WSGI application."""
+    app = Flask("cardwise-extender", static_folder=None)
+    prefix = names.EXTENDER_PREFIX
+    app.wsgi_app = _Direct(  # type: ignore[method-assign]
+        app.wsgi_app,
+        parts.metrics,
+        {
+            f"{prefix}/filter": ("filter", lambda environ: _filter(parts, environ)),
+            f"{prefix}/prioritize": ("prioritize", lambda environ: _prioritize(parts, environ)),
+            f"{prefix}/preempt": ("preempt", lambda environ: _preempt(parts, environ)),
+            f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_bind(parts, environ))),
+        },
+    )
+
+    @app.get(f"{prefix}/inspect")
+    @app.get(f"{prefix}/inspect/<node>")
+    def inspect(node: str | None = None) -> Response:
+        if _busy(parts):
+            return Response(f"{_BUSY}\n", status=503, mimetype="text/plain")
+        with parts.metrics.timed("inspect"):
+            return Response(wire.encode(verbs.inspect(parts.state, node)), mimetype="application/json")
+
+    @app.get("/version")
+    def version() -> Response:
+        return Response(metadata.version("cardwise"), mimetype="text/plain")
+
+    @app.get("/healthz")
+    def healthz() -> Response:
+        return Response("ok\n", mimetype="text/plain")
+
+    @app.get("/readyz")
+    def readyz() -> Response:
+        missing = parts.missing()
+        lines = missing or ["ok"]
+        if "verbose" in request.args:
+            lines = [*lines, parts.leadership.summary()]
+        text = "".join(f"{line}\n" for line in lines)
+        return Response(text, status=503 if missing else 200, mimetype="text/plain")
+
+    return app
+
+
+class _Unanswered(Exception):
+    """The call has no answer, and its verb no word for it."""
+
+
+class _Direct:
+    """WSGI middleware: POSTs to the paths of `verbs` are answered here, as JSON; everything else is the app's."""
+
+    def __init__(self, app: WsgiApp, metrics: Metrics, verbs: Mapping[str, tuple[str, Verb]]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._verbs = verbs
+
+    def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        found = self._verbs.get(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "POST" else None
+        if found is None:
+            return self._app(environ, start_response)
+        name, verb = found
+        status, kind = "200 OK", "application/json"
+        with self._metrics.timed(name):
+            try:
+                answer = wire.encode(verb(environ))
+            except _Unanswered as error:
+                status, answer = "503 Service Unavailable", wire.encode({"Error": str(error)})
+            except Malformed as error:
+                line = f"{' '.join(str(error).split())}\n"
+                status, kind, answer = "400 Bad Request", "text/plain", line.encode(errors="replace")
+            finally:
+                structlog.contextvars.clear_contextvars()
+        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(answer)))])
+        return [answer]
+
+
+def _body(environ: Environ) -> bytes:
+    """Of the call. Raises Malformed."""
+    length = int(environ.get("CONTENT_LENGTH") or "0")
+    if length > MOST_BYTES:
+        raise Malformed(f"the call is larger than {MOST_BYTES >> 20} MiB")
+    body: bytes = environ["wsgi.input"].read(length)
+    return body
+
+
+def _busy(parts: Parts) -> bool:
+    """Whether a call would wait for the state longer than is worth it."""
+    return parts.state.held() > statelock.REFUSE
+
+
+def _unable(parts: Parts, environ: Environ) -> str:
+    """Why the call cannot be answered here and now, or ""."""
+    missing = parts.missing()
+    if _busy(parts) and not environ.get(httpcalls.SLOW):
+        return _BUSY
+    denial = parts.leadership.denial()
+    if denial is not None and denial.elsewhere:
+        # A connection ends at one extender: only on a new one may the scheduler find the other.
+        environ.get(httpcalls.CLOSE, bool)()
+        return denial.text
+    if missing:
+        return f"not ready: {missing[0]}"
+    return denial.text if denial is not None else ""
+
+
+def _name_in_log(args: wire.FilterArgs | wire.PreemptArgs) -> str:
+    """Lines of the log that this call writes say its pod. Returns the UID."""
+    uid, (namespace, name) = verbs.identity(args.pod or {})
+    structlog.contextvars.bind_contextvars(pod=f"{namespace}/{name}", uid=uid)
+    return uid
+
+
+def _filter(parts: Parts, environ: Environ) -> FilterResult:
+    unable = _unable(parts, environ)
+    if unable:
+        return FilterResult(error=unable)
+    parts.binder.calm.wait()
+    try:
+        args = wire.filter_args(_body(environ))
+        uid = _name_in_log(args)
+        answer = verbs.filter_nodes(parts.state, parts.requests, parts.preferences, args, parts.notice)
+    except Malformed as error:
+        return FilterResult(error=str(error))
+    except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
+        _log.exception("filter failed")
+        return FilterResult(error=_TROUBLE)
+    reasons = answer.failed_nodes or answer.failed_and_unresolvable_nodes
+    if reasons:
+        reason = most_frequent(reasons)
+        parts.metrics.refused(reason)
+        parts.state.waiters.refused_because(uid, reason)
+    return answer
+
+
+def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
+    """Raises Malformed."""
+    if _unable(parts, environ):
+        return []
+    try:
+        args = wire.filter_args(_body(environ))
+        _name_in_log(args)
+        return verbs.prioritize(parts.state, parts.requests, parts.preferences, args)
+    except Malformed as error:
+        _log.info("unreadable prioritize call", error=str(error))
+        raise
+    except Exception:  # noqa: BLE001 - as in filter
+        _log.exception("prioritize failed")
+    return []  # the verb knows no error; without scores the scheduler uses its own
+
+
+def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
+    """Raises _Unanswered."""
+    unable = _unable(parts, environ)
+    if unable:
+        raise _Unanswered(unable)
+    try:
+        args = wire.preempt_args(_body(environ))
+        _name_in_log(args)
+        return verbs.preempt(parts.state, parts.preferences, args)
+    except (Malformed, InvalidRequest) as error:
+        raise _Unanswered(str(error)) from error
+    except Exception as error:
+        _log.exception("preempt failed")
+        raise _Unanswered(_TROUBLE) from error
+
+
+def _bind(parts: Parts, environ: Environ) -> str:
+    """The error for the scheduler, or ""."""
+    unable = _unable(parts, environ)
+    if unable:
+        parts.metrics.bound("early")
+        return unable
+    outcome, text = "failed", _TROUBLE
+    try:
+        args = wire.bind_args(_body(environ))
+        structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
+        line, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
+        outcome, text = parts.binder.bind(args, arrived=environ.get(httpcalls.ARRIVED), line=line, may_wait=slow), ""
+    except Malformed as error:
+        outcome, text = "malformed", str(error)
+    except Failed as error:
+        outcome, text = error.outcome, str(error)
+    except Exception:  # noqa: BLE001 - as in filter
+        _log.exception("bind failed")
+    parts.metrics.bound(outcome)
+    return text

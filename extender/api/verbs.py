@@ -1,0 +1,261 @@
+"""filter, prioritize, preempt and inspect: from a call to its answer, on a view of the state.
+
+Apart from the HTTP shell so that tests ask them without a server, and from the binder, the only one that writes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cardwise.core import policies, request
+from cardwise.core.gangs import Load
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from cardwise.kube import loads
+from extender.cache.decisions import Decided, Stage, Waiter
+from extender.cache.placing import Ask
+from extender.cache.requests import Requests
+from extender.controllers.notices import Full
+from extender.queue.ahead import YOUNGEST
+from extender.records import aheadpods, members, wishes
+from extender.records.projection import Claimant
+from extender.records.wire import (
+    FilterArgs,
+    FilterResult,
+    HostPriority,
+    MetaPod,
+    MetaVictims,
+    PreemptArgs,
+    PreemptResult,
+)
+from extender.state import State
+
+TOP = 10  # kube-scheduler's MaxExtenderPriority
+
+_UNSEEN = (Stage.PLANNED.value, Stage.HELD.value, Stage.BINDING.value)  # counted as used, but no pod is there yet
+UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is tried again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """Settings of the answers. `preempt_fragmented`: whether the state learns of pods that only cards keep waiting."""
+
+    policy: str
+    one_best_node: bool
+    preempt_fragmented: bool = False
+
+
+Notice = Callable[[Waiter, Full], None]
+
+
+def filter_nodes(
+    state: State, requests: Requests, preferences: Preferences, args: FilterArgs, notice: Notice | None = None
+) -> FilterResult:
+    """The nodes that can take the pod: the best one, or all that fit where the scheduler should weigh itself.
+
+    `notice` is told of a pod that a quota keeps waiting; it returns at once.
+    """
+    pod, candidates = args.pod or {}, args.names() or []
+    uid, who = identity(pod)
+    try:
+        asked = request.parse_mutated(pod)
+    except InvalidRequest as error:
+        return FilterResult(error=str(error))
+    if asked is not None:
+        requests.put(uid, asked, (pod.get("metadata") or {}).get("resourceVersion") or "")
+    if not candidates:
+        return _fits(args, [])
+    if uid and members.gang_of(pod):
+        answer = _member(state, args, uid, candidates)
+        if answer is not None:
+            return answer
+    if asked is None:
+        return _fits(args, candidates)  # it came by its marker only
+    if uid and not state.preemption.has_turn(uid, asked.priority):
+        return _refused(dict.fromkeys(candidates, Refusal.NOT_ITS_TURN))
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    state.ahead.serves(spec.get("schedulerName") or aheadpods.DEFAULT_SCHEDULER)
+    created = metadata.get("creationTimestamp") or YOUNGEST
+    policy = asked.policy or preferences.policy
+    closed = state.gangs.reserved(members.rank(pod), asked, candidates)
+    if closed:
+        candidates = [name for name in candidates if name not in closed]
+    ask = Ask(uid, who, asked, candidates, policy, _load(state, pod, policy))
+    found: Placement | Unplaceable | Decided | dict[str, int]
+    if uid and one_best_node(pod, preferences):
+        found = state.plan(ask, created=created)
+    else:
+        found = state.fitting(ask, created=created)
+    if isinstance(found, Decided) and found.node not in candidates:
+        return FilterResult(error=UNDECIDED)
+    if isinstance(found, Unplaceable):
+        if preferences.preempt_fragmented and uid and may_preempt(pod):
+            nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
+            if nodes:
+                state.preemption.refused(_claimant(pod, asked), policy, nodes)
+        found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
+        if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
+            brake = state.brake(who[0], asked)
+            if brake is not None:
+                notice(Waiter(uid, *who), Full(*brake))
+        return _refused(found.refusals)
+    if not isinstance(found, dict):
+        return _fits(args, [found.node])
+    if uid:
+        requests.put_scores(uid, found)
+    return _fits(args, list(found))
+
+
+def prioritize(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
+    """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
+    pod, candidates = args.pod or {}, args.names() or []
+    uid, who = identity(pod)
+    try:
+        asked = request.parse_mutated(pod)
+    except InvalidRequest:
+        asked = None  # filter has said it; the scheduler ignores errors here
+    if asked is None:
+        return [HostPriority(name, 0) for name in candidates]
+    scored = requests.take_scores(uid)
+    if scored is None:
+        policy = asked.policy or preferences.policy
+        scored = state.scores(Ask(uid, who, asked, candidates, policy, _load(state, pod, policy)))
+    found = [scored.get(name) for name in candidates]
+    known = [score for score in found if score is not None]
+    if not known:
+        return [HostPriority(name, 0) for name in candidates]
+    most, least = max(known), min(known)
+    best = min(name for name, score in zip(candidates, found, strict=True) if score == most)
+    width = most - least + 1
+    return [
+        HostPriority(name, TOP if name == best else 0 if score is None else (score - least) * TOP // width)
+        for name, score in zip(candidates, found, strict=True)
+    ]
+
+
+def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> PreemptResult:
+    """The nodes where pods can go so that this one fits on a card, with those pods in place of the scheduler's own.
+
+    Raises InvalidRequest.
+    """
+    pod, chosen = args.pod or {}, args.chosen()
+    asked = request.parse_mutated(pod)
+    waits = bool(members.gang_of(pod))
+    if asked is None and not waits:
+        return PreemptResult(args.as_chosen())  # it came by its marker only
+    claimant = _claimant(pod, asked or PodRequest(containers=(), priority=_priority(pod)))
+    policy = (asked.policy if asked is not None else None) or preferences.policy
+    found = state.preemption.answer(claimant, policy, chosen, member=waits)
+    return PreemptResult(
+        {
+            node: MetaVictims([MetaPod(one) for one in victims.uids], victims.violations)
+            for node, victims in found.items()
+        }
+    )
+
+
+def inspect(state: State, node: str | None = None) -> dict[str, Any]:
+    """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`)."""
+    if node is not None:
+        shown = _inspected(state, node)
+        if shown is None:
+            return {"nodes": [], "error": f"node {node} has no GPU card that Cardwise shares"}
+        return {"nodes": [shown]}
+    with state.view() as ledger:
+        names_of_all = sorted(ledger.by_name())
+    return {"nodes": [shown for name in names_of_all if (shown := _inspected(state, name)) is not None]}
+
+
+def one_best_node(pod: Mapping[str, Any], preferences: Preferences) -> bool:
+    """Whether to answer the best node alone: not where the pod has wishes that only the scheduler can weigh."""
+    return wishes.one_best_node(pod, default=preferences.one_best_node)
+
+
+def _member(state: State, args: FilterArgs, uid: str, candidates: list[str]) -> FilterResult | None:
+    """The answer for a member of a gang; None where it is placed alone."""
+    decided = state.decided(uid)
+    found = decided.node if decided is not None else state.gangs.filter(uid, candidates)
+    if found is None:
+        return None
+    if isinstance(found, Refusal):
+        return _refused(dict.fromkeys(candidates, found))
+    return _fits(args, [found]) if found in candidates else FilterResult(error=UNDECIDED)
+
+
+def may_preempt(pod: Mapping[str, Any]) -> bool:
+    """Whether its PriorityClass lets others be evicted for it."""
+    return (pod.get("spec") or {}).get("preemptionPolicy") != "Never"
+
+
+def _claimant(pod: Mapping[str, Any], asked: PodRequest) -> Claimant:
+    uid, who = identity(pod)
+    return Claimant(uid, *who, asked, _load_of(pod))
+
+
+def _load(state: State, pod: Mapping[str, Any], policy: str) -> Load | None:
+    """What the pod takes beside cards, where a policy decides or learns by that."""
+    return _load_of(pod) if policy in policies.SCORED or state.policies.active else None
+
+
+def _load_of(pod: Mapping[str, Any]) -> Load:
+    return loads.of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
+
+
+def _priority(pod: Mapping[str, Any]) -> int:
+    return (pod.get("spec") or {}).get("priority") or 0
+
+
+def identity(pod: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
+    """UID, and namespace and name."""
+    metadata = pod.get("metadata") or {}
+    return metadata.get("uid") or "", (metadata.get("namespace") or "", metadata.get("name") or "")
+
+
+def _fits(args: FilterArgs, fitting: list[str]) -> FilterResult:
+    # The others' reasons are left out: the scheduler reads them only when no node is left, and they cost both sides.
+    if args.nodes is None:
+        return FilterResult(node_names=fitting)
+    return FilterResult(nodes=args.nodes.only(set(fitting)), node_names=fitting)
+
+
+def _refused(refusals: Mapping[str, Refusal]) -> FilterResult:
+    failed: dict[str, str] = {}
+    hopeless: dict[str, str] = {}
+    for name, refusal in refusals.items():
+        (failed if refusal.resolvable else hopeless)[name] = refusal.text
+    return FilterResult(node_names=[], failed_nodes=failed, failed_and_unresolvable_nodes=hopeless)
+
+
+def _inspected(state: State, name: str) -> dict[str, Any] | None:
+    # Filter must not wait for thousands of nodes to be put into words: the lock is for one at a time, to copy it.
+    with state.view() as ledger:
+        known = ledger.node(name)
+        if known is None or not known.cards:
+            return None
+        node, holdings = known.copy(), ledger.holdings(name)
+    pods: dict[int, list[dict[str, Any]]] = {}
+    for holding in holdings:
+        if holding.mark in _UNSEEN:
+            continue
+        on: dict[int, int] = {}
+        for share in holding.assignment.shares():
+            position = node.position(share)
+            if position is not None:
+                on[position] = on.get(position, 0) + share.mem
+        for position, mem in on.items():
+            shown = {"name": holding.name, "namespace": holding.namespace, "usedGPU": mem}
+            pods.setdefault(position, []).append(shown)
+    devices = [
+        {"id": card.index, "totalGPU": card.mem, "usedGPU": node.used[i], "pods": pods.get(i, [])}
+        for i, card in enumerate(node.cards)
+    ]
+    return {
+        "name": node.name,
+        "totalGPU": sum(card.mem for card in node.cards),
+        "usedGPU": sum(node.used),
+        "devs": devices,
+    }

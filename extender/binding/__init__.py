@@ -1,0 +1,6 @@
+"""bind: the one write that puts a pod on its node, with the cards that it has there.
+
+Comes in: the bind call. Goes out: a Binding, or nothing. Members of gangs wait here for each other (`waits`), and `calm` says
+when there are too many binds under way.
+Read first: `binder`.
+"""

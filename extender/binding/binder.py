@@ -1,0 +1,345 @@
+"""bind: the one write of Cardwise's decision. Annotations and node name land in one Binding, or nothing does.
+
+Apart from the other verbs because it waits for the API server, and because all that can go wrong between two programs
+and a clock is here: a lost answer, a call that came twice, a pod that is another one by now.
+"""
+
+import threading
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import assignment, names, request
+from cardwise.core.assignment import Assignment
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.ledger import Holding
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from extender.binding.calm import Calm
+from extender.binding.waits import Line, Waits
+from extender.cache.decisions import Decided, Stage, Waiter
+from extender.cache.requests import Requests
+from extender.leadership.fence import Fate, Fence, in_parallel
+from extender.leadership.leadership import Alone, Leadership
+from extender.records.wire import BindArgs
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_READ_SECONDS = 5.0  # for one look at the pod
+_LOOK_UP_SECONDS = 2.0  # in which the look-ups of one round begin: plans and ghosts wait for them to end
+_ASK_SECONDS = 1.0  # for one answer in them
+_LOOK_UPS = 8  # at once
+_POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
+_POSTING = 16  # binds that post at once: more would only wait for each other, there and here
+_GATHERING = 0.75  # of the time of a call, that a member may wait for the others of its gang
+_NOT_OURS = "this extender does not hold the lease any more; another one answers"
+
+
+class Failed(Exception):
+    """The pod is not bound by this call; the text goes to kube-scheduler, so to the pod's events."""
+
+    def __init__(self, outcome: str, text: str, *, unsure: bool = False) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+        self.unsure = unsure
+
+
+class _NotOurs(Exception):
+    """The term in which the call began is over: another extender may be binding."""
+
+
+class _Look(Enum):
+    OURS = "ours"
+    UNBOUND = "unbound"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class _Binding:
+    """What is posted; the same words at every try, so that it does not matter which one lands.
+
+    `version`: of the pod, as it was read before the term was looked at last. The API server binds no other version of
+    it, so the Binding lands at most until the next change of the pod (`fence`).
+    """
+
+    args: BindArgs
+    assignment: Assignment | None
+    version: str
+    annotations: dict[str, str]
+
+    def body(self) -> dict[str, Any]:
+        args = self.args
+        # The UID makes it this pod, not one that was created under its name meanwhile.
+        preconditions = {"uid": args.pod_uid, "resourceVersion": self.version}
+        return {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": args.pod_name, "annotations": self.annotations} | preconditions,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": args.node},
+        }
+
+
+class Binder:
+    """Thread-safe. `seconds`: how long after its arrival a call may still post; what `leadership` says comes on top."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        requests: Requests,
+        *,
+        policy: str,
+        seconds: float,
+        leadership: Leadership | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._requests = requests
+        self._policy = policy
+        self._seconds = seconds
+        self._leadership = leadership or Alone()
+        self._clock = clock
+        self._posting = 0
+        self._turn = threading.Condition()  # to post
+        self.calm = Calm(clock)
+        self._waits = Waits(state.gangs.cancel, clock)
+
+    def bind(
+        self, args: BindArgs, *, arrived: float | None = None, line: Line | None = None, may_wait: bool = True
+    ) -> str:
+        """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
+
+        `arrived`: when the call came, if not now: it may have waited for a thread. `line`: its connection.
+        """
+        if arrived is None:
+            arrived = self._clock.now()
+        term = self._leadership.term()
+        if term is None:
+            raise Failed("standby", _NOT_OURS)
+        self._gather(args, arrived, line, may_wait=may_wait)
+        with self.calm.bind():
+            return self._bind(args, arrived + self._seconds, term)
+
+    def _gather(self, args: BindArgs, arrived: float, line: Line | None, *, may_wait: bool) -> None:
+        """Until all members of the pod's gang have reached bind, if it is in one that is not bound yet."""
+        if self._state.decided(args.pod_uid) is not None:
+            return
+        if not may_wait and self._state.gangs.waits(args.pod_uid):
+            raise Failed("gang", "members of gangs wait in bind, so they must be bound by the port of --bind-port-bind")
+        hold = self._state.gangs.join(args.pod_uid, args.node)
+        if isinstance(hold, str):
+            raise Failed("gang", hold)
+        if hold is not None:
+            self._waits.wait(hold, args.pod_name, line, arrived + self._seconds * _GATHERING - self._clock.now())
+            if not hold.go:
+                raise Failed("gang", f"the gang {hold.key} was not bound: {hold.reason}")
+
+    def _bind(self, args: BindArgs, deadline: float, term: int) -> str:
+        decided = self._state.decided(args.pod_uid)
+        if decided is not None and decided.stage is Stage.BOUND:
+            return _already(decided, args)
+        asked, version = self._requests.take(args.pod_uid) or self._read_request(args)
+        if asked is None:
+            return self._bind_plain(args, version, deadline, term)
+        who = (args.pod_namespace, args.pod_name)
+        policy = asked.policy or self._policy
+        begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, policy, term=term)
+        if isinstance(begun, Decided):
+            return _already(begun, args)
+        if isinstance(begun, Refusal):
+            raise Failed("refused", begun.text)
+        stage: Stage | None = Stage.UNSURE  # what holds if anything unforeseen is raised
+        try:
+            self._post(self._binding(args, begun.assignment, version, term), deadline, term, unsure=begun.unsure)
+            stage = Stage.BOUND
+        except Failed as failed:
+            stage = Stage.UNSURE if failed.unsure else None
+            raise
+        finally:
+            self._state.finish_bind(args.pod_uid, stage)
+        return "bound"
+
+    def _bind_plain(self, args: BindArgs, version: str, deadline: float, term: int) -> str:
+        """For a pod that asks for no card: it came by its marker."""
+        refusal = self._state.begin_plain(args.pod_uid, args.node)
+        if refusal is not None:
+            raise Failed("refused", refusal.text)
+        stage: Stage | None = Stage.UNSURE
+        try:
+            self._post(self._binding(args, None, version, term), deadline, term, unsure=False)
+            stage = Stage.BOUND
+        except Failed as failed:
+            stage = Stage.UNSURE if failed.unsure else None
+            raise
+        finally:
+            self._state.finish_bind(args.pod_uid, stage)
+        return "bound"
+
+    def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
+        """With the pod's version. For a pod that no filter call of this process has shown."""
+        try:
+            pod = self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS)
+        except errors.NotFound as error:
+            raise Failed("gone", "the pod does not exist any more") from error
+        except errors.KubeError as error:
+            raise Failed("api", f"cannot read the pod: {error}") from error
+        if (pod.get("metadata") or {}).get("uid") != args.pod_uid:
+            raise Failed("gone", "the pod was deleted, and another one has its name")
+        try:
+            return request.parse_mutated(pod), pod["metadata"].get("resourceVersion") or ""
+        except InvalidRequest as error:
+            raise Failed("invalid", str(error)) from error
+
+    def _binding(self, args: BindArgs, chosen: Assignment | None, version: str, term: int) -> _Binding:
+        annotations = {} if chosen is None else assignment.encode(chosen, assume_time_ns=self._clock.wall_ns())
+        if word := self._leadership.word(term):
+            annotations[names.TERM] = word
+        return _Binding(args, chosen, version, annotations)
+
+    def _post(self, binding: _Binding, deadline: float, term: int, *, unsure: bool) -> None:
+        """Until it is bound or surely is not, or until the deadline or the term is over. Raises Failed.
+
+        `unsure`: an earlier call has posted it unheard; only what is seen of the pod can settle that.
+        """
+        path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
+        backoff, again = Backoff(initial=0.05, cap=2.0), False
+        trouble = "the time for this call was over before it could be posted"
+        while self._clock.now() < deadline:
+            wait, version = None, binding.version
+            try:
+                if not self._post_once(path, binding.body(), deadline, term):
+                    break
+            except _NotOurs as error:
+                raise Failed("standby", _NOT_OURS, unsure=unsure) from error
+            except errors.Conflict as error:
+                if self._look(binding, deadline, unsure=unsure) is _Look.OURS:
+                    return
+                trouble = str(error)
+                if binding.version != version and not again:
+                    again = True  # somebody has changed the pod since it was read, and that is all
+                    continue
+            except errors.TooManyRequests as error:
+                trouble, wait = str(error), error.retry_after
+            except (errors.ServerError, errors.Unreachable) as error:
+                # It may have been carried out, or may be yet; posting the same again cannot hurt.
+                unsure = True
+                trouble = str(error)
+                if self._look(binding, deadline, unsure=True) is _Look.OURS:
+                    return
+            except errors.NotFound as error:
+                # If an earlier try was carried out unheard, it may have run before it was deleted.
+                raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
+            except errors.KubeError as error:
+                raise Failed("api", f"the API server refused the binding: {error}", unsure=unsure) from error
+            else:
+                return
+            pause = backoff.next(wait)
+            if self._clock.now() + pause >= deadline:
+                break
+            self._clock.sleep(pause)
+        raise Failed("api", f"not bound in time: {trouble}", unsure=unsure)
+
+    def _post_once(self, path: str, body: dict[str, Any], deadline: float, term: int) -> bool:
+        """False when the deadline came before its turn. Raises _NotOurs when the term is over."""
+        with self._turn:
+            if not self._clock.wait_for(self._turn, lambda: self._posting < _POSTING, deadline - self._clock.now()):
+                return False
+            self._posting += 1
+        try:
+            with self._leadership.posting(term) as ours:
+                # Asked last: nothing may come between this and the request.
+                left = deadline - self._clock.now()
+                if left <= 0:
+                    return False
+                if ours <= 0:
+                    raise _NotOurs
+                with self.calm.post():
+                    self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
+        finally:
+            with self._turn:
+                self._posting -= 1
+                self._turn.notify()
+        return True
+
+    def _look(self, binding: _Binding, deadline: float, *, unsure: bool) -> _Look:
+        """How the pod is now, which is the version to be bound from now on. Raises Failed where it is lost to us.
+
+        `unsure`: it may have run before it was deleted.
+        """
+        args = binding.args
+        path = paths.pods(args.pod_namespace, args.pod_name)
+        try:
+            pod = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
+        except errors.NotFound as error:
+            raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
+        except errors.KubeError as error:
+            who = f"{args.pod_namespace}/{args.pod_name}"
+            _log.info("cannot look at the pod after a failed binding", pod=who, uid=args.pod_uid, error=str(error))
+            return _Look.UNKNOWN
+        metadata = pod.get("metadata") or {}
+        if metadata.get("uid") != args.pod_uid:
+            raise Failed("gone", "the pod was deleted, and another one has its name", unsure=unsure)
+        node = (pod.get("spec") or {}).get("nodeName") or ""
+        if not node and metadata.get("deletionTimestamp"):
+            # The API server binds no such pod any more: whatever was posted unheard, it has not landed and never will.
+            raise Failed("gone", "the pod is being deleted")
+        if not node:
+            binding.version = metadata.get("resourceVersion") or ""
+            return _Look.UNBOUND
+        if node == args.node and _written(metadata) == binding.assignment:
+            return _Look.OURS
+        raise Failed("taken", f"the pod was bound to node {node} by somebody else")
+
+
+def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM) -> None:
+    """Settles decisions that no watch event has confirmed in time, by a consistent read each; not all in one round.
+
+    What is given up, so that others may have it, is made void before; what cannot be made void is kept. Who does not
+    lead gives nothing up while it may lead again as if it always had: then only what it knows to be unheard is made
+    void. Once another has led, a term begins with all. A pod whose look-up fails comes after the others, and later.
+    """
+    due, until, term = state.tick(), clock.now() + _LOOK_UP_SECONDS, leadership.term()
+    if term is None and leadership.resumes():
+        return
+
+    def one(holding: Holding) -> None:
+        if clock.now() >= until:
+            return
+        pod = Waiter(holding.uid, holding.namespace, holding.name)
+        try:
+            fate = fence.read(pod, timeout=_ASK_SECONDS)
+            if fate is Fate.WAITS and term is not None:
+                fate = fence.void(pod, leadership.word(term), timeout=_ASK_SECONDS)
+        except errors.KubeError as error:
+            _log.info("cannot look up a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
+            fate = Fate.UNPROVEN
+        if fate is Fate.UNPROVEN:
+            state.look_up_failed(holding.uid)
+        else:
+            bound = fate in (Fate.BOUND, Fate.TAKEN)
+            state.looked_up(holding.uid, bound=bound, exists=fate is not Fate.GONE)
+
+    in_parallel(one, due, _LOOK_UPS)
+
+
+def _already(decided: Decided, args: BindArgs) -> str:
+    if decided.stage is not Stage.BOUND:
+        raise Failed("busy", "another bind of this pod is under way")
+    if decided.node != args.node:
+        raise Failed("taken", f"the pod is bound to node {decided.node} already")
+    return "repeated"
+
+
+def _written(metadata: dict[str, Any]) -> Assignment | None:
+    try:
+        return assignment.decode(metadata.get("annotations") or {})
+    except assignment.InvalidAssignment:
+        return None

@@ -1,0 +1,87 @@
+"""Binds of gang members that wait for the others: each in its thread, and one that looks after their connections.
+
+kube-scheduler bounds a bind by nothing but its time-out, and says that it has given up only by closing the connection.
+So the connections of all who wait are watched, and one that closes ends the hold of its gang.
+"""
+
+import select
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from extender.gangs.gangwords import Hold
+
+_log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.2  # between two looks at all connections
+
+Cancel = Callable[[Hold, str], None]
+
+
+class Line(Protocol):
+    """The connection of a call, as far as it is watched."""
+
+    def fileno(self) -> int: ...
+
+
+class Waits:
+    """Thread-safe. Its thread runs while somebody waits. `cancel`: ends a hold that is not decided yet."""
+
+    def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:
+        self._cancel = cancel
+        self._clock = clock
+        self._lines: dict[int, tuple[Line, Hold, str]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def wait(self, hold: Hold, name: str, line: Line | None, seconds: float) -> None:
+        """Until the hold is decided; ends it where that takes longer, or where the connection closes before."""
+        number = self._watch(hold, name, line) if line is not None else None
+        try:
+            if not self._clock.wait(hold.done, max(0.0, seconds)):
+                self._cancel(hold, f"{name} waited for the others as long as a bind may take")
+                if not hold.done.is_set():  # somebody failed between its decision and the word of it
+                    hold.settle(go=False, reason="nobody said whether it goes; the pod is tried again")
+        finally:
+            if number is not None:
+                with self._lock:
+                    self._lines.pop(number, None)
+
+    def _watch(self, hold: Hold, name: str, line: Line) -> int | None:
+        number = line.fileno()
+        if number < 0:
+            return None
+        with self._lock:
+            self._lines[number] = line, hold, name
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="waits", daemon=True)
+                self._thread.start()
+        return number
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._lines:
+                    self._thread = None
+                    return
+                lines = dict(self._lines)
+            try:
+                closed = _closed(lines)
+                for _, hold, name in closed:
+                    self._cancel(hold, f"kube-scheduler gave up waiting for {name}")
+            except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would see connections close
+                _log.exception("cannot look at the connections of waiting binds")
+            self._clock.sleep(_LOOK_SECONDS)
+
+
+def _closed(lines: dict[int, tuple[Line, Hold, str]]) -> list[tuple[Line, Hold, str]]:
+    """Those whose other end has closed, or is about to."""
+    poll = select.poll()
+    for number, (line, _, _) in lines.items():
+        # On TLS the end begins with a record of its own; a client that waits for an answer sends nothing else.
+        poll.register(number, select.POLLRDHUP | (select.POLLIN if isinstance(line, ssl.SSLSocket) else 0))
+    return [lines[number] for number, _ in poll.poll(0)]

@@ -1,0 +1,127 @@
+"""Who holds what, brought together: the ledger follows claims, cards, nodes and quotas.
+
+Apart from `state`, which locks, and decides: this only keeps the picture true. Not thread-safe. A share is held while
+its pod exists and is not finished, then while its node reports it or until a grace time is over
+(docs/design/0001-contracts.md). Who counts when is in `claims`, what nodes report in `inventory`, what quotas leave in
+`limits`, who waits in `wakeups`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cardwise.clock import Clock
+from cardwise.core import placement
+from cardwise.core.devices import is_good
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.mpsplaces import minded
+from cardwise.core.placement import Placement
+from cardwise.core.quotas import Room
+from cardwise.core.request import PodRequest
+from extender.cache import claims
+from extender.cache.claims import Claims
+from extender.cache.decisions import Patience
+from extender.cache.inventory import Inventory, Report
+from extender.cache.limits import Limits
+from extender.cache.nodeload import NodeLoads
+from extender.cache.wakeups import Waiting
+
+
+class Holdings:
+    """`freed` counts the times at which there may have come room. `changed`: nodes, until somebody empties it."""
+
+    def __init__(self, ledger: Ledger, patience: Patience, clock: Clock) -> None:
+        self.ledger = ledger
+        self.inventory = Inventory()
+        self.claims = Claims(self.inventory, patience, clock)
+        self.limits = Limits()
+        self.loads = NodeLoads()
+        self.waiting = Waiting()
+        self.freed = 0
+        self.changed: set[str] = set()
+        self._clock = clock
+
+    def rooms(self, namespace: str) -> list[Room]:
+        """What quotas leave to the namespace."""
+        return self.limits.rooms(self.ledger, namespace)
+
+    def leave(self, uid: str, *, ended: bool) -> None:
+        """The pod is gone, or has ended: surely so where `ended`."""
+        self.claims.left(uid, ended=ended)
+        self.refresh(uid, seen=True)
+
+    def refresh(self, uid: str, *, seen: bool = False) -> None:
+        """Bring the ledger to what holds. `seen`: the scheduler sees the cause itself."""
+        self.settle(uid, self.ledger.holding(uid), seen=seen)
+
+    def settle(self, uid: str, before: Holding | None, *, seen: bool = False) -> None:
+        """As `refresh`. `before`: what the pod has held so far, though the ledger may not have it any more."""
+        self._bring(uid, self.claims.holding(uid), before, seen=seen)
+        for node in self.inventory.held().get(uid, ()):
+            self.settle_stray(Report(uid, node), seen=seen)
+
+    def settle_stray(self, report: Report, *, seen: bool = False) -> None:
+        """As `refresh`, of what the node says of a pod that nobody knows there."""
+        uid = claims.stray_uid(report)
+        self._bring(uid, self.claims.stray(report), self.ledger.holding(uid), seen=seen)
+
+    def _bring(self, uid: str, now: Holding | None, before: Holding | None, *, seen: bool) -> None:
+        if now is None:
+            self.ledger.release(uid)
+        elif now != self.ledger.holding(uid):
+            self.ledger.hold(now)
+        if now != before:
+            self.changed.update(holding.node for holding in (before, now) if holding is not None)
+        if before is not None and (now is None or not now.counts_like(before)):
+            self.free(before.node, seen=seen)
+
+    def free(self, node: str = "", *, seen: bool = False) -> None:
+        """There may be room on this node; on "" that is any. `seen`: the scheduler sees the cause itself."""
+        self.waiting.freed(node, self._clock.now(), seen=seen)
+        self.freed += 1
+
+    def refused(self, uid: str) -> None:
+        """No card has enough room for this pod: it waits for what only we may see."""
+        if uid:
+            self.waiting.refused(uid, self._clock.now())
+
+    @contextmanager
+    def aside(self, uid: str) -> Iterator[None]:
+        """Meanwhile the pod holds nothing: it is no obstacle to itself."""
+        back = self.ledger.release(uid)
+        try:
+            yield
+        finally:
+            back()
+
+    def good(self, holding: Holding, request: PodRequest) -> bool:
+        """Whether a plan still holds: its cards are there, take shares, are not over-full with it and of the class that
+        was asked for, and open to it as MPS goes; its devices are there and nobody else's; and no quota forbids it.
+        """
+        state = self.ledger.node(holding.node)
+        if state is None or not is_good(holding.assignment, state.devices, state.taken):
+            return False
+        asked = {container.key: container.device_class for container in request.containers}
+        party = request.party
+        for key, shares in holding.assignment.containers.items():
+            for share in shares:
+                p = state.position(share)
+                if p is None or not state.cards[p].takes or state.free[p] < 0:
+                    return False
+                if asked.get(key) and asked[key] not in state.cards[p].classes:
+                    return False
+                if not state.mps.admits(p, minded(request.mps, several=len(shares) > 1), party.user):
+                    return False
+        if not self.limits.limits(holding.namespace):
+            return True
+        with self.aside(holding.uid):
+            rooms = self.rooms(holding.namespace)
+            planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
+            return not placement.exceeded(self.ledger, planned, rooms)
+
+    def count_cards(self) -> None:
+        """Tell the ledger of changed cards; late, because at the start they come one by one and by thousands."""
+        for node, cards, devices in self.inventory.changes():
+            self.ledger.set_cards(node, cards)
+            self.ledger.set_devices(node, devices)
+            self.changed.add(node)
+            self.free(node)

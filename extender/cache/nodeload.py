@@ -1,0 +1,134 @@
+"""CPU, memory and pod counts of all nodes: what they have, and what the pods on them ask (`cardwise.kube.loads`).
+
+A gang is planned before kube-scheduler has seen all of its members, so what the scheduler would find out for each is
+counted beforehand; and preemption asks who is on a node. As the scheduler counts, by requests. Not thread-safe: the
+state locks.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from cardwise.core.gangs import Load
+from extender.records.nodeinfo import NodeRoom, Placed
+
+_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say what it has
+
+
+class NodeLoads:
+    """By node, and by pod: any key that is unique. A pod that is planned counts like one that is there."""
+
+    def __init__(self) -> None:
+        self.freed = 0  # counts the times at which something became less
+        self._rooms: dict[str, NodeRoom] = {}
+        self._sums: dict[str, Load] = {}
+        self._pods: dict[str, Placed] = {}
+        self._planned: set[str] = set()
+        self._on: dict[str, set[str]] = {}  # keys of `_pods` by node
+        self._watched: list[set[str]] = []  # see `watch`
+
+    def watch(self) -> set[str]:
+        """The nodes of which `left` has changed, all to begin with; whoever asks for it empties it."""
+        watched = set(self._rooms)
+        self._watched.append(watched)
+        return watched
+
+    def set_node(self, name: str, room: NodeRoom) -> None:
+        """The node is so now."""
+        if self._rooms.get(name) != room:
+            self._rooms[name] = room
+            self.freed += 1
+            self._touch(name)
+
+    def remove_node(self, name: str) -> None:
+        self._rooms.pop(name, None)
+        self._touch(name)
+
+    def set_pod(self, key: str, placed: Placed) -> None:
+        """The pod is on its node."""
+        self._planned.discard(key)
+        self._put(key, placed)
+
+    def remove_pod(self, key: str) -> None:
+        """The pod takes nothing any more."""
+        self._planned.discard(key)
+        before = self._pods.pop(key, None)
+        if before is not None:
+            self._count(before, -1)
+            self._leave(key, before.node)
+            self.freed += 1
+
+    def plan(self, key: str, placed: Placed) -> None:
+        """The pod will be on this node, unless it is on one already."""
+        if key not in self._pods or key in self._planned:
+            self._planned.add(key)
+            self._put(key, placed)
+
+    def unplan(self, keys: Iterable[str]) -> None:
+        """These pods are planned no more; those that are on their nodes stay counted."""
+        for key in keys:
+            if key in self._planned:
+                self.remove_pod(key)
+
+    def left(self, node: str) -> Load | None:
+        """What the node has for further pods; None where there is no such node."""
+        room = self._rooms.get(node)
+        if room is None:
+            return None
+        has, taken = room.allocatable or _UNKNOWN, self._sums.get(node)
+        if taken is None:
+            return has
+        return Load(has.cpu - taken.cpu, has.memory - taken.memory, has.pods - taken.pods)
+
+    def of(self, key: str) -> Load:
+        """What the pod takes."""
+        placed = self._pods.get(key)
+        return placed.load if placed is not None else Load(0, 0, 0)
+
+    def names(self) -> Collection[str]:
+        """The nodes that pods may be put on."""
+        return [name for name, room in self._rooms.items() if room.open]
+
+    def on(self, node: str) -> Iterator[tuple[str, Placed]]:
+        """Keys and pods of a node, those that are planned there included."""
+        return ((key, self._pods[key]) for key in sorted(self._on.get(node, ())))
+
+    def get(self, key: str) -> Placed | None:
+        """Where the pod is, or is planned."""
+        return self._pods.get(key)
+
+    def _put(self, key: str, placed: Placed) -> None:
+        before = self._pods.get(key)
+        if before == placed:
+            return
+        self._pods[key] = placed
+        if before is not None and (before.node, before.load) == (placed.node, placed.load):
+            return  # only who it is has changed
+        if before is not None:
+            self._count(before, -1)
+            self._leave(key, before.node)
+            self.freed += 1
+        self._count(placed, 1)
+        self._on.setdefault(placed.node, set()).add(key)
+
+    def _touch(self, node: str) -> None:
+        for watched in self._watched:
+            watched.add(node)
+
+    def _leave(self, key: str, node: str) -> None:
+        keys = self._on[node]
+        keys.discard(key)
+        if not keys:
+            del self._on[node]
+
+    def _count(self, placed: Placed, sign: int) -> None:
+        node, load = placed.node, placed.load
+        self._touch(node)
+        sums = self._sums.get(node)
+        if sums is None:
+            self._sums[node] = load
+            return
+        now = Load(sums.cpu + sign * load.cpu, sums.memory + sign * load.memory, sums.pods + sign * load.pods)
+        if now.pods:
+            self._sums[node] = now
+        else:
+            del self._sums[node]

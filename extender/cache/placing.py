@@ -1,0 +1,96 @@
+"""Where a pod fits at the moment: the engine, asked with all that the state knows. Runs under the state's lock.
+
+Apart from the state, which decides what follows from the answer.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from cardwise.core import placement, policies
+from cardwise.core.gangs import Load
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from extender.cache.claims import Claims
+from extender.cache.decisions import Stage
+from extender.cache.holdings import Holdings
+from extender.cache.policies import Policies
+from extender.records.aheadpods import Prospect
+
+Who = tuple[str, str]  # namespace and name of a pod
+
+
+class Ask(NamedTuple):
+    """`nodes`: those that it may have. `load`: what it takes of its node beside cards, None where the policy does not
+    ask.
+    """
+
+    uid: str
+    who: Who
+    request: PodRequest
+    nodes: Collection[str]
+    policy: str
+    load: Load | None = None
+
+    def holding(self, placed: Placement, stage: Stage) -> Holding:
+        """What it holds there."""
+        namespace, name = self.who
+        return Holding(self.uid, namespace, name, placed.node, placed.assignment, stage.value, self.request.party)
+
+
+class Placing:
+    """`kept`: what is kept from a pod for others, as long as it is entered."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        held: Holdings,
+        claims: Claims,
+        scored: Policies,
+        kept: Callable[[Collection[str], int], AbstractContextManager[None]],
+    ) -> None:
+        self._ledger = ledger
+        self._held = held
+        self._claims = claims
+        self._scored = scored
+        self._kept = kept
+
+    def place(self, ask: Ask) -> Placement | Unplaceable:
+        """The best node, held by nobody yet."""
+        rooms = self._held.rooms(ask.who[0])
+        with self._kept((ask.uid,), ask.request.priority):
+            if ask.load is not None:
+                best = self._scored.place(ask.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
+                if best is not None:
+                    return best
+            return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, rooms)
+
+    def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
+        """The cards of one node."""
+        rooms = self._held.rooms(ask.who[0])
+        with self._kept((ask.uid,), ask.request.priority):
+            return placement.place_on(self._ledger.node(node), ask.request, ask.policy, rooms)
+
+    def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
+        """The scores of the nodes that fit, and why the others do not. What the pod holds itself is no obstacle."""
+        self._held.count_cards()
+        with self._held.aside(ask.uid), self._kept((ask.uid,), ask.request.priority):
+            rooms = self._held.rooms(ask.who[0])
+            if ask.load is not None:
+                scores = self._scored.scores(ask.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
+                if scores is not None:
+                    return scores, {}
+            return placement.Scorer(ask.request, ask.policy, rooms).score_all(self._ledger, ask.nodes)
+
+    def place_ahead(self, pod: Prospect, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
+        """As `place`, for a pod that nobody has asked for yet."""
+        load = pod.load if policy in policies.SCORED or self._scored.active else None
+        return self.place(Ask(pod.uid, (pod.namespace, pod.name), pod.request, nodes, policy, load))
+
+    def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
+        """As filter's plan, until its bind comes."""
+        ask = Ask(pod.uid, (pod.namespace, pod.name), pod.request, (), "")
+        self._claims.decide(ask.holding(placed, Stage.PLANNED), Stage.PLANNED)
+        self._held.refresh(pod.uid)

@@ -1,0 +1,126 @@
+"""The engine of the scored policies within the state: made when the setting or the first pod asks for one, and kept
+true from then on.
+
+Apart from the state so that who uses `binpack` never imports numpy.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from cardwise.core import policies
+from cardwise.core.gangs import Load
+from cardwise.core.ledger import Ledger
+from cardwise.core.placement import Placement
+from cardwise.core.quotas import Room
+from cardwise.core.request import PodRequest
+from extender.cache.nodeload import NodeLoads
+from extender.cache.statelock import StateLock
+
+if TYPE_CHECKING:
+    from cardwise.core.scored.asks import Ask
+    from cardwise.core.scored.engine import Engine
+    from cardwise.core.scored.workload import Learned, Study
+
+AT_ONCE = 256  # nodes that a decision scores: below 1 ms
+_KNOWN = 65_536  # pods, the last that came: one that is tried again has not come again
+
+
+class Policies:
+    """`place` and `scores` are the state's, under its lock; the others are the keeper's, and take it.
+
+    `binpack` decides until the keeper has made the engine, for which numpy is to be loaded, and where this knows too
+    little of the nodes yet. `ready`: brings the ledger up to date; under the lock.
+    """
+
+    def __init__(self, lock: StateLock, ledger: Ledger, loads: NodeLoads, ready: Callable[[], None]) -> None:
+        self.wanted = False  # some pod has asked for such a policy
+        self._lock = lock
+        self._ledger = ledger
+        self._loads = loads
+        self._ready = ready
+        self._engine: Engine | None = None
+        self._watched: set[str] = set()
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def place(
+        self, uid: str, request: PodRequest, load: Load, nodes: Collection[str], policy: str, *, rooms: Sequence[Room]
+    ) -> Placement | None:
+        """A node and cards by a scored policy; None where it has nothing to say, and `binpack` is to decide."""
+        engine = self._asked(uid, request, load, policy)
+        return engine.place(request, load, policy, nodes, rooms) if engine is not None else None
+
+    def scores(
+        self, uid: str, request: PodRequest, load: Load, nodes: Collection[str], policy: str, *, rooms: Sequence[Room]
+    ) -> dict[str, int] | None:
+        """The nodes that take the pod, the best with the most; None as for `place`."""
+        engine = self._asked(uid, request, load, policy)
+        return (engine.scores(request, load, policy, nodes, rooms) or None) if engine is not None else None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is an engine."""
+        return self._engine is not None
+
+    def activate(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
+        """From now on they decide. `make` is the engine's class, `policy` that of most pods."""
+        with self._lock:
+            self._engine = make(self._ledger, self._loads, at_once=AT_ONCE)
+            self._engine.want(policy)
+            self._watched = self._loads.watch()
+
+    def study(self) -> "Study | None":
+        """What to learn from, where that is to be done now."""
+        with self._lock:
+            self._ready()
+            engine = self._up_to_date()
+            return engine.due() if engine is not None else None
+
+    def adopt(self, learned: "Learned") -> None:
+        """What was learned counts from now on."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.adopt(learned)
+
+    def warm(self, most: int) -> bool:
+        """Scores so many nodes beforehand; whether there may be more."""
+        with self._lock:
+            engine = self._up_to_date()
+            return engine.warm(most) if engine is not None else False
+
+    def asks(self) -> "dict[Ask, float]":
+        """What the pods that came have asked for, and how often; nothing where no engine counts that."""
+        with self._lock:
+            return dict(self._engine.workload.counts) if self._engine is not None else {}
+
+    def dump(self) -> str:
+        """The workload, to be saved; "" where there is none."""
+        with self._lock:
+            return self._engine.workload.dump() if self._engine is not None else ""
+
+    def load(self, text: str) -> None:
+        """Goes on from what was saved. Raises InvalidWorkload."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.workload.load(text)
+
+    def _asked(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
+        """The engine, where the policy is its own; it has seen the pod then."""
+        self.wanted = self.wanted or policy in policies.SCORED
+        engine = self._up_to_date()
+        if engine is None:
+            return None
+        if uid and uid not in self._known:
+            self._known[uid] = None
+            if len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+            engine.saw(request, load)
+        return engine if policy in policies.SCORED and engine.decides(policy) else None
+
+    def _up_to_date(self) -> "Engine | None":
+        engine = self._engine
+        if engine is not None and self._watched:
+            for node in self._watched:
+                engine.touch(node)
+            self._watched.clear()
+        return engine

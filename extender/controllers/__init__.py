@@ -1,0 +1,6 @@
+"""What is done beside the calls: statuses, classes, PodGroups and events are brought to what the state says.
+
+Comes in: the state, and our objects as the watch shows them (`sightings`). Goes out: writes to the API server, at one pace
+(`schedule`), and evictions. Each is a loop or a step of `upkeep`; `telling` puts those together that only tell.
+Read first: `upkeep`, then `statuswriter` and `gangkeeper`.
+"""

@@ -1,0 +1,199 @@
+"""Keeps the automatic classes: one ResourceClass for each model of which there is a card (docs/design/0003).
+
+One model may be spelled in several ways that have one name, as old drivers leave out NVIDIA: its class selects all of
+them. What is to be done is decided from what the watch shows (`changes`, pure); the keeper does it and says once what
+it cannot do. A class that a person made or edited is never touched.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import classes, names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from extender.controllers.sightings import Sightings
+from extender.records.objects import ClassRecord, Object
+
+_log = structlog.get_logger(__name__)
+
+_EVERY = 1.0  # seconds between two looks
+_LINGER = 10.0  # seconds: the object of a card that moves to another node is deleted and comes again
+_ASK = 5.0  # seconds until it is asked again whether a class is in use, which means looking at all that is held
+_SHOWN = 5.0  # seconds in which the watch shows what was done
+_RETRY = 30.0  # seconds after a refusal
+_TIMEOUT = 5.0
+
+Models = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Classes to make and to change, by name the models that they are of, and to delete."""
+
+    creates: Mapping[str, Models] = field(default_factory=dict)
+    updates: Mapping[str, Models] = field(default_factory=dict)
+    deletes: Collection[str] = ()
+
+
+def changes(models: Collection[str], found: Mapping[str, ClassRecord], in_use: Callable[[str], bool]) -> Changes:
+    """What makes the classes right. `models`: those of which there is a card; `in_use`: whether a pod holds or waits
+    for a class.
+    """
+    wanted: dict[str, Models] = {}
+    for model in sorted(models):
+        name = classes.name_of_model(model)
+        wanted[name] = (*wanted.get(name, ()), model)
+    written = {name: one.auto_models for name, one in found.items() if one.auto_models}
+    return Changes(
+        creates={name: alike for name, alike in wanted.items() if name not in found},
+        updates={name: alike for name, alike in wanted.items() if written.get(name, alike) != alike},
+        deletes=[name for name in written if name not in wanted and not in_use(name)],
+    )
+
+
+def automatic(name: str, *models: str) -> Object:
+    """The object of the class of the models, which all have this name."""
+    spec = classes.auto_spec(*models)
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "ResourceClass",
+        "metadata": {
+            "name": name,
+            "labels": {names.AUTO_LABEL: "true"},
+            "annotations": {names.AUTO_SPEC: json.dumps(spec)},
+        },
+        "spec": spec,
+    }
+
+
+def _patch(name: str, models: Models, seen: ClassRecord) -> Object:
+    """The merge patch that makes the class one of these models, if it is as it was seen."""
+    wanted = automatic(name, *models)
+    selector = dict.fromkeys(classes.auto_spec(*seen.auto_models)["selector"]) | wanted["spec"]["selector"]
+    annotations = wanted["metadata"]["annotations"]
+    return {
+        "metadata": {"uid": seen.uid, "resourceVersion": seen.version, "annotations": annotations},
+        "spec": {"selector": selector},
+    }
+
+
+class ClassKeeper:
+    """`active`: whether to write, which one extender does: the leader, once it knows all pods and cards.
+
+    All methods belong to one thread.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        seen: Sightings,
+        *,
+        active: Callable[[], bool],
+        in_use: Callable[[str], bool],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._seen = seen
+        self._active = active
+        self._in_use = in_use
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._idle_since: dict[str, float] = {}  # classes without cards of a model that they are of, since when
+        self._used_until: dict[str, float] = {}
+        self._not_before: dict[str, float] = {}  # classes that something was done or tried about
+        self._kept: set[str] = set()  # classes that were there for a model when last looked at
+        self._said: dict[str, str] = {}
+
+    def step(self) -> None:
+        """One round, if it is time for one."""
+        now = self._clock.now()
+        if now - self._looked_at < _EVERY:
+            return
+        self._looked_at = now
+        if not self._active():
+            self._idle_since.clear()
+            self._kept.clear()
+            return
+        found, models = self._seen.classes.snapshot(), self._seen.cards.models()
+        wanted = changes(models, found, self._used)
+        self._say(models, found)
+        self._used_until = {name: at for name, at in self._used_until.items() if at > now}
+        self._not_before = {name: at for name, at in self._not_before.items() if at > now}
+        idle = [*wanted.deletes, *wanted.updates]
+        self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
+        ready = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
+        for name, alike in wanted.creates.items():
+            if name not in self._not_before:
+                self._create(name, alike)
+        for name, alike in wanted.updates.items():
+            if name not in self._not_before and (name in ready or not set(alike) <= set(found[name].auto_models)):
+                self._update(name, alike, found[name])
+        for name in wanted.deletes:
+            if name not in self._not_before and name in ready:
+                self._delete(name, found[name])
+        self._kept = {classes.name_of_model(model) for model in models} & found.keys()
+
+    def _used(self, name: str) -> bool:
+        """As `in_use`, but not asked again at once where it was."""
+        if name not in self._used_until and self._in_use(name):
+            self._used_until[name] = self._clock.now() + _ASK
+        return name in self._used_until
+
+    def _say(self, models: Collection[str], found: Mapping[str, ClassRecord]) -> None:
+        """Once, what a person may wonder about."""
+        said: dict[str, str] = {}
+        for model in sorted(models):
+            name = classes.name_of_model(model)
+            if name in found and not found[name].auto_models:
+                said.setdefault(name, f"a person's class has this name: there is no automatic one for model {model!r}")
+        for name, text in said.items():
+            if self._said.get(name) != text:
+                _log.warning("automatic class", name=name, problem=text)
+        self._said = said
+
+    def _create(self, name: str, models: Models) -> None:
+        if name in self._kept:
+            _log.warning("an automatic class was deleted while its cards are there; it is made anew", name=name)
+        try:
+            self._client.create(paths.resourceclasses(), automatic(name, *models), timeout=_TIMEOUT)
+        except errors.AlreadyExists:
+            self._wait(name, _RETRY)  # somebody was first, as the watch will show
+        except errors.KubeError as error:
+            _log.warning("cannot make an automatic class", name=name, models=models, error=str(error))
+            self._wait(name, _RETRY)
+        else:
+            _log.info("automatic class made", name=name, models=models)
+            self._wait(name, _SHOWN)
+
+    def _update(self, name: str, models: Models, seen: ClassRecord) -> None:
+        try:
+            self._client.patch(paths.resourceclasses(name), _patch(name, models, seen), "merge", timeout=_TIMEOUT)
+        except (errors.NotFound, errors.Conflict):
+            self._wait(name, 1.0)  # the watch is behind
+        except errors.KubeError as error:
+            _log.warning("cannot change an automatic class", name=name, models=models, error=str(error))
+            self._wait(name, _RETRY)
+        else:
+            _log.info("automatic class changed", name=name, models=models)
+            self._wait(name, _SHOWN)
+
+    def _delete(self, name: str, seen: ClassRecord) -> None:
+        # Whoever edits it meanwhile makes it theirs, and a class of this name that was made anew is another one.
+        options = {"preconditions": {"uid": seen.uid, "resourceVersion": seen.version}}
+        try:
+            self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT)
+        except (errors.NotFound, errors.Conflict):
+            self._wait(name, 1.0)  # the watch is behind
+        except errors.KubeError as error:
+            _log.warning("cannot delete an automatic class", name=name, error=str(error))
+            self._wait(name, _RETRY)
+        else:
+            _log.info("automatic class deleted: no card of its models is left", name=name, models=seen.auto_models)
+            self._wait(name, _SHOWN)
+
+    def _wait(self, name: str, seconds: float) -> None:
+        self._not_before[name] = self._clock.now() + seconds

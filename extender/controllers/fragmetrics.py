@@ -1,0 +1,123 @@
+"""Metrics of the cards' memory, of the cluster and by class: all, used, free, and how much of that is fragmented.
+
+Counted beside the calls of kube-scheduler and only while somebody scrapes; a scrape reads what was counted last. Never
+by node or by card, of which there may be 40,000: `cardwise nodes` shows these.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cardwise.clock import SYSTEM, Clock
+from extender.cache.slices import slices
+from extender.state import State
+
+if TYPE_CHECKING:
+    from cardwise.core.fragmentation import Fragments
+    from cardwise.core.scored.asks import Ask
+
+_SCRAPED: Final = 300.0  # seconds for which a scrape keeps the counting going
+_EVERY: Final = 5.0  # seconds between two counts
+_LEARN: Final = 60.0  # seconds between two looks at what the pods that come ask for
+_SLICE: Final = 32  # nodes read while the state is locked: below 1 ms
+
+
+class FragMetrics(Collector):
+    """`step` belongs to one thread, `collect` may be called from any."""
+
+    def __init__(self, state: State, clock: Clock = SYSTEM) -> None:
+        self._state = state
+        self._clock = clock
+        self._scraped = float("-inf")
+        self._counted = float("-inf")
+        self._learned = float("-inf")
+        self._kinds_at = -1
+        self._asks: dict[Ask, float] = {}
+        self._known = False  # whether the asks are learned, or only those of the pods that hold cards
+        self._fragments: Fragments | None = None
+        self._changed: tuple[set[str], set[str]] = set(), set()
+        self._told: tuple[Metric, ...] = ()
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else the registry would scrape to find out."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        self._scraped = self._clock.now()
+        yield from self._told
+
+    def step(self) -> None:
+        """One round."""
+        now = self._clock.now()
+        if now >= self._scraped + _SCRAPED or now < self._counted + _EVERY:
+            return
+        if self._fragments is None:
+            from cardwise.core.fragmentation import Fragments  # noqa: PLC0415 - loads numpy: only who scrapes pays
+
+            self._fragments = Fragments()
+            with self._state.view_rooms() as (ledger, rooms):
+                self._changed = ledger.watch(), rooms.watch()
+        self._follow(self._fragments)
+        self._learn(self._fragments, now)
+        self._told = tuple(self._count(self._fragments))
+        self._counted = self._clock.now()
+
+    def _follow(self, fragments: "Fragments") -> None:
+        """What nodes have changed."""
+        with self._state.view():
+            names = sorted(set().union(*self._changed))
+            for changed in self._changed:
+                changed.clear()
+        for some in slices(names, _SLICE, self._clock):
+            with self._state.view_rooms() as (ledger, rooms):
+                for name in some:
+                    fragments.set(name, ledger.node(name), rooms.left(name))
+
+    def _learn(self, fragments: "Fragments", now: float) -> None:
+        """What the pods that come ask for; where no policy has learned it, what those ask that are there."""
+        from cardwise.core import fragmentation  # noqa: PLC0415 - see above
+
+        with self._state.view() as ledger:
+            changes = ledger.kinds.changes
+            holdings = ledger.holdings() if now >= self._learned + _LEARN else []
+        if now < self._learned + _LEARN and changes == self._kinds_at:
+            return
+        if now >= self._learned + _LEARN:
+            asks = fragmentation.of_cards(self._state.policies.asks())
+            self._known = bool(asks)
+            self._asks = asks or fragmentation.asks_of(holdings)
+            self._learned = now
+        self._kinds_at = changes
+        with self._state.view() as ledger:
+            pods = fragmentation.typical(self._asks, ledger.kinds)
+        fragments.learn(pods)
+
+    def _count(self, fragments: "Fragments") -> Iterator[Metric]:
+        total = fragments.total()  # before the state is locked: it is here that fragments are computed
+        with self._state.view() as ledger:
+            by_class = fragments.classes(ledger.kinds)
+        of_class = GaugeMetricFamily(
+            "cardwise_class_memory_mib",
+            "MiB of the cards of a ResourceClass. A card may be in several.",
+            labels=["class", "amount"],
+        )
+        for name, memory in sorted(by_class.items()):
+            for amount, value in memory._asdict().items():
+                of_class.add_metric([name, amount], value)
+        yield of_class
+        in_all = GaugeMetricFamily(
+            "cardwise_cluster_memory_mib",
+            "MiB of all cards: total, used, free (of cards that take new shares), and how many of the free MiB are "
+            "fragmented: of no use to a pod such as they come, in the mean.",
+            labels=["amount"],
+        )
+        for amount, value in total._asdict().items():
+            in_all.add_metric([amount], value)
+        yield in_all
+        yield GaugeMetricFamily(
+            "cardwise_workload_learned",
+            "1 where fragmentation is measured by the pods that came, 0 where by those that hold cards now.",
+            value=float(self._known),
+        )

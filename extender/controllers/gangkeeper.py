@@ -1,0 +1,138 @@
+"""What happens to gangs with time: gates go, holds end, what waits is planned, what stays half bound is undone.
+
+Apart from the upkeep, whose slow look-ups must not delay it. What is due says the state; here it is written, by the
+extender that leads, many at a time and not too often.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import names
+from cardwise.core.gangs import Group
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import Recorder
+from cardwise.kube.eviction import evict
+from extender.cache.decisions import Waiter
+from extender.controllers.gangtelling import rolled_back
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_AT_ONCE = 8  # writes
+_MOST = 200  # writes in one step
+_SHOWN_SECONDS = 3.0  # until a gate that was taken away is to be seen; then it is taken away again
+_EVICT_SECONDS = 5.0  # between two tries to evict a pod
+_TIMEOUT = 5.0
+_FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup of coscheduling
+_COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1"
+
+
+class GangKeeper:
+    """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        events: Recorder,
+        *,
+        active: Callable[[], bool],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._events = events
+        self._active = active
+        self._clock = clock
+        self._not_before: dict[str, float] = {}  # by pod
+        self._foreign: dict[str, float] = {}  # when a PodGroup of coscheduling is looked at again
+        self._pool: ThreadPoolExecutor | None = None
+
+    def step(self) -> None:
+        """One round."""
+        if not self._active():
+            return
+        self._look_at_foreign()
+        work = self._state.gangs.step()
+        self._write([(pod, partial(self._free, pod)) for pod in work.free], _SHOWN_SECONDS)
+        self._write([(pod, partial(self._evict, pod, why)) for pod, why in work.evict], _EVICT_SECONDS)
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _write(self, writes: Iterable[tuple[Waiter, Callable[[], None]]], again: float) -> None:
+        """Those that are due, each not again for so many seconds. The oldest members come first."""
+        now = self._clock.now()
+        if len(self._not_before) > _MOST:
+            self._not_before = {uid: at for uid, at in self._not_before.items() if at > now}
+        due = [(pod, write) for pod, write in writes if self._not_before.get(pod.uid, now) <= now][:_MOST]
+        if not due:
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="gangs")
+        for pod, _ in due:
+            self._not_before[pod.uid] = now + again
+        for done in [self._pool.submit(write) for _, write in due]:
+            done.result()
+
+    def _free(self, pod: Waiter) -> None:
+        """Takes the gate away. Idempotent; a pod that was made anew under the name is another one: a patch that would
+        change its UID is Invalid.
+        """
+        gates = [{"name": names.GANG, "$patch": "delete"}]
+        patch = {"metadata": {"uid": pod.uid}, "spec": {"schedulingGates": gates}}
+        try:
+            self._client.patch(paths.pods(pod.namespace, pod.name), patch, "strategic", timeout=_TIMEOUT)
+        except (errors.NotFound, errors.Conflict, errors.Invalid):
+            pass  # the watch will say what became of it
+        except errors.KubeError as error:
+            _log.warning("cannot take a gate away; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
+
+    def _evict(self, pod: Waiter, why: str) -> None:
+        if not self._active() or not self._state.gangs.evicts(pod.uid):
+            return  # the writes before it took a while, and its gang may have come to run
+        try:
+            evict(self._client, pod.namespace, pod.name, pod.uid)
+        except (errors.NotFound, errors.Conflict):
+            return
+        except errors.KubeError as error:
+            _log.warning("cannot evict a pod of a gang; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
+            return
+        about, reason, text = rolled_back(pod, why)
+        self._events.record(about, reason, text, "Warning")
+
+    def _look_at_foreign(self) -> None:
+        """What PodGroups of coscheduling say: no watch, since their kind may not be installed."""
+        now = self._clock.now()
+        keys = self._state.gangs.foreign()
+        for key in self._foreign.keys() - set(keys):
+            del self._foreign[key]
+            self._state.gangs.set_group(key, None, foreign=True)
+        for key in keys:
+            if self._foreign.get(key, now) <= now:
+                self._foreign[key] = now + _FOREIGN_SECONDS
+                self._read_foreign(key)
+
+    def _read_foreign(self, key: str) -> None:
+        namespace, _, name = key.partition("/")
+        try:
+            path = paths.namespaced(_COSCHEDULING, "podgroups", namespace, name)
+            spec = self._client.get(path, timeout=_TIMEOUT).get("spec") or {}
+        except errors.NotFound:
+            self._state.gangs.set_group(key, None, foreign=True)
+            return
+        except errors.KubeError as error:
+            _log.warning("cannot read a PodGroup of coscheduling", name=key, error=str(error))
+            return
+        minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
+        group = Group(
+            minimum=minimum if type(minimum) is int else None,
+            hold=float(seconds) if type(seconds) is int and seconds > 0 else None,
+        )
+        self._state.gangs.set_group(key, group, foreign=True)

@@ -1,0 +1,205 @@
+"""What the extender tells of gangs: their PodGroups, of which some are its own, and events on pods that wait.
+
+Apart from the keeper, because slow writes must not keep gates closed or holds alive. Level-triggered, as the status
+writer is: what is compared is what the watch shows.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import names
+from cardwise.core.gangs import Phase
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventKind, ObjectRef, Recorder
+from extender.cache.decisions import Waiter
+from extender.controllers import statuses
+from extender.controllers.schedule import Key, Pace, Schedule
+from extender.controllers.sightings import Seen
+from extender.gangs import podgroups
+from extender.gangs.gangviews import View
+from extender.gangs.podgroups import GroupRecord
+
+_log = structlog.get_logger(__name__)
+
+GROUP = "podgroup"
+
+_LOOK_SECONDS = 0.5  # between two looks at all gangs
+_GAP = 0.5  # least seconds between two writes to one PodGroup
+_RATE = 50.0  # writes a second
+_STEP_LIMIT = 1.0  # seconds of writing after which a step ends
+_WRITE_TIMEOUT = 2.0
+_REFUSED_SECONDS = 30.0  # until what the API server refused is tried again
+_ODD_SECONDS = 2.0  # until what was made or taken away is to be seen
+_SETTLED = 1.0  # seconds that a state lasts before pods are told of it
+_TOLD = 20  # members that are told; all of a gang of 500 would be 500 events
+
+
+class _Told(NamedTuple):
+    """What was to be said of a gang, since when, and whether it was."""
+
+    reason: str
+    text: str
+    at: float
+    done: bool
+
+
+class GangTelling:
+    """`gangs`: all there are; `active`: whether to speak, which the leader does. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        seen: Seen[GroupRecord],
+        events: Recorder,
+        *,
+        gangs: Callable[[], list[View]],
+        active: Callable[[], bool],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._seen = seen
+        self._events = events
+        self._gangs = gangs
+        self._active = active
+        self._clock = clock
+        self._views: dict[str, View] = {}
+        self._told: dict[str, _Told] = {}
+        self._schedule = Schedule({GROUP: _GAP})
+        self._pace = Pace(_RATE, _RATE)
+        self._looked = float("-inf")
+
+    def step(self) -> None:
+        """One round."""
+        if not self._active():
+            return
+        now = self._clock.now()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._look(now)
+        while self._clock.now() - now <= _STEP_LIMIT and self._pace.ready(self._clock.now(), calm=False):
+            key = self._schedule.next(self._clock.now())
+            if key is None:
+                return
+            self._bring(key)
+
+    def _look(self, now: float) -> None:
+        before, self._views = self._views, {f"{view.namespace}/{view.name}": view for view in self._gangs()}
+        seen = self._seen.snapshot()
+        changed = {key for key, view in self._views.items() if before.get(key) != view} | (before.keys() - self._views)
+        # And those that are there and should not be, or the other way round.
+        changed |= self._seen.changed() | (self._views.keys() ^ seen.keys())
+        self._schedule.mark_all([Key(GROUP, key) for key in sorted(changed)], now)
+        for key, view in self._views.items():
+            self._say(key, view, seen.get(key), now)
+        for key in self._told.keys() - self._views:
+            del self._told[key]
+
+    # PodGroups.
+
+    def _bring(self, key: Key) -> None:
+        """Makes one PodGroup what it ought to be."""
+        act = self._what(key.key)
+        if act is None:
+            self._schedule.settled(key)
+            return
+        what, write = act
+        self._pace.spend()
+        try:
+            write()
+        except (errors.NotFound, errors.Conflict):
+            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will say what became of it
+        except errors.KubeError as error:
+            _log.warning("cannot write a PodGroup; it is tried again", name=key.key, error=str(error))
+            self._schedule.failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)
+        else:
+            self._schedule.wrote(key, what, self._clock.now())
+
+    def _what(self, key: str) -> tuple[object, Callable[[], object]] | None:
+        view, seen = self._views.get(key), self._seen.values.get(key)
+        namespace, _, name = key.partition("/")
+        path = paths.podgroups(namespace, name)
+        if seen is None:
+            if view is None or view.minimum < 1 or not (view.numbered or view.foreign):
+                return None
+            made = podgroups.automatic(view)
+            return "made", lambda: self._client.create(paths.podgroups(namespace), made, timeout=_WRITE_TIMEOUT)
+        if seen.auto and view is None:
+            options = {"preconditions": {"uid": seen.uid}}
+            return "deleted", lambda: self._client.delete(path, options, timeout=_WRITE_TIMEOUT)
+        if seen.auto and view is not None and view.minimum not in (0, seen.minimum):
+            spec = {"spec": {"minMember": view.minimum}}
+            return spec, lambda: self._client.patch(path, spec, "merge", timeout=_WRITE_TIMEOUT)
+        now = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+        wanted = podgroups.status(seen, view, now)
+        if statuses.same(wanted, seen.status):
+            return None
+        patch = {"status": statuses.patch(wanted, seen.status, now)}
+        target = paths.podgroups(namespace, name, "status")
+        return wanted, lambda: self._client.patch(target, patch, "merge", timeout=_WRITE_TIMEOUT)
+
+    # Events.
+
+    def _say(self, key: str, view: View, seen: GroupRecord | None, now: float) -> None:
+        said = _words(view)
+        before = self._told.get(key)
+        if said is None:
+            self._told.pop(key, None)
+            return
+        if before is None or (before.reason, before.text) != said:
+            # A leader that begins finds gangs that have been running for long.
+            done = before is None and view.phase is Phase.RUNNING and _running(seen)
+            before = self._told[key] = _Told(*said, now, done)
+        at_once = view.phase in (Phase.RUNNING, Phase.ROLLING)
+        if before.done or (not at_once and now - before.at < _SETTLED):
+            return
+        self._told[key] = before._replace(done=True)
+        kind: EventKind = "Normal" if view.phase in (Phase.HELD, Phase.BINDING, Phase.RUNNING) else "Warning"
+        if seen is not None:
+            about = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, seen.uid)
+            self._events.record(about, before.reason, before.text, kind)
+        for pod in view.there[:_TOLD]:
+            self._events.record(_ref(pod), before.reason, before.text, kind)
+
+
+def _words(view: View) -> tuple[str, str] | None:
+    """What pods are told of the state of their gang: reason and text. A gang whose pods are ending lacks nothing."""
+    name, there = f"gang {view.name}", len(view.there)
+    if not there:
+        return None
+    if view.phase is Phase.PENDING:
+        if view.minimum > there:
+            return "GangIncomplete", f"{name} is waiting for {view.minimum - there} of {view.minimum} members"
+        return "GangIncomplete", f"{name} cannot be bound: {view.reason}"
+    if view.phase is Phase.WAITING:
+        return (
+            "GangWaiting",
+            f"{name} waits to fit as a whole" + (f": {view.reason}" if view.reason else ""),
+        )
+    if view.phase is Phase.HELD:
+        some = ", ".join(view.waiting_for[:3]) + (", ..." if len(view.waiting_for) > 3 else "")
+        return "GangHeld", f"{name} fits, waiting for {some} to be scheduled"
+    if view.phase is Phase.RUNNING:
+        return "GangBound", f"{name} is bound: all {view.minimum} members that it needs have a node"
+    if view.phase is Phase.ROLLING:
+        return (
+            "GangRolling",
+            f"{name} is bound in part, {view.bound} of {view.minimum} members; the rest follows",
+        )
+    return None
+
+
+def _running(seen: GroupRecord | None) -> bool:
+    return seen is not None and seen.status.get("phase") == Phase.RUNNING
+
+
+def _ref(pod: Waiter) -> ObjectRef:
+    return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
+
+
+def rolled_back(pod: Waiter, why: str) -> tuple[ObjectRef, str, str]:
+    """The event of a member that is evicted."""
+    return _ref(pod), "GangRolledBack", f"{why}; the pod is evicted, and the gang is tried as a whole"

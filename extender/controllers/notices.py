@@ -1,0 +1,107 @@
+"""Events for pods that wait: their class was deleted, or a quota holds them back; and for quotas without their class.
+
+Apart because they are told by who decides (the watch of classes, filter) or writes statuses, and must cost those
+nothing: here is who was told what and when, and the words.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import names
+from cardwise.core.quotas import Charge, Entry
+from cardwise.kube.events import ObjectRef, Recorder
+from extender.cache.decisions import Waiter
+from extender.controllers import statuses
+from extender.controllers.sightings import Sightings
+from extender.records.objects import QuotaRecord
+
+_QUIET = 300.0  # seconds in which a pod is told of quota once
+_REMEMBERED = 50_000  # pods
+
+
+class Full(NamedTuple):
+    """An entry of a GPUQuota that leaves no room: what is held of it and what the pod asks."""
+
+    quota: str
+    entry: Entry
+    used: Charge
+    asked: Charge
+
+
+class Notices:
+    """`active`: whether this extender leads, so that a pod is told once. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        events: Recorder,
+        seen: Sightings,
+        *,
+        active: Callable[[], bool],
+        waiting_for: Callable[[str], Iterable[Waiter]],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._events = events
+        self._seen = seen
+        self._active = active
+        self._waiting_for = waiting_for
+        self._clock = clock
+        self._told: OrderedDict[str, float] = OrderedDict()  # pods, the longest ago first
+        self._lock = threading.Lock()
+
+    def step(self) -> None:
+        """Tells the pods that wait for a class which has been deleted since the last round."""
+        for name in self._seen.classes.deleted():
+            if not self._active() or name in self._seen.classes.values:
+                continue  # somebody else tells it; or it was replaced
+            if name in self._seen.cards.automatic_classes():
+                continue  # its cards are in it still, and it is made anew
+            text = (
+                f"ResourceClass {name} was deleted while the pod waits for it; create the class again, or delete the "
+                "pod and ask for a class that there is (kubectl get resourceclasses)"
+            )
+            for pod in self._waiting_for(name):
+                self._events.record(_ref(pod), "ResourceClassDeleted", text, "Warning")
+
+    def waits_for_quota(self, pod: Waiter, full: Full) -> None:
+        """The pod could be placed but for this entry. Returns at once."""
+        now = self._clock.now()
+        with self._lock:
+            if now - self._told.get(pod.uid, float("-inf")) < _QUIET:
+                return
+            self._told[pod.uid] = now
+            self._told.move_to_end(pod.uid)
+            if len(self._told) > _REMEMBERED:
+                self._told.popitem(last=False)
+        self._events.record(_ref(pod), "WaitingForQuota", _waits(full))
+
+    def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
+        """The status of the quota says now that a class of it is not there. Returns at once."""
+        about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
+        self._events.record(about, statuses.NO_SUCH_CLASS, text, "Warning")
+
+
+def _ref(pod: Waiter) -> ObjectRef:
+    return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
+
+
+def _waits(full: Full) -> str:
+    short = [
+        (used, hard, asked, unit)
+        for used, hard, asked, unit in (
+            (full.used.shares, full.entry.shares, full.asked.shares, "shares"),
+            (full.used.memory, full.entry.memory, full.asked.memory, "MiB"),
+            (full.used.cards, full.entry.cards, full.asked.cards, "cards"),
+        )
+        if hard is not None and asked and used + asked > hard
+    ]
+    amounts = ", ".join(f"{used}/{hard} {unit} are used and {asked} more asked" for used, hard, asked, unit in short)
+    if full.asked.cards and any(unit == "MiB" for *_, unit in short):
+        amounts = f"{amounts} at least, all of the smallest card that it may get"
+    if any(asked > hard for _, hard, asked, _ in short):
+        ends = "that is more than is allowed at all, so the pod starts only if the quota is raised"
+    else:
+        ends = "the pod starts when other pods of the namespace end or the quota is raised"
+    return f"GPUQuota {full.quota} leaves no room on {statuses.title(full.entry)}: {amounts}; {ends}"

@@ -1,0 +1,164 @@
+"""Evicts the later pod of a card or device that was given away twice and on which it has not started yet.
+
+No Binding of ours should ever land so (design 0011); another's may, or one that a clock or a person let through. The
+node starts nothing beyond what the card has, so what came too much would wait there for ever. A suspicion comes from
+the state, at once when the watch shows it; what is done goes by pods that are read anew, and names their version. That
+is a few seconds later: that a pod has started is written a moment after it has.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import assignment, names
+from cardwise.core.assignment import Assignment
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import ObjectRef, Recorder
+from cardwise.kube.eviction import evict
+from extender.cache.decisions import Waiter
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_DIGITS = 30
+_SETTLES = 3.0  # seconds from a suspicion to a look
+
+
+class _Holder(NamedTuple):
+    """A bound pod as it is now. `since`: when it was bound."""
+
+    pod: Waiter
+    version: str
+    since: tuple[str, int]
+    held: dict[str, int]  # MiB of a card, 1 of a device, by UUID
+    started: bool
+    leaving: bool
+
+
+class Overfull:
+    """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        events: Recorder,
+        *,
+        active: Callable[[], bool],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._events = events
+        self._active = active
+        self._clock = clock
+        self._due: dict[str, float] = {}  # nodes that are suspected, and when they are looked at
+        self._backoffs: dict[str, Backoff] = {}
+
+    def step(self) -> None:
+        """One round."""
+        if not self._active():
+            return  # what is suspected stays so for who leads
+        now = self._clock.now()
+        for node in self._state.take_overfull():
+            self._due.setdefault(node, now + _SETTLES)
+        for node in sorted(node for node, at in self._due.items() if at <= now):
+            try:
+                self._look(node)
+            except errors.KubeError as error:
+                self._later(node, error.retry_after)
+                _log.info("cannot mend an over-full card yet", node=node, error=str(error))
+            except Exception:  # noqa: BLE001 - one odd pod must not keep other nodes from being mended
+                self._later(node)
+                _log.exception("cannot mend an over-full card", node=node)
+            else:
+                del self._due[node]
+                self._backoffs.pop(node, None)
+
+    def _later(self, node: str, at_least: float | None = None) -> None:
+        self._due[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next(at_least)
+
+    def _look(self, node: str) -> None:
+        sizes, uuid_of, pods = self._state.holders(node)
+        if not sizes:
+            return  # somebody has gone already
+        found = [self._read(pod, node, uuid_of) for pod in pods]
+        holders = [each for each in found if each is not None]
+        for uuid, size in sizes.items():
+            # Who leaves and has not started holds nothing there.
+            there = [each for each in holders if uuid in each.held and (each.started or not each.leaving)]
+            too_much = sum(each.held[uuid] for each in there) - size
+            for victim in sorted((each for each in there if not each.started), key=lambda each: each.since)[::-1]:
+                if too_much <= 0:
+                    break
+                too_much -= victim.held[uuid]
+                self._evict(victim, node, uuid)
+                holders.remove(victim)
+
+    def _read(self, pod: Waiter, node: str, uuid_of: Mapping[int, str]) -> _Holder | None:
+        try:
+            found = self._client.get(paths.pods(pod.namespace, pod.name))
+        except errors.NotFound:
+            return None
+        metadata, status = found["metadata"], found.get("status") or {}
+        annotations = metadata.get("annotations") or {}
+        finished = status.get("phase") in names.FINISHED_PHASES
+        if metadata["uid"] != pod.uid or found["spec"].get("nodeName") != node or finished:
+            return None
+        try:
+            made = assignment.decode(annotations)
+        except assignment.InvalidAssignment:
+            return None  # counted nowhere
+        if made is None:
+            return None
+        return _Holder(
+            pod,
+            metadata["resourceVersion"],
+            (_bound_at(status), _count(annotations.get(names.ASSUME_TIME))),
+            _held(made, uuid_of),
+            annotations.get(names.ASSIGNED) == "true" or _started(status),
+            bool(metadata.get("deletionTimestamp")),
+        )
+
+    def _evict(self, victim: _Holder, node: str, uuid: str) -> None:
+        """Raises KubeError, Conflict where the pod has changed: it may have started."""
+        pod = victim.pod
+        try:
+            evict(self._client, pod.namespace, pod.name, pod.uid, version=victim.version)
+        except errors.NotFound:
+            return
+        _log.warning("evicted from a card that was given away twice", pod=pod.pod, uid=pod.uid, node=node, card=uuid)
+        text = f"evicted before its start was seen: {uuid} of node {node} was given to more pods than it has room for"
+        self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "CardGivenTwice", text, "Warning")
+
+
+def _held(made: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
+    held = {device.uuid: 1 for device in made.device_shares()}
+    for share in made.shares():
+        if uuid := share.uuid_by(uuid_of):
+            held[uuid] = held.get(uuid, 0) + share.mem
+    return held
+
+
+def _count(text: str | None) -> int:
+    """Of nanoseconds. It only tells between two that were bound in one second, so anything else is 0."""
+    return int(text) if text and text.isdecimal() and len(text) < _DIGITS else 0
+
+
+def _bound_at(status: dict[str, Any]) -> str:
+    """By the API server's word, to the second."""
+    found = (each for each in _of(status, "conditions") if each["type"] == "PodScheduled")
+    return str(next(found, {}).get("lastTransitionTime") or "")
+
+
+def _started(status: dict[str, Any]) -> bool:
+    containers = [*_of(status, "containerStatuses"), *_of(status, "initContainerStatuses")]
+    return status.get("phase") == "Running" or any(c.get("state", {}).keys() - {"waiting"} for c in containers)
+
+
+def _of(status: dict[str, Any], key: str) -> Iterable[dict[str, Any]]:
+    return status.get(key) or ()

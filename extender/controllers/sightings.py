@@ -1,0 +1,130 @@
+"""Our own objects as the watch shows them, for who writes their statuses and keeps the automatic classes.
+
+Apart from the state, which is locked while pods are placed: these are compared with what ought to be written. What has
+changed since the last look is remembered, so that 40,000 cards are not compared all the time.
+"""
+
+import threading
+from collections import Counter
+from typing import Generic, TypeVar
+
+from cardwise.core import classes
+from cardwise.core.devices import Device
+from extender.gangs.podgroups import GroupRecord
+from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
+
+T = TypeVar("T")
+
+
+class Seen(Generic[T]):
+    """The objects of one kind by key, and which have changed. Written by one thread, read by any one other."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, T] = {}
+        self._changed: set[str] = set()
+        self._lock = threading.Lock()
+
+    def put(self, key: str, new: T) -> None:
+        """The object is so now."""
+        with self._lock:
+            before = self.values.get(key)
+            self.values[key] = new
+            self._mark(key, before, new)
+
+    def remove(self, key: str) -> None:
+        """The object is no more."""
+        with self._lock:
+            self._mark(key, self.values.pop(key, None), None)
+
+    def changed(self) -> set[str]:
+        """The keys of what has changed, come or gone since the last call."""
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            return changed
+
+    def snapshot(self) -> dict[str, T]:
+        """A copy of all, taken in one step."""
+        with self._lock:
+            return dict(self.values)
+
+    def _mark(self, key: str, before: T | None, new: T | None) -> None:
+        """The object was and is so; under the lock."""
+        del before, new
+        self._changed.add(key)
+
+
+class CardsSeen(Seen[CardRecord]):
+    """As `Seen`; changes are told by node, and models are counted, of cards alone: only they have automatic classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_node: dict[str, set[str]] = {}
+        self._models: Counter[str] = Counter()
+
+    def names(self, node: str) -> list[str]:
+        """The cards of the node."""
+        with self._lock:
+            return list(self._of_node.get(node, ()))
+
+    def nodes(self) -> set[str]:
+        """The nodes that have cards."""
+        with self._lock:
+            return set(self._of_node)
+
+    def models(self) -> set[str]:
+        """The models of which there is a card; a card that says none is of no model."""
+        with self._lock:
+            return {model for model in self._models if model}
+
+    def automatic_classes(self) -> set[str]:
+        """The names of these models' classes. Cards are in them whether or not such a class has an object."""
+        return {classes.name_of_model(model) for model in self.models()}
+
+    def _mark(self, key: str, before: CardRecord | None, new: CardRecord | None) -> None:
+        if before is not None:
+            self._changed.add(before.node)
+            here = self._of_node[before.node]
+            here.discard(key)
+            if not here:
+                del self._of_node[before.node]
+            model = _model(before)
+            self._models[model] -= 1
+            if not self._models[model]:
+                del self._models[model]
+        if new is not None:
+            self._changed.add(new.node)
+            self._of_node.setdefault(new.node, set()).add(key)
+            self._models[_model(new)] += 1
+
+
+def _model(record: CardRecord) -> str:
+    return "" if isinstance(record.card, Device) else record.card.model
+
+
+class ClassesSeen(Seen[ClassRecord]):
+    """As `Seen`; also says which were deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deleted: list[str] = []
+
+    def remove(self, key: str) -> None:
+        super().remove(key)
+        with self._lock:
+            self._deleted.append(key)
+
+    def deleted(self) -> list[str]:
+        """The names of the classes that were deleted since the last call."""
+        with self._lock:
+            deleted, self._deleted = self._deleted, []
+            return deleted
+
+
+class Sightings:
+    """All four kinds. Cards and classes are known by name, quotas and PodGroups by "namespace/name"."""
+
+    def __init__(self) -> None:
+        self.cards = CardsSeen()
+        self.classes = ClassesSeen()
+        self.quotas: Seen[QuotaRecord] = Seen()
+        self.groups: Seen[GroupRecord] = Seen()

@@ -1,0 +1,342 @@
+"""What the statuses of ExtendedResources, ResourceClasses and GPUQuotas ought to say, out of the ledger.
+
+Apart from the thread that writes them: pure, and counted node by node, so that the state is locked for one node's
+cards at a time and a pod that comes costs its own node alone.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cardwise.core import names
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.quotas import Charge, Entry
+from cardwise.kube.errors import truncated
+from extender.records.objects import CardStatus, ClassRecord, HeldRecord, Object, QuotaRecord
+
+NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
+
+_MOST_CLASSES = 1024  # of a card, as the schema says
+_OF_THE_GONE = ("ghost", "held")  # the marks of what pods hold whose object is gone
+_LONGEST, _LONGEST_SUMMARY = 1024, 32_768  # characters, as the schemas say
+NO_SUCH_CLASS = "NoSuchClass"  # the reason of a condition, and of the event
+
+_FEW = 10  # classes named to help a person
+
+
+class Cards(NamedTuple):
+    """A number of cards added up; MiB."""
+
+    cards: int = 0
+    healthy: int = 0
+    memory: int = 0
+    used: int = 0
+    free: int = 0
+
+    def plus(self, other: "Cards") -> "Cards":
+        return Cards(
+            self.cards + other.cards,
+            self.healthy + other.healthy,
+            self.memory + other.memory,
+            self.used + other.used,
+            self.free + other.free,
+        )
+
+    def minus(self, other: "Cards") -> "Cards":
+        return Cards(
+            self.cards - other.cards,
+            self.healthy - other.healthy,
+            self.memory - other.memory,
+            self.used - other.used,
+            self.free - other.free,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCount:
+    """The cards and devices of one node: each by the name of its ExtendedResource, and added up by the classes that
+    they are in.
+    """
+
+    cards: Mapping[str, CardStatus] = field(default_factory=dict)
+    sums: Mapping[frozenset[str], Cards] = field(default_factory=dict)
+
+
+def count_node(ledger: Ledger, node: str) -> NodeCount:
+    """The node as the ledger has it. What only holdings know is counted as well, without room and classes."""
+    state = ledger.node(node)
+    if state is None:
+        return NodeCount()
+    held = _held(ledger, node, {card.index: card.uuid for card in state.cards})
+    cards: dict[str, CardStatus] = {}
+    sums: dict[frozenset[str], Cards] = {}
+    for i, card in enumerate(state.cards):
+        free = max(0, state.free[i]) if state.open(i) else 0
+        allocated = held.pop(card.uuid, NOTHING_ALLOCATED)
+        cards[names.extended_resource_name(card.uuid)] = allocated._replace(
+            free=free, classes=_in_order(card.classes)[:_MOST_CLASSES]
+        )
+        one = Cards(1, int(card.healthy), card.mem, allocated.memory, free)
+        before = sums.get(card.classes)
+        sums[card.classes] = one if before is None else before.plus(one)
+    for device in state.devices:
+        allocated = held.pop(device.uuid, NOTHING_ALLOCATED)
+        cards[names.extended_resource_name(device.uuid)] = allocated._replace(
+            classes=_in_order(device.classes)[:_MOST_CLASSES]
+        )
+        sums[device.classes] = sums.get(device.classes, Cards()).plus(Cards(1, int(device.healthy)))
+    for uuid, allocated in held.items():
+        cards[names.extended_resource_name(uuid)] = allocated
+    return NodeCount(cards, sums)
+
+
+def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, CardStatus]:
+    """What is held by the UUID of a card or device."""
+    found: dict[str, CardStatus] = {}
+    for holding in ledger.holdings(node):
+        counted = set()
+        for share in holding.assignment.shares():
+            uuid = share.uuid_by(uuid_of)
+            if not uuid:
+                continue  # gpushare's pod, on a card that no node reports
+            before = found.get(uuid, NOTHING_ALLOCATED)
+            found[uuid] = before._replace(
+                memory=before.memory + share.mem,
+                core=before.core + share.core,
+                shares=before.shares + 1,
+                whole=before.whole or share.whole,
+                pods=before.pods + (uuid not in counted),
+            )
+            counted.add(uuid)
+        for device in holding.assignment.device_shares():
+            before = found.get(device.uuid, NOTHING_ALLOCATED)
+            found[device.uuid] = before._replace(shares=before.shares + 1, whole=True, pods=before.pods + 1)
+        if holding.mark in _OF_THE_GONE and holding.charged:
+            for uuid, record in _terminating(holding, uuid_of):
+                found[uuid] = found[uuid]._replace(terminating=(*found[uuid].terminating, record))
+    return found
+
+
+def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, HeldRecord]]:
+    """What the pod, whose object is gone, holds container by container, by the UUID of a card or device."""
+    who = holding.uid, holding.namespace, holding.name
+    for key, shares in holding.assignment.containers.items():
+        for share in shares:
+            if uuid := share.uuid_by(uuid_of):
+                yield uuid, HeldRecord(*who, share.mem, share.core, share.whole, key)
+    for key, devices in holding.assignment.devices.items():
+        for device in devices:
+            yield device.uuid, HeldRecord(*who, 0, 0, True, key)
+
+
+@lru_cache(maxsize=4096)
+def _in_order(classes: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(classes))
+
+
+class Tally:
+    """The cards of each class, from what was last counted on each node."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, Mapping[frozenset[str], Cards]] = {}
+        self._cards: dict[str, Cards] = {}  # by class
+        self._nodes: dict[str, int] = {}
+
+    def put(self, node: str, sums: Mapping[frozenset[str], Cards]) -> set[str]:
+        """The node is so now. Returns the classes whose numbers are others than before."""
+        before = self._of_node.get(node, {})
+        if sums == before:
+            return set()
+        if sums:
+            self._of_node[node] = sums
+        else:
+            del self._of_node[node]
+        for name in set().union(*before):
+            self._nodes[name] -= 1
+        for name in set().union(*sums):
+            self._nodes[name] = self._nodes.get(name, 0) + 1
+        changed = before.keys() | sums.keys()
+        for classes in changed:
+            more = sums.get(classes, Cards()).minus(before.get(classes, Cards()))
+            for name in classes:
+                self._cards[name] = self._cards.get(name, Cards()).plus(more)
+        touched: set[str] = set().union(*changed)
+        for name in touched:
+            if not self._cards[name].cards:
+                del self._cards[name], self._nodes[name]
+        return touched
+
+    def nodes(self) -> set[str]:
+        """The nodes that were counted and have cards."""
+        return set(self._of_node)
+
+    def of(self, name: str) -> tuple[Cards, int]:
+        """The cards of the class, and the number of nodes that they are in."""
+        return self._cards.get(name, Cards()), self._nodes.get(name, 0)
+
+
+def card_status(status: CardStatus) -> Object:
+    """As it is written."""
+    return {
+        "allocated": {
+            "memoryMiB": status.memory,
+            "corePercent": status.core,
+            "shares": status.shares,
+            "whole": status.whole,
+            "pods": status.pods,
+        },
+        "freeMiB": status.free,
+        "classes": list(status.classes),
+        "terminating": [one.told() for one in status.terminating] or None,
+    }
+
+
+def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Object:
+    """As it is written, but for times. Of devices that are no GPUs there is no memory to tell."""
+    status: Object = {
+        "cards": cards.cards,
+        "healthyCards": cards.healthy,
+        "nodes": nodes,
+        "conditions": [_valid(seen.problem, seen.generation)],
+    }
+    if seen.device_class is None or not seen.device_class.other:
+        status |= {"memoryMiB": cards.memory, "usedMiB": cards.used, "freeMiB": cards.free}
+    return status | {"problem": truncated(seen.problem, _LONGEST)} if seen.problem else status
+
+
+def quota_status(
+    seen: QuotaRecord, used: Iterable[Charge], classes: Mapping[str, ClassRecord], automatic: Collection[str]
+) -> Object:
+    """As it is written, but for times. `used`: of each entry, in the order of spec.hard; `automatic`: the classes that
+    cards are in by the names of their models where those have no object, or none that can be read.
+    """
+    if seen.quota is None:
+        unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", seen.generation)
+        return {"conditions": [unknown, _valid(seen.problem, seen.generation)]}
+    lines = list(zip(seen.quota.entries, used, strict=True))
+    above = [(entry, _above(entry, charge)) for entry, charge in lines]
+    over = [f"{title(entry)}: {', '.join(amounts)}" for entry, amounts in above if amounts]
+    if over:
+        text = f"{'; '.join(over)}; running pods keep what they hold, new ones wait"
+        exceeded = _condition("Exceeded", "True", "AboveHard", text, seen.generation)
+    else:
+        exceeded = _condition("Exceeded", "False", "WithinHard", "no more is held than is allowed", seen.generation)
+    return {
+        "used": [_used(entry, charge) for entry, charge in lines],
+        "summary": truncated(
+            "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in lines), _LONGEST_SUMMARY
+        ),
+        "conditions": [exceeded, _known_classes(seen, classes, automatic)],
+    }
+
+
+def _above(entry: Entry, used: Charge) -> list[str]:
+    """The amounts that are above the limits of the entry, for people."""
+    return [
+        f"{amount} {unit} are held, {limit} are allowed"
+        for amount, limit, unit in _amounts(entry, used)
+        if limit is not None and amount > limit
+    ]
+
+
+def missing_class(wanted: Object, found: Object) -> str:
+    """What the wanted status of a quota says of a class that is not there, where the found one does not say it."""
+    if _valid_reason(found) == NO_SUCH_CLASS:
+        return ""
+    return next((each["message"] for each in wanted["conditions"] if each["reason"] == NO_SUCH_CLASS), "")
+
+
+def _valid_reason(status: Object) -> str:
+    return next((each.get("reason", "") for each in status.get("conditions") or () if each.get("type") == "Valid"), "")
+
+
+def same(wanted: Object, found: Object) -> bool:
+    """Whether the status is as wanted, whatever its times."""
+    conditions = [
+        {key: value for key, value in condition.items() if key != "lastTransitionTime"}
+        for condition in found.get("conditions") or ()
+    ]
+    return wanted == (found | {"conditions": conditions} if "conditions" in found else found)
+
+
+def patch(wanted: Object, found: Object, now: str) -> Object:
+    """The merge patch that makes the found status as wanted, with times. A condition keeps the time of its status."""
+    since = {
+        (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
+        for condition in found.get("conditions") or ()
+    }
+    conditions = [
+        condition | {"lastTransitionTime": since.get((condition["type"], condition["status"])) or now}
+        for condition in wanted["conditions"]
+    ]
+    return dict.fromkeys(found) | wanted | {"conditions": conditions}
+
+
+def _valid(problem: str, generation: int) -> Object:
+    if problem:
+        return _condition("Valid", "False", "Unreadable", problem, generation)
+    return _condition("Valid", "True", "Readable", "it is understood and holds", generation)
+
+
+def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Object:
+    """Valid, but for entries whose class is none."""
+    entries = seen.quota.entries if seen.quota is not None else ()
+    for i, entry in enumerate(entries):
+        name, field_name = entry.device_class, f"spec.hard[{i}].class"
+        if not name or name in automatic:
+            continue
+        if name not in classes:
+            known = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
+            text = f"{field_name}: there is no ResourceClass {name}, so the entry limits nothing until there is one"
+            text = f"{text}; write one that there is: {known}" if known else text
+            return _condition("Valid", "False", NO_SUCH_CLASS, text, seen.generation)
+        if classes[name].problem:
+            text = f"{field_name}: ResourceClass {name} selects no card, as it cannot be read: {classes[name].problem}"
+            return _condition("Valid", "False", "UnreadableClass", text, seen.generation)
+    return _valid("", seen.generation)
+
+
+def _condition(kind: str, status: str, reason: str, message: str, generation: int) -> Object:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": truncated(message, _LONGEST),
+        "observedGeneration": generation,
+    }
+
+
+def _amounts(entry: Entry, used: Charge) -> tuple[tuple[int, int | None, str], ...]:
+    return (
+        (used.shares, entry.shares, "shares"),
+        (used.memory, entry.memory, "MiB"),
+        (used.cards, entry.cards, "cards"),
+    )
+
+
+def title(entry: Entry) -> str:
+    """Which cards the entry covers, for people."""
+    return entry.device_class or entry.model or "all cards"
+
+
+def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
+    name = entry.device_class
+    if name and name not in automatic and (name not in classes or classes[name].problem):
+        # Amounts would look as if something were limited.
+        return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
+    amounts = ", ".join(
+        f"{amount}/{limit} {unit}" for amount, limit, unit in _amounts(entry, used) if limit is not None
+    )
+    return f"{title(entry)}: {amounts}"
+
+
+def _used(entry: Entry, used: Charge) -> dict[str, Any]:
+    hard = {"shares": entry.shares, "memoryMiB": entry.memory, "cards": entry.cards}
+    selects = {"class": entry.device_class, "model": entry.model}
+    return {key: name for key, name in selects.items() if name} | {
+        "shares": used.shares,
+        "memoryMiB": used.memory,
+        "cards": used.cards,
+        "hard": {key: limit for key, limit in hard.items() if limit is not None},
+    }

@@ -1,0 +1,270 @@
+"""Brings the statuses of our objects to what the ledger says: the loop's step around `statuses`.
+
+Level-triggered: what is written is what ought to be at that moment, and what decides is what the watch shows. So a
+lost write, somebody's edit or a change that nobody told of is put right; the newest state wins, those between are
+never written. The state is locked for a few nodes or namespaces at a time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.ledger import Ledger
+from cardwise.core.quotas import Charge
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from extender.cache.slices import slices
+from extender.controllers import statuses
+from extender.controllers.schedule import Key, Pace, Schedule
+from extender.controllers.sightings import Sightings
+from extender.controllers.statuses import NOTHING_ALLOCATED, Tally
+from extender.records.objects import Object, QuotaRecord
+
+_log = structlog.get_logger(__name__)
+
+CARD, CLASS, QUOTA = "card", "class", "quota"
+
+_GAPS = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # least seconds between two writes to one object
+_BUSY, _CALM = 20.0, 100.0  # writes a second, while pods come and when they have stopped coming
+_CALM_AFTER = 1.0  # seconds without a change in the ledger
+# While pods come by the score, each status is old at once, and costs the API server more than the binding of a pod.
+_STORM = 4.0  # writes a second
+_STORM_NODES = 5  # changed nodes in one look, of which there are four a second: no pace keeps up from here on
+_STORM_SECONDS = 1.0  # without so many in one look, until it is over
+_TOGETHER = 8  # nodes counted under one lock: half a millisecond
+_NAMESPACES_TOGETHER = 200
+_MOST_NODES = 1000  # counted in one step
+_AUDIT_SECONDS = 60.0  # in which every node is counted anew, in case a change was not told
+_USAGE_SECONDS = 1.0
+_WRITE_TIMEOUT = 2.0
+_STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
+_REFUSED_SECONDS = 60.0  # until a status that the API server refused is tried again
+_ODD_SECONDS = 2.0  # until one whose object was gone, or changed under the write
+_COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
+
+
+class Books(Protocol):
+    """The state, as far as statuses need it."""
+
+    def view(self) -> AbstractContextManager[Ledger]:
+        """The ledger, locked."""
+
+    def changed_nodes(self) -> set[str]:
+        """The nodes whose cards or holdings have changed since the last call."""
+
+
+class _Write(NamedTuple):
+    """A status to write: where, what tells it from others, the patch, and what to do once it is written."""
+
+    path: str
+    what: object
+    status: Object
+    written: Callable[[], None] = lambda: None
+
+
+class StatusWriter:
+    """`active`: whether to write, which one extender does: the leader, once it knows all pods, nodes and cards.
+
+    `no_class`: told of a quota, and in which words, once its status says that a class of it is not there. All methods
+    belong to one thread.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        books: Books,
+        seen: Sightings,
+        *,
+        active: Callable[[], bool],
+        no_class: Callable[[QuotaRecord, str], None],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._books = books
+        self._seen = seen
+        self._active = active
+        self._no_class = no_class
+        self._clock = clock
+        self._tally = Tally()
+        self._schedule = Schedule(_GAPS)
+        self._pace, self._in_storm = Pace(_BUSY, _CALM), Pace(_STORM, _STORM)
+        self._storm_until = float("-inf")
+        self._nodes: dict[str, None] = {}  # to be counted, in this order
+        self._audit: Iterator[str] = iter(())
+        self._audited = clock.now()
+        self._changed_at = float("-inf")
+        self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespaces with a quota
+        self._usage_at = float("-inf")
+        self._problems: dict[str, str] = {}  # of classes, as last looked at
+        self._automatic: set[str] = set()  # as last looked at
+        self._backoff = Backoff(initial=0.5, cap=30.0)
+        self._paused_until = float("-inf")
+        self._complained: dict[tuple[str, int], float] = {}
+
+    def step(self) -> None:
+        """One round: looks at what has changed and writes what there is time for."""
+        self._look_at_nodes()
+        self._look_at_classes()
+        self._look_at_quotas()
+        # Until every changed node is counted, the numbers of classes are halfway between two truths.
+        if not self._nodes and self._active():
+            self._write()
+
+    def _look_at_nodes(self) -> None:
+        now = self._clock.now()
+        changed = self._books.changed_nodes()
+        if changed:
+            self._changed_at = now
+        if len(changed) >= _STORM_NODES:
+            self._storm_until = now + _STORM_SECONDS
+        for some in (changed, self._seen.cards.changed(), self._to_audit(now)):
+            self._nodes.update(dict.fromkeys(some))
+        counted = list(islice(self._nodes, _MOST_NODES))
+        for some_nodes in slices(counted, _TOGETHER, self._clock):
+            with self._books.view() as ledger:
+                counts = [statuses.count_node(ledger, node) for node in some_nodes]
+            for node, count in zip(some_nodes, counts, strict=True):
+                self._compare(node, count, now)
+        for node in counted:
+            del self._nodes[node]
+
+    def _compare(self, node: str, count: statuses.NodeCount, now: float) -> None:
+        for name in self._tally.put(node, count.sums):
+            self._schedule.mark(Key(CLASS, name), now)
+        for name in self._seen.cards.names(node):
+            card = self._seen.cards.values.get(name)
+            if card is not None and card.status != count.cards.get(name, NOTHING_ALLOCATED):
+                self._schedule.mark(Key(CARD, name), now)
+
+    def _to_audit(self, now: float) -> list[str]:
+        """A part of all nodes, so many that all come within the time."""
+        if now - self._audited < 1.0:
+            return []
+        every = self._seen.cards.nodes() | self._tally.nodes()
+        due = int(len(every) * (now - self._audited) / _AUDIT_SECONDS)
+        if not due:
+            return []
+        self._audited = now
+        part = list(islice(self._audit, due))
+        if len(part) < due:
+            self._audit = iter(every)
+            self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.snapshot()], now)
+            self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
+        return part
+
+    def _look_at_classes(self) -> None:
+        now = self._clock.now()
+        self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.changed()], now)
+        before = self._problems, self._automatic
+        self._problems = {name: one.problem for name, one in self._seen.classes.snapshot().items()}
+        self._automatic = self._seen.cards.automatic_classes()
+        if (self._problems, self._automatic) != before:  # quotas say whether their classes are there
+            self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
+
+    def _look_at_quotas(self) -> None:
+        now = self._clock.now()
+        self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.changed()], now)
+        if now - self._usage_at < _USAGE_SECONDS:
+            return
+        self._usage_at = now
+        keys: dict[str, list[Key]] = {}
+        for key, quota in self._seen.quotas.snapshot().items():
+            keys.setdefault(quota.namespace, []).append(Key(QUOTA, key))
+        namespaces = list(keys)
+        usage: dict[str, Mapping[int, Charge]] = {}
+        for some_namespaces in slices(namespaces, _NAMESPACES_TOGETHER, self._clock):
+            with self._books.view() as ledger:
+                usage |= {one: dict(ledger.usage(one)) for one in some_namespaces}
+        for namespace in namespaces:
+            if usage[namespace] != self._usage.get(namespace):
+                self._schedule.mark_all(keys[namespace], now)
+        self._usage = usage
+
+    def _write(self) -> None:
+        began = now = self._clock.now()
+        pace = self._in_storm if now < self._storm_until else self._pace
+        while now >= self._paused_until and now - began <= _STEP_LIMIT:
+            if not pace.ready(now, calm=now - self._changed_at > _CALM_AFTER):
+                return
+            key = self._schedule.next(now)
+            if key is None:
+                return
+            self._bring(key, pace)
+            now = self._clock.now()
+
+    def _bring(self, key: Key, pace: Pace) -> None:
+        """Makes one status what it ought to be, if that takes a write then by this pace."""
+        found = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
+        if found is None:
+            self._schedule.settled(key)
+            return
+        pace.spend()
+        try:
+            self._client.patch(found.path, {"status": found.status}, "merge", timeout=_WRITE_TIMEOUT)
+        except (errors.NotFound, errors.Conflict):
+            self._schedule.failed(key, self._clock.now(), _ODD_SECONDS)  # the watch will say what became of it
+        except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
+            self._complain(key, error)
+            self._schedule.failed(key, self._clock.now(), _REFUSED_SECONDS)
+        except errors.KubeError as error:
+            # Not about this object: all others wait as well.
+            self._complain(key, error)
+            pause = self._backoff.next(error.retry_after)
+            self._paused_until = self._clock.now() + pause
+            self._schedule.failed(key, self._clock.now(), pause)
+        else:
+            self._backoff.reset()
+            self._schedule.wrote(key, found.what, self._clock.now())
+            found.written()
+
+    def _complain(self, key: Key, error: errors.KubeError) -> None:
+        """Says what keeps statuses of this kind from being written, once in a while."""
+        about, now = (key.kind, error.status), self._clock.now()
+        if now - self._complained.get(about, float("-inf")) >= _COMPLAIN_SECONDS:
+            self._complained[about] = now
+            _log.warning("cannot write a status; it is tried again", kind=key.kind, name=key.key, error=str(error))
+
+    # What to write where; None where nothing is to be written.
+
+    def _card(self, name: str) -> _Write | None:
+        seen = self._seen.cards.values.get(name)
+        if seen is None:
+            return None
+        with self._books.view() as ledger:
+            wanted = statuses.count_node(ledger, seen.node).cards.get(name, NOTHING_ALLOCATED)
+        if wanted == seen.status:
+            return None
+        return _Write(paths.extendedresources(name, "status"), wanted, statuses.card_status(wanted))
+
+    def _class(self, name: str) -> _Write | None:
+        seen = self._seen.classes.values.get(name)
+        if seen is None:
+            return None
+        cards, nodes = self._tally.of(name)
+        wanted = statuses.class_status(seen, cards, nodes)
+        return self._told(paths.resourceclasses(name, "status"), wanted, seen.status)
+
+    def _quota(self, key: str) -> _Write | None:
+        seen = self._seen.quotas.values.get(key)
+        if seen is None:
+            return None
+        used: Sequence[Charge] = ()
+        if seen.quota is not None:
+            with self._books.view() as ledger:
+                used = [ledger.used(seen.namespace, entry) for entry in seen.quota.entries]
+        wanted = statuses.quota_status(seen, used, self._seen.classes.snapshot(), self._seen.cards.automatic_classes())
+        write = self._told(paths.gpuquotas(seen.namespace, seen.name, "status"), wanted, seen.status)
+        missing = statuses.missing_class(wanted, seen.status)
+        if write is None or not missing:
+            return write
+        return write._replace(written=lambda: self._no_class(seen, missing))
+
+    def _told(self, path: str, wanted: Object, found: Object) -> _Write | None:
+        if statuses.same(wanted, found):
+            return None
+        return _Write(path, wanted, statuses.patch(wanted, found, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")))

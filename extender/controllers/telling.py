@@ -1,0 +1,51 @@
+"""What the extender tells the cluster: automatic classes and PodGroups, statuses and events, put together.
+
+Apart from the process that starts it, and from what each of them does: here is who may speak, and what they share.
+"""
+
+from collections.abc import Callable
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import Recorder
+from extender.controllers.classkeeper import ClassKeeper
+from extender.controllers.gangtelling import GangTelling
+from extender.controllers.notices import Notices
+from extender.controllers.sightings import Sightings
+from extender.controllers.statuswriter import StatusWriter
+from extender.controllers.upkeep import Step
+from extender.state import State
+
+
+class Telling:
+    """Take `steps` again and again in the process that serves, all in one thread.
+
+    `knows`: whether all that is watched has been listed; before, no step is taken, for what is counted of half a
+    picture would be counted again. `leads`: whether this extender leads; others watch and say nothing.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        seen: Sightings,
+        events: Recorder,
+        *,
+        knows: Callable[[], bool],
+        leads: Callable[[], bool],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.notices = Notices(events, seen, active=leads, waiting_for=state.waiters.asking_for, clock=clock)
+        keeper = ClassKeeper(client, seen, active=leads, in_use=state.class_in_use, clock=clock)
+        writer = StatusWriter(client, state, seen, active=leads, no_class=self.notices.quota_without_class, clock=clock)
+        gangs = GangTelling(client, seen.groups, events, gangs=state.gangs.views, active=leads, clock=clock)
+        steps = (self.notices.step, keeper.step, writer.step, gangs.step)
+        self.steps = tuple(_when(knows, step) for step in steps)
+
+
+def _when(knows: Callable[[], bool], step: Step) -> Step:
+    def taken() -> None:
+        if knows():
+            step()
+
+    return taken

@@ -1,0 +1,144 @@
+"""What the scored policies need beside decisions: the engine's making, learning, scores beforehand, and the ConfigMap
+in which the workload survives this process (docs/design/0008-policies.md).
+
+Apart from the upkeep: learning takes a tenth of a second, and nothing waits for it.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import names, policies
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from extender.cache.slices import give_way
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_SLICE = 64  # nodes scored while the state is locked: half a millisecond
+_SLICES = 100  # in one step, at most
+_TIMEOUT = 5.0
+_SAVE_SECONDS = 60.0  # what comes in less than that is lost with this process
+
+
+class WorkloadKeeper:
+    """`leads`: whether this extender decides; it alone writes. `policy`: of its setting, for people to read there. All
+    methods belong to one thread.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        namespace: str,
+        *,
+        leads: Callable[[], bool],
+        policy: str = policies.DEFAULT,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._namespace = namespace
+        self._leads = leads
+        self._policy = policy
+        self._clock = clock
+        self._published = False
+        self._unpublished = 0  # rounds since we lead
+        self._led = False
+        self._read = False
+        self._saved = ""
+        self._save_at = float("-inf")  # not before
+
+    def step(self) -> None:
+        """One round."""
+        leads = self._leads()
+        self._tell(leads=leads)
+        scored = self._state.policies
+        if not scored.wanted:
+            return
+        if not scored.active:
+            from cardwise.core.scored.engine import Engine  # noqa: PLC0415 - loads numpy, which `binpack` does not need
+
+            scored.activate(Engine, self._policy)
+        if leads and not self._led:
+            self._read = False  # another one may have led meanwhile, and learned more
+        self._led = leads
+        if not self._read:
+            self._read = self._restore()
+        for _ in range(_SLICES):
+            if not scored.warm(_SLICE):
+                break
+            give_way(self._clock)
+        learned = self._learn()
+        if leads and self._read and (learned or self._clock.now() >= self._save_at):
+            self._save_asks(scored.dump())
+
+    def _learn(self) -> bool:
+        """Whether there was something to learn."""
+        from cardwise.core.scored.workload import learn  # noqa: PLC0415 - see above
+
+        study = self._state.policies.study()
+        if study is None:
+            return False
+        self._state.policies.adopt(learn(study))
+        _log.info("learned the workload", asks=len(study.counts), arrivals=round(sum(study.counts.values())))
+        return True
+
+    def _save_asks(self, asks: str) -> None:
+        if asks == self._saved or self._save({names.WORKLOAD_ASKS: asks}):
+            self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
+
+    def _tell(self, *, leads: bool) -> None:
+        """The policy, once in each time as the leader; where it cannot, in the 1st, 2nd, 4th, 8th round and so on."""
+        if not leads or self._published:
+            self._published, self._unpublished = leads, 0
+            return
+        self._unpublished += 1
+        if not self._unpublished & (self._unpublished - 1):
+            self._published = self._publish()
+
+    def _publish(self) -> bool:
+        """Whether the policy is there."""
+        try:
+            saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
+            known = (saved.get("data") or {}).get(names.WORKLOAD_POLICY)
+        except errors.NotFound:
+            known = None
+        except errors.KubeError as error:
+            _log.warning("cannot tell the policy yet", error=str(error))
+            return False
+        return known == self._policy or self._save({names.WORKLOAD_POLICY: self._policy})
+
+    def _restore(self) -> bool:
+        """Whether it was read, or there is none."""
+        from cardwise.core.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
+
+        try:
+            saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
+            text = (saved.get("data") or {}).get(names.WORKLOAD_ASKS)
+            if text:
+                self._state.policies.load(text)
+        except errors.NotFound:
+            return True
+        except errors.KubeError as error:
+            _log.warning("cannot read the workload yet", error=str(error))
+            return False
+        except InvalidWorkload as error:
+            _log.warning("the saved workload is not used", error=str(error))
+        return True
+
+    def _save(self, data: dict[str, str]) -> bool:
+        path = paths.configmaps(self._namespace, names.WORKLOAD)
+        try:
+            try:
+                self._client.patch(path, {"data": data}, timeout=_TIMEOUT)
+            except errors.NotFound:
+                metadata = {"name": names.WORKLOAD}
+                created = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+                self._client.create(paths.configmaps(self._namespace), created, timeout=_TIMEOUT)
+        except errors.KubeError as error:
+            _log.warning("cannot save the workload", keys=sorted(data), error=str(error))
+            return False
+        return True

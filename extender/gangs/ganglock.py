@@ -1,0 +1,102 @@
+"""The gangs of the state under its lock: what verbs, binder and keeper call.
+
+Apart from the state, which has enough to say about single pods, and from `gangs`, which knows no lock.
+"""
+
+from collections.abc import Callable, Collection
+
+from cardwise.core.gangs import Group, Rank
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from extender.cache.statelock import StateLock
+from extender.gangs.gangs import Gangs
+from extender.gangs.gangviews import View
+from extender.gangs.gangwords import Hold, Work
+
+
+class LockedGangs:
+    """All methods may be called from any thread. `ready`: brings the ledger up to date; under the lock."""
+
+    def __init__(self, lock: StateLock, gangs: Gangs, ready: Callable[[], None]) -> None:
+        self._lock = lock
+        self._gangs = gangs
+        self._ready = ready
+
+    def set_group(self, key: str, group: Group | None, *, foreign: bool = False) -> None:
+        """The PodGroup, "namespace/name", is so now; None: it is no more. `foreign`: it is one of coscheduling."""
+        with self._lock:
+            self._gangs.set_group(key, group, foreign=foreign)
+
+    def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
+        """The node of a member; None: it is placed alone."""
+        with self._lock:
+            self._ready()
+            return self._gangs.filter(uid, nodes)
+
+    def reserved(self, rank: Rank, request: PodRequest, nodes: Collection[str]) -> set[str]:
+        """The nodes among these that are kept from a pod of this rank, for a gang that has waited long."""
+        if not self._gangs.reserving:
+            return set()
+        with self._lock:
+            self._ready()
+            return self._gangs.reserved(rank, request, nodes)
+
+    def join(self, uid: str, node: str) -> Hold | str | None:
+        """A bind call has come: what to wait for, or why it cannot be; None: it goes on at once."""
+        with self._lock:
+            self._ready()
+            return self._gangs.join(uid, node)
+
+    def waits(self, uid: str) -> bool:
+        """Whether a bind of this pod would have to wait for others."""
+        with self._lock:
+            return self._gangs.waits(uid)
+
+    def cancel(self, hold: Hold, reason: str) -> None:
+        """Somebody who waits for it cannot go on."""
+        with self._lock:
+            self._gangs.cancel(hold, reason)
+
+    def observe(self, held: Callable[[str, float], None], queued: Callable[[str], None]) -> None:
+        """Who is to be told of holds that are over, "bound" or "ended", and their seconds; and of gangs that begin to
+        be bound, with the time of creation of their oldest member.
+        """
+        self._gangs.observe = held
+        self._gangs.queued = queued
+
+    def recover(self) -> None:
+        """A term begins: the rest of what is bound in part is planned before anything else is placed."""
+        with self._lock:
+            self._ready()
+            self._gangs.recover()
+
+    def stop(self, reason: str) -> None:
+        """Nobody may wait any more."""
+        with self._lock:
+            self._gangs.stop(reason)
+
+    def step(self) -> Work:
+        """One round of what time does; for the extender that leads."""
+        with self._lock:
+            self._ready()
+            return self._gangs.step()
+
+    def evicts(self, uid: str) -> bool:
+        """Whether the member is still to be evicted."""
+        with self._lock:
+            return self._gangs.evicts(uid)
+
+    def views(self) -> list[View]:
+        """All gangs, as they are told."""
+        with self._lock:
+            return list(self._gangs.views())
+
+    def foreign(self) -> list[str]:
+        """The gangs whose minimum a PodGroup of coscheduling says."""
+        with self._lock:
+            return self._gangs.foreign()
+
+    def phases(self) -> dict[str, int]:
+        """How many gangs are in which phase."""
+        with self._lock:
+            return self._gangs.phases()

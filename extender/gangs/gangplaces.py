@@ -1,0 +1,234 @@
+"""Where members of gangs go: what kube-scheduler has offered, what was tried in vain, and the plans that hold cards.
+
+Apart from the gangs, who say what is to be planned when: this carries it out on ledger, claims and loads. Cards of a
+plan are claims of the stage HELD. Not thread-safe: the state locks.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from cardwise.clock import Clock
+from cardwise.core import gangplan
+from cardwise.core.gangplan import Nodes, Planned, Terms, Unplanned
+from cardwise.core.gangs import Member, Rank
+from cardwise.core.gangstate import Gang
+from cardwise.core.ledger import Holding
+from cardwise.core.request import PodRequest
+from extender.cache.decisions import Stage
+from extender.gangs.gangwords import Books
+from extender.gangs.reserve import Reserve
+from extender.records.nodeinfo import Placed
+
+COSTLY = 10  # what has failed is not tried again before this many times as long as it took
+CHEAP = 0.002  # seconds that it may take without being called costly
+_LONGEST_PAUSE = 0.5  # seconds
+
+
+class Places:
+    """`policy`: of placement, for pods that name none."""
+
+    def __init__(self, books: Books, policy: str, clock: Clock) -> None:
+        self._books = books
+        self._clock = clock
+        self._policy = policy
+        self._reserve = Reserve(books.rooms)
+        self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
+        self._last_offer: frozenset[str] = frozenset()
+        self._offered = 0  # counts what the scheduler has offered anew
+        self._freed = 0
+        self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
+        self._not_before: dict[str, float] = {}
+
+    # What is known of nodes.
+
+    def offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
+        """The scheduler allows these nodes to a member of this shape."""
+        offer = frozenset(nodes)
+        if offer == self._last_offer:
+            offer = self._last_offer  # equal ones are one object: the planner looks at each once
+        self._last_offer = offer
+        offers = self._offers.setdefault(gang.key, {})
+        if offers.get(shape) != offer:
+            offers[shape] = offer
+            self._offered += 1
+        self._reserve.offered(gang.key, shape, offer)
+
+    def knows(self, gang: Gang) -> bool:
+        """Whether the scheduler has ever asked for a member."""
+        return bool(self._offers.get(gang.key))
+
+    def freed(self) -> None:
+        """There may be room where there was none."""
+        self._freed += 1
+
+    def drop(self, key: str) -> None:
+        """The gang is no more."""
+        self._offers.pop(key, None)
+        self._tried.pop(key, None)
+        self._not_before.pop(key, None)
+        self._reserve.drop(key)
+
+    def forget(self) -> None:
+        """What was heard in another term."""
+        self._offers.clear()
+        self._tried.clear()
+        self._not_before.clear()
+
+    # What is kept from others.
+
+    @property
+    def reserving(self) -> bool:
+        return self._reserve.gang is not None
+
+    def reserved(self, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
+        """The nodes among these that are kept from a pod of this rank."""
+        return self._reserve.closed(self._books.ledger, rank, request, nodes)
+
+    def reserve(self, due: Sequence[Gang], now: float) -> bool:
+        """These have waited too long, in their order. Whether others may have what was kept from them."""
+        ended = self._reserve.turn_to(due, self._books.ledger, self._books.loads, self._policy, now)
+        if ended:
+            self._freed += 1
+        return ended
+
+    # Plans.
+
+    def may_fit(self, gang: Gang, now: float) -> bool:
+        """Not where it did not fit a moment ago and nothing has changed."""
+        paused = now < self._not_before.get(gang.key, float("-inf"))
+        return not paused and self._tried.get(gang.key) != self._state(gang, now)
+
+    def attempt(self, gang: Gang, now: float) -> bool:
+        """Plans all who are missing, where they may fit."""
+        if not self.may_fit(gang, now):
+            return False
+        began = self._clock.cpu()
+        if self.place(gang, gang.missing_in_plan(), now):
+            self._tried.pop(gang.key, None)
+            return True
+        cost = self._clock.cpu() - began
+        self._tried[gang.key] = self._state(gang, now)
+        if cost > CHEAP:
+            self._not_before[gang.key] = now + min(_LONGEST_PAUSE, COSTLY * cost)
+        gang.refused(now)
+        return False
+
+    def place(self, gang: Gang, members: Sequence[Member], now: float) -> bool:
+        """Places for all of these members, held and in the gang's plan; or nothing."""
+        books = self._books
+        self.give_up(member.uid for member in members)
+        for member in members:
+            if books.claims.decided(member.uid) is not None:
+                gang.reason = f"{member.name} may be bound already; that is found out first"
+                return False
+        offers = self._offers.get(gang.key, {})
+        priority, _, created, _ = gang.rank()
+
+        def fits() -> list[str]:
+            found = self._planned(gang, members, offers, now)
+            if isinstance(found, Unplanned):
+                return []
+            for uid in found.holdings:
+                books.ledger.release(uid)
+            return list(found.nodes.values())
+
+        with books.kept(gang.members, gang.priority):
+            found = self._planned(gang, members, offers, now)
+            if isinstance(found, Unplanned) and books.ahead().gives_way(gang.namespace, -priority, created, fits):
+                found = self._planned(gang, members, offers, now)
+        if isinstance(found, Unplanned):
+            hopeless = self._reserve.hopeless(gang.key)
+            gang.reason = hopeless or f"there is no place for {found.member.name} beside the others"
+            return False
+        for member in members:
+            holding = found.holdings.get(member.uid)
+            if holding is not None:
+                books.claims.decide(holding, Stage.HELD)
+                books.settle(member.uid, None)
+            books.loads.plan(member.uid, Placed(found.nodes[member.uid], member.load))
+        gang.hold(found.nodes, now)
+        return True
+
+    def _planned(
+        self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
+    ) -> Planned | Unplanned:
+        """Held in the ledger, and where it fails, nothing of it."""
+        found = self._where_nominated(gang, members, offers, now)
+        if isinstance(found, Planned):
+            return found
+        return gangplan.plan(self._books.ledger, self._books.loads, members, self._terms(gang, offers, now))
+
+    def _where_nominated(
+        self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
+    ) -> Planned | Unplanned | None:
+        """A plan in which members have the nodes that kube-scheduler has nominated them for, if any is: it offers them
+        no others, and these to nobody else.
+        """
+        avoided, own, planned = gang.avoided(now), {}, []
+        for member in members:
+            node = self._books.nominated(member.uid)
+            if node and (member.shape, node) not in avoided:
+                shape = f"{member.shape}@{node}"
+                own[shape] = frozenset({node})
+                planned.append(replace(member, shape=shape))
+            else:
+                planned.append(member)
+        if not own:
+            return None
+        return gangplan.plan(self._books.ledger, self._books.loads, planned, self._terms(gang, {**offers, **own}, now))
+
+    def would_place(
+        self, gang: Gang, members: Sequence[Member], nodes: Nodes, now: float, *, shape: str, also: Iterable[str]
+    ) -> Planned | None:
+        """Places for these members, could those of the shape also have these nodes; nothing is held."""
+        ledger, offers = self._books.ledger, dict(self._offers.get(gang.key, {}))
+        offers[shape] = offers.get(shape, frozenset()).union(also)
+        found = gangplan.plan(ledger, nodes, members, self._terms(gang, offers, now))
+        if isinstance(found, Unplanned):
+            return None
+        for planned in found.holdings:
+            ledger.release(planned)
+        return found
+
+    def give_up(self, uids: Iterable[str]) -> None:
+        """These members are planned nowhere. What is posted already stands."""
+        books = self._books
+        uids = list(uids)
+        for uid in uids:
+            before = books.ledger.holding(uid)
+            if books.claims.release_plan(uid):
+                books.settle(uid, before)
+        books.loads.unplan(uids)
+
+    def keep(self, holding: Holding) -> None:
+        """The member could not be posted; what it was to have stays its own."""
+        self._books.claims.decide(replace(holding, mark=Stage.HELD.value), Stage.HELD)
+
+    def broken(self, gang: Gang) -> str:
+        """What of the plan is not good any more, or ""."""
+        books = self._books
+        for uid, node in gang.plan.items():
+            member, holding = gang.members[uid], books.ledger.holding(uid)
+            good = books.loads.left(node) is not None
+            if good and member.request is not None:
+                good = holding is not None and books.good(holding, member.request)
+            if not good:
+                return f"what {member.name} was to have on node {node} is not there any more"
+        return ""
+
+    def _terms(self, gang: Gang, offers: Mapping[str, frozenset[str]], now: float) -> Terms:
+        books = self._books
+        return Terms(
+            namespace=gang.namespace,
+            policy=self._policy,
+            mark=Stage.HELD.value,
+            rooms=lambda: books.rooms(gang.namespace),
+            offers=offers,
+            avoided=gang.avoided(now),
+            closed=self._reserve.against(books.ledger, gang.key, gang.rank()),
+        )
+
+    def _state(self, gang: Gang, now: float) -> object:
+        """While it is the same, a plan that failed would fail again."""
+        freed = self._freed + self._books.freed() + self._books.loads.freed
+        return freed, self._offered, tuple(gang.avoided(now))

@@ -1,0 +1,416 @@
+"""The gangs of the cluster, part of the state: what filter and bind decide about members, and what time does to them.
+
+Apart from the state, whose lock guards it, from the machine of one gang (`core/gangstate`), whose answers it carries
+out, and from `gangplaces`, where plans are made. Nothing here waits: who waits in bind waits on a `Hold`.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from cardwise.clock import Clock
+from cardwise.core.gangplan import Nodes, Planned
+from cardwise.core.gangs import Ended, Group, Member, Phase, Rank
+from cardwise.core.gangstate import Gang
+from cardwise.core.ledger import Holding
+from cardwise.core.request import PodRequest
+from cardwise.core.verdict import Refusal
+from extender.cache.decisions import Stage
+from extender.gangs.gangplaces import CHEAP, COSTLY, Places
+from extender.gangs.gangviews import View, view, waiter
+from extender.gangs.gangwakes import Wakes
+from extender.gangs.gangwords import Books, Hold, Settings, Work
+
+
+class Gangs:
+    """Not thread-safe: the state locks."""
+
+    def __init__(self, books: Books, settings: Settings, clock: Clock) -> None:
+        self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
+        self.queued: Callable[[str], None] = lambda _created: None
+        self._books = books
+        self._settings = settings
+        self._clock = clock
+        self._gangs: dict[str, Gang] = {}
+        self._of: dict[str, str] = {}  # gang by member
+        self._groups: dict[str, Group] = {}
+        self._foreign: dict[str, Group] = {}  # coscheduling's
+        self._holds: dict[str, Hold] = {}
+        self._wakes = Wakes(books.waiting)
+        self._next_round = float("-inf")
+        self._posting: set[str] = set()  # members that a thread is posting
+        self._places = Places(books, settings.policy, clock)
+        self._stopped = ""
+
+    # What the API server tells.
+
+    def put(self, key: str, member: Member) -> None:
+        """The member of the gang, "namespace/name", is so now."""
+        now = self._clock.now()
+        before = self._of.get(member.uid)
+        if before is not None and before != key:
+            self.drop(member.uid)
+        gang = self._gangs.get(key)
+        if gang is None:
+            namespace, _, name = key.partition("/")
+            gang = self._gangs[key] = Gang(namespace, name, self._settings.patience)
+            gang.since = now
+        self._of[member.uid] = key
+        was_complete, was_running = gang.complete, gang.ran
+        self._regroup(gang, member)
+        self._void(gang, gang.put(member, now))
+        self._stand_back(gang, now)
+        came_late = before is None and member.uid in self._books.waiting  # the scheduler knew of it before we did
+        if gang.complete > was_complete or gang.ran > was_running or came_late:
+            self._wakes.all(now)
+
+    def drop(self, uid: str) -> None:
+        """The pod is no more, or is in no gang any more."""
+        key = self._of.pop(uid, None)
+        if key is None:
+            return
+        self._posting.discard(uid)
+        gang, now = self._gangs[key], self._clock.now()
+        self._void(gang, gang.drop(uid, now))
+        self._stand_back(gang, now)
+        if not gang.members:
+            del self._gangs[key]
+            self._places.drop(key)
+            self._wakes.drop(key)
+
+    def set_group(self, key: str, group: Group | None, *, foreign: bool = False) -> None:
+        """The PodGroup, "namespace/name", is so now; None: it is no more."""
+        groups = self._foreign if foreign else self._groups
+        if group is None:
+            groups.pop(key, None)
+        else:
+            groups[key] = group
+        gang = self._gangs.get(key)
+        if gang is not None:
+            was_complete = gang.complete
+            self._regroup(gang)
+            if gang.complete > was_complete:
+                self._wakes.all(self._clock.now())
+
+    # What filter and bind decide.
+
+    def of(self, uid: str) -> Gang | None:
+        """The gang that the pod is in."""
+        return self._gangs.get(self._of.get(uid, ""))
+
+    def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
+        """The node of a member; None: it is placed alone."""
+        now = self._clock.now()
+        gang = self.of(uid)
+        if gang is None:
+            self._books.waiting.refused(uid, now)
+            return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
+        if gang.ran:
+            return None
+        found = self._filter(gang, uid, nodes, now)
+        if isinstance(found, Refusal):
+            self._books.waiting.refused(uid, now)
+            return found
+        self._books.waiting.satisfied(uid)
+        gang.passes(uid, now)
+        return found
+
+    def join(self, uid: str, node: str) -> Hold | str | None:
+        """A bind call for a member has come: what to wait for, or why it cannot be; None: it goes on at once."""
+        now = self._clock.now()
+        gang = self.of(uid)
+        if gang is None or gang.ran:
+            return None
+        if gang.plan.get(uid) != node:
+            return "its gang has another plan by now, or none; the pod is tried again"
+        if gang.forward:
+            return None
+        if self._stopped:
+            return self._stopped
+        name = gang.members[uid].name
+        if uid in gang.arrived:
+            self._end(gang, f"{name} was sent to bind twice")
+            return "its gang has no plan any more; the pod is tried again"
+        hold = self._holds[gang.key]
+        if gang.arrives(uid, now):
+            self._commit(gang, hold, now)
+        return hold
+
+    def waits(self, uid: str) -> bool:
+        """Whether a bind of this pod would have to wait for others."""
+        gang = self.of(uid)
+        return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
+
+    def cancel(self, hold: Hold, reason: str) -> None:
+        """Somebody who waits for it cannot go on."""
+        if self._holds.get(hold.key) is hold:
+            self._end(self._gangs[hold.key], reason)
+
+    def may_post(self, uid: str, node: str) -> bool:
+        """Whether a bind of this pod may be posted now: it is in no gang, or its gang goes forward, or runs."""
+        gang = self.of(uid)
+        return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
+
+    def begins(self, uid: str) -> None:
+        """A member is being posted."""
+        gang = self.of(uid)
+        if gang is not None:
+            self._posting.add(uid)
+
+    def posted(self, uid: str, holding: Holding | None, stage: Stage | None) -> None:
+        """How it ended, as `State.finish_bind` has it; `holding`: what it was posted with.
+
+        A member that could not be posted keeps its place: its gang only goes forward.
+        """
+        self._posting.discard(uid)
+        gang = self.of(uid)
+        if gang is None or gang.ran:
+            return
+        if stage is not None:
+            gang.posts(uid, self._clock.now())
+            return
+        if holding is not None and uid in gang.plan:
+            self._places.keep(holding)
+        self._stand_back(gang, self._clock.now())
+
+    def unclaimed(self, uid: str) -> None:
+        """The cards of a member are not claimed any more, though its gang goes forward: it must be planned anew."""
+        gang = self.of(uid)
+        if gang is not None and self._books.claims.holding(uid) is None:
+            gang.unplan(uid)
+            self._books.loads.unplan([uid])
+            self._stand_back(gang, self._clock.now())
+
+    def would_place(
+        self, gang: Gang, members: Sequence[Member], nodes: Nodes, *, shape: str, also: Iterable[str]
+    ) -> Planned | None:
+        """Places for these members, could those of the shape also have these nodes; nothing is held."""
+        return self._places.would_place(gang, members, nodes, self._clock.now(), shape=shape, also=also)
+
+    # What time and leaders do.
+
+    def forget(self) -> None:
+        """Another extender decides from now on, or has until now: only what the API server says holds."""
+        now = self._clock.now()
+        for gang in list(self._gangs.values()):
+            self._void(gang, gang.forget(now))
+        self._places.forget()
+
+    def recover(self) -> None:
+        """A term begins: the rest of what is bound in part is planned before anything else is placed."""
+        now, wall = self._clock.now(), self._clock.wall().timestamp()
+        for gang in self._gangs.values():
+            gang.taken_over(now, wall)
+        for gang in self._in_order():
+            missing = gang.missing_in_plan() if gang.forward else []
+            if missing:
+                self._places.place(gang, missing, now)
+
+    def stop(self, reason: str) -> None:
+        """Nobody may wait any more."""
+        self._stopped = reason
+        for hold in list(self._holds.values()):
+            self._end(self._gangs[hold.key], reason)
+
+    def step(self) -> Work:
+        """One round of what time does."""
+        now = self._clock.now()
+        work = Work([], [])
+        for gang in list(self._gangs.values()):
+            late = gang.expired(now)
+            if late:
+                self._end(gang, late)
+            if gang.rollback_due(now):
+                self._void(gang, gang.roll_back(now))
+                self._wakes.after_backoff(gang.key)
+            work.free.extend(waiter(gang, member) for member in gang.to_free())
+            work.evict.extend((waiter(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
+        self._wakes.step(self._gangs, now)
+        self._look_at_reserve(now)
+        if now >= self._next_round:
+            began = self._clock.cpu()
+            self._plan_in_order(self._in_order(), now)
+            cost = self._clock.cpu() - began
+            self._next_round = now + (COSTLY * cost if cost > CHEAP else 0.0)
+        return work
+
+    def evicts(self, uid: str) -> bool:
+        """Whether the member is still to be evicted."""
+        gang = self.of(uid)
+        return gang is not None and uid in gang.evicting
+
+    def views(self) -> Iterator[View]:
+        """All gangs, as they are told."""
+        for gang in self._gangs.values():
+            yield view(gang, self._books.ledger)
+
+    def phases(self) -> dict[str, int]:
+        """How many gangs are in which phase."""
+        counts = dict.fromkeys(map(str, Phase), 0)
+        for gang in self._gangs.values():
+            counts[str(gang.phase)] += 1
+        return counts
+
+    def foreign(self) -> list[str]:
+        """The gangs whose minimum a PodGroup of coscheduling says."""
+        return [key for key, gang in self._gangs.items() if any(member.foreign for member in gang.there)]
+
+    @property
+    def reserving(self) -> bool:
+        """Whether anything is kept from anybody; may be asked without the lock."""
+        return self._places.reserving
+
+    def reserved(self, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
+        """The nodes among these that are kept from a pod of this rank."""
+        return self._places.reserved(rank, request, nodes)
+
+    # Everything below is what they are made of.
+
+    def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float) -> str | Refusal:
+        member = gang.members[uid]
+        gang.shown(uid)
+        if list(nodes) != [self._books.nominated(uid)]:  # it is asked about alone, so that says nothing of the others
+            self._places.offer(gang, member.shape, nodes)
+        if uid in gang.arrived and not gang.forward:
+            self._end(gang, f"{member.name} came to be scheduled again while it waited")
+        if not gang.plan and not gang.forward:
+            refusal = gang.refusal(now)
+            if refusal is not None:
+                return refusal
+            self._plan_earlier(gang, now)
+            if not self._try(gang, now):
+                return Refusal.GANG_WAITS
+        if gang.forward and member in gang.missing_in_plan():
+            self._try(gang, now)
+        node = gang.plan.get(uid)
+        if node is None:
+            waits = gang.forward and member in gang.wanted()
+            return Refusal.GANG_WAITS if waits else Refusal.GANG_FOLLOWS
+        if node in nodes:
+            return node
+        return self._replan(gang, uid, node, now)
+
+    def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
+        """The scheduler does not offer the node that the member was planned on."""
+        if uid in self._posting or self._books.claims.decided(uid) is not None:
+            return Refusal.GANG_BACKS_OFF  # it may be bound there already
+        gang.avoid(uid, node, now)
+        # Who has passed filter may be on its way to bind; and what is posted is posted.
+        moving = [uid] if gang.forward else [each for each in gang.plan if each == uid or each not in gang.passed]
+        if self._places.place(gang, [gang.members[each] for each in moving], now):
+            self._wakes.members(gang, now)
+            return gang.plan[uid]
+        if gang.forward:
+            gang.unplan(uid)
+        else:
+            self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
+        return Refusal.GANG_WAITS
+
+    def _in_order(self) -> list[Gang]:
+        """Those that are not running, in the order in which they are planned."""
+        waiting = [gang for gang in self._gangs.values() if not gang.ran]
+        return sorted(waiting, key=lambda gang: (not gang.forward, gang.rank()))
+
+    def _plan_earlier(self, gang: Gang, now: float) -> None:
+        """Who comes before this one, which is planned next, and fits is held before it."""
+        rank = gang.rank()
+        earlier = [other for other in self._in_order() if other.forward or other.rank() < rank]
+        unasked = self._plan_in_order(earlier, now)
+        if self._places.may_fit(gang, now):
+            for other in unasked:
+                self._try(other, now)
+
+    def _plan_in_order(self, gangs: Iterable[Gang], now: float) -> list[Gang]:
+        """Plans what waits, if something has changed since it did not fit; those of whom nobody has asked yet only
+        before a later one, since nothing is known of where they may go. Returns those that are left of them.
+        """
+        unasked: list[Gang] = []
+        for gang in gangs:
+            if gang.refusal(now) is not None:
+                continue
+            if gang.forward:
+                if gang.missing_in_plan():
+                    self._try(gang, now)
+            elif gang.plan or any(member.gated for member in gang.wanted()):
+                continue
+            elif not self._places.knows(gang):
+                unasked.append(gang)
+            elif self._places.may_fit(gang, now):
+                for other in unasked:
+                    self._try(other, now)
+                unasked.clear()
+                self._try(gang, now)
+        return unasked
+
+    def _try(self, gang: Gang, now: float) -> bool:
+        """Plans it, where that may help; those who were refused before are woken."""
+        if not gang.forward and not self._books.may(gang.priority):
+            gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
+            return False
+        if not gang.forward and self._waits() + len(gang.wanted()) - 1 > self._settings.room:
+            gang.reason = self._no_room(gang)
+            return False
+        if not self._places.attempt(gang, now):
+            return False
+        if not gang.forward:
+            self._holds[gang.key] = Hold(gang.key, now)
+        self._wakes.members(gang, now)
+        return True
+
+    def _waits(self) -> int:
+        """Threads that holds have taken, or may take."""
+        return sum(len(self._gangs[key].plan) - 1 for key in self._holds)
+
+    def _no_room(self, gang: Gang) -> str:
+        waiting = len(gang.wanted()) - 1
+        if waiting > self._settings.room:
+            return f"{waiting} pods must wait in bind, and the extender has threads for {self._settings.room} of them"
+        return "other gangs are being bound"
+
+    def _commit(self, gang: Gang, hold: Hold, now: float) -> None:
+        """The last member has come: everything is looked at once more, and from here it only goes forward."""
+        broken = self._places.broken(gang)
+        if broken:
+            self._end(gang, broken)
+            return
+        gang.commit(now)
+        del self._holds[gang.key]
+        hold.settle(go=True)  # before anything that may fail: threads wait for it
+        self.observe("bound", now - hold.since)
+        self.queued(gang.there[0].created)
+
+    def _stand_back(self, gang: Gang, now: float) -> None:
+        if not gang.forsaken:
+            return
+        there = [member.uid for member in gang.there]
+        if not any(uid in self._posting or self._books.claims.decided(uid) is not None for uid in there):
+            self._void(gang, gang.stand_back(now))
+
+    def _end(self, gang: Gang, reason: str) -> None:
+        self._void(gang, gang.end(reason, self._clock.now()))
+
+    def _void(self, gang: Gang, ended: Ended) -> None:
+        """Carries out what a transition has made void."""
+        if not ended:
+            return
+        self._places.give_up(ended.members)
+        if not ended.whole:
+            return
+        self._places.freed()
+        self._wakes.after_backoff(gang.key)
+        hold = self._holds.pop(gang.key, None)
+        if hold is not None:
+            hold.settle(go=False, reason=ended.reason)
+            self.observe("ended", self._clock.now() - hold.since)
+
+    def _look_at_reserve(self, now: float) -> None:
+        due = sorted((gang for gang in self._gangs.values() if gang.reserves(now)), key=Gang.rank)
+        if self._places.reserve(due, now):
+            self._wakes.all(now)
+
+    def _regroup(self, gang: Gang, member: Member | None = None) -> None:
+        foreign = any(each.foreign for each in gang.there) or (member is not None and member.foreign)
+        group = self._groups.get(gang.key, Group())
+        if foreign and group.minimum is None:
+            other = self._foreign.get(gang.key, Group())
+            group = replace(group, minimum=other.minimum, hold=other.hold)
+        self._void(gang, gang.regroup(group, self._clock.now()))

@@ -1,0 +1,55 @@
+"""How far a gang is, as it is told: in PodGroups, events and metrics.
+
+Apart from the gangs, who only say which there are.
+"""
+
+from dataclasses import dataclass
+
+from cardwise.core.gangs import Member, Phase
+from cardwise.core.gangstate import Gang
+from cardwise.core.ledger import Ledger
+from extender.cache.decisions import Waiter
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A gang as it is told. `held`: node, members and cards of the plan."""
+
+    namespace: str
+    name: str
+    phase: Phase
+    reason: str
+    minimum: int
+    there: tuple[Waiter, ...]
+    bound: int
+    waiting_for: tuple[str, ...]
+    held: tuple[tuple[str, int, int], ...]
+    numbered: bool  # its pods say the minimum themselves
+    foreign: bool
+
+
+def view(gang: Gang, ledger: Ledger) -> View:
+    """The gang as it is now."""
+    held: dict[str, tuple[int, int]] = {}
+    for uid, node in gang.plan.items():
+        holding = ledger.holding(uid)
+        members, cards = held.get(node, (0, 0))
+        held[node] = members + 1, cards + (len(holding.assignment.shares()) if holding is not None else 0)
+    return View(
+        gang.namespace,
+        gang.name,
+        gang.phase,
+        "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.reason,
+        gang.minimum,
+        tuple(waiter(gang, member) for member in gang.there),
+        len(gang.bound),
+        tuple(gang.missing()),
+        tuple((node, *counts) for node, counts in sorted(held.items())),
+        any(member.minimum is not None for member in gang.there),
+        any(member.foreign for member in gang.there),
+    )
+
+
+def waiter(gang: Gang, member: Member) -> Waiter:
+    """The pod, for those who write about it."""
+    return Waiter(member.uid, gang.namespace, member.name)

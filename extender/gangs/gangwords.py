@@ -1,0 +1,74 @@
+"""What is said about gangs between the state, the verbs, the keeper and who tells of them.
+
+Apart from the gangs, as `decisions` is from the state: these are the words, what is decided is there.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cardwise.core import policies
+from cardwise.core.gangs import Patience
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.quotas import Room
+from cardwise.core.request import PodRequest
+from extender.cache.claims import Claims
+from extender.cache.decisions import Waiter
+from extender.cache.nodeload import NodeLoads
+from extender.cache.wakeups import Waiting
+from extender.queue.ahead import Ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`room`: how many binds may wait at once. `policy`: of placement, for pods that name none."""
+
+    patience: Patience = field(default_factory=Patience)
+    policy: str = policies.DEFAULT
+    room: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A plan, as those know it who wait in bind. `done`: it is decided; `go`: to be posted, else `reason`."""
+
+    key: str
+    since: float
+    done: threading.Event = field(default_factory=threading.Event)
+    go: bool = False
+    reason: str = ""
+
+    def settle(self, *, go: bool, reason: str = "") -> None:
+        self.go, self.reason = go, reason
+        self.done.set()
+
+
+class Books(NamedTuple):
+    """The parts of the state that plans are made of. `freed` counts the times at which room may have come on cards or
+    in quotas; `settle` brings the ledger to the claims for one pod, which held what is handed in; `good`: whether a
+    holding still stands; `rooms`: what quotas leave to a namespace; `kept`: around a plan for these pods of this
+    priority, for what is kept from them; `may`: whether a gang of this priority may be planned now, see `turns`;
+    `nominated`: the node where others have gone for the pod, or "".
+    """
+
+    ledger: Ledger
+    claims: Claims
+    loads: NodeLoads
+    waiting: Waiting
+    freed: Callable[[], int]
+    settle: Callable[[str, Holding | None], None]
+    good: Callable[[Holding, PodRequest], bool]
+    rooms: Callable[[str], Sequence[Room]]
+    kept: Callable[[Collection[str], int], AbstractContextManager[None]]
+    may: Callable[[int], bool]
+    nominated: Callable[[str], str]
+    ahead: Callable[[], Ahead]
+
+
+class Work(NamedTuple):
+    """What is to be written now: gates to take away, and members to evict with what to tell about each."""
+
+    free: list[Waiter]
+    evict: list[tuple[Waiter, str]]

@@ -1,0 +1,114 @@
+"""PodGroups as the extender keeps them: what they say of their gangs, and what their statuses should say.
+
+Apart from `objects` because a PodGroup is both: people ask by it, and the extender writes by it how far a gang has
+come, which a leader that follows believes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from cardwise.core import names
+from cardwise.core.gangs import Group, Phase
+from cardwise.kube.errors import truncated
+from extender.gangs.gangviews import View
+
+Object = dict[str, Any]
+
+_NAMED = 20  # members that a status names
+_LONGEST = 1024  # characters, as the schema says
+_decode = msgspec.json.Decoder(Object).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """A PodGroup. `auto`: it is the extender's own, made for a gang that had none."""
+
+    namespace: str
+    name: str
+    group: Group
+    minimum: int = 0
+    auto: bool = False
+    uid: str = ""
+    generation: int = 0
+    status: Object = field(default_factory=dict)
+
+
+def record(raw: bytes) -> tuple[str, GroupRecord] | None:
+    """Key, which is "namespace/name", and record."""
+    obj = _decode(raw)
+    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    auto = names.AUTO_LABEL in (metadata.get("labels") or {})
+    running = status.get("phase") == Phase.RUNNING
+    half = _time(status.get("since")) if status.get("phase") in (Phase.BINDING, Phase.ROLLING) else None
+    minimum = _integer(spec, "minMember") or 0
+    seconds = _integer(spec, "timeoutSeconds")
+    group = Group(
+        minimum=minimum,
+        hold=float(seconds) if seconds is not None else None,
+        priority=_integer(spec, "priority"),
+        running=running,
+        half=half,
+    )
+    return f"{metadata['namespace']}/{metadata['name']}", GroupRecord(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        # What it says of itself was read from the pods, who may say something else by now.
+        group=Group(running=running, half=half) if auto else group,
+        minimum=minimum,
+        auto=auto,
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        status=status,
+    )
+
+
+def automatic(view: View) -> Object:
+    """The PodGroup of a gang that has none."""
+    metadata = {"name": view.name, "namespace": view.namespace, "labels": {names.AUTO_LABEL: "true"}}
+    spec = {"minMember": view.minimum}
+    return {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": metadata, "spec": spec}
+
+
+def status(seen: GroupRecord, view: View | None, now: str) -> Object:
+    """As it is written, but for the times of conditions. `view` is None where the gang has no pod."""
+    phase = view.phase if view is not None else Phase.PENDING
+    since = seen.status.get("since") if seen.status.get("phase") == phase else None
+    reason = truncated(view.reason if view is not None else "there is no pod of it", _LONGEST)
+    made: Object = {
+        "phase": str(phase),
+        "reason": reason,
+        "minMember": view.minimum if view is not None else seen.minimum,
+        "members": len(view.there) if view is not None else 0,
+        "bound": view.bound if view is not None else 0,
+        "since": since or now,
+        "waitingFor": list(view.waiting_for[:_NAMED]) if view is not None else [],
+        "held": [
+            {"node": node, "members": members, "cards": cards}
+            for node, members, cards in (view.held if view is not None else ())
+        ],
+    }
+    running = phase is Phase.RUNNING
+    condition = {
+        "type": "Running",
+        "status": "True" if running else "False",
+        "reason": str(phase),
+        "message": reason or ("every pod that it needs has a node" if running else "not every pod has a node"),
+        "observedGeneration": seen.generation,
+    }
+    return made | {"conditions": [condition]}
+
+
+def _time(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
+
+
+def _integer(spec: Mapping[str, Any], name: str) -> int | None:
+    value = spec.get(name)
+    return value if type(value) is int else None

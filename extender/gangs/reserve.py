@@ -1,0 +1,332 @@
+"""The reserve: nodes that one gang, which has waited long, keeps from pods that come after it.
+
+A gang keeps nodes only if it fits there whole once the pods that hold cards there have ended, by everything that
+decides at placement: its namespace's quotas as they are used now, cores, clients, MPS, and what kube-scheduler has
+offered. It keeps as few of the emptiest nodes as that takes, and no more than have the cards that it asks for. All
+gangs of a namespace together keep nodes for `Patience.keep` seconds at most, and then leave them to others for as long:
+a gang that is deleted and made anew, or another one, gets no more. A gang that fits nowhere whatever ends keeps nothing
+and is told so. Nodes are kept whole where one of their cards would do, so a pod that could have another card of such
+a node waits as well. Not thread-safe.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from cardwise.core import gangplan
+from cardwise.core.gangplan import Planned, Terms, Unplanned
+from cardwise.core.gangs import Load, Member, Rank
+from cardwise.core.gangstate import Gang
+from cardwise.core.kinds import Kinds
+from cardwise.core.ledger import Ledger
+from cardwise.core.nodestate import NodeState
+from cardwise.core.quotas import Room
+from cardwise.core.request import PodRequest
+from extender.cache.nodeload import NodeLoads
+
+_LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit
+_AT_ONCE = 0.01  # seconds of one part of such a look
+
+Rooms = Callable[[str], Sequence[Room]]  # what quotas leave to a namespace now
+
+
+class Reserve:
+    """At most one gang keeps nodes: the first in the order of those that have waited too long and could fit.
+
+    `rooms` is of the live ledger.
+    """
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._gang: Gang | None = None
+        self._nodes: frozenset[str] = frozenset()
+        self._since = 0.0
+        self._now = 0.0  # of the last turn
+        self._offers: dict[str, dict[str, set[str]]] = {}  # by gang and shape, what was ever offered to members
+        self._last: dict[tuple[str, str], frozenset[str]] = {}
+        self._looked: dict[str, _Look] = {}  # by gang
+        self._rests: dict[str, float] = {}  # until when, by namespace
+        self._kept: dict[str, _Kept] = {}  # by namespace
+        self._draft: _Draft | None = None
+
+    def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
+        """The scheduler allows these nodes to members of the shape, at this moment."""
+        if self._last.get((key, shape)) is not nodes:
+            self._last[key, shape] = nodes
+            self._offers.setdefault(key, {}).setdefault(shape, set()).update(nodes)
+
+    def drop(self, key: str) -> None:
+        """The gang is no more."""
+        for shape in self._offers.pop(key, {}):
+            del self._last[key, shape]
+        self._looked.pop(key, None)
+        if self._gang is not None and self._gang.key == key:
+            self._end()
+
+    def turn_to(self, due: Sequence[Gang], ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> bool:
+        """Who keeps nodes from now on, of the gangs that have waited too long, in their order. Whether others may have
+        what was kept from them.
+        """
+        kept = self._nodes if self._gang is not None else frozenset()
+        self._now = now
+        self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
+        self._kept = {namespace: each for namespace, each in self._kept.items() if each.until > now}
+        if self._gang is not None and now - self._since >= self._gang.patience.keep:
+            namespace, rest = self._gang.namespace, now + self._gang.patience.keep
+            self._end()
+            self._kept.pop(namespace, None)
+            self._rests[namespace] = rest
+        first, nodes = self._first(due, ledger, loads, policy, now)
+        if first is None:
+            self._end()
+        elif self._gang is not first:
+            self._end()
+            before = self._kept.get(first.namespace)
+            self._gang, self._since = first, now - (before.seconds if before is not None else 0.0)
+        self._nodes = nodes
+        return not kept <= nodes
+
+    def hopeless(self, key: str) -> str:
+        """Why the gang cannot run whatever else ends, or ""."""
+        look = self._looked.get(key)
+        return look.problem if look is not None else ""
+
+    @property
+    def gang(self) -> Gang | None:
+        return self._gang
+
+    def closed(self, ledger: Ledger, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
+        """The nodes among these that a pod with this place in the order must leave alone."""
+        gang = self._gang
+        if gang is None or rank <= gang.rank():
+            return set()
+        wants = [_Want(ledger.kinds, member, self._offered_to(member)) for member in _by_shape(gang)]
+        asked = _classes(request)
+        by_name = ledger.by_name()
+        return {
+            name
+            for name in self._nodes.intersection(nodes)
+            if (state := by_name.get(name)) is not None and any(want.meets(state, asked) for want in wants)
+        }
+
+    def against(self, ledger: Ledger, key: str, rank: Rank) -> Callable[[Member, str], bool] | None:
+        """The same for the members of another gang, node by node; None where it is kept from nothing."""
+        gang = self._gang
+        if gang is None or gang.key == key or rank <= gang.rank():
+            return None
+
+        of_shape: dict[str, set[str]] = {}
+
+        def closed(member: Member, node: str) -> bool:
+            if member.request is None:
+                return False
+            if member.shape not in of_shape:
+                of_shape[member.shape] = self.closed(ledger, rank, member.request, ledger.by_name())
+            return node in of_shape[member.shape]
+
+        return closed
+
+    def _offered_to(self, member: Member) -> Collection[str] | None:
+        gang = self._gang
+        return self._offers.get(gang.key, {}).get(member.shape) if gang is not None else None
+
+    def _end(self) -> None:
+        if self._gang is not None:
+            # Whichever gang of the namespace comes next goes on with this time, unless none keeps nodes for as long.
+            self._kept[self._gang.namespace] = _Kept(self._now - self._since, self._now + self._gang.patience.keep)
+        self._gang, self._nodes = None, frozenset()
+
+    def _first(
+        self, due: Sequence[Gang], ledger: Ledger, loads: NodeLoads, policy: str, now: float
+    ) -> tuple[Gang | None, frozenset[str]]:
+        """One gang is looked at in a call, so that the next call goes on with the same. Until then what was known of it
+        before counts, and those after it may keep nodes.
+        """
+        looking = False
+        for gang in due:
+            if now < self._rests.get(gang.namespace, now):
+                continue
+            look = self._looked.get(gang.key)
+            if not looking and (look is None or now - look.at >= _LOOK_AGAIN):
+                found = self._look(gang, ledger, loads, policy, now)
+                looking = found is None
+                look = found or look
+            if look is not None and look.nodes:
+                return gang, look.nodes
+        return None, frozenset()
+
+    def _look(self, gang: Gang, ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> "_Look | None":
+        """Which nodes would do if all that holds cards there ended; None: not known yet, the next call goes on."""
+        if self._draft is None or self._draft.key != gang.key:
+            self._draft = _Draft(gang.key, ledger, loads)
+        if not self._draft.go_on(gang, ledger):
+            return None
+        draft, self._draft = self._draft, None
+        found = draft.nodes_for(gang, self._offers.get(gang.key, {}), self._rooms(gang.namespace), policy)
+        if isinstance(found, Unplanned):
+            problem = f"it cannot run whatever else ends: there is no place for {found.member.name} beside the others"
+            look = _Look(now, frozenset(), problem)
+            gang.reason = problem
+        else:
+            look = _Look(now, found, "")
+        self._looked[gang.key] = look
+        return look
+
+
+class _Kept(NamedTuple):
+    """For how many seconds a namespace has kept nodes, and until when that counts."""
+
+    seconds: float
+    until: float
+
+
+class _Look(NamedTuple):
+    """What was found out of a gang: the nodes that it could have, or why there are none."""
+
+    at: float
+    nodes: frozenset[str]
+    problem: str
+
+
+class _Draft:
+    """The cluster without what holds cards but for one gang's, made a part at a time: filter waits for the lock."""
+
+    def __init__(self, key: str, ledger: Ledger, loads: NodeLoads) -> None:
+        self.key = key
+        self._empty = ledger.like()
+        self._free = _Freed(loads)
+        self._busy: dict[str, int] = {}  # MiB that others hold, by node
+        self._left = sorted(ledger.by_name(), reverse=True)
+
+    def go_on(self, gang: Gang, ledger: Ledger) -> bool:
+        """Whether it is done."""
+        until = time.thread_time() + _AT_ONCE
+        while self._left:
+            state = ledger.node(self._left.pop())
+            if state is not None:
+                self._add(state, gang, ledger)
+            if time.thread_time() > until:
+                return not self._left
+        return True
+
+    def _add(self, state: NodeState, gang: Gang, ledger: Ledger) -> None:
+        self._empty.set_cards(state.name, state.cards)
+        self._empty.set_devices(state.name, state.devices)
+        for holding in ledger.holdings(state.name):
+            if holding.uid in gang.members:
+                self._empty.hold(holding)
+            else:
+                self._free.give_back(state.name, holding.uid)
+                held = sum(share.mem for share in holding.assignment.shares())
+                self._busy[state.name] = self._busy.get(state.name, 0) + held
+        made = self._empty.node(state.name)
+        if made is not None:
+            made.empties()  # remembered, so that the plan has it at once
+
+    def nodes_for(
+        self, gang: Gang, offers: Mapping[str, Collection[str]], rooms: Sequence[Room], policy: str
+    ) -> frozenset[str] | Unplanned:
+        """As few of the emptiest nodes as it fits on, to a factor of two; or for whom there is no place on all."""
+        names = sorted(self._free.names(), key=lambda name: (self._busy.get(name, 0), name))
+        found = self._plan(gang, offers, names, rooms, policy)
+        count = 1
+        while count < len(names) and isinstance(found, Planned):
+            fewer = self._plan(gang, offers, names[:count], rooms, policy)
+            if isinstance(fewer, Planned):
+                found = fewer
+                break
+            count *= 2
+        if isinstance(found, Unplanned):
+            return found
+        return self._no_more(gang, sorted(set(found.nodes.values()), key=names.index))
+
+    def _no_more(self, gang: Gang, nodes: Sequence[str]) -> frozenset[str]:
+        """The first of the nodes that have as many cards as the gang asks for. Else one with a card on each of many
+        nodes would close all their cards to others.
+        """
+        asked = sum(c.cards for member in gang.wanted() if member.request for c in member.request.containers)
+        kept: set[str] = set()
+        for name in nodes:
+            if kept and asked <= 0:
+                break
+            kept.add(name)
+            state = self._empty.node(name)
+            asked -= len(state.cards) if state is not None else 0
+        return frozenset(kept)
+
+    def _plan(
+        self,
+        gang: Gang,
+        offers: Mapping[str, Collection[str]],
+        names: Sequence[str],
+        rooms: Sequence[Room],
+        policy: str,
+    ) -> Planned | Unplanned:
+        """Nothing of it stays held."""
+        among, wanted = frozenset(names), gang.wanted()
+        offers = {each.shape: among.intersection(offers.get(each.shape, among)) for each in wanted}
+        held = {room.entry: self._empty.used(gang.namespace, room.entry) for room in rooms}
+
+        def left() -> list[Room]:
+            """`rooms` count what the members have that are bound: here only what the plan takes is new."""
+            used = ((room, self._empty.used(gang.namespace, room.entry)) for room in rooms)
+            return [room.less(now.minus(held[room.entry])) for room, now in used]
+
+        terms = Terms(namespace=gang.namespace, policy=policy, mark="reserve", rooms=left, offers=offers)
+        found = gangplan.plan(self._empty, self._free, wanted, terms)
+        if isinstance(found, Planned):
+            for uid in found.holdings:
+                self._empty.release(uid)
+        return found
+
+
+class _Freed:
+    """What nodes would have left without some of their pods."""
+
+    def __init__(self, loads: NodeLoads) -> None:
+        self._loads = loads
+        self._more: dict[str, Load] = {}
+
+    def give_back(self, node: str, uid: str) -> None:
+        load = self._loads.of(uid)
+        more = self._more.get(node, Load(0, 0, 0))
+        self._more[node] = Load(more.cpu + load.cpu, more.memory + load.memory, more.pods + load.pods)
+
+    def left(self, node: str) -> Load | None:
+        left, more = self._loads.left(node), self._more.get(node)
+        if left is None or more is None:
+            return left
+        return Load(left.cpu + more.cpu, left.memory + more.memory, left.pods + more.pods)
+
+    def names(self) -> Collection[str]:
+        return self._loads.names()
+
+
+class _Want:
+    """Which cards a member could use: of these kinds, of this size, on these nodes; None: any."""
+
+    def __init__(self, kinds: Kinds, member: Member, nodes: Collection[str] | None) -> None:
+        request = member.request
+        self._nodes = nodes
+        self._kinds = kinds
+        self._classes = _classes(request) if request is not None else frozenset()
+        self._mem = min((c.mem_per_card for c in request.containers), default=0) if request is not None else 0
+
+    def meets(self, state: NodeState, asked: frozenset[str]) -> bool:
+        """Whether the node has a card that could be wanted here and there."""
+        if (self._nodes is not None and state.name not in self._nodes) or state.largest < self._mem:
+            return False
+        return any(self._among(state, ours) & self._among(state, theirs) for ours in self._classes for theirs in asked)
+
+    def _among(self, state: NodeState, device_class: str) -> frozenset[int]:
+        allowed = self._kinds.allowed(device_class)
+        return state.here if allowed is None else state.here & allowed
+
+
+def _classes(request: PodRequest) -> frozenset[str]:
+    return frozenset(container.device_class for container in request.containers)
+
+
+def _by_shape(gang: Gang) -> Collection[Member]:
+    """One member of each shape that asks for cards."""
+    return {member.shape: member for member in gang.wanted() if member.request is not None}.values()

@@ -1,0 +1,146 @@
+"""Makes void what may still be under way: a pod that was changed takes no Binding that was posted before.
+
+Each Binding carries the resourceVersion of its pod, which the API server compares in the transaction that binds it
+(design 0011). So one write to a waiting pod settles, for good, that no Binding posted before it lands, however long it
+stands in a buffer. Two ask for that: who begins a term, of every waiting pod; and who wants to give away what a lost
+answer keeps.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core import names
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import ObjectRef, Recorder
+from extender.cache.decisions import Waiter
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_log = structlog.get_logger(__name__)
+
+_TIMEOUT = 2.0
+_AT_ONCE = 16  # writes
+_PATIENCE = 10.0  # seconds for all pods that the API server cannot write while it writes the Lease
+_OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
+_REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
+
+
+class Fate(Enum):
+    """What became of a pod that was waiting."""
+
+    WAITS = "waits"  # and after `void` no Binding from before lands any more
+    UNPROVEN = "unproven"  # it waits, and cannot be changed: a Binding from before may land yet
+    BOUND = "bound"
+    TAKEN = "taken"  # bound, and by none of our Bindings
+    GONE = "gone"
+
+
+class Swept(NamedTuple):
+    """What came of a change of all pods. `landed`: one had been bound by us. `unproven`: UIDs."""
+
+    landed: bool
+    unproven: frozenset[str]
+
+
+class Fence:
+    """Thread-safe. `events`: where those are told of whose pod cannot be changed."""
+
+    def __init__(self, client: KubeClient, clock: Clock = SYSTEM, events: Recorder | None = None) -> None:
+        self._client = client
+        self._clock = clock
+        self._events = events
+
+    def void(self, pod: Waiter, word: str, *, timeout: float = _TIMEOUT) -> Fate:
+        """Changes the pod in the name of the term `word`. Raises KubeError where it is not known whether it could.
+
+        By its status, which hardly any webhook or policy of others wants to see. The time makes it a change each time:
+        a write that changes nothing is none.
+        """
+        said = f"{word}/{self._clock.wall_ns()}" if word else str(self._clock.wall_ns())
+        patch = {"metadata": {"uid": pod.uid, "annotations": {names.TERM: said}}}
+        path = paths.pods(pod.namespace, pod.name, "status")
+        try:
+            return _fate(self._client.patch(path, patch, timeout=timeout), pod.uid)
+        except errors.NotFound:
+            return Fate.GONE
+        except _REFUSALS as error:
+            fate = self.read(pod, timeout=timeout)
+            if fate is not Fate.WAITS:
+                return fate
+            if isinstance(error, errors.Conflict):
+                raise
+            # Somebody's policy, or a pod that is too large. It must not keep all others from being bound.
+            self._tell(pod, error)
+            return Fate.UNPROVEN
+
+    def void_all(self, pods: Sequence[Waiter], word: str, still: Callable[[], bool]) -> Swept | None:
+        """None: `still` says no, and they are not all void.
+
+        All are tried once, and then those again that could not be changed, for `_PATIENCE` in all: however many there
+        are, they keep the others waiting for no longer.
+        """
+        one = partial(self._try, word=word, still=still)
+        backoff, until = Backoff(initial=0.05, cap=1.0), None
+        landed, unproven, left = False, set[str](), list(pods)
+        while still():
+            done = in_parallel(one, left, _AT_ONCE)
+            if None in done:
+                return None
+            landed |= Fate.BOUND in done
+            unproven.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.UNPROVEN)
+            failed = [(pod, fate) for pod, fate in zip(left, done, strict=True) if isinstance(fate, errors.KubeError)]
+            until = until if until is not None else self._clock.now() + _PATIENCE
+            if not failed or self._clock.now() > until:
+                for pod, error in failed:
+                    self._tell(pod, error)
+                unproven.update(pod.uid for pod, _ in failed)
+                return Swept(landed, frozenset(unproven)) if still() else None
+            left = [pod for pod, _ in failed]
+            self._clock.sleep(backoff.next(max((error.retry_after or 0.0 for _, error in failed), default=None)))
+        return None
+
+    def _try(self, pod: Waiter, word: str, still: Callable[[], bool]) -> Fate | errors.KubeError | None:
+        if not still():
+            return None
+        try:
+            return self.void(pod, word)
+        except errors.KubeError as error:
+            return error
+
+    def _tell(self, pod: Waiter, error: errors.KubeError) -> None:
+        _log.warning("a waiting pod cannot be changed", pod=pod.pod, uid=pod.uid, error=str(error))
+        if self._events is not None:
+            text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
+            self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "CannotBeFenced", text, "Warning")
+
+    def read(self, pod: Waiter, *, timeout: float = _TIMEOUT) -> Fate:
+        """What became of it, as etcd has it; changes nothing."""
+        try:
+            return _fate(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)
+        except errors.NotFound:
+            return Fate.GONE
+
+
+def _fate(found: dict[str, Any], uid: str) -> Fate:
+    if (found.get("metadata") or {}).get("uid") != uid:
+        return Fate.GONE
+    if not (found.get("spec") or {}).get("nodeName"):
+        return Fate.WAITS
+    return Fate.BOUND if _OURS & (found["metadata"].get("annotations") or {}).keys() else Fate.TAKEN
+
+
+def in_parallel(do: Callable[[_T], _R], what: Sequence[_T], at_once: int) -> list[_R]:
+    """The answers in the same order; one alone is done by the thread that asks."""
+    if len(what) <= 1:
+        return [do(each) for each in what]
+    with ThreadPoolExecutor(min(at_once, len(what)), thread_name_prefix="fence") as pool:
+        return list(pool.map(do, what))

@@ -1,0 +1,196 @@
+"""Preemption for gangs: pods go for a member only where all that its gang lacks has a place then.
+
+kube-scheduler preempts for one pod after the other, and knows no gangs. So with each answer the whole gang is looked
+at: what is free or becomes so, for whom somebody goes already, and who else would have to go for the others. Only who
+must go for the pod that was asked for is answered; the places of the others are kept, and their turn comes. Under the
+lock of the state.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from cardwise.clock import Clock
+from cardwise.core.gangs import Load, Member
+from cardwise.core.ledger import Ledger
+from cardwise.core.preemption import Victims
+from cardwise.core.request import PodRequest
+from extender.cache.nodeload import NodeLoads
+from extender.gangs.gangs import Gangs
+from extender.queue.nominations import Kept, Nominations, Place
+from extender.records.projection import Claimant
+
+
+class Look(Protocol):
+    """Who must go on a node for the pod; as `Preemption`, whose search it is."""
+
+    def __call__(
+        self, claimant: Claimant, policy: str, node: str, chosen: Collection[str], /, *, own: Collection[str]
+    ) -> Victims | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Who goes on which node for the pod, and what is kept for the others of its gang meanwhile."""
+
+    node: str
+    victims: Victims
+    rest: tuple[Kept, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GangPreemption:
+    """`kept`: around what is looked at, for all that is kept from these pods of this priority."""
+
+    ledger: Ledger
+    loads: NodeLoads
+    gangs: Callable[[], Gangs]
+    nominations: Nominations
+    kept: Callable[[Collection[str], int], AbstractContextManager[None]]
+    look: Look
+    clock: Clock
+
+    def concerns(self, uid: str) -> bool:
+        """Whether the pod is in a gang that does not run, so that it is not placed alone."""
+        gang = self.gangs().of(uid)
+        return gang is None or not gang.ran
+
+    def unhelped(self, uid: str) -> list[str]:
+        """All of the pod's gang who have no place yet, and for whom nobody goes."""
+        return [member.uid for member in self._lacking(uid)]
+
+    def answer(
+        self, claimant: Claimant, policy: str, found: Mapping[str, Victims], in_time: Callable[[], bool]
+    ) -> Together | None:
+        """None where nobody is to go: the gang only has to wait, or would not be complete. `found`: who would have to
+        go for this pod alone, by node.
+        """
+        with self.nominations.tried():
+            self.nominations.drop(claimant.uid)
+            lacking = self._lacking(claimant.uid)
+            return self._search(claimant, policy, dict(found), lacking, in_time)
+
+    def _search(
+        self,
+        claimant: Claimant,
+        policy: str,
+        found: dict[str, Victims],
+        lacking: Sequence[Member],
+        in_time: Callable[[], bool],
+    ) -> Together | None:
+        asker = next((member for member in lacking if member.uid == claimant.uid), None)
+        nodes = {node for node, victims in found.items() if not victims.uids}  # where it is enough to wait
+        if asker is None or self._places(claimant, lacking, nodes) is not None:
+            return None
+        # Who is alike may have the same nodes; what others lack must be free.
+        fellows = [member for member in lacking if member.shape == asker.shape and member is not asker]
+        own: tuple[str, Victims] | None = None
+        others: list[Kept] = []
+        at_once = 1
+        while found and in_time():
+            for _ in range(at_once):
+                node, victims = min(found.items(), key=lambda item: (item[1].harm, item[0]))
+                if victims.uids and own is None:
+                    taker, own = claimant, (node, victims)
+                elif fellows:
+                    taker = _claimant(claimant.namespace, fellows.pop(0))
+                    if victims.assignment is not None:
+                        others.append(Kept(taker, node, victims.assignment))
+                else:
+                    found.clear()
+                    break
+                self.nominations.answered(taker, {node: Place(victims.assignment, victims.uids)}, self.clock.now())
+                nodes.add(node)
+                del found[node]
+                taker = _claimant(claimant.namespace, fellows[0]) if fellows else claimant
+                again = self.look(taker, policy, node, (), own=[m.uid for m in lacking if not self._is_helped(m.uid)])
+                if again is not None:
+                    found[node] = again
+                if not found:
+                    break
+            at_once *= 2  # a plan costs more than a look, and who is looked at in vain stays
+            if own is None:
+                continue
+            rest = [member for member in lacking if not self._is_helped(member.uid)]
+            places = self._places(claimant, rest, nodes)
+            if places is not None:
+                return Together(*own, (*others, *places))
+        return None
+
+    def _lacking(self, uid: str) -> list[Member]:
+        """The same; none where nothing can be planned for the gang now."""
+        gang = self.gangs().of(uid)
+        if gang is None or gang.ran or gang.refusal(self.clock.now()) is not None:
+            return []
+        return [member for member in gang.missing_in_plan() if not self._is_helped(member.uid)]
+
+    def _is_helped(self, uid: str) -> bool:
+        """Whether somebody goes for the pod already."""
+        return bool(self.nominations.node(uid))
+
+    def _places(self, claimant: Claimant, members: Sequence[Member], nodes: Iterable[str]) -> list[Kept] | None:
+        """Places for all of these, once all are gone who go; what they hold there of cards."""
+        gang = self.gangs().of(claimant.uid)
+        if gang is None:
+            return None
+        with self._later(claimant, {member.uid for member in members}, nodes) as later:
+            shape = gang.members[claimant.uid].shape
+            planned = self.gangs().would_place(gang, members, later, shape=shape, also=nodes)
+        if planned is None:
+            return None
+        return [
+            Kept(_claimant(claimant.namespace, member), planned.nodes[member.uid], holding.assignment)
+            for member in members
+            if (holding := planned.holdings.get(member.uid)) is not None
+        ]
+
+    @contextmanager
+    def _later(self, claimant: Claimant, own: Collection[str], nodes: Iterable[str]) -> Iterator["_Later"]:
+        """Meanwhile all who go are gone, and for whom they go is there."""
+        going = self.nominations.all_victims()
+        more: dict[str, Load] = {}
+        for node in {*nodes, *going.values()}:
+            for _, placed in self.loads.on(node):
+                one = placed.occupant
+                if one is not None and (one.going or one.uid in going):
+                    going[one.uid] = node
+                    more[node] = _plus(more.get(node), placed.load, 1)
+        for who, node, _ in self.nominations.before(own, claimant.request.priority):
+            if self.loads.get(who.uid) is None:
+                more[node] = _plus(more.get(node), who.load, -1)
+        with self.kept(own, claimant.request.priority):
+            back = [self.ledger.release(uid) for uid in going]
+            try:
+                yield _Later(self.loads, more)
+            finally:
+                for undo in reversed(back):
+                    undo()
+
+
+class _Later:
+    """What nodes will have left."""
+
+    def __init__(self, loads: NodeLoads, more: Mapping[str, Load]) -> None:
+        self._loads = loads
+        self._more = more
+
+    def left(self, node: str) -> Load | None:
+        left = self._loads.left(node)
+        return left if left is None else _plus(left, self._more.get(node, _NOTHING), 1)
+
+    def names(self) -> Collection[str]:
+        return self._loads.names()
+
+
+_NOTHING = Load(0, 0, 0)
+
+
+def _plus(one: Load | None, other: Load, sign: int) -> Load:
+    cpu, memory, pods = one or _NOTHING
+    return Load(cpu + sign * other.cpu, memory + sign * other.memory, pods + sign * other.pods)
+
+
+def _claimant(namespace: str, member: Member) -> Claimant:
+    asked = member.request or PodRequest(containers=(), priority=member.priority)
+    return Claimant(member.uid, namespace, member.name, asked, member.load)

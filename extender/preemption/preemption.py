@@ -1,0 +1,375 @@
+"""Preemption, part of the state: which pods of a node must go for a pod, and the cards that are kept for it meanwhile.
+
+Apart from the state, whose lock it shares, and from the search for victims, which is the core's. kube-scheduler asks
+only about nodes whose sums want victims; pods for which there is room in the sums and on no card are remembered in
+`stuck`, for `evictions`.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cardwise.clock import Clock
+from cardwise.core import policies, preemption
+from cardwise.core.gangs import Load
+from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.preemption import Full, Newcomer, Resident, Victims
+from cardwise.core.quotas import Room
+from cardwise.kube.budgets import Budget, Budgets
+from extender.cache.decisions import Waiter
+from extender.cache.nodeload import NodeLoads
+from extender.cache.slices import slices
+from extender.cache.statelock import StateLock
+from extender.gangs.gangs import Gangs
+from extender.preemption.gangpreemption import GangPreemption
+from extender.queue.nominations import NOMINATED, Nominations, Place
+from extender.queue.stuck import Stuck
+from extender.queue.turns import Turns
+from extender.records.nodeinfo import Occupant
+from extender.records.projection import Claimant
+
+_SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
+_TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer
+_LOWEST: Final = -(1 << 40)  # below all priorities
+_GHOST: Final = "ghost"
+_NO_LOAD: Final = Load(0, 0, 0)
+
+
+class Books(NamedTuple):
+    """The parts of the state. `gangs`: made after this, with what is kept here; `ready`: brings the ledger up to date;
+    `rooms`: what quotas leave to a namespace; `freed`: there may be room where there was none; `refused`: the pod waits
+    for that.
+    """
+
+    ledger: Ledger
+    loads: NodeLoads
+    gangs: Callable[[], Gangs]
+    ready: Callable[[], None]
+    rooms: Callable[[str], Sequence[Room]]
+    freed: Callable[[], None]
+    refused: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Who is to go for whom."""
+
+    claimant: Claimant
+    node: str
+    victims: tuple[Waiter, ...]
+
+
+class Preemption:
+    """Methods may be called from any thread; those that say so want the lock to be held."""
+
+    def __init__(self, lock: StateLock, books: Books, clock: Clock) -> None:
+        self._lock = lock
+        self._books = books
+        self._clock = clock
+        self._budgets = Budgets()
+        self._nominations = Nominations(lambda uid: books.loads.get(uid) is not None)
+        self._stuck = Stuck()
+        self._turns = Turns()
+        self._together = GangPreemption(
+            books.ledger, books.loads, books.gangs, self._nominations, self.kept, self._look, clock
+        )
+
+    # What the API server tells.
+
+    def set_budget(self, key: str, budget: Budget) -> None:
+        """The PodDisruptionBudget, "namespace/name", is so now."""
+        with self._lock:
+            self._budgets.set(key, budget)
+
+    def remove_budget(self, key: str) -> None:
+        with self._lock:
+            self._budgets.remove(key)
+
+    def heard(self, claimant: Claimant, node: str) -> None:
+        """The pod waits, and its status names this node, or "". Under the lock."""
+        self._nominations.heard(claimant, node, self._clock.now())
+
+    def turned_away(self, uid: str, priority: int | None) -> None:
+        """The pod waits since no extender answered for it, or None: for another reason. Under the lock."""
+        self._turns.heard(uid, priority)
+
+    def nominated(self, uid: str) -> str:
+        """The node where others go or have gone for the pod, or "". Under the lock."""
+        return self._nominations.node(uid)
+
+    def may_plan(self, priority: int) -> bool:
+        """Whether a gang of this priority may be planned now. Under the lock."""
+        return self._turns.has("", priority, self._clock.now())
+
+    def over(self, uid: str) -> None:
+        """The pod is bound, or is no more. Under the lock."""
+        self._turns.drop(uid)
+        self._nominations.drop(uid)
+        self._stuck.drop(uid)
+
+    # What is kept.
+
+    @contextmanager
+    def kept(self, own: Collection[str], priority: int) -> Iterator[None]:
+        """Meanwhile the ledger has what is kept from pods of this priority, but for their own. Under the lock."""
+        if not len(self._nominations):
+            yield
+            return
+        back = [self._books.ledger.hold(holding) for holding in self._kept(own, priority)]
+        try:
+            yield
+        finally:
+            for undo in reversed(back):
+                undo()
+
+    def forget(self) -> None:
+        """Another extender decides from now on, or has until now. Under the lock."""
+        self._nominations.forget()
+        self._stuck.clear()
+
+    def begin(self) -> None:
+        """A term begins."""
+        with self._lock:
+            self._turns.begin(self._clock.now())
+
+    def step(self) -> None:
+        """What time does."""
+        with self._lock:
+            ended = self._nominations.step(self._clock.now())
+            if self._turns.step(self._clock.now()) or ended:
+                self._books.freed()
+
+    # What kube-scheduler asks.
+
+    def has_turn(self, uid: str, priority: int) -> bool:
+        """Whether the pod may be placed now, or comes again once those before it have been here."""
+        with self._lock:
+            if self._turns.has(uid, priority, self._clock.now()):
+                return True
+            self._books.refused(uid)
+            return False
+
+    def answer(
+        self, claimant: Claimant, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
+    ) -> dict[str, Victims]:
+        """By node the victims whose going makes the pod fit; nodes without such are left out. What is answered is kept
+        for the pod. `chosen`: kube-scheduler's own victims. `member`: of a gang that does not run yet, perhaps.
+        """
+        until = self._clock.now() + _SECONDS
+        with self._lock:
+            self._books.ready()
+            if self._waits(claimant, policy):
+                return {}
+            own = self._together.unhelped(claimant.uid) if member else []
+        found: dict[str, Victims] = {}
+        for node in sorted(chosen):
+            if self._clock.now() > until:
+                break
+            with self._lock:  # for one node at a time: filter must not wait for all of them
+                victims = self._look(claimant, policy, node, chosen[node], own=own)
+                if victims is not None:
+                    found[node] = victims
+        with self._lock:
+            if member and self._together.concerns(claimant.uid):
+                return self._for_gang(claimant, policy, found, until)
+            return self._answered(claimant, found)
+
+    # Pods that only cards keep waiting.
+
+    def refused(self, claimant: Claimant, policy: str, nodes: Collection[str]) -> None:
+        """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would."""
+        with self._lock:
+            self._stuck.refused(claimant, policy, nodes, self._clock.now())
+
+    def next_eviction(self) -> Eviction | None:
+        """The next that is due, at most one; its cards are kept from now on. Nobody goes whom a disruption budget
+        protects.
+        """
+        with self._lock:
+            due = self._stuck.due(self._clock.now(), self._is_helped)
+        if due is None:
+            return None
+        found: list[tuple[tuple[object, ...], str]] = []
+        for nodes in slices(due.nodes, _TOGETHER, self._clock):
+            with self._lock:
+                self._books.ready()
+                for node in nodes:
+                    victims = self._look(due.claimant, due.policy, node, ())
+                    if victims is None or victims.violations:
+                        continue
+                    if not victims.uids:
+                        return None  # it only has to wait
+                    found.append((victims.harm, node))
+        found.sort()
+        with self._lock:
+            self._books.ready()
+            # Much may have happened since the first of them was looked at.
+            if due.claimant.uid not in self._stuck or self._is_helped(due.claimant.uid):
+                return None
+            for _, node in found[:_TOGETHER]:
+                victims = self._look(due.claimant, due.policy, node, ())
+                if victims is not None and not victims.violations:
+                    return self._decided(due.claimant, node, victims) if victims.uids else None
+            return None
+
+    def wanted(self, claimant: Claimant, victim: str) -> bool:
+        """Whether the victim is still to go for the pod."""
+        with self._lock:
+            nomination = self._nominations.get(claimant.uid)
+            placed = self._books.loads.get(victim)
+            going = placed is not None and placed.occupant is not None and placed.occupant.going
+            return nomination is not None and not going
+
+    def given_up(self, claimant: Claimant) -> None:
+        """Nobody was evicted for the pod: nothing is kept for it."""
+        with self._lock:
+            self._nominations.drop(claimant.uid)
+            self._books.freed()
+
+    # Everything below runs under the lock.
+
+    def _decided(self, claimant: Claimant, node: str, victims: Victims) -> Eviction:
+        self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), self._clock.now())
+        there = {one.uid: one for _, placed in self._books.loads.on(node) if (one := placed.occupant) is not None}
+        return Eviction(claimant, node, tuple(_waiter(there[uid]) for uid in victims.uids))
+
+    def _is_helped(self, uid: str) -> bool:
+        return self._nominations.get(uid) is not None or self._books.ledger.holding(uid) is not None
+
+    def _kept(self, own: Collection[str], priority: int) -> list[Holding]:
+        ledger = self._books.ledger
+        found = []
+        for claimant, node, place in list(self._nominations.before(own, priority)):
+            if ledger.holding(claimant.uid) is not None:
+                continue  # what it was given counts by itself
+            assignment = place.assignment
+            if assignment is None:
+                # Somebody else has answered: what it would get when those that are going have gone.
+                victims = self._look(claimant, claimant.request.policy or policies.DEFAULT, node, (), nobody=True)
+                assignment = victims.assignment if victims is not None else None
+                if assignment is None:
+                    continue
+                self._nominations.settle(claimant.uid, node, assignment)
+            # Of no namespace: no quota counts it before it is bound.
+            party = claimant.request.party
+            found.append(Holding(f"{claimant.uid}@{node}", "", claimant.name, node, assignment, NOMINATED, party))
+        return found
+
+    def _waits(self, claimant: Claimant, policy: str) -> bool:
+        """Whether somebody goes for the pod already, and that is enough."""
+        nomination = self._nominations.get(claimant.uid)
+        if nomination is None or not nomination.told:
+            return False
+        return any(
+            self._look(claimant, policy, node, (), nobody=True, gone=place.victims) is not None
+            for node, place in nomination.places.items()
+        )
+
+    def _look(
+        self,
+        claimant: Claimant,
+        policy: str,
+        node: str,
+        chosen: Collection[str],
+        *,
+        nobody: bool = False,
+        gone: Collection[str] = (),
+        own: Collection[str] = (),
+    ) -> Victims | None:
+        """The victims on the node. `nobody`: none may be evicted; `gone`: these go whatever is chosen; `own`: pods of
+        which nothing is kept from this one.
+        """
+        ledger, request = self._books.ledger, claimant.request
+        back = ledger.release(claimant.uid)  # it is no obstacle to itself
+        try:
+            with self._others_kept(claimant, own, nobody=nobody):
+                left = self._books.loads.left(node)
+                if left is None:
+                    return None
+                residents, kept = self._residents(node, {*gone, *self._nominations.victims(node, claimant.uid)})
+                left = _sum(left, kept, -1)
+                full = Full(node=ledger.node(node), left=left, residents=residents, allowed=self._budgets.allowed())
+                newcomer = Newcomer(
+                    request=request,
+                    load=claimant.load,
+                    priority=_LOWEST if nobody else request.priority,
+                    policy=policy,
+                    rooms=self._books.rooms(claimant.namespace),
+                )
+                return preemption.best(full, newcomer, chosen)
+        finally:
+            back()
+
+    @contextmanager
+    def _others_kept(self, claimant: Claimant, own: Collection[str], *, nobody: bool) -> Iterator[None]:
+        if nobody:  # asked for while what is kept is found out
+            yield
+            return
+        with self.kept({claimant.uid, *own}, claimant.request.priority):
+            yield
+
+    def _residents(self, node: str, gone: Collection[str]) -> tuple[list[Resident], list[Load]]:
+        """Everybody on the node, and the loads that nominated pods will be."""
+        ledger, loads = self._books.ledger, self._books.loads
+        residents, seen, kept = [], set(), []
+        for key, placed in loads.on(node):
+            one = placed.occupant
+            uid = one.uid if one is not None else key
+            seen.add(uid)
+            holding = ledger.holding(uid)
+            if holding is not None and holding.node != node:
+                holding = None
+            if one is None:
+                residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
+                continue
+            budgets = self._budgets.covering(one.namespace, one.labels)
+            going = one.going or uid in gone
+            residents.append(Resident(uid, one.priority, placed.load, holding, budgets, going, one.fixed))
+        for holding in ledger.holdings(node):
+            if holding.uid in seen:
+                continue
+            # A plan, or what a vanished pod had: it is no pod that could be evicted.
+            going = holding.mark == _GHOST or holding.uid in gone
+            residents.append(Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True))
+            nomination = self._nominations.get(holding.uid.partition("@")[0]) if holding.mark == NOMINATED else None
+            if nomination is not None:
+                kept.append(nomination.claimant.load)
+        return residents, kept
+
+    def _for_gang(
+        self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float
+    ) -> dict[str, Victims]:
+        together = self._together.answer(claimant, policy, found, lambda: self._clock.now() <= until)
+        if together is None:
+            return {}
+        victims = together.victims
+        place = Place(victims.assignment, victims.uids, together.rest)
+        self._nominations.answered(claimant, {together.node: place}, self._clock.now())
+        return {together.node: victims}
+
+    def _answered(self, claimant: Claimant, found: dict[str, Victims]) -> dict[str, Victims]:
+        if any(not victims.uids for victims in found.values()):
+            # Somewhere it only has to wait, so nobody else goes: the node is named by those that go already.
+            found = {
+                node: Victims(uids=going, highest=_LOWEST, assignment=victims.assignment)
+                for node, victims in found.items()
+                if not victims.uids and (going := self._going(node, claimant.request.priority))
+            }
+        places = {node: Place(victims.assignment, victims.uids) for node, victims in found.items()}
+        self._nominations.answered(claimant, places, self._clock.now())
+        return found
+
+    def _going(self, node: str, priority: int) -> tuple[str, ...]:
+        occupants = (placed.occupant for _, placed in self._books.loads.on(node))
+        return tuple(one.uid for one in occupants if one is not None and one.going and one.priority < priority)
+
+
+def _sum(left: Load, loads: Iterable[Load], sign: int) -> Load:
+    for load in loads:
+        left = Load(left.cpu + sign * load.cpu, left.memory + sign * load.memory, left.pods + sign * load.pods)
+    return left
+
+
+def _waiter(one: Occupant) -> Waiter:
+    return Waiter(one.uid, one.namespace, one.name)

@@ -1,0 +1,393 @@
+"""Nominating ahead, part of the state: waiting pods are given a node and cards before kube-scheduler comes to them.
+
+The scheduler tries the node that a pod's status names first and alone, which in a big cluster is many times as fast as
+trying all (docs/design/0010-nominating-ahead.md). What is decided here is a plan like filter's and ends as one: the
+scheduler's own filters and filter and bind stand as ever. Apart from the state, whose lock it shares.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final, NamedTuple
+
+from cardwise.clock import Clock
+from cardwise.core import gangplan, policies
+from cardwise.core.gangs import Load, Rank
+from cardwise.core.ledger import Ledger
+from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.quotas import Room
+from cardwise.core.request import PodRequest
+from extender.cache.claims import Claims
+from extender.cache.nodeload import NodeLoads
+from extender.cache.statelock import StateLock
+from extender.records.aheadnodes import Ground, Grounds
+from extender.records.aheadpods import Prospect
+from extender.records.nodeinfo import Placed
+
+NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
+WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
+YOUNGEST: Final = "~"  # as the time of creation: after all others
+_LOOKS: Final = 4  # best nodes that turn out to be full beside the cards, before all nodes are looked at for that
+_COSTLY: Final = 10  # what found no room is followed by a pause of so many times as long as it took
+_LONGEST_PAUSE: Final = 0.5  # seconds
+_DOUBTS: Final = 3  # refusals one after the other, by which the scheduler knows something that is not looked at here
+_DOUBT_SECONDS: Final = 60.0
+_MOST_DOUBTS: Final = 1024
+_KNOWN: Final = 65_536  # pods that are not to be decided about again, of which the last are remembered
+_STALE_SECONDS: Final = 2.0  # of a name: about to be tried, or heard of before what is held for it
+_SLACK: Final = 1024  # of a queue, for pods that wait no more
+_NO_LOAD: Final = Load(0, 0, 0)
+
+
+class When(StrEnum):
+    """When pods are nominated ahead."""
+
+    AUTO = "auto"  # in a cluster of many nodes
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Outcome(StrEnum):
+    """What became of a pod that was decided about ahead."""
+
+    MET = "met"  # kube-scheduler asked for that node alone
+    ELSEWHERE = "elsewhere"  # it asked for others too
+    LATE = "late"  # the pod had changed, or was gone, before its status could say it
+    OVERTAKEN = "overtaken"  # one that comes before it needed what it held
+    EXPIRED = "expired"  # kube-scheduler did not come in time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`above`: in how many nodes AUTO begins. `policy` and `one_best_node`: of pods that say nothing."""
+
+    when: When = When.NEVER
+    above: int = NODES
+    policy: str = policies.DEFAULT
+    one_best_node: bool = True
+
+
+class Nominee(NamedTuple):
+    """A pod and the node that its status is to name, if it is still of this version, or names, of any version ("")."""
+
+    uid: str
+    namespace: str
+    name: str
+    version: str
+    node: str
+
+
+class Books(NamedTuple):
+    """The parts of the state. `place`: as filter would, held by nobody yet; `hold`: for the pod until its bind, as a
+    plan of filter's; `settle`: brings the ledger to the claims for a pod; `rooms`: what quotas leave to a namespace;
+    `reserved`: nodes that are kept from a pod for a gang; `may`: whether a pod of this priority may be placed now.
+    """
+
+    ledger: Ledger
+    claims: Claims
+    loads: NodeLoads
+    ready: Callable[[], None]
+    place: Callable[[Prospect, Collection[str], str], Placement | Unplaceable]
+    hold: Callable[[Prospect, Placement], None]
+    settle: Callable[[str], None]
+    rooms: Callable[[str], Collection[Room]]
+    reserved: Callable[[Rank, PodRequest, Collection[str]], set[str]]
+    may: Callable[[int], bool]
+
+
+_Place = tuple[int, str]  # in the queue: priority, the highest first, and time of creation
+
+
+@dataclass(slots=True, eq=False)
+class _Ahead:
+    """A pod that holds something. `met`: kube-scheduler is at it, so it is a plan like any other."""
+
+    prospect: Prospect
+    node: str
+    met: bool = False
+
+    @property
+    def place(self) -> _Place:
+        return _place(self.prospect)
+
+
+class Ahead:
+    """Methods that say so may be called from any thread; the others want the lock to be held."""
+
+    def __init__(self, lock: StateLock, books: Books, settings: Settings, clock: Clock) -> None:
+        self.observe: Callable[[Outcome], None] = lambda _: None  # told how it went with each pod
+        self._lock = lock
+        self._books = books
+        self._settings = settings
+        self._clock = clock
+        self._grounds = Grounds()
+        self._order = count()
+        self._waiting: dict[str, Prospect] = {}
+        self._done: dict[str, None] = {}  # who was decided about once, or was tried: they go the ordinary way
+        self._queues: dict[str, list[tuple[_Place, int, str]]] = {}  # by scheduler
+        self._served: frozenset[str] = frozenset()  # the schedulers that ask this extender
+        self._of: dict[str, _Ahead] = {}
+        self._named: dict[str, Nominee] = {}  # as statuses say
+        self._unheld: dict[str, float] = {}  # since when nothing is held for a name
+        self._doubts: dict[bytes, tuple[int, float]] = {}  # how often refused, and until when none is tried
+        self._not_before = float("-inf")
+
+    # What the API server tells.
+
+    def set_node(self, name: str, ground: Ground | None) -> None:
+        """The node is so now; None: it is no more, or takes no pods."""
+        if ground is None:
+            self._grounds.remove(name)
+        elif self._settings.when is not When.NEVER:
+            self._grounds.put(name, ground)
+
+    def waits(
+        self, uid: str, prospect: Prospect | None, *, refused: bool = False, named: Nominee | None = None
+    ) -> None:
+        """The pod has no node. `prospect`: None where it is not to be decided about; `refused`: it was tried before;
+        `named`: the node in its status, where nobody makes room on it.
+        """
+        if self._settings.when is When.NEVER:
+            return
+        if named is not None:
+            self._named[uid] = named
+        else:
+            self._unname(uid)
+        if refused:
+            self._tried(uid)
+            self._end([uid], Outcome.ELSEWHERE)
+        known = self._waiting.get(uid)
+        if prospect is None or uid in self._done:
+            self._waiting.pop(uid, None)
+            return
+        self._waiting[uid] = prospect
+        if known is None:
+            queue = self._queues.setdefault(prospect.scheduler, [])
+            heappush(queue, (_place(prospect), next(self._order), uid))
+            if len(queue) > 2 * len(self._waiting) + _SLACK:
+                # Nobody takes from the queue of a scheduler that never asks.
+                queue[:] = [one for one in queue if one[2] in self._waiting]
+                heapify(queue)
+
+    def over(self, uid: str) -> None:
+        """The pod is bound, or is no more; `loads` know."""
+        self._waiting.pop(uid, None)
+        self._done.pop(uid, None)
+        self._of.pop(uid, None)
+        self._unname(uid)
+
+    # What filter asks and tells.
+
+    def serves(self, scheduler: str) -> None:
+        """kube-scheduler of this name asks this extender. From any thread."""
+        if scheduler not in self._served:
+            self._served |= {scheduler}
+
+    def comes(self, uid: str, nodes: Collection[str]) -> None:
+        """kube-scheduler is at the pod and offers these nodes."""
+        if self._settings.when is When.NEVER:
+            return
+        self._waiting.pop(uid, None)
+        self._tried(uid)
+        ahead = self._of.get(uid)
+        if ahead is None:
+            return
+        if ahead.met:
+            if list(nodes) != [ahead.node]:
+                self._let_go(uid)
+        elif list(nodes) == [ahead.node]:
+            ahead.met = True
+            self._doubts.pop(ahead.prospect.doubt, None)
+            self.observe(Outcome.MET)
+        else:
+            if ahead.node not in nodes:
+                self._doubt(ahead.prospect.doubt)
+            self._end([uid], Outcome.ELSEWHERE)
+
+    def gives_way(self, namespace: str, priority: int, created: str, fits: Callable[[], Collection[str]]) -> bool:
+        """What pods hold ahead that come after this one in the queue is no reason to refuse it. Whether some of it has
+        ended, so that the pod fits. `fits`: the nodes where it does.
+        """
+        mine = (-priority, created)
+        later = [uid for uid, ahead in self._of.items() if not ahead.met and ahead.place > mine]
+        if not later:
+            return False
+        back = [self._books.ledger.release(uid) for uid in later]
+        nodes = fits()
+        for undo in reversed(back):
+            undo()
+        if not nodes:
+            return False
+        limited = bool(self._books.rooms(namespace))
+        self._end(
+            [
+                uid
+                for uid in later
+                if self._of[uid].node in nodes or (limited and self._of[uid].prospect.namespace == namespace)
+            ],
+            Outcome.OVERTAKEN,
+        )
+        return True
+
+    # What time does.
+
+    def sweep(self) -> None:
+        """Forgets what is held no more."""
+        for uid in [uid for uid in self._of if self._books.ledger.holding(uid) is None]:
+            if not self._of[uid].met:
+                self.observe(Outcome.EXPIRED)
+                self._done.pop(uid, None)  # its turn has not come, so it has not lost it
+            self._let_go(uid)
+
+    def forget(self) -> None:
+        """Another extender decides from now on, or has until now; the plans have ended."""
+        self._books.loads.unplan(self._of)
+        self._of.clear()
+
+    # What the nominator asks, from its thread.
+
+    def decide(self) -> tuple[bool, Nominee | None]:
+        """The next pod, if any, and whether to ask again at once."""
+        with self._lock:
+            if not self._active() or sum(not ahead.met for ahead in self._of.values()) >= WINDOW:
+                return False, None
+            prospect = self._next()
+            if prospect is None:
+                return False, None
+            began = self._clock.cpu()
+            nominee = self._decide(prospect)
+            if nominee is None:
+                pause = min(_LONGEST_PAUSE, _COSTLY * (self._clock.cpu() - began))
+                self._not_before = self._clock.now() + pause
+            return True, nominee
+
+    def stale(self) -> list[Nominee]:
+        """Pods whose statuses name a node that nothing is held on for them any more; each once.
+
+        Whose doing the name is, they do not say: another extender's of ours, or somebody else's.
+        """
+        with self._lock:
+            now = self._clock.now()
+            found = []
+            for uid, nominee in list(self._named.items()):
+                if uid in self._of:
+                    self._unheld.pop(uid, None)
+                elif now - self._unheld.setdefault(uid, now) >= _STALE_SECONDS:
+                    self._unname(uid)
+                    found.append(nominee)
+            return found
+
+    def still_named(self, nominee: Nominee) -> None:
+        """What `stale` has told could not be taken back."""
+        with self._lock:
+            self._named.setdefault(nominee.uid, nominee)
+
+    def wanted(self, uid: str) -> bool:
+        """Whether kube-scheduler has still to come to the pod, so that it is worth writing."""
+        with self._lock:
+            ahead = self._of.get(uid)
+            return ahead is not None and not ahead.met
+
+    def unwritten(self, uid: str) -> None:
+        """The pod's status could not say it."""
+        with self._lock:
+            self._end([uid], Outcome.LATE)
+
+    # Everything below is what they are made of.
+
+    def _active(self) -> bool:
+        if self._settings.when is When.NEVER or self._clock.now() < self._not_before:
+            return False
+        return self._settings.when is When.ALWAYS or len(self._grounds) > self._settings.above
+
+    def _next(self) -> Prospect | None:
+        """The first in the queues of the schedulers that come."""
+        heads = []
+        for scheduler in self._served:
+            queue = self._queues.get(scheduler, [])
+            while queue and queue[0][2] not in self._waiting:
+                heappop(queue)
+            if queue:
+                heads.append((queue[0], scheduler))
+        if not heads:
+            return None
+        _, scheduler = min(heads)
+        return self._waiting[heappop(self._queues[scheduler])[2]]
+
+    def _decide(self, prospect: Prospect) -> Nominee | None:
+        uid = prospect.uid
+        del self._waiting[uid]
+        self._tried(uid)
+        books, settings = self._books, self._settings
+        books.ready()
+        if (
+            not (settings.one_best_node or prospect.insists)
+            or books.ledger.holding(uid) is not None
+            or not books.may(prospect.request.priority)
+            or self._doubts.get(prospect.doubt, (0, 0.0))[1] > self._clock.now()
+        ):
+            return None
+        placed = self._place(prospect)
+        if placed is None:
+            return None
+        books.hold(prospect, placed)
+        books.loads.plan(uid, Placed(placed.node, prospect.load))
+        self._of[uid] = _Ahead(prospect, placed.node)
+        return Nominee(uid, prospect.namespace, prospect.name, prospect.version, placed.node)
+
+    def _place(self, prospect: Prospect) -> Placement | None:
+        """The best node with room for the pod beside cards, too."""
+        books, policy = self._books, prospect.request.policy or self._settings.policy
+        nodes = self._grounds.allowed(prospect.wishes)
+        closed = books.reserved(prospect.rank, prospect.request, nodes)
+        full = set(closed)
+        for look in range(_LOOKS + 1):
+            if look == _LOOKS:
+                full = {name for name in nodes if name in closed or not self._takes(name, prospect.load)}
+            placed = books.place(prospect, nodes - full if full else nodes, policy)
+            if isinstance(placed, Unplaceable):
+                return None
+            if self._takes(placed.node, prospect.load):
+                return placed
+            full.add(placed.node)
+        return None
+
+    def _takes(self, node: str, load: Load) -> bool:
+        return gangplan.takes(self._books.loads.left(node), _NO_LOAD, load)
+
+    def _unname(self, uid: str) -> None:
+        self._named.pop(uid, None)
+        self._unheld.pop(uid, None)
+
+    def _tried(self, uid: str) -> None:
+        self._done[uid] = None
+        if len(self._done) > _KNOWN:
+            del self._done[next(iter(self._done))]  # of a pod that was gone before it was heard of, most likely
+
+    def _doubt(self, doubt: bytes) -> None:
+        times = self._doubts.pop(doubt, (0, 0.0))[0] + 1
+        if len(self._doubts) >= _MOST_DOUBTS:
+            del self._doubts[next(iter(self._doubts))]
+        until = self._clock.now() + _DOUBT_SECONDS if times >= _DOUBTS else float("-inf")
+        self._doubts[doubt] = times, until
+
+    def _end(self, uids: Iterable[str], outcome: Outcome) -> None:
+        """What these pods hold ahead is free, unless kube-scheduler is at them."""
+        for uid in uids:
+            ahead = self._of.get(uid)
+            if ahead is not None and not ahead.met:
+                self.observe(outcome)
+                self._let_go(uid)
+                if self._books.claims.release_plan(uid):
+                    self._books.settle(uid)
+
+    def _let_go(self, uid: str) -> None:
+        """The pod is ahead no more; what it holds is a plan like any other."""
+        del self._of[uid]
+        self._books.loads.unplan([uid])
+
+
+def _place(prospect: Prospect) -> _Place:
+    return -prospect.request.priority, prospect.created

@@ -1,0 +1,177 @@
+"""Who waits for which cards after a preemption, so that no pod that comes after it takes them meanwhile.
+
+kube-scheduler names the node in the pod's status, and counts the pod on it in sums of its own; which card was freed
+only the extender knows. It remembers what it has answered, and learns the node from the watch of pods; for a pod whose
+preemption another extender has answered the cards are found anew. Not thread-safe: the state locks.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from cardwise.core.assignment import Assignment
+from extender.records.projection import Claimant
+
+_UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
+_PATIENCE = 60.0  # seconds that cards are kept once the victims are gone
+
+NOMINATED = "nominated"  # the mark of what is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What another pod is to have on a node, of a gang that needs both."""
+
+    claimant: Claimant
+    node: str
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What it is to have on a node, once these are gone. `assignment`: None where nobody has said it yet. `rest`: what
+    is kept for others of its gang as long, so that nobody goes in vain.
+    """
+
+    assignment: Assignment | None = None
+    victims: tuple[str, ...] = ()
+    rest: tuple[Kept, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Nomination:
+    """`places`: by node; several until it is known which of them it is. `told`: the node that the pod's status says."""
+
+    claimant: Claimant
+    until: float
+    places: dict[str, Place] = field(default_factory=dict)
+    told: str = ""
+
+
+class Nominations:
+    """`there`: whether a pod, by its UID, is still on its node."""
+
+    def __init__(self, there: Callable[[str], bool]) -> None:
+        self._there = there
+        self._of: dict[str, Nomination] = {}
+        self._over: dict[str, str] = {}  # the node that was kept long enough, by pod
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def get(self, uid: str) -> Nomination | None:
+        """Of the pod with this UID."""
+        return self._of.get(uid)
+
+    def node(self, uid: str) -> str:
+        """The node where somebody goes for the pod, or "" where it is not certain to be that one."""
+        nomination = self._of.get(uid)
+        return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
+
+    def answered(self, claimant: Claimant, places: Mapping[str, Place], now: float) -> None:
+        """These nodes were offered, in place of what was before; kube-scheduler takes one of them."""
+        if not places:
+            self._of.pop(claimant.uid, None)
+            return
+        before = self._of.get(claimant.uid)
+        told = before.told if before is not None and before.told in places else ""
+        self._over.pop(claimant.uid, None)
+        self._of[claimant.uid] = Nomination(claimant, now + _UNTOLD, dict(places), told)
+
+    def decided(self, claimant: Claimant, node: str, place: Place, now: float) -> None:
+        """The extender itself has chosen the node."""
+        self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: place}, node)
+
+    def heard(self, claimant: Claimant, node: str, now: float) -> None:
+        """The pod waits, and its status names this node; "": none.
+
+        Where it names none any more, kube-scheduler has found nothing to preempt: the victims may be gone and their
+        cards not free yet. So what is kept stays kept for its time.
+        """
+        nomination = self._of.get(claimant.uid)
+        if not node or self._over.get(claimant.uid) == node:
+            return
+        if nomination is None:
+            nomination = self._of[claimant.uid] = Nomination(claimant, now + _PATIENCE, {node: Place()})
+        if nomination.told != node:
+            nomination.told = node
+            nomination.places = {node: nomination.places.get(node, Place())}
+            nomination.until = now + _PATIENCE
+
+    def drop(self, uid: str) -> None:
+        """The pod is bound, or is no more."""
+        self._of.pop(uid, None)
+        self._over.pop(uid, None)
+
+    def forget(self) -> None:
+        """Another extender decides, or has until now: only what pods say counts."""
+        for uid, nomination in list(self._of.items()):
+            if nomination.told:
+                nomination.places = {nomination.told: Place()}
+            else:
+                del self._of[uid]
+
+    def step(self, now: float) -> bool:
+        """Ends what is over; whether something was. The time begins when the last victim is gone."""
+        ended = False
+        for uid, nomination in list(self._of.items()):
+            victims = [victim for place in nomination.places.values() for victim in place.victims]
+            if nomination.told and any(map(self._there, victims)):
+                nomination.until = now + _PATIENCE
+            elif now >= nomination.until:
+                del self._of[uid]
+                if nomination.told:
+                    self._over[uid] = nomination.told
+                ended = True
+        return ended
+
+    def before(self, own: Collection[str], priority: int) -> Iterator[tuple[Claimant, str, Place]]:
+        """What is kept from pods of this priority: all but their own, of pods that they do not come before.
+
+        As in kube-scheduler, who counts nominated pods of equal priority too.
+        """
+        for nomination in self._of.values():
+            if nomination.claimant.request.priority < priority:
+                continue
+            for node, place in nomination.places.items():
+                if nomination.claimant.uid not in own:
+                    yield nomination.claimant, node, place
+                for kept in place.rest:
+                    if kept.claimant.uid not in own and kept.claimant.uid not in self._of:
+                        yield kept.claimant, kept.node, Place(kept.assignment)
+
+    def victims(self, node: str, but: str) -> set[str]:
+        """Who goes on the node for others than this pod, as far as it is certain to be this node."""
+        return {
+            victim
+            for nomination in self._of.values()
+            if nomination.claimant.uid != but and len(nomination.places) == 1 and node in nomination.places
+            for victim in nomination.places[node].victims
+        }
+
+    def all_victims(self) -> dict[str, str]:
+        """Who goes for anybody, by UID with the node, as far as it is certain."""
+        return {
+            victim: node
+            for nomination in self._of.values()
+            if len(nomination.places) == 1
+            for node, place in nomination.places.items()
+            for victim in place.victims
+        }
+
+    def settle(self, uid: str, node: str, assignment: Assignment) -> None:
+        """The cards of a place that nobody had said."""
+        nomination = self._of.get(uid)
+        if nomination is not None and node in nomination.places:
+            nomination.places[node] = replace(nomination.places[node], assignment=assignment)
+
+    # What is only tried.
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Afterwards all is as it was before."""
+        before, over = dict(self._of), dict(self._over)
+        try:
+            yield
+        finally:
+            self._of, self._over = before, over

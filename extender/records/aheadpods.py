@@ -1,0 +1,95 @@
+"""Which waiting pods may be decided about before kube-scheduler asks, and all that this needs of them.
+
+Apart from the projection of all pods, because these few are read whole, once each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from cardwise.core import request
+from cardwise.core.gangs import Load, Rank
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.request import PodRequest
+from extender.records import aheadnodes, members, wishes
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+
+Json = Mapping[str, Any]
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A pod that waits and was not tried yet, as far as is known.
+
+    `version`: of the object, as last seen. `rank`: as a gang of one. `wishes`: key of what it asks of its node.
+    `doubt`: equal for pods that kube-scheduler would refuse a node for the same reason that is not looked at here.
+    `insists`: it says that the extender is to choose, whatever holds for others.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    version: str
+    created: str
+    scheduler: str
+    request: PodRequest
+    load: Load
+    rank: Rank
+    wishes: bytes
+    doubt: bytes
+    insists: bool
+
+
+def prospect(pod: Json, load: Load) -> Prospect | None:
+    """The pod, which has no node; None where it is not ours, or not to be decided about ahead."""
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    version = metadata.get("resourceVersion")
+    if (
+        not version
+        or metadata.get("deletionTimestamp")
+        or spec.get("schedulingGates")
+        or members.gang_of(pod)
+        or not wishes.one_best_node(pod, default=True)
+        or _bound_to_others(spec)
+    ):
+        return None
+    try:
+        asked = request.parse_mutated(pod)
+    except (InvalidRequest, InvalidQuantity):
+        return None  # filter will say it
+    if asked is None:
+        return None
+    key = aheadnodes.key_of(spec)
+    volumes = [one for one in spec.get("volumes") or () if "persistentVolumeClaim" in one or "ephemeral" in one]
+    return Prospect(
+        uid=metadata["uid"],
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        version=version,
+        created=metadata.get("creationTimestamp") or "",
+        scheduler=spec.get("schedulerName") or DEFAULT_SCHEDULER,
+        request=asked,
+        load=load,
+        rank=members.rank(pod),
+        wishes=key,
+        doubt=key + _encode(volumes) if volumes else key,
+        insists=wishes.one_best_node(pod, default=False),
+    )
+
+
+def _bound_to_others(spec: Json) -> bool:
+    """Whether the scheduler decides by which other pods are where, or by claims of devices."""
+    affinity = spec.get("affinity") or {}
+    hard = "requiredDuringSchedulingIgnoredDuringExecution"
+    if any((affinity.get(kind) or {}).get(hard) for kind in ("podAffinity", "podAntiAffinity")):
+        return True
+    if spec.get("topologySpreadConstraints") or spec.get("resourceClaims") or spec.get("hostNetwork"):
+        return True
+    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    return any(port.get("hostPort") for each in containers for port in each.get("ports") or ())

@@ -1,0 +1,332 @@
+"""What the extender keeps of pods and nodes: compact records out of their JSON.
+
+Apart from the state that is built of them, because the cost of a watch event and of the memory of 60,000 pods is
+decided here: what is not ours is dropped before it is decoded. Our own objects are in `objects`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
+
+import msgspec
+from msgspec import Struct
+
+from cardwise.core import assignment, names, request
+from cardwise.core.assignment import Assignment
+from cardwise.core.gangs import Load, Member
+from cardwise.core.invalid import InvalidRequest
+from cardwise.core.mpsplaces import COMMON, Party
+from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.request import PodRequest
+from cardwise.kube import loads, mpsread, wire
+from extender.records import aheadnodes, aheadpods, members
+from extender.records.aheadnodes import Ground, Taint
+from extender.records.aheadpods import Prospect
+from extender.records.nodeinfo import NodeRoom, Occupant, Placed
+
+_SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
+
+# A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
+_SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
+# The reasons in a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
+_UNANSWERED = b'"SchedulerError"'
+_REFUSED = b'"Unschedulable"'
+# kube-scheduler asks no extender to bind a pod that names none of these.
+_BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """The pod that waits, and what it asks."""
+
+    uid: str
+    namespace: str
+    name: str
+    request: PodRequest
+    load: Load = Load()
+
+
+class PodRecord(Struct, frozen=True, gc=False):
+    """A pod that asks for cards or has some, or is in a gang. A struct: made in a tenth of a dataclass's time.
+
+    `node` is "" until it is bound, `classes` are what it asks until then; `placed`: what it takes of its node.
+    `nominated`: the node that kube-scheduler makes room on for it while it waits, and `claimant` what it would have
+    there; `named`: the node that its status names and nobody makes room on, ours perhaps. `turned_away`:
+    its priority, where it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain;
+    `prospect`: what it asks, while it was not and may be decided about ahead. `party`: what
+    it is to those who share MPS with it.
+
+    `bindable`: an extender may have been asked to bind it. It waits without a gate, and asks for what we bind or is in
+    a gang.
+
+    `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
+    bound pod's annotations could not be read.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str = ""
+    assignment: Assignment | None = None
+    finished: bool = False
+    ended: bool = False
+    problem: str = ""
+    classes: frozenset[str] = frozenset()
+    placed: Placed | None = None
+    gang: str = ""
+    member: Member | None = None
+    nominated: str = ""
+    named: str = ""
+    claimant: Claimant | None = None
+    turned_away: int | None = None
+    refused: bool = False
+    prospect: Prospect | None = None
+    party: Party = COMMON
+    bindable: bool = False
+
+
+class _Meta(Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Container(Struct):
+    state: wire.ContainerState = msgspec.field(default_factory=wire.ContainerState)
+
+
+class _Status(Struct, rename="camel"):
+    phase: str = ""
+    nominated_node_name: str = ""
+    container_statuses: list[_Container] | None = None
+    init_container_statuses: list[_Container] | None = None
+
+
+class _Running(loads.Container, rename="camel"):
+    security_context: wire.RunAs | None = None
+
+
+class _PodSpec(loads.PodSpec, rename="camel"):
+    """With who it runs as."""
+
+    containers: Sequence[_Running] | None = None
+    init_containers: Sequence[_Running] | None = None
+    security_context: wire.RunAs | None = None
+    host_users: bool | None = None
+    preemption_policy: str = ""
+
+
+class _Pod(Struct):
+    metadata: _Meta
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _OtherMeta(Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _OtherPod(Struct):
+    """A pod that is none of ours, of which only counts what it takes of its node."""
+
+    metadata: _OtherMeta
+    spec: loads.PodSpec = msgspec.field(default_factory=loads.PodSpec)
+    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+
+
+class _NodeMeta(Struct):
+    name: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Taint(Struct):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class _NodeSpec(Struct):
+    unschedulable: bool = False
+    taints: list[_Taint] | None = None
+
+
+class _NodeStatus(Struct):
+    allocatable: loads.Amounts | None = None
+
+
+class _Node(Struct):
+    metadata: _NodeMeta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+class _Resources(Struct):
+    limits: dict[str, msgspec.Raw] | None = None
+
+
+class _Asking(Struct):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _AskingSpec(Struct, rename="camel"):
+    containers: list[_Asking] | None = None
+    init_containers: list[_Asking] | None = None
+    scheduling_gates: list[msgspec.Raw] | None = None
+
+
+class _AskingPod(Struct):
+    spec: _AskingSpec
+
+
+_decode_asking = msgspec.json.Decoder(_AskingPod).decode
+_decode_pod = msgspec.json.Decoder(_Pod).decode
+_decode_other = msgspec.json.Decoder(_OtherPod).decode
+_decode_node = msgspec.json.Decoder(_Node).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
+    """Key and record; of a pod that is none of our business only what it takes of its node."""
+    if not any(sign in raw for sign in _SIGNS):
+        return _other(raw)
+    read = _decode_pod(raw)
+    meta, node = read.metadata, read.spec.node_name
+    gang, member = _member(raw, read)
+    if not node:
+        finished = read.status.phase in names.FINISHED_PHASES
+        asked, gated = (frozenset[str](), True) if finished else _asked(raw)
+        unanswered, refused = _UNANSWERED in raw and not finished, _REFUSED in raw and not finished
+        told = "" if finished else read.status.nominated_node_name
+        # Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for
+        # one that evicts nobody.
+        nominated = told if refused and read.spec.preemption_policy != "Never" else ""
+        fresh = not (finished or refused or unanswered or told or gang)
+        return meta.uid, PodRecord(
+            meta.uid,
+            meta.namespace,
+            meta.name,
+            finished=finished,
+            classes=frozenset(found for resource in asked if (found := names.class_of(resource))),
+            gang=gang,
+            member=member,
+            nominated=nominated,
+            named="" if nominated else told,
+            claimant=_claimant(raw, read) if nominated else None,
+            turned_away=(read.spec.priority or 0) if unanswered else None,
+            refused=refused or unanswered,
+            prospect=aheadpods.prospect(_decode_any(raw), loads.of_pod(read.spec)) if fresh else None,
+            bindable=not gated and (bool(gang) or any(resource.startswith(_BOUND_BY_US) for resource in asked)),
+        )
+    if names.MIRROR in (meta.annotations or {}):
+        return _other(raw, static=True)  # it is placed by nobody, so it has no assignment whatever it says
+    held, problem = None, ""
+    try:
+        held = assignment.decode(meta.annotations or {}, loads=_decode_any)
+    except assignment.InvalidAssignment as error:
+        problem = str(error)
+    if held is None and not problem and member is None:
+        return _other(raw)
+    finished = read.status.phase in names.FINISHED_PHASES
+    node = intern(node)
+    return meta.uid, PodRecord(
+        meta.uid,
+        intern(meta.namespace),
+        meta.name,
+        node,
+        held,
+        finished,
+        _ended(read, finished=finished),
+        problem,
+        placed=None if finished else Placed(node, loads.of_pod(read.spec), _occupant(meta, read.spec)),
+        gang=gang,
+        member=member,
+        party=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
+    )
+
+
+def named(key: str, known: PodRecord | Placed) -> str:
+    """Namespace and name of the pod that `pod` has read, as the reflector knows it."""
+    return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
+
+
+def node(raw: bytes) -> tuple[str, NodeRoom] | None:
+    """Name and record."""
+    read = _decode_node(raw)
+    has = read.status.allocatable
+    labels = {intern(key): intern(value) for key, value in (read.metadata.labels or {}).items()}
+    taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in aheadnodes.HARD)
+    allocatable = loads.of_node(has) if has is not None else None
+    room = NodeRoom(allocatable, open=not read.spec.unschedulable, ground=Ground(labels, taints))
+    return intern(read.metadata.name), room
+
+
+def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
+    """By "namespace/name", which is what the reflector knows it by already."""
+    read = _decode_other(raw)
+    if not read.spec.node_name or read.status.phase in names.FINISHED_PHASES:
+        return None
+    meta = read.metadata
+    occupant = _occupant(meta, read.spec, fixed=static)
+    return f"{meta.namespace}/{meta.name}", Placed(intern(read.spec.node_name), loads.of_pod(read.spec), occupant)
+
+
+def _occupant(meta: "_Meta | _OtherMeta", spec: loads.PodSpec, *, fixed: bool = False) -> Occupant:
+    return Occupant(
+        meta.uid,
+        intern(meta.namespace),
+        meta.name,
+        spec.priority or 0,
+        _shared(tuple(sorted((meta.labels or {}).items()))),
+        going=meta.deletion_timestamp is not None,
+        fixed=fixed,
+    )
+
+
+@lru_cache(maxsize=_SHARED)
+def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(items)
+
+
+def _claimant(raw: bytes, read: _Pod) -> Claimant | None:
+    try:
+        asked = request.parse_mutated(_decode_any(raw))
+    except (InvalidRequest, InvalidQuantity):
+        return None  # filter has said it
+    meta = read.metadata
+    if asked is None:
+        return None
+    return Claimant(meta.uid, meta.namespace, meta.name, asked, loads.of_pod(read.spec))
+
+
+def _member(raw: bytes, read: _Pod) -> tuple[str, Member | None]:
+    """The name of the pod's gang and the member that it is."""
+    gang = (read.metadata.labels or {}).get(names.GANG) or ""
+    return gang, members.member(_decode_any(raw), loads.of_pod(read.spec)) if gang else None
+
+
+def _asked(raw: bytes) -> tuple[frozenset[str], bool]:
+    """The resources that the pod's containers name, and whether it has a gate."""
+    spec = _decode_asking(raw).spec
+    limits = (c.resources.limits or () for c in (*(spec.containers or ()), *(spec.init_containers or ())))
+    return frozenset(name for amounts in limits for name in amounts), bool(spec.scheduling_gates)
+
+
+def _ended(read: _Pod, *, finished: bool) -> bool:
+    """Whether its containers are gone for good, by the kubelet's own word.
+
+    A terminated container alone is none: it may be on its way to its next start. No statuses are none either: the
+    kubelet may be starting the first container just now.
+    """
+    containers = [*(read.status.container_statuses or ()), *(read.status.init_container_statuses or ())]
+    if finished:
+        return all(container.state.running is None for container in containers)
+    dying = read.metadata.deletion_timestamp is not None
+    return dying and bool(containers) and all(container.state.terminated is not None for container in containers)
