@@ -31,12 +31,13 @@ from cardwise.runtime.settings import (
     core_overcommit_option,
     simulated_cards_option,
 )
-from deviceplugin import metrics, slots
-from deviceplugin.access import Access
 from deviceplugin.agent import COMPONENT, Agent, Settings
-from deviceplugin.containers import Containers
-from deviceplugin.kubelet import Kubelet
-from deviceplugin.nocards import NoCards
+from deviceplugin.grants.access import Access
+from deviceplugin.plugin import slots
+from deviceplugin.publish import metrics
+from deviceplugin.sources.containers import Containers
+from deviceplugin.sources.kubelet import Kubelet
+from deviceplugin.sources.nocards import NoCards
 
 _log = structlog.get_logger(__name__)
 

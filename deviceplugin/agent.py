@@ -15,25 +15,26 @@ from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.runtime.loops import Loop
-from deviceplugin import access as card_access
-from deviceplugin import adoption, cardlevels, cdi, leaving, metrics
-from deviceplugin.access import Access, Delivery
-from deviceplugin.cardlevels import CardLevel
-from deviceplugin.containers import Containers, RuntimeSilent
-from deviceplugin.cordons import Cordons
-from deviceplugin.former import Former
-from deviceplugin.grants import Grant, GrantStore
-from deviceplugin.hardware import Hardware
-from deviceplugin.inventory import Inventory
-from deviceplugin.kubelet import Kubelet, KubeletSilent
-from deviceplugin.marking import Marker
-from deviceplugin.mpssaid import MpsSaid
-from deviceplugin.mpswait import MpsWait
-from deviceplugin.pods import Pods
-from deviceplugin.prestart import PreStart, Refused
-from deviceplugin.registration import Registration
-from deviceplugin.release import Releaser
-from deviceplugin.server import PluginServer
+from deviceplugin.grants import access as card_access
+from deviceplugin.grants import adoption, cdi
+from deviceplugin.grants.access import Access, Delivery
+from deviceplugin.grants.grants import Grant, GrantStore
+from deviceplugin.grants.hardware import Hardware
+from deviceplugin.grants.mpswait import MpsWait
+from deviceplugin.grants.prestart import PreStart, Refused
+from deviceplugin.grants.release import Releaser
+from deviceplugin.plugin.registration import Registration
+from deviceplugin.plugin.server import PluginServer
+from deviceplugin.publish import cardlevels, leaving, metrics
+from deviceplugin.publish.cardlevels import CardLevel
+from deviceplugin.publish.cordons import Cordons
+from deviceplugin.publish.former import Former
+from deviceplugin.publish.inventory import Inventory
+from deviceplugin.publish.marking import Marker
+from deviceplugin.publish.mpssaid import MpsSaid
+from deviceplugin.sources.containers import Containers, RuntimeSilent
+from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
+from deviceplugin.sources.pods import Pods
 
 _log = structlog.get_logger(__name__)
 

@@ -22,11 +22,11 @@ from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef
-from deviceplugin import slots
-from deviceplugin.access import Access
 from deviceplugin.agent import Agent, Settings
-from deviceplugin.containers import Containers
-from deviceplugin.kubelet import Kubelet
+from deviceplugin.grants.access import Access
+from deviceplugin.plugin import slots
+from deviceplugin.sources.containers import Containers
+from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.fakenode import FakeKubelet, FakeRuntime, Plugin, SeenKubelet, SeenRuntime
 from tests.fakes.apiserver import ApiServer, Request
 from tests.fakes.clock import FakeClock

@@ -21,9 +21,9 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as plugin_stubs
 from deviceplugin.api import podresources_v1_pb2 as resources
 from deviceplugin.api import podresources_v1_pb2_grpc as resources_stubs
-from deviceplugin.containers import Containers, RuntimeSilent
-from deviceplugin.kubelet import Kubelet
-from deviceplugin.server import SERVICE, PluginServer
+from deviceplugin.plugin.server import SERVICE, PluginServer
+from deviceplugin.sources.containers import Containers, RuntimeSilent
+from deviceplugin.sources.kubelet import Kubelet
 
 PATIENCE = 60.0  # seconds after which a test that waits for an event is broken
 

@@ -1,7 +1,7 @@
 """Grants and pods as values, for tests of decisions that need no node."""
 
-from deviceplugin.grants import Grant, Share
-from deviceplugin.pods import PodView, view
+from deviceplugin.grants.grants import Grant, Share
+from deviceplugin.sources.pods import PodView, view
 from tests import build
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from deviceplugin.containers import Containers
-from deviceplugin.kubelet import Kubelet
+from deviceplugin.sources.containers import Containers
+from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.conftest import Rig
 from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet, ServedRuntime
 

@@ -1,6 +1,6 @@
 """How containers get at their cards: by CDI or by the environment, and what a card without a device node does."""
 
-from deviceplugin.access import Access
+from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import (
     Rig,
     refusal,

@@ -8,11 +8,11 @@ from cardwise.core.classes import DeviceClass
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource
-from deviceplugin import cards
-from deviceplugin.grants import Share
-from deviceplugin.node import NOTED, relabel
-from deviceplugin.pods import view
-from deviceplugin.release import held_shares
+from deviceplugin.grants.grants import Share
+from deviceplugin.grants.release import held_shares
+from deviceplugin.publish import cards
+from deviceplugin.publish.node import NOTED, relabel
+from deviceplugin.sources.pods import view
 from tests import build
 from tests.deviceplugin.records import grant, pod_view
 

@@ -4,7 +4,7 @@ from prometheus_client import REGISTRY
 
 from cardwise.core import names
 from cardwise.core.mps import Mode
-from deviceplugin import node as own_node
+from deviceplugin.publish import node as own_node
 from tests.deviceplugin.conftest import (
     NODE,
     NODES,

@@ -8,10 +8,10 @@ import yaml
 
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
-from deviceplugin import cdi, environment
-from deviceplugin.access import Access, Delivery, decide
-from deviceplugin.containers import RuntimeFacts
-from deviceplugin.grants import Share
+from deviceplugin.grants import cdi, environment
+from deviceplugin.grants.access import Access, Delivery, decide
+from deviceplugin.grants.grants import Share
+from deviceplugin.sources.containers import RuntimeFacts
 from tests.deviceplugin.records import grant
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cardwise.core import names
-from deviceplugin.former import Former, parse, why_not
+from deviceplugin.publish.former import Former, parse, why_not
 from tests.deviceplugin.conftest import NODE, PODS, PODS_HERE, Rig
 
 

@@ -6,10 +6,10 @@ from cardwise.core import assignment as codec
 from cardwise.core import names
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
-from deviceplugin.grants import Share
-from deviceplugin.kubelet import Holders, KnownContainer, NamedContainer
-from deviceplugin.pods import view
-from deviceplugin.prestart import Refused, check_cards, grant_of, identify
+from deviceplugin.grants.grants import Share
+from deviceplugin.grants.prestart import Refused, check_cards, grant_of, identify
+from deviceplugin.sources.kubelet import Holders, KnownContainer, NamedContainer
+from deviceplugin.sources.pods import view
 from tests import build
 from tests.deviceplugin.records import pod_view
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from deviceplugin.grants import Grant, GrantStore, Share, by_pod
+from deviceplugin.grants.grants import Grant, GrantStore, Share, by_pod
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
 from tests.fakes.clock import FakeClock

@@ -8,9 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.core import names
-from deviceplugin import slots
-from deviceplugin.kubelet import KnownContainer, Kubelet, KubeletSilent, NamedContainer, Shared, parse_checkpoint
-from deviceplugin.registration import Sight, why_again
+from deviceplugin.plugin import slots
+from deviceplugin.plugin.registration import Sight, why_again
+from deviceplugin.sources.kubelet import (
+    KnownContainer,
+    Kubelet,
+    KubeletSilent,
+    NamedContainer,
+    Shared,
+    parse_checkpoint,
+)
 from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet
 from tests.fakes.clock import FakeClock
 

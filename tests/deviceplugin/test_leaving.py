@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core import names
-from deviceplugin import leaving
-from deviceplugin.kubelet import Kubelet
+from deviceplugin.publish import leaving
+from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.conftest import PODS
 from tests.fakes.clock import FakeClock
 

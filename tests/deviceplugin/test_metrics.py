@@ -5,9 +5,9 @@ from prometheus_client import REGISTRY
 from cardwise.core import assignment
 from cardwise.core.assignment import Assignment
 from cardwise.gpus.protocol import GpuCard, Health
-from deviceplugin.cardlevels import CardLevel, levels
-from deviceplugin.grants import Grant, Share
-from deviceplugin.pods import PodView
+from deviceplugin.grants.grants import Grant, Share
+from deviceplugin.publish.cardlevels import CardLevel, levels
+from deviceplugin.sources.pods import PodView
 from tests.build import P100, shares
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-n1-{i}", model="Tesla P100", memory=P100, devices=()) for i in (0, 1)]

@@ -9,11 +9,11 @@ import pytest
 
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
-from deviceplugin import cdi
-from deviceplugin.access import Delivery
-from deviceplugin.grants import Grant, GrantStore, Share
-from deviceplugin.hardware import Hardware
-from deviceplugin.release import Releaser
+from deviceplugin.grants import cdi
+from deviceplugin.grants.access import Delivery
+from deviceplugin.grants.grants import Grant, GrantStore, Share
+from deviceplugin.grants.hardware import Hardware
+from deviceplugin.grants.release import Releaser
 from tests.deviceplugin.fakenode import PATIENCE
 
 TOTAL = 16276  # MiB

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from deviceplugin import slots
-from deviceplugin.access import Access
-from deviceplugin.registration import Registration
-from deviceplugin.server import PluginServer
+from deviceplugin.grants.access import Access
+from deviceplugin.plugin import slots
+from deviceplugin.plugin.registration import Registration
+from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet
 from tests.fakes.clock import FakeClock
 

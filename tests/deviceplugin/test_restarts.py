@@ -2,7 +2,7 @@
 
 import grpc
 
-from deviceplugin.access import Access
+from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import refusal
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import grpc
 import pytest
 
-from deviceplugin import slots
-from deviceplugin.access import Access
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
-from deviceplugin.prestart import Refused
-from deviceplugin.server import PluginServer
+from deviceplugin.grants.access import Access
+from deviceplugin.grants.prestart import Refused
+from deviceplugin.plugin import slots
+from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.conftest import refusal
 from tests.deviceplugin.fakenode import PATIENCE
 

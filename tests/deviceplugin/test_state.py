@@ -3,7 +3,7 @@
 import shutil
 
 from cardwise.core import mps
-from deviceplugin.grants import GrantStore
+from deviceplugin.grants.grants import GrantStore
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
 from tests.deviceplugin.mps.worlds import bound
 from tests.deviceplugin.records import grant

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core import names
-from deviceplugin.node import NOTED
+from deviceplugin.publish.node import NOTED
 from tests.deviceplugin.conftest import (
     CLASSES,
     NODE,

@@ -14,8 +14,8 @@ import pytest
 from cardwise.core import names
 from cardwise.core.policies import DEFAULT
 from cardwise.kube import errors, paths
-from deviceplugin.kubelet import Kubelet
-from deviceplugin.registration import PREFIX
+from deviceplugin.plugin.registration import PREFIX
+from deviceplugin.sources.kubelet import Kubelet
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard

@@ -18,7 +18,7 @@ from cardwise.core import names
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.quantity import MiB, Percent
 from cardwise.kube import errors, paths
-from deviceplugin.registration import PREFIX
+from deviceplugin.plugin.registration import PREFIX
 from tests.cluster import Cluster
 from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
 from tests.cluster.images import BUSYBOX

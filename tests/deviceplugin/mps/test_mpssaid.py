@@ -7,8 +7,8 @@ from cardwise.core import mps
 from cardwise.core.mps import Mode, Scope, State
 from cardwise.gpus import mpsnode
 from cardwise.kube import mpsread, wire
-from deviceplugin import mpssaid
-from deviceplugin.mpssaid import MpsSaid
+from deviceplugin.publish import mpssaid
+from deviceplugin.publish.mpssaid import MpsSaid
 from tests.deviceplugin.conftest import RESOURCES, card_uuid
 from tests.fakes.clock import FakeClock
 

@@ -10,10 +10,10 @@ from cardwise.core import names
 from cardwise.core.quantity import MiB
 from cardwise.devices.protocol import DeviceNode, OtherDevice
 from cardwise.gpus.protocol import DevicePath, GpuCard
-from deviceplugin import cdi
-from deviceplugin.access import Delivery
-from deviceplugin.grants import Device, Grant, Share
-from deviceplugin.hardware import Hardware
+from deviceplugin.grants import cdi
+from deviceplugin.grants.access import Delivery
+from deviceplugin.grants.grants import Device, Grant, Share
+from deviceplugin.grants.hardware import Hardware
 from tests.deviceplugin.conftest import PODS_HERE
 from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, given, grants_on_disk
 

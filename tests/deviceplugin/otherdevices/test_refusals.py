@@ -2,7 +2,7 @@
 
 import grpc
 
-from deviceplugin.access import Access
+from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import PODS, Rig, refusal
 from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, grants_on_disk
 

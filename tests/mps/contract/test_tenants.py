@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cardwise.core import mps
-from deviceplugin import cdi
-from deviceplugin.grants import Grant, Share
+from deviceplugin.grants import cdi
+from deviceplugin.grants.grants import Grant, Share
 from mps import homes
 from tests.mps.contract.programs import World
 

@@ -13,7 +13,7 @@ from cardwise.core.assignment import CardShare, per_card_limit
 from cardwise.core.mps import State
 from cardwise.core.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
-from deviceplugin.grants import Grant
+from deviceplugin.grants.grants import Grant
 
 _BYTES = 1024 * 1024
 

@@ -13,8 +13,8 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core import assignment
-from deviceplugin.kubelet import Kubelet, KubeletSilent
-from deviceplugin.pods import PodView
+from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
+from deviceplugin.sources.pods import PodView
 
 _log = structlog.get_logger(__name__)
 

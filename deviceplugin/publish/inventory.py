@@ -24,15 +24,15 @@ from cardwise.kube.events import EventRecorder
 from cardwise.kube.reflector import Reflector, Woken
 from cardwise.kube.wire import ExtendedResource, HeldShare
 from cardwise.runtime.loops import Loop
-from deviceplugin import cards as tell
-from deviceplugin import metrics
-from deviceplugin.access import Access
-from deviceplugin.classes import Classes
-from deviceplugin.cordons import Cordons
-from deviceplugin.mpssaid import MpsSaid
-from deviceplugin.node import OwnNode
-from deviceplugin.pods import Pods
-from deviceplugin.writes import Writes
+from deviceplugin.grants.access import Access
+from deviceplugin.publish import cards as tell
+from deviceplugin.publish import metrics
+from deviceplugin.publish.cordons import Cordons
+from deviceplugin.publish.mpssaid import MpsSaid
+from deviceplugin.publish.node import OwnNode
+from deviceplugin.publish.writes import Writes
+from deviceplugin.sources.classes import Classes
+from deviceplugin.sources.pods import Pods
 
 _log = structlog.get_logger(__name__)
 

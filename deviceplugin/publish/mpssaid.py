@@ -10,7 +10,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.mps import Mode, State
 from cardwise.gpus import mpsnode
 from cardwise.kube.wire import ExtendedResource
-from deviceplugin import cards as tell
+from deviceplugin.publish import cards as tell
 
 PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by then
 _REASON = "the node's MPS manager is gone or hangs"

@@ -17,7 +17,7 @@ from cardwise.core import mps
 from cardwise.core.mps import Mode, State
 from cardwise.core.quantity import MiB
 from cardwise.gpus import mpsnode
-from deviceplugin.grants import Grant
+from deviceplugin.grants.grants import Grant
 
 SECONDS = 10.0  # of the kubelet's 30 for PreStartContainer
 _PAUSE = 0.2

@@ -20,8 +20,8 @@ from cardwise.core import mps, names, shareagent
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from cardwise.runtime import replacing
-from deviceplugin import environment
-from deviceplugin.grants import Grant
+from deviceplugin.grants import environment
+from deviceplugin.grants.grants import Grant
 
 Edits = dict[str, Any]
 

@@ -16,7 +16,7 @@ import msgspec
 
 from deviceplugin.api import cri_v1_pb2 as wire
 from deviceplugin.api import cri_v1_pb2_grpc as stubs
-from deviceplugin.kubelet import CHANNEL_OPTIONS
+from deviceplugin.sources.kubelet import CHANNEL_OPTIONS
 
 UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
 NAME_LABEL = "io.kubernetes.container.name"

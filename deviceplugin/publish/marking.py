@@ -13,8 +13,8 @@ from cardwise.core import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop
-from deviceplugin import metrics
-from deviceplugin.pods import PodView
+from deviceplugin.publish import metrics
+from deviceplugin.sources.pods import PodView
 
 _log = structlog.get_logger(__name__)
 

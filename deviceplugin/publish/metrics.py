@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cardwise.core.cards import FULL_CORE
-from deviceplugin.cardlevels import CardLevel
+from deviceplugin.publish.cardlevels import CardLevel
 
 _BYTES = 1024 * 1024
 _LABELS = ["card", "index", "model"]

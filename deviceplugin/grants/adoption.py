@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from deviceplugin.grants import Grant, GrantStore
-from deviceplugin.kubelet import KnownContainer
-from deviceplugin.pods import Pods, PodView
-from deviceplugin.prestart import Refused, grant_of
+from deviceplugin.grants.grants import Grant, GrantStore
+from deviceplugin.grants.prestart import Refused, grant_of
+from deviceplugin.sources.kubelet import KnownContainer
+from deviceplugin.sources.pods import Pods, PodView
 
 _log = structlog.get_logger(__name__)
 

@@ -18,13 +18,13 @@ from cardwise.core import mps, shareagent
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors
-from deviceplugin.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery, device_trouble
-from deviceplugin.cdi import NoDevice
-from deviceplugin.grants import Conflict, Device, Grant, GrantStore, Share, UnsafeName
-from deviceplugin.hardware import Hardware
-from deviceplugin.kubelet import Holders, KnownContainer, Kubelet, KubeletSilent, NamedContainer
-from deviceplugin.mpswait import MpsWait, NotYet
-from deviceplugin.pods import Pods, PodView
+from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery, device_trouble
+from deviceplugin.grants.cdi import NoDevice
+from deviceplugin.grants.grants import Conflict, Device, Grant, GrantStore, Share, UnsafeName
+from deviceplugin.grants.hardware import Hardware
+from deviceplugin.grants.mpswait import MpsWait, NotYet
+from deviceplugin.sources.kubelet import Holders, KnownContainer, Kubelet, KubeletSilent, NamedContainer
+from deviceplugin.sources.pods import Pods, PodView
 
 _log = structlog.get_logger(__name__)
 

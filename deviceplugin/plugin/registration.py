@@ -17,11 +17,11 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core import names
 from cardwise.runtime.loops import Loop
-from deviceplugin import metrics
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
-from deviceplugin.kubelet import CHANNEL_OPTIONS
-from deviceplugin.server import OPTIONS, PluginServer
+from deviceplugin.plugin.server import OPTIONS, PluginServer
+from deviceplugin.publish import metrics
+from deviceplugin.sources.kubelet import CHANNEL_OPTIONS
 
 _log = structlog.get_logger(__name__)
 

@@ -18,8 +18,8 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.reflector import Reflector
 from cardwise.kube.wire import Node
-from deviceplugin import cards as tell
-from deviceplugin.writes import Writes
+from deviceplugin.publish import cards as tell
+from deviceplugin.publish.writes import Writes
 
 _log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from cardwise.core.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource, HeldShare, OwnerReference
-from deviceplugin.pods import PodView
+from deviceplugin.sources.pods import PodView
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
 _MANY = 1_000_000  # more pods than a node can have

@@ -12,8 +12,8 @@ from cardwise.core import assignment
 from cardwise.core.assignment import CardShare
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
-from deviceplugin.grants import Grant, by_pod
-from deviceplugin.pods import PodView
+from deviceplugin.grants.grants import Grant, by_pod
+from deviceplugin.sources.pods import PodView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

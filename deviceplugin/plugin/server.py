@@ -14,11 +14,12 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from deviceplugin import cdi, slots
-from deviceplugin.access import Access
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
-from deviceplugin.kubelet import CHANNEL_OPTIONS
-from deviceplugin.prestart import Refused
+from deviceplugin.grants import cdi
+from deviceplugin.grants.access import Access
+from deviceplugin.grants.prestart import Refused
+from deviceplugin.plugin import slots
+from deviceplugin.sources.kubelet import CHANNEL_OPTIONS
 
 _log = structlog.get_logger(__name__)
 

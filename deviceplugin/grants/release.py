@@ -15,10 +15,10 @@ import structlog
 
 from cardwise.kube import errors
 from cardwise.kube.wire import HeldShare
-from deviceplugin.access import Delivery
-from deviceplugin.containers import Containers, RuntimeSilent
-from deviceplugin.grants import Grant, GrantStore, by_pod
-from deviceplugin.pods import Pods
+from deviceplugin.grants.access import Delivery
+from deviceplugin.grants.grants import Grant, GrantStore, by_pod
+from deviceplugin.sources.containers import Containers, RuntimeSilent
+from deviceplugin.sources.pods import Pods
 
 _log = structlog.get_logger(__name__)
 

@@ -14,10 +14,10 @@ import structlog
 from cardwise.core import mps
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
-from deviceplugin import cdi
-from deviceplugin.containers import Containers, RuntimeFacts, RuntimeSilent, serves_cdi
-from deviceplugin.grants import Grant, GrantStore
-from deviceplugin.hardware import Hardware
+from deviceplugin.grants import cdi
+from deviceplugin.grants.grants import Grant, GrantStore
+from deviceplugin.grants.hardware import Hardware
+from deviceplugin.sources.containers import Containers, RuntimeFacts, RuntimeSilent, serves_cdi
 
 _log = structlog.get_logger(__name__)
 
