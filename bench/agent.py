@@ -17,7 +17,7 @@ from cardwise.core import mps, names, shareagent
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.mps import Scope, State, Status
 from cardwise.core.quantity import MiB, Percent
-from mps import homes
+from mps.daemon import homes
 
 AGENT = [sys.executable, "-m", "mps.agent"]
 _UUID = "GPU-5c5b2f0e-8a86-4c3c-b8a9-0a7c4a2e6f10"

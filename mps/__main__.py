@@ -24,12 +24,14 @@ from cardwise.kube.errors import KubeConfigError
 from cardwise.runtime import configz, logs
 from cardwise.runtime.health import HealthServer
 from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common_options, simulated_cards_option
-from mps import cgroups, homes, metrics, units
-from mps.audit import AuditSettings
-from mps.machine import Pace
+from mps import metrics
+from mps.audit.audit import AuditSettings
+from mps.daemon import homes, units
+from mps.daemon.machine import Pace
+from mps.host import cgroups
+from mps.host.processes import CONTROL
 from mps.manager import Held, Lock, Manager, Settings
 from mps.options import audit_options, pace_options
-from mps.processes import CONTROL
 
 _log = structlog.get_logger(__name__)
 

@@ -17,17 +17,19 @@ from cardwise.core.mps import Scope, State, Status
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop
-from mps import closing, drivers, homes, metrics
-from mps.audit import Audit, AuditSettings
-from mps.control import ControlError
-from mps.daemon import Daemon, DaemonSettings
-from mps.endings import Endings
-from mps.machine import Pace
-from mps.owners import Owners
-from mps.pods import Demand, PodView, demands, following, wanted_ceilings
-from mps.processes import LOCAL, Host
+from mps import metrics
+from mps.audit.audit import Audit, AuditSettings
+from mps.audit.owners import Owners
+from mps.daemon import closing, homes
+from mps.daemon.daemon import Daemon, DaemonSettings
+from mps.daemon.endings import Endings
+from mps.daemon.machine import Pace
+from mps.daemon.units import Unit
+from mps.host import drivers
+from mps.host.control import ControlError
+from mps.host.pods import Demand, PodView, demands, following, wanted_ceilings
+from mps.host.processes import LOCAL, Host
 from mps.publication import Publication
-from mps.units import Unit
 
 _log = structlog.get_logger(__name__)
 

@@ -9,8 +9,8 @@ import click
 from cardwise.core import quantity
 from cardwise.core.quantity import InvalidQuantity, MiB
 from cardwise.runtime.settings import DURATION
-from mps.audit import AuditSettings
-from mps.machine import Pace
+from mps.audit.audit import AuditSettings
+from mps.daemon.machine import Pace
 
 _PACE = Pace()
 _AUDIT = AuditSettings()

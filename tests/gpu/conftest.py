@@ -19,7 +19,7 @@ import pytest
 
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import GpusUnavailable
-from mps.processes import CONTROL
+from mps.host.processes import CONTROL
 from tests.gpu.machine import Machine
 
 _MEASURED: list[tuple[str, str]] = []

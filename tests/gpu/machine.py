@@ -24,9 +24,9 @@ from cardwise.gpus import mpsnode
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.kube import paths
-from mps.machine import Pace
+from mps.daemon.machine import Pace
+from mps.host.processes import CONTROL, LOCAL
 from mps.manager import Lock, Manager, Settings
-from mps.processes import CONTROL, LOCAL
 from tests.fakes.apiserver import ApiServer
 from tests.mps.worlds import NODE
 

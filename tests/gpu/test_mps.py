@@ -10,9 +10,9 @@ import pytest
 
 from cardwise.core import mps
 from cardwise.gpus.protocol import ComputeMode
-from mps import cgroups
-from mps.cgroups import Membership
-from mps.processes import LOCAL
+from mps.host import cgroups
+from mps.host.cgroups import Membership
+from mps.host.processes import LOCAL
 from tests.gpu.machine import eventually
 
 pytestmark = pytest.mark.timeout(300)

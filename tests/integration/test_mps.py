@@ -23,7 +23,7 @@ from cardwise.core.mps import State, Status
 from cardwise.core.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.kube import errors, paths
-from mps.processes import LOCAL
+from mps.host.processes import LOCAL
 from tests.cluster import Cluster
 from tests.cluster import mps as manager
 from tests.cluster.images import BUSYBOX

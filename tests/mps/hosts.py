@@ -14,9 +14,9 @@ from pathlib import Path
 
 from cardwise.clock import Clock
 from cardwise.core import mps
-from mps.cgroups import Membership
-from mps.control import FrontEnd, NoDaemon, Silent, check
-from mps.processes import CONTROL, SERVER, Process, Pulse
+from mps.host.cgroups import Membership
+from mps.host.control import FrontEnd, NoDaemon, Silent, check
+from mps.host.processes import CONTROL, SERVER, Process, Pulse
 from tests.mps.double.daemon import Daemon, Ended
 
 

@@ -11,10 +11,11 @@ from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling
 from cardwise.kube import paths
 from cardwise.kube.events import ObjectRef
-from mps import audit, metrics
-from mps.audit import AuditSettings
-from mps.pods import ContainerView, Holding, PodView
-from mps.processes import SERVER
+from mps import metrics
+from mps.audit import audit
+from mps.audit.audit import AuditSettings
+from mps.host.pods import ContainerView, Holding, PodView
+from mps.host.processes import SERVER
 from tests.mps.worlds import Node, uuid_of
 
 SETTINGS = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.invalid import InvalidRequest
-from mps import cgroups
-from mps.cgroups import Membership
+from mps.host import cgroups
+from mps.host.cgroups import Membership
 
 UID = "0b7a1c52-3f0e-4c53-9a6e-5a2f1d9f8f11"
 UNDER = UID.replace("-", "_")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps.control import Client, Control, NoDaemon, Program
+from mps.host.control import Client, Control, NoDaemon, Program
 
 SECONDS = 20.0
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 import pytest
 from structlog.testing import capture_logs
 
-from mps.daemonlog import Output
+from mps.daemon.daemonlog import Output
 
 
 @pytest.fixture

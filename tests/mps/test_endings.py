@@ -3,8 +3,8 @@
 import pytest
 
 from cardwise.core.quantity import MiB
-from mps.endings import Endings
-from mps.pods import Holding, PodView
+from mps.daemon.endings import Endings
+from mps.host.pods import Holding, PodView
 
 HELD = (Holding(0, "GPU-0", MiB(5)),)
 

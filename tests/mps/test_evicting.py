@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps.evicting import Allowance, Convict, Evictor
-from mps.pods import PodView
+from mps.audit.evicting import Allowance, Convict, Evictor
+from mps.host.pods import PodView
 
 HOUR = 3600.0
 steps = st.lists(st.tuples(st.floats(0.0, HOUR), st.booleans()), max_size=60)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.mps import State
-from mps import machine
-from mps.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+from mps.daemon import machine
+from mps.daemon.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
 
 PACE = Pace()
 GOOD = [Act.SWEEP, Act.SPAWN, Act.ASK, Act.CONFIGURE, Act.WARM]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from cardwise.gpus import mpsnode
 from cardwise.kube import paths
 from mps.__main__ import main
-from mps.processes import LOCAL
+from mps.host.processes import LOCAL
 from tests.fakes.apiserver import ApiServer
 from tests.mps.worlds import DOUBLE, NODE, Node, uuid_of
 

@@ -11,7 +11,7 @@ from cardwise.clock import BOOT
 from cardwise.core import mps
 from cardwise.core.mps import Scope, State, Status
 from cardwise.gpus import mpsnode
-from mps import homes
+from mps.daemon import homes
 from mps.manager import Held, Lock
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"

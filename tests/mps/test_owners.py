@@ -2,9 +2,9 @@
 
 import pytest
 
-from mps.cgroups import Membership
-from mps.owners import Owners
-from mps.pods import ContainerView, PodView
+from mps.audit.owners import Owners
+from mps.host.cgroups import Membership
+from mps.host.pods import ContainerView, PodView
 
 
 def pod(uid: str, cgroup_uid: str = "", runtime_id: str = "") -> PodView:

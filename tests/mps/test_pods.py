@@ -7,8 +7,8 @@ import pytest
 from cardwise.core import mps
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
-from mps import drivers, pods
-from mps.pods import Demand, Holding, PodView
+from mps.host import drivers, pods
+from mps.host.pods import Demand, Holding, PodView
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-{i}", model="m", memory=MiB(16276), devices=()) for i in range(2)]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cardwise.core import mps
-from mps import cgroups
-from mps.cgroups import Membership
-from mps.processes import CONTROL, FOREGROUND, LOCAL, SERVER
+from mps.host import cgroups
+from mps.host.cgroups import Membership
+from mps.host.processes import CONTROL, FOREGROUND, LOCAL, SERVER
 
 SECONDS = 60.0  # in which a process that was signalled has ended
 STAY = "import signal; print(flush=True); signal.pause()"

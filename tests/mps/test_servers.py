@@ -2,10 +2,10 @@
 
 import pytest
 
-from mps.control import Control, FrontEnd
-from mps.machine import OK, Outcome
-from mps.processes import SERVER, Pulse
-from mps.servers import Servers
+from mps.daemon.machine import OK, Outcome
+from mps.daemon.servers import Servers
+from mps.host.control import Control, FrontEnd
+from mps.host.processes import SERVER, Pulse
 from tests.fakes.clock import FakeClock
 from tests.mps.hosts import FakeHost
 

@@ -8,9 +8,9 @@ import pytest
 from cardwise.core.mps import State
 from cardwise.core.quantity import MiB
 from cardwise.kube.events import ObjectRef
-from mps.audit import AuditSettings
-from mps.processes import SERVER
-from mps.strangers import WINDING_DOWN
+from mps.audit.audit import AuditSettings
+from mps.daemon.strangers import WINDING_DOWN
+from mps.host.processes import SERVER
 from tests.mps.worlds import uuid_of
 
 AUDIT = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512), evict_after=300.0)

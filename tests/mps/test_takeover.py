@@ -4,8 +4,8 @@ import shutil
 
 from cardwise.core import mps
 from cardwise.core.quantity import MiB
-from mps.cgroups import Membership
-from mps.processes import CONTROL, SERVER
+from mps.host.cgroups import Membership
+from mps.host.processes import CONTROL, SERVER
 from tests.mps.worlds import uuid_of
 
 

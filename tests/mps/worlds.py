@@ -19,14 +19,14 @@ from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import paths
 from cardwise.kube.events import ObjectRef
-from mps import audit
 from mps import manager as managers
 from mps import publication as publications
-from mps.cgroups import Membership
-from mps.daemon import Daemon
-from mps.machine import Pace
+from mps.audit import audit
+from mps.daemon.daemon import Daemon
+from mps.daemon.machine import Pace
+from mps.host.cgroups import Membership
+from mps.host.pods import PodView, view
 from mps.manager import Lock, Manager, Settings
-from mps.pods import PodView, view
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.mps.hosts import FakeHost, FakeProcess

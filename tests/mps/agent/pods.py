@@ -18,9 +18,9 @@ from cardwise.core import mps, names, shareagent
 from cardwise.core.assignment import Assignment, CardShare
 from cardwise.core.mps import Scope, State, Status
 from cardwise.core.quantity import MiB, Percent
-from mps import homes
 from mps.agent import probe, telling
 from mps.agent.running import Agent
+from mps.daemon import homes
 from tests.fakes.clock import FakeClock
 
 P100 = 16276

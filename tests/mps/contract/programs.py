@@ -20,8 +20,8 @@ from typing import Any
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core import mps
-from mps.control import Control, FrontEnd
-from mps.processes import LOCAL, Child, Host
+from mps.host.control import Control, FrontEnd
+from mps.host.processes import LOCAL, Child, Host
 from tests.fakes.clock import FakeClock
 from tests.mps import fetch
 from tests.mps.hosts import FakeHost

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cardwise.core import mps
-from mps import homes
+from mps.daemon import homes
 from tests.mps import fetch
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cardwise.core import mps
 from cardwise.gpus import mpsnode
-from mps.control import NoDaemon, Refused, Silent, UnknownCommand
+from mps.host.control import NoDaemon, Refused, Silent, UnknownCommand
 from tests.mps.contract.programs import SECONDS
 
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from cardwise.core.quantity import MiB
-from mps.control import Client, NoDaemon, Refused, ServerStatus, UnknownCommand
+from mps.host.control import Client, NoDaemon, Refused, ServerStatus, UnknownCommand
 from tests.mps.contract.programs import SECONDS, eventually
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core import mps
 from cardwise.core.quantity import MiB
-from mps.control import Refused
+from mps.host.control import Refused
 from tests.mps.contract.programs import SECONDS
 
 # What is written, and what the daemon makes of it.

@@ -10,8 +10,8 @@ import pytest
 
 from cardwise.core import mps
 from cardwise.gpus import mpsnode
-from mps import homes
-from mps.control import Refused, check
+from mps.daemon import homes
+from mps.host.control import Refused, check
 
 NOBODY = 65534
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"  # whose interpreter every user may run

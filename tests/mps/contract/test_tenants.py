@@ -11,7 +11,7 @@ import pytest
 from cardwise.core import mps
 from deviceplugin.grants import cdi
 from deviceplugin.grants.grants import Grant, Share
-from mps import homes
+from mps.daemon import homes
 from tests.mps.contract.programs import World
 
 TENANT = Path(__file__).parent / "tenant.py"

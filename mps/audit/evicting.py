@@ -15,7 +15,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.eviction import evict
 from mps import metrics
-from mps.pods import PodView
+from mps.host.pods import PodView
 
 _log = structlog.get_logger(__name__)
 

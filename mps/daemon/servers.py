@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 
 from cardwise.clock import Clock
-from mps.control import Control, ServerStatus, UnknownCommand
-from mps.machine import OK, Outcome, Result
-from mps.processes import Host, Pulse
+from mps.daemon.machine import OK, Outcome, Result
+from mps.host.control import Control, ServerStatus, UnknownCommand
+from mps.host.processes import Host, Pulse
 
 _ASK_SECONDS = 2.0  # between two requests for a server
 _STOPPED = "Tt"  # by a signal, by a debugger

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from cardwise.gpus.protocol import CardUnwilling, CardUse, ComputeMode
-from mps import homes
+from mps.daemon import homes
 
 _log = structlog.get_logger(__name__)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cardwise.clock import Clock
 from cardwise.core import mps
-from mps import cgroups, processes
-from mps.processes import Host, Process
-from mps.units import Unit
+from mps.daemon.units import Unit
+from mps.host import cgroups, processes
+from mps.host.processes import Host, Process
 
 _KILL_SECONDS = 3.0
 _LOOK_SECONDS = 0.02

@@ -11,9 +11,9 @@ import structlog
 
 from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUnwilling, CardUse
-from mps.machine import OK, Outcome, Result
-from mps.processes import Host
-from mps.units import Unit
+from mps.daemon.machine import OK, Outcome, Result
+from mps.daemon.units import Unit
+from mps.host.processes import Host
 
 _log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from cardwise.core import mps
 from cardwise.core.mps import Scope
 from cardwise.gpus.protocol import GpuCard
-from mps.drivers import Capabilities
+from mps.host.drivers import Capabilities
 
 _DROPPED = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
 _OF_MPS = "CUDA_MPS_"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from cardwise.core.audit import Use
 from mps import metrics
-from mps.pods import PodView
+from mps.host.pods import PodView
 
 _BYTES = 1024 * 1024
 

@@ -11,8 +11,8 @@ import structlog
 from cardwise.core import mps
 from cardwise.core.quantity import MiB
 from mps import metrics
-from mps.control import Control, Refused
-from mps.units import Unit
+from mps.daemon.units import Unit
+from mps.host.control import Control, Refused
 
 _log = structlog.get_logger(__name__)
 

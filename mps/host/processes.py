@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from cardwise.core import mps
-from mps import cgroups
-from mps.cgroups import PROC, Membership
-from mps.control import FrontEnd, Program
+from mps.host import cgroups
+from mps.host.cgroups import PROC, Membership
+from mps.host.control import FrontEnd, Program
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"

@@ -18,18 +18,19 @@ from cardwise.core.mps import State, Status
 from cardwise.core.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from cardwise.runtime.loops import Loop
-from mps import closing, homes, machine, metrics, units
-from mps.ceilings import Ceilings
-from mps.child import Child
-from mps.control import Client, Control, ControlError, NoDaemon, Refused, Silent
-from mps.daemonlog import Output
-from mps.drivers import Capabilities
-from mps.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
-from mps.processes import LOCAL, Host
-from mps.servers import Servers
-from mps.strangers import Strangers
-from mps.sweeping import Sweeper
-from mps.units import Unit
+from mps import metrics
+from mps.daemon import closing, homes, machine, units
+from mps.daemon.ceilings import Ceilings
+from mps.daemon.child import Child
+from mps.daemon.daemonlog import Output
+from mps.daemon.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+from mps.daemon.servers import Servers
+from mps.daemon.strangers import Strangers
+from mps.daemon.sweeping import Sweeper
+from mps.daemon.units import Unit
+from mps.host.control import Client, Control, ControlError, NoDaemon, Refused, Silent
+from mps.host.drivers import Capabilities
+from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUnwilling, CardUse
-from mps.control import Client
-from mps.machine import Outcome, Result
-from mps.processes import Host
-from mps.units import Unit
+from mps.daemon.machine import Outcome, Result
+from mps.daemon.units import Unit
+from mps.host.control import Client
+from mps.host.processes import Host
 
 WINDING_DOWN = 600.0  # seconds since a server was last seen with the client
 _SHOWN = 3

@@ -20,11 +20,11 @@ from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.nodepods import NodePods
 from cardwise.runtime.loops import Loop
 from mps import metrics
-from mps.evicting import Convict, Evictor
-from mps.owners import Owner, Owners
-from mps.pods import PodView, indexed
-from mps.processes import LOCAL, Host
-from mps.usage import Usage, measured
+from mps.audit.evicting import Convict, Evictor
+from mps.audit.owners import Owner, Owners
+from mps.audit.usage import Usage, measured
+from mps.host.pods import PodView, indexed
+from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
 

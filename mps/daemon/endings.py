@@ -6,7 +6,7 @@ Apart because endings come in several ways, and not all are known beforehand: th
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mps.pods import PodView
+from mps.host.pods import PodView
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ API server says whose it is.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mps.cgroups import Membership
-from mps.pods import PodView
+from mps.host.cgroups import Membership
+from mps.host.pods import PodView
 
 
 @dataclass(frozen=True, slots=True)
