@@ -89,6 +89,7 @@ def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str,
         "name": name,
         "namespace": "default",
         "uid": uid,
+        "resourceVersion": "1",
         "labels": {"app": "inference", "pod-template-hash": "6d4cf56db6"},
         "annotations": annotations or {},
         "ownerReferences": [
