@@ -30,6 +30,7 @@ _log = structlog.get_logger(__name__)
 _SAFETY_SECONDS = 1.0  # by which a write must have ended before the Lease does
 _LOOK_SECONDS = 0.5  # between two looks at the Lease, whose own thread usually says it at once
 _RENEWALS = 6  # in one duration
+_AGAIN_SECONDS = 20.0  # until what could not be changed when the term began is tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
 """Waits until all that was written before is known, as long as its argument is true; whether it is known."""
@@ -131,7 +132,8 @@ class ByLease:
         self._settled_in = 0  # the epoch for which `_settle` is done, also where what follows has failed
         self._word = (0, "")  # of which term
         self._token = ""  # of the Lease, when the last term began
-        self._unproven: frozenset[str] = frozenset()  # pods that could not be changed when it did
+        self._unproven: frozenset[str] = frozenset()  # pods that could not be changed since it did
+        self._again = 0.0  # when they are tried again
         self._posts = 0
         self._fewer = threading.Condition()
         self._changed = threading.Event()
@@ -200,12 +202,13 @@ class ByLease:
         if elector is None or not elector.leader:
             return
         epoch = elector.epoch
-        if epoch == self._term:
-            return
 
         def still() -> bool:
             return not self._stopping.is_set() and elector.holds(epoch=epoch)
 
+        if epoch == self._term:
+            self._prove(still)
+            return
         token = elector.token
         word = f"{self._name}/{token}/{elector.identity}"
         if still() and (self._settled_in == epoch or self._settle(token, word, still)):
@@ -215,8 +218,21 @@ class ByLease:
             self._state.preemption.begin()
             self._state.waiters.wake_all()
             self._word, self._token = (epoch, word), token
+            self._again = self._clock.now() + _AGAIN_SECONDS
             self._term = epoch
             _log.info("answers from now on", lease=self._name, term=epoch)
+
+    def _prove(self, still: Callable[[], bool]) -> None:
+        """Changes the pods that could not be changed when the term began: until then a Binding from before may land.
+        Who waits no more is bound or gone, and takes none.
+        """
+        if not self._unproven or self._clock.now() < self._again:
+            return
+        waiting = [pod for pod in self._state.waiters.bindable() if pod.uid in self._unproven]
+        swept = self._fence.void_all(waiting, self._word[1], still)
+        if swept is not None:
+            self._unproven = swept.unproven
+        self._again = self._clock.now() + _AGAIN_SECONDS
 
     def _settle(self, token: str, word: str, still: Callable[[], bool]) -> bool:
         """Whether all is known that was bound in former terms, and nothing of them lands from now on, but what is

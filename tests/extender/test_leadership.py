@@ -291,6 +291,35 @@ def test_what_cannot_be_changed_is_not_settled_for_the_next_one(two):
     assert changed(two) == ["p", "q", "p", "q"]
 
 
+def test_what_could_not_be_changed_is_tried_again_while_the_term_lasts(two):
+    """Until it is changed, or waits no more, a Binding of a former term may land."""
+    for name in ("p", "q", "r"):
+        two.api.create_pod(name, 100)
+    refused = [two.api.fault(Fault(status=403), "patch", f"*/{name}/status", times=math.inf) for name in "pq"]
+    two.takes_over(two.b)
+    assert sorted(changed(two)) == ["p", "q", "r"]
+    two.b.look()
+    assert len(changed(two)) == 3, "not at once"
+    refused[0].end()
+    later(two)
+    assert changed(two).count("p") == 2
+    assert changed(two).count("r") == 1
+    assert not two.b.leadership.settled()
+    assert two.b.bind("q", "n1") == "bound"
+    two.b.catch_up(lambda: True)
+    before = changed(two)
+    later(two)
+    assert changed(two) == before, "nothing of a former term can land any more"
+    assert two.b.leadership.settled()
+
+
+def later(two):
+    """The leader goes on renewing its Lease for a minute."""
+    for _ in range(30):
+        two.clock.advance(2.0)
+        two.b.look()
+
+
 def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
     """A tenant's steady stream: one more at each list, which somebody else binds before it can be changed."""
     numbers, lists = itertools.count(), itertools.count(1)
