@@ -21,6 +21,9 @@ MOST_ANNOTATIONS: Final = 512  # of a pod; those of Cardwise are removed one by 
 # Of keys and values. The API server refuses each change of a pod with more than 256 KiB, but not its Binding: such a
 # pod could be bound, and be changed by nobody. The other half is for what we write.
 MOST_ANNOTATION_BYTES: Final = 128 * 1024
+# The API server takes seconds to change a pod with thousands of them. As the chart's annotations policy at UPDATE.
+MOST_IN_METADATA: Final = 512
+_OF_METADATA: Final = ("labels", "finalizers", "ownerReferences")
 MOST_LISTED: Final = 512  # entries of a list of the pod: schedulingGates, volumes, tolerations, …
 MOST_IN_CONTAINERS: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
 MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
@@ -63,6 +66,10 @@ def check_object(obj: Json, size: int) -> None:
 
 def _check_lists(template: Json, found: list[Container], path: str) -> None:
     """Any list, of whatever field: a newer Kubernetes may have more."""
+    for field in _OF_METADATA:
+        if (count := len((template.get("metadata") or {}).get(field) or ())) > MOST_IN_METADATA:
+            problem = f"{count} are too many for a pod that asks for cards"
+            raise InvalidRequest(f"{path}metadata.{field}", problem, f"write at most {MOST_IN_METADATA}")
     for field, value in (template.get("spec") or {}).items():
         if isinstance(value, list) and len(value) > MOST_LISTED:
             problem = f"{len(value)} are too many for a pod that asks for cards"

@@ -14,6 +14,7 @@ from cardwise.clock import Clock
 from cardwise.core import assignment, names, wording
 from cardwise.kube import errors, eviction, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.nesting import bounded
 from cardwise.kube.wire import ExtendedResource
 
 _LOOK_SECONDS = 2.0  # between two looks at the card
@@ -46,6 +47,9 @@ class _Pod(msgspec.Struct):
 
 class _Page(msgspec.Struct):
     items: list[_Pod] | None = None
+
+
+_decode_page = bounded(msgspec.json.Decoder(_Page).decode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +202,7 @@ class Drain:
         """The pods that hold something of the card."""
         query = {"fieldSelector": f"spec.nodeName={self.card.spec.node}"}
         pages = self.client.list_pages(paths.pods(), query)
-        return [pod for page in pages for pod in msgspec.json.decode(page, type=_Page).items or () if self._holds(pod)]
+        return [pod for page in pages for pod in _decode_page(page).items or () if self._holds(pod)]
 
     def _holds(self, pod: _Pod) -> bool:
         if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in pod.metadata.annotations:

@@ -16,6 +16,7 @@ from cardwise.core import assignment, classes, names
 from cardwise.core.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.nesting import bounded
 
 _FROM_CACHE = {"resourceVersion": "0"}  # good enough for a look, and never a burden to etcd
 _AT_ONCE = 8  # requests
@@ -116,6 +117,9 @@ class _Pods(msgspec.Struct):
     items: list[_Pod] | None = None
 
 
+_decode_pods = bounded(msgspec.json.Decoder(_Pods).decode)
+
+
 def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[Card]:
     """All, or those of the nodes. Raises `KubeError`."""
     query = dict(_FROM_CACHE)
@@ -201,7 +205,7 @@ def _pods(client: KubeClient, node: str) -> list[_Pod]:
     """Of the node; "" is any."""
     query = _FROM_CACHE | ({"fieldSelector": f"spec.nodeName={node}"} if node else {})
     pages = client.list_pages(paths.pods(), query, 0)
-    return [pod for page in pages for pod in msgspec.json.decode(page, type=_Pods).items or ()]
+    return [pod for page in pages for pod in _decode_pods(page).items or ()]
 
 
 def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
@@ -260,7 +264,7 @@ def _measured(
 def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
     """Names of the managers' pods by node."""
     pages = client.list_pages(paths.pods(installed), _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
-    pods = (pod for page in pages for pod in msgspec.json.decode(page, type=_Pods).items or ())
+    pods = (pod for page in pages for pod in _decode_pods(page).items or ())
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 
 

@@ -6,6 +6,7 @@ import sys
 import msgspec
 import pytest
 
+from cardwise.cli import listing, topdata
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import DEEPEST, bounded, shallow
@@ -65,6 +66,13 @@ def test_a_deep_pod_keeps_nobody_from_the_list_nor_from_the_watch(api: ApiServer
     reflector.stop()
     assert reflector.store.snapshot() == dict.fromkeys(("deep", "plain", "late", "after"), "n1")
     assert (reflector.relists, reflector.handler_errors) == (1, 0)
+
+
+def test_commands_read_a_list_with_a_deep_object(api: ApiServer, client: KubeClient) -> None:
+    items = pod("deep", 1, nested(DEEP)), pod("plain", 2)
+    api.answers[PODS] = f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(items)}]}}'.encode()
+    assert [each["metadata"]["name"] for each in listing.objects(client, PODS)] == ["deep", "plain"]
+    assert [each.metadata.name for each in topdata._pods(client, "")] == ["deep", "plain"]
 
 
 def test_the_client_reads_a_deep_object(api: ApiServer, client: KubeClient) -> None:

@@ -63,6 +63,18 @@ def _in_spec(field: str, count: int) -> Json:
     return made
 
 
+def of_labels(count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["metadata"]["labels"] = {f"l{i}": "" for i in range(count)}
+    return made
+
+
+def of_finalizers(count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["metadata"]["finalizers"] = [f"example.com/f{i}" for i in range(count)]
+    return made
+
+
 def of_annotation_bytes(count: int) -> Json:
     return pod("big", gpu_mem=8, annotations={"a": "ä" * 1024, "b": "x" * (count - 2 * 1024 - 2)})
 
@@ -77,6 +89,8 @@ SHAPES = pytest.mark.parametrize(
         (naming, sizes.MOST_NAMES, "spec.containers: the containers name {} different resources"),
         (of_containers, sizes.MOST_CONTAINERS, "spec.containers: {} containers are too many"),
         (of_annotations, sizes.MOST_ANNOTATIONS, "metadata.annotations: {} are too many"),
+        (of_labels, sizes.MOST_IN_METADATA, "metadata.labels: {} are too many"),
+        (of_finalizers, sizes.MOST_IN_METADATA, "metadata.finalizers: {} are too many"),
         (of_env, sizes.MOST_IN_CONTAINERS, "spec.containers[1].env: more than"),
         (of_mounts, sizes.MOST_IN_CONTAINERS, "spec.containers[1].volumeMounts: more than"),
         (of_gates, sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
