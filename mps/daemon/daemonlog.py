@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-_log = structlog.get_logger("mps.daemon.daemon.output")
+_log = structlog.get_logger("mps.daemon.output")
 
 NAME = "output"
 _MOST = 64 * 1024  # bytes at a time: what a FIFO holds
