@@ -14,7 +14,7 @@ from msgspec import Struct
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core import gangs, names
 from cardwise.core.invalid import InvalidRequest
-from cardwise.kube import errors, paths
+from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import bounded
 
@@ -30,11 +30,7 @@ class _Pod(Struct):
     metadata: dict[str, Any]
 
 
-class _List(Struct):
-    items: list[_Pod] | None = None
-
-
-_decode = bounded(msgspec.json.Decoder(_List).decode)
+_decode = bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
 
 
 class GangNumbers:

@@ -5,17 +5,17 @@ keeps the mark (docs/reference/cards.md).
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from cardwise.cli import options
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.clock import Clock
 from cardwise.core import classes, names, wording
-from cardwise.kube import errors, paths
+from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.wire import ExtendedResource
 
@@ -27,8 +27,7 @@ _SUGGESTED, _SUGGEST_SECONDS = 500, 2.0  # cards that a shell is offered, and ho
 _WHO = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 
 
-class _Cards(msgspec.Struct):
-    items: list[ExtendedResource] | None = None
+_CARDS = wire.ListOf[ExtendedResource]
 
 
 def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
@@ -37,10 +36,10 @@ def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str
     query = {"labelSelector": f"{names.NODE_LABEL}={node}"} if node else None
     try:
         client = KubeClient.load(context.params.get("kubeconfig"))
-        page = next(client.list_pages(paths.extendedresources(), query, _SUGGESTED, timeout=_SUGGEST_SECONDS), b"{}")
+        found = client.items(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
+        cards = list(islice(found, _SUGGESTED))
     except (errors.KubeError, errors.KubeConfigError):
         return []
-    cards = msgspec.json.decode(page, type=_Cards).items or ()
     places = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.KIND)
     return sorted(place for place in places if place.startswith(begun))
 
@@ -134,8 +133,7 @@ def _at(client: KubeClient, node: str, index: str) -> ExtendedResource:
 
 
 def _resources(client: KubeClient, query: dict[str, str] | None = None) -> Iterator[ExtendedResource]:
-    for page in client.list_pages(paths.extendedresources(), query):
-        yield from msgspec.json.decode(page, type=_Cards).items or ()
+    return client.items(paths.extendedresources(), _CARDS, query)
 
 
 def _begins(name: str, prefix: str) -> bool:

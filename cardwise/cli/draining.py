@@ -14,7 +14,6 @@ from cardwise.clock import Clock
 from cardwise.core import assignment, names, wording
 from cardwise.kube import errors, eviction, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import bounded
 from cardwise.kube.wire import ExtendedResource
 
 _LOOK_SECONDS = 2.0  # between two looks at the card
@@ -43,13 +42,6 @@ class _Pod(msgspec.Struct):
     def controller(self) -> str:
         """The kind of what would make the pod anew; "" for a bare pod."""
         return next((owner.kind for owner in self.metadata.owner_references if owner.controller), "")
-
-
-class _Page(msgspec.Struct):
-    items: list[_Pod] | None = None
-
-
-_decode_page = bounded(msgspec.json.Decoder(_Page).decode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +193,7 @@ class Drain:
     def _on_card(self) -> list[_Pod]:
         """The pods that hold something of the card."""
         query = {"fieldSelector": f"spec.nodeName={self.card.spec.node}"}
-        pages = self.client.list_pages(paths.pods(), query)
-        return [pod for page in pages for pod in _decode_page(page).items or () if self._holds(pod)]
+        return [pod for pod in self.client.items(paths.pods(), wire.ListOf[_Pod], query) if self._holds(pod)]
 
     def _holds(self, pod: _Pod) -> bool:
         if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in pod.metadata.annotations:

@@ -16,7 +16,6 @@ from cardwise.core import assignment, classes, names
 from cardwise.core.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import bounded
 
 _FROM_CACHE = {"resourceVersion": "0"}  # good enough for a look, and never a burden to etcd
 _AT_ONCE = 8  # requests
@@ -109,24 +108,12 @@ class _Pod(msgspec.Struct):
     status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
 
 
-class _List(msgspec.Struct):
-    items: list[_Resource] | None = None
-
-
-class _Pods(msgspec.Struct):
-    items: list[_Pod] | None = None
-
-
-_decode_pods = bounded(msgspec.json.Decoder(_Pods).decode)
-
-
 def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[Card]:
     """All, or those of the nodes. Raises `KubeError`."""
     query = dict(_FROM_CACHE)
     if nodes:
         query["labelSelector"] = f"{names.NODE_LABEL} in ({','.join(sorted(nodes))})"
-    pages = client.list_pages(paths.extendedresources(), query, 0)
-    found = (one for page in pages for one in msgspec.json.decode(page, type=_List).items or ())
+    found = client.items(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
     return [_card(one) for one in found if one.spec.kind == classes.KIND]
 
 
@@ -204,8 +191,7 @@ def _asked(nodes: Sequence[str]) -> Sequence[str]:
 def _pods(client: KubeClient, node: str) -> list[_Pod]:
     """Of the node; "" is any."""
     query = _FROM_CACHE | ({"fieldSelector": f"spec.nodeName={node}"} if node else {})
-    pages = client.list_pages(paths.pods(), query, 0)
-    return [pod for page in pages for pod in _decode_pods(page).items or ()]
+    return list(client.items(paths.pods(), wire.ListOf[_Pod], query, 0))
 
 
 def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
@@ -263,8 +249,7 @@ def _measured(
 
 def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
     """Names of the managers' pods by node."""
-    pages = client.list_pages(paths.pods(installed), _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
-    pods = (pod for page in pages for pod in _decode_pods(page).items or ())
+    pods = client.items(paths.pods(installed), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 
 

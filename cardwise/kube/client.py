@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
@@ -42,6 +42,7 @@ PATCH_TYPES: dict[PatchKind, str] = {
 }
 
 Query = Mapping[str, str]
+_T = TypeVar("_T")
 
 # In-cluster tokens live for an hour and are renewed well before; asking the loader for every request costs more
 # than the request's own work.
@@ -207,6 +208,20 @@ class KubeClient:
             if not token:
                 return
             params["continue"] = token
+
+    def items(
+        self,
+        path: str,
+        kind: type[wire.ListOf[_T]],
+        query: Query | None = None,
+        limit: int = 500,
+        *,
+        timeout: float | None = 60.0,
+    ) -> Iterator[_T]:
+        """The objects of `list_pages`, each read as what `kind` is a list of, however deep somebody has nested one."""
+        decode = bounded(msgspec.json.Decoder(kind).decode)
+        for page in self.list_pages(path, query, limit, timeout=timeout):
+            yield from decode(page).items or ()
 
     def watch(
         self,

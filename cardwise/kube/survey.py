@@ -23,11 +23,8 @@ from cardwise.core.quantity import MiB, Percent
 from cardwise.core.quotas import GPUQuota, Room
 from cardwise.kube import errors, mpsread, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import bounded
 
 _T = TypeVar("_T")
-
-_decode_list = bounded(msgspec.json.Decoder(wire.List).decode)
 
 MOST_HELD = 512  # shares that a node is believed about one card: far above what pods fit on a node
 _UID = re.compile(names.POD_UID)
@@ -148,10 +145,10 @@ def take(
     """
     survey = Survey()
     if addresses:
-        for node in _items(client, paths.nodes(), wire.Node):
+        for node in _items(client, paths.nodes(), wire.ListOf[wire.Node]):
             internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
             survey.addresses[node.metadata.name] = internal[0] if internal else "unknown"
-    resources = list(_items(client, paths.extendedresources(), _Resource))
+    resources = list(_items(client, paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
     found = _read(survey, "ResourceClass", _ours(client, paths.resourceclasses()), classes.parse)
@@ -170,7 +167,7 @@ def take(
     for name, devices_of_node in devices.items():
         survey.ledger.set_devices(name, devices_of_node)
     try:
-        pods = list(_items(client, paths.pods(namespace), _Pod))
+        pods = list(_items(client, paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
         if not own:
             raise
@@ -190,7 +187,7 @@ def take(
 def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
     """Of the namespace; none where they may not be read either."""
     try:
-        return list(_items(client, paths.pods(namespace), _Pod))
+        return list(_items(client, paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
         return []
 
@@ -198,7 +195,7 @@ def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
 def native_quotas(client: KubeClient, namespace: str = "") -> list[NativeQuota]:
     """The ResourceQuotas of a namespace, or of all, that limit resources of ours. Raises `KubeError`."""
     found = []
-    for quota in _items(client, paths.namespaced("/api/v1", "resourcequotas", namespace), _ResourceQuota):
+    for quota in _items(client, paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
         hard = {key: amount for key, amount in quota.spec.hard.items() if _concerns_us(key)}
         if hard:
             used = {key: quota.status.used[key] for key in hard if key in quota.status.used}
@@ -283,13 +280,10 @@ def believable(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
             yield held if mem == held.memory_mib else msgspec.structs.replace(held, memory_mib=mem)
 
 
-def _items(client: KubeClient, path: str, kind: type[_T]) -> Iterator[_T]:
+def _items(client: KubeClient, path: str, kind: type[wire.ListOf[_T]]) -> Iterator[_T]:
     """The objects of a list. A missing right is told by what one may not read, and not by the path of the API."""
     try:
-        decode = bounded(msgspec.json.Decoder(kind).decode)
-        for page in client.list_pages(path):
-            for raw in _decode_list(page).items or ():
-                yield decode(raw)
+        yield from client.items(path, kind)
     except errors.Forbidden as error:
         where = path.split("/")
         of = f"namespace {where[where.index('namespaces') + 1]}" if "namespaces" in where else "the whole cluster"
@@ -300,7 +294,7 @@ def _items(client: KubeClient, path: str, kind: type[_T]) -> Iterator[_T]:
 def _ours(client: KubeClient, path: str) -> Iterator[dict[str, Any]]:
     """As `_items`; nothing where the cluster does not know the kind."""
     try:
-        yield from _items(client, path, dict[str, Any])
+        yield from _items(client, path, wire.ListOf[dict[str, Any]])
     except errors.NotFound:
         return
 

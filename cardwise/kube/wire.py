@@ -5,11 +5,14 @@ structs or dicts of their own; what several of them share is here.
 """
 
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
 from cardwise.core import classes
+
+_T = TypeVar("_T")
 
 
 class ObjectMeta(Struct, rename="camel", frozen=True):
@@ -56,6 +59,12 @@ class ListBegin(Struct):
     """As ListHead, of a List that surely has its metadata."""
 
     metadata: ListMeta
+
+
+class ListOf(Struct, Generic[_T]):
+    """A List whose items are read as records of one kind."""
+
+    items: list[_T] | None = None
 
 
 class List(Struct):
