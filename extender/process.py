@@ -269,7 +269,7 @@ class Process:
         gc.set_threshold(20_000, 20, 50)
         gc.disable()
         # Seconds for which a thread that computes (statuses, watch events) may keep filter's from running: by default
-        # 5 ms, which was the p99 of filter while statuses were written (docs/measured.md).
+        # 5 ms, which was the p99 of filter while statuses were written (docs/design/0012-speed.md).
         sys.setswitchinterval(0.0005)
         self._health = HealthServer(
             self._shown.bind, ready=self._extender.missing, alive=self._stuck, config=self._shown.config

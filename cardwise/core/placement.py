@@ -79,7 +79,7 @@ class _Names(Collection[str]):
     """Names of nodes as they came, each looked up in the list until a table of them pays.
 
     The best card is nearly always on a node that was named: to find one of 5,000 names takes 0.03 ms, to make a table
-    of them all 0.2 (docs/measured.md).
+    of them all 0.2 (docs/design/0012-speed.md).
     """
 
     _LOOKS = 4  # in the list, which together cost less than the table

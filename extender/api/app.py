@@ -4,7 +4,7 @@ Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-sch
 from the user. The verb preempt knows no error: a call without an answer gets status 503, which leaves nominations as
 they are. Nor does prioritize, whose errors kube-scheduler passes over: a call that cannot be read gets status 400. The
 scheduler's four verbs are answered before Flask sees them: it took a third of the CPU of a bind and more of a filter
-(docs/measured.md), and they need nothing of it but the body.
+(docs/design/0012-speed.md), and they need nothing of it but the body.
 """
 
 from collections.abc import Callable, Iterable, Mapping
