@@ -1,8 +1,8 @@
 """The environment that the containers of a pod that asks for a share, or for devices, get.
 
-Explicit entries, because a pod's `env` beats `envFrom`, the image and what a device plugin answers
-(k8s-mechanisms.md section 3). What depends on the card comes by the downward API from the annotations that bind
-writes; with CDI the node writes the same values once more, past the reach of the pod.
+Explicit entries, because a pod's `env` beats `envFrom`, the image and what a device plugin answers: runc lets the last
+entry win. What depends on the card comes by the downward API from the annotations that bind writes; with CDI the node
+writes the same values once more, past the reach of the pod.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 Pure, and a fixed point: what it has rewritten it leaves alone, since the API server calls again whenever another
 webhook changed the pod. What a user may not set is taken out with a warning, not refused, so that copies of running
-pods and restored backups stay usable (architecture.md section 6).
+pods and restored backups stay usable.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The codec of an assignment: which card holds how much for which container, and its devices, as pod annotations.
 
-The annotations are the truth of every assignment (architecture.md section 3): bind writes them, everything else
+The annotations are the truth of every assignment (docs/architecture.md, State): bind writes them, everything else
 reads them here. gpushare's own five are written beside ours and read alone for pods of a former installation
 (gpushare-scheduler-extender `pkg/utils/pod.go`).
 """

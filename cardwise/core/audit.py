@@ -1,7 +1,7 @@
 """What processes really have of the cards, against what their pods were given.
 
 Pure, so that who is accused can be property-tested. MPS limits are per process and lifted by one bad variable, and a
-card without MPS has none at all (mps.md 1.3, 1.6): what was granted and what is used must be compared by somebody.
+card without MPS has none at all: what was granted and what is used must be compared by somebody.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ from cardwise.core.kinds import UNKNOWN, Kind, Kinds
 from cardwise.core.mpsplaces import Party, Places
 from cardwise.core.quantity import MiB
 
-MAX_CLIENTS = 48  # MPS clients per card before driver 590, see mps.md 1.1; where no manager says how many
+MAX_CLIENTS = 48  # MPS clients per card before driver 590; where no manager says how many
 _CODE = "q"  # the type code of `card_code`s in arrays
 
 

@@ -1,6 +1,6 @@
 """The extender stanzas of a KubeSchedulerConfiguration.
 
-Two stanzas (architecture.md section 7): the fast verbs answer in milliseconds or not at all, so that a hung extender
+Two stanzas: the fast verbs answer in milliseconds or not at all, so that a hung extender
 does not stall the scheduler; bind alone may take long. kube-scheduler allows a resource in one stanza only.
 """
 

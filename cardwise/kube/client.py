@@ -1,8 +1,8 @@
 """The way to the API server: credentials, keep-alive connections, and requests as bytes and dicts.
 
-Exists because the generated client costs fifty times more per object than decoding what we need
-(style-and-ecosystem.md section 5), and because bind is a hot path. Of the official client only `kubernetes.config` is
-used: it knows kubeconfigs, exec plugins and token rotation. Never retries; who calls knows what may be repeated.
+The generated client costs fifty times more per object than decoding what we need (docs/design/0002-house.md), and bind
+is a hot path. Of the official client only `kubernetes.config` is used: it knows kubeconfigs, exec plugins and token
+rotation. Never retries; the caller knows what may be repeated.
 """
 
 import contextlib

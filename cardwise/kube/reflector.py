@@ -1,7 +1,7 @@
 """Keeps a projection of one kind of object in step with the API server: list, then watch, for as long as it lives.
 
-Own code because the official informer has no socket timeout, no paging, no bookmarks and no back-off
-(style-and-ecosystem.md section 5). The thread and the I/O are here; what is known and what changed is `store.Store`.
+Own code because the official informer has no socket timeout, no paging, no bookmarks and no back-off. The thread and
+the I/O are here; what is known and what changed is `store.Store`.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 Nothing is guessed and nothing is chosen: the kubelet says which container has the slot, bind's annotations say which
 card it was given. An error here is shown in the pod's events and the kubelet asks again (PreStartContainer is called at
-every start; k8s-mechanisms.md 1.9), so every refusal says what is the matter and what would end it.
+every start), so every refusal says what is the matter and what would end it.
 """
 
 import threading

@@ -1,9 +1,9 @@
 """Keeps us registered with the kubelet, through its restarts and ours.
 
 The kubelet forgets plugins when it restarts, deletes every socket in the folder when it starts, and can lose a plugin
-without either noticing (k8s-mechanisms.md 1.12 to 1.15). So each registration has a socket of its own, and is made
-again when kubelet.sock is another one, our socket is gone, the kubelet's stream has ended, or the node goes on showing
-no slots.
+without either noticing: until Kubernetes 1.37 the late end of an old stream removed the new plugin. So each
+registration has a socket of its own, and is made again when kubelet.sock is another one, our socket is gone, the
+kubelet's stream has ended, or the node goes on showing no slots.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The DevicePlugin gRPC service on one socket: five verbs that know nothing but slots.
 
 Allocate answers at once and from its arguments alone, because the kubelet calls it without a deadline and admits no pod
-meanwhile (k8s-mechanisms.md 1.2). All thought is in PreStartContainer, whose failure is retried.
+meanwhile. All thought is in PreStartContainer, whose failure is retried.
 """
 
 import threading

@@ -111,7 +111,7 @@ def serves_cdi(facts: RuntimeFacts) -> bool:
     if match is None:
         return False
     version = int(match[1]), int(match[2])
-    # containerd: on by default since 2.0, off in 1.7 (k8s-mechanisms.md 1.19). CRI-O: always, since 1.23.
+    # containerd: on by default since 2.0, off in 1.7. CRI-O: always, since 1.23.
     return {"containerd": version >= (2, 0), "cri-o": version >= (1, 23)}.get(facts.name, False)
 
 

@@ -1,9 +1,9 @@
 """Asks the kubelet whose container a slot is: PodResources for the name, the device checkpoint for the UID.
 
-Apart because it is the answer to what every sharing system guesses at (peers.md C1): Allocate and PreStartContainer
-name devices and nothing else. Neither source is enough alone: PodResources has no UID, and a name can belong to a new
-pod by now; the checkpoint has no pod name. Both must agree. The answer always comes from a List that began after the
-question was asked; questions that come together share one.
+Allocate and PreStartContainer name devices and nothing else. Sharing systems that guess the pod from them give equal
+pods each other's cards (gpushare-scheduler-extender #220, HAMi #404). Neither source is enough alone: PodResources has
+no UID, and a name can belong to a new pod by now; the checkpoint has no pod name. Both must agree. The answer always
+comes from a List that began after the question was asked; questions that come together share one.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """The front end of MPS: one command for each process, a time limit on each, and nothing believed but text.
 
-Apart because every trap of the protocol ends here: return code 0 for almost every error, silent setters, answers
-without delimiters, a front end that hangs with its daemon (mps.md 1.2).
+Every trap of the protocol ends here: return code 0 for almost every error, silent setters, answers without delimiters,
+a front end that hangs with its daemon (docs/design/0005-mps.md, Traps and their tests).
 """
 
 import re

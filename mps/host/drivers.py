@@ -1,6 +1,6 @@
 """What differs between drivers, from 535 to 615: one table, and the questions that put it right where it is wrong.
 
-Everything that mps.md found to depend on the driver is here, so that nothing else compares versions.
+Everything that depends on the driver is here, so that nothing else compares versions.
 """
 
 import re

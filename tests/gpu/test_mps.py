@@ -60,7 +60,7 @@ def test_who_goes_round_mps_finds_the_card_closed(machine, measured):
 
 
 def test_a_key_of_a_card_that_is_not_there(machine, measured):
-    """What mps.md 1.3 has from elsewhere: only measured, since we never write one."""
+    """What a key of an unknown card does is only measured, since we never write one."""
     machine.bind("largest", 4000)
     machine.start()
     machine.wait_ready(4000)

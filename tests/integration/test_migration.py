@@ -192,7 +192,7 @@ def daemonset() -> Json:
 
 
 def placed_by_gpushare(migration: Migration, name: str, node: str, index: int, mib: int) -> None:
-    """As its extender's bind and its device plugin leave a pod (peers.md B5)."""
+    """As its extender's bind and its device plugin leave a pod (gpushare-scheduler-extender `pkg/utils/pod.go`)."""
     annotations = {
         names.IDX: str(index),
         names.POD_MEM: str(mib),

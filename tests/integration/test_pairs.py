@@ -1,6 +1,6 @@
 """Equal pods bound to different cards of one node at the same moment: each opens its own card, and no other.
 
-This is the swap of peers.md C1: whoever guesses from Allocate which pod it is for confuses pods that ask for the same.
+Who guesses from Allocate which pod it is for confuses pods that ask for the same (gpushare-scheduler-extender #220).
 """
 
 from collections.abc import Iterator

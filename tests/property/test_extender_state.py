@@ -1,4 +1,4 @@
-"""Rules 1, 3 and 5 of architecture.md section 5 on the extender's state and binder, whatever the API server does."""
+"""Rules 1, 3 and 5 of docs/architecture.md on the extender's state and binder, whatever the API server does."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""Rules 1 and 4 of architecture.md section 5 for gangs, for any order of events.
+"""Rules 1 and 4 of docs/architecture.md for gangs, for any order of events.
 
 The world is `tests/extender/gangworlds`: the extender's real state between an API server and a kube-scheduler that
 assumes, gives up and comes again; the extender is killed and started anew in between.

@@ -1,4 +1,4 @@
-"""Rules 1 and 3 of architecture.md section 5 on the ledger, and its count for quotas, for any order of events."""
+"""Rules 1 and 3 of docs/architecture.md on the ledger, and its count for quotas, for any order of events."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
