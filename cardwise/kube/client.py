@@ -27,7 +27,7 @@ from urllib3.exceptions import HTTPError
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import credentials, errors, wire
 from cardwise.kube.credentials import Authorization
-from cardwise.kube.nesting import bounded
+from cardwise.kube.nesting import bounded, following
 from cardwise.kube.watching import Watch
 
 JSON = "application/json"
@@ -51,7 +51,7 @@ _SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of 
 
 _encode = msgspec.json.Encoder().encode
 _decode = bounded(msgspec.json.Decoder().decode)
-_decode_list_head = bounded(msgspec.json.Decoder(wire.ListHead).decode)
+_decode_list_head = following(msgspec.json.Decoder(wire.ListHead).decode)
 _decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
 _BEGIN = 2048  # bytes of a list in which its metadata ends; a continue token has some hundred
 

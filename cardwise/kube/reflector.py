@@ -19,7 +19,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, wire
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, Query
-from cardwise.kube.nesting import bounded
+from cardwise.kube.nesting import bounded, following
 from cardwise.kube.store import Diff, Store
 from cardwise.kube.watching import Watch
 
@@ -30,9 +30,9 @@ Project = Callable[[bytes], tuple[str, T] | None]
 
 _log = structlog.get_logger(__name__)
 
-_decode_list = bounded(msgspec.json.Decoder(wire.List).decode)
-_decode_event = bounded(msgspec.json.Decoder(wire.WatchEvent).decode)
-_decode_head = bounded(msgspec.json.Decoder(wire.ObjectHead).decode)
+_decode_list = following(msgspec.json.Decoder(wire.List).decode)
+_decode_event = following(msgspec.json.Decoder(wire.WatchEvent).decode)
+_decode_head = following(msgspec.json.Decoder(wire.ObjectHead).decode)
 
 
 class Handler(Protocol[H_contra]):

@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from cardwise.cli import listing, topdata
-from cardwise.kube import paths
+from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import DEEPEST, bounded, shallow
+from cardwise.kube.nesting import bounded, following, shallow
 from cardwise.kube.reflector import Reflector, Woken
 from tests.fakes.apiserver import Answer, ApiServer, Request
+from tests.fakes.clock import FakeClock
 
 DEEP = 9_000  # the API server takes 10,000 levels
 PODS = paths.pods()
@@ -31,17 +32,32 @@ def project(raw: bytes) -> tuple[str, str]:
     return read["metadata"]["uid"], read["spec"]["nodeName"]
 
 
-def test_what_lies_too_deep_is_cut_and_nothing_else() -> None:
-    text = r'{"a": ["\\", "}\"{[", {"b": 1}], "deep": DEEP, "after": {"c": [2, DEEP]}}'
+def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
+    text = r'{"a": ["\\", "}\"{[", {"b": 1}], "deep": DEEP, "after": {"c": [2, DEEP, {"d": [DEEP]}]}}'
     found = json.loads(shallow(text.replace("DEEP", nested(DEEP, '[{"\\"}": "]"}]')).encode()))
-    levels = 0
-    deep = found.pop("deep")
-    while deep is not None:
-        deep, levels = deep["f:a"], levels + 1
-    assert levels == DEEPEST - 1
-    assert found["after"]["c"][0] == 2
-    assert found["a"] == ["\\", '}"{[', {"b": 1}]
-    assert shallow(whole := nested(DEEPEST - 1).encode()) == whole
+    assert found.pop("deep") == {"f:a": {"f:a": {"f:a": None}}}
+    assert found == {"a": ["\\", '}"{[', {"b": 1}], "after": {"c": [2, {"f:a": None}, {"d": None}]}}
+    assert shallow(whole := nested(100).encode()) == whole
+
+
+def test_what_need_not_be_read_is_skipped_however_deep_it_is() -> None:
+    head = following(msgspec.json.Decoder(wire.ObjectHead).decode)
+    assert head(pod("deep", 1, nested(DEEP)).encode()).metadata.name == "deep"
+    limit = sys.getrecursionlimit()
+    with pytest.raises(RecursionError):
+        head(pod("deeper", 1, nested(20_000)).encode())
+    assert sys.getrecursionlimit() == limit
+
+
+def test_only_the_deep_object_is_cut(
+    api: ApiServer, client: KubeClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To cut takes ten times as long as to read, and anybody can have others do it again and again."""
+    cut: list[bytes] = []
+    monkeypatch.setattr(nesting, "shallow", lambda raw: (cut.append(raw), shallow(raw))[1])
+    deep, late = pod("deep", 1, nested(DEEP)), pod("late", 3, nested(DEEP))
+    follow(api, client, clock, [deep, pod("plain", 2)], [late, pod("after", 4)])
+    assert cut == [deep.encode(), late.encode()]
 
 
 @pytest.mark.parametrize("levels", [sys.getrecursionlimit() + off for off in range(-60, 20, 4)])
@@ -49,14 +65,21 @@ def test_at_the_limit_it_is_read_however_deep_the_reader_stands(levels: int) -> 
     assert bounded(project)(pod("a", 1, nested(levels)).encode()) == ("a", "n1")
 
 
-def test_a_deep_pod_keeps_nobody_from_the_list_nor_from_the_watch(api: ApiServer, client: KubeClient, clock) -> None:
+def test_a_deep_pod_keeps_nobody_from_the_list_nor_from_the_watch(
+    api: ApiServer, client: KubeClient, clock: FakeClock
+) -> None:
+    items = [pod("deep", 1, nested(DEEP)), pod("plain", 2)]
+    reflector = follow(api, client, clock, items, [pod("late", 3, nested(DEEP)), pod("after", 4)])
+    assert reflector.store.snapshot() == dict.fromkeys(("deep", "plain", "late", "after"), "n1")
+    assert (reflector.relists, reflector.handler_errors) == (1, 0)
+
+
+def follow(api: ApiServer, client: KubeClient, clock: FakeClock, items: list[str], added: list[str]) -> Reflector[str]:
     def answer(request: Request) -> bytes | Answer:
         if request.query.get("resourceVersion") == "4":
             return Answer(500, b"{}")  # it waits
         if request.verb == "watch":
-            late = pod("late", 3, nested(DEEP)), pod("after", 4)
-            return "".join(f'{{"type":"ADDED","object":{each}}}\n' for each in late).encode()
-        items = pod("deep", 1, nested(DEEP)), pod("plain", 2)
+            return "".join(f'{{"type":"ADDED","object":{each}}}\n' for each in added).encode()
         return f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(items)}]}}'.encode()
 
     api.answers[PODS] = answer
@@ -64,8 +87,7 @@ def test_a_deep_pod_keeps_nobody_from_the_list_nor_from_the_watch(api: ApiServer
     reflector.start()
     clock.until_waiting()
     reflector.stop()
-    assert reflector.store.snapshot() == dict.fromkeys(("deep", "plain", "late", "after"), "n1")
-    assert (reflector.relists, reflector.handler_errors) == (1, 0)
+    return reflector
 
 
 def test_commands_read_a_list_with_a_deep_object(api: ApiServer, client: KubeClient) -> None:
