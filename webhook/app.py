@@ -37,10 +37,15 @@ def create_app(view: View, settings: Settings) -> Flask:
         structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
         if request.mimetype != "application/json":
             raise review.BadReview(f"Content-Type must be application/json, not {request.mimetype[:80] or 'nothing'}")
-        asked = review.decode(request.get_data(cache=False))
-        structlog.contextvars.bind_contextvars(**_subject(asked))
-        decision = decide(asked, view, settings)
-        body = review.encode(asked, decision)
+        try:
+            asked = review.decode(request.get_data(cache=False))
+        except review.Unreadable as error:
+            # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
+            uid, decision = error.uid, Decision(allowed=False, message=str(error))
+        else:
+            structlog.contextvars.bind_contextvars(**_subject(asked))
+            uid, decision = asked.uid, decide(asked, view, settings)
+        body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()
         metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
         if not decision.allowed:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from cardwise.kube.nesting import following
 from webhook import templates
 
 API_VERSION = "admission.k8s.io/v1"
@@ -25,6 +26,14 @@ _Amounts = dict[str, _Amount] | None
 
 class BadReview(ValueError):
     """A request body that is no usable AdmissionReview; the text says what is wrong with it."""
+
+
+class Unreadable(BadReview):
+    """A review whose object cannot be read. `uid`: of the review, which can be answered, so that a user is told why."""
+
+    def __init__(self, uid: str, problem: str) -> None:
+        super().__init__(problem)
+        self.uid = uid
 
 
 class _Resource(Struct):
@@ -212,7 +221,7 @@ _SHAPES: dict[str, type[Struct]] = {
 }
 # Where the decision needs the stored object too.
 _COMPARED = templates.KINDS | {"pods", "resourcequotas", "resourceclasses"}
-_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_envelope = following(msgspec.json.Decoder(_Envelope).decode)
 _decode_object = msgspec.json.Decoder(Json).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
 _decode_any = msgspec.json.Decoder(_AnyObject).decode
@@ -251,7 +260,7 @@ class Decision:
 
 
 def decode(body: bytes) -> Review:
-    """Raises BadReview."""
+    """Raises BadReview, and Unreadable."""
     try:
         envelope = _decode_envelope(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -260,9 +269,9 @@ def decode(body: bytes) -> Review:
         raise BadReview(f"expected {API_VERSION} {KIND}, got {envelope.api_version[:80]} {envelope.kind[:80]}")
     request = envelope.request
     resource = request.resource.resource
-    obj = _object("object", resource, request.object)
+    obj = _object(request, "object", request.object)
     compared = resource in _COMPARED and request.operation == UPDATE and bytes(request.old_object) != b"null"
-    old = _object("oldObject", resource, request.old_object) if compared else None
+    old = _object(request, "oldObject", request.old_object) if compared else None
     sub = f"/{request.sub_resource}" if request.sub_resource else ""
     return Review(
         uid=request.uid,
@@ -277,16 +286,21 @@ def decode(body: bytes) -> Review:
     )
 
 
-def _object(field: str, resource: str, raw: msgspec.Raw) -> Json:
+def _object(asked: _Request, field: str, raw: msgspec.Raw) -> Json:
+    resource = asked.resource.resource
     try:
         _decode_shape.get(resource, _decode_any)(raw)
         return _decode_object(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadReview(f"request.{field} is not shaped like one of {resource[:80]}: {error}") from error
+    except RecursionError as error:
+        problem = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
+        raise Unreadable(asked.uid, f"{field} {problem}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        problem = f"{field} is not shaped like one of {resource[:80]}: {error}; correct the field that is named"
+        raise Unreadable(asked.uid, problem) from error
 
 
-def encode(review: Review, decision: Decision) -> bytes:
-    response: Json = {"uid": review.uid, "allowed": decision.allowed}
+def encode(uid: str, decision: Decision) -> bytes:
+    response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
         response["status"] = {"code": 422, "reason": "Invalid", "message": decision.message}
     if decision.warnings:

@@ -87,6 +87,7 @@ BIGGER_SHARE = (
             creates(amount("-8138"), By.WEBHOOK, MEM),
             creates(amount("1m"), By.WEBHOOK, MEM),
             creates(amount("0"), By.WEBHOOK, MEM),
+            creates(amount("9" * 5000), By.WEBHOOK, "object is not shaped", "spec.containers[0].resources.limits"),
             creates(amount("0x10"), By.KUBERNETES, "quantities must match"),
             creates(amount(str(P100 + 1)), By.WEBHOOK, MEM, "more than the largest card has"),
             creates(ours(gpu_core=101), By.WEBHOOK, f"limits[{names.GPU_CORE}]"),
