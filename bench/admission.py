@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from bench import timing
 from bench.timing import Row
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import pod
 from tests.cluster import Cluster, ClusterSpec

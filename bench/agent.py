@@ -12,11 +12,11 @@ from pathlib import Path
 from bench import timing
 from bench.timing import Row
 from cardwise.clock import BOOT
-from cardwise.core import assignment as codec
-from cardwise.core import mps, names, shareagent
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.mps import Scope, State, Status
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.values.quantity import MiB, Percent
 from mps.daemon import homes
 
 AGENT = [sys.executable, "-m", "mps.agent"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.timing import Row
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.build import pod
 from tests.cluster import Cluster, ClusterSpec
 from tests.cluster.processes import Process

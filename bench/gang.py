@@ -7,12 +7,14 @@ from collections.abc import Callable
 from bench import timing
 from bench.timing import Row
 from bench.world import P100, gpu_uuid, node_name
-from cardwise.core import gangplan, request
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.cards import Card
-from cardwise.core.gangplan import Planned, Terms
-from cardwise.core.gangs import Load, Member
-from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.api import request
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import Load
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement.ledger import Holding, Ledger
 from tests.build import container, pod
 
 CARDS = 8

@@ -17,7 +17,7 @@ import yaml
 
 from bench.throughput import Counter, cpu_seconds, median
 from bench.timing import Row
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100, pod
 from tests.cluster import Cluster, ClusterSpec

@@ -15,10 +15,10 @@ from statistics import fmean
 
 from bench import timing
 from bench.timing import Row
-from cardwise.core.cards import Card
-from cardwise.core.gangs import Load
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import MiB
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import Load
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from cardwise.simulation import runs, summary, traces
 from cardwise.simulation.churn import Churned, churn
 from cardwise.simulation.cluster import Cluster

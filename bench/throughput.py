@@ -24,7 +24,7 @@ import msgspec
 import yaml
 
 from bench.timing import Row
-from cardwise.core import schedulerconfig
+from cardwise.core.api import schedulerconfig
 from cardwise.kube import paths, wire
 from tests.cluster import Cluster, ClusterSpec, ports
 from tests.cluster.parts import says_ready

@@ -5,8 +5,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cardwise.core import assignment
-from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.api import assignment
+from cardwise.core.api.assignment import Assignment, CardShare
 from extender.controllers import statuses
 from extender.records import objects, projection
 from extender.state import State

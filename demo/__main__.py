@@ -13,7 +13,7 @@ import click
 import yaml
 
 from cardwise.cli import inspecting
-from cardwise.core.policies import BY_CARDS
+from cardwise.core.api.policies import BY_CARDS
 from cardwise.kube import survey
 from cardwise.kube.errors import KubeError
 from demo.scenes import FOUR_CARDS, SCENES, Failed, Scene

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cardwise.core import assignment, names
+from cardwise.core.api import assignment, names
 from cardwise.kube import survey
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.processes import PATIENCE, wait_for

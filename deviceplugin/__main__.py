@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import structlog
 
-from cardwise.core import mps
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import Mode
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Mode
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import chosen

@@ -7,8 +7,8 @@ from pathlib import Path
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.cards import FULL_CORE
-from cardwise.core.mps import DEFAULT_ROOT, Mode
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.mps import DEFAULT_ROOT, Mode
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health

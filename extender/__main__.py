@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 import structlog
 
-from cardwise.core import gangs, names, policies
-from cardwise.core.classes import MOST_CLIENTS
-from cardwise.core.nodestate import MAX_CLIENTS
+from cardwise.core.api import names, policies
+from cardwise.core.api.classes import MOST_CLIENTS
+from cardwise.core.gangs import gangs
+from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import configz, logs, tls

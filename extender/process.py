@@ -15,8 +15,9 @@ import prometheus_client
 from prometheus_client import CollectorRegistry
 
 from cardwise.clock import BOOT, SYSTEM, Clock
-from cardwise.core import gangs, policies
-from cardwise.core.quantity import MiB
+from cardwise.core.api import policies
+from cardwise.core.gangs import gangs
+from cardwise.core.values.quantity import MiB
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
 from cardwise.runtime import tls

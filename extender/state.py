@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.cards import FULL_CORE
-from cardwise.core.classes import DeviceClass
-from cardwise.core.kinds import UNKNOWN
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.quantity import MiB
-from cardwise.core.quotas import GPUQuota
-from cardwise.core.request import PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.quotas import GPUQuota
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement.kinds import UNKNOWN
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.quantity import MiB
+from cardwise.core.values.verdict import Refusal
 from extender.cache.decisions import Begun, Decided, Patience, Stage, Waiter
 from extender.cache.holdings import Holdings
 from extender.cache.inventory import Report

@@ -11,9 +11,9 @@ import click
 import structlog
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import mps
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import Scope
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import chosen
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus

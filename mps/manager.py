@@ -12,8 +12,8 @@ from pathlib import Path
 import structlog
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import mps
-from cardwise.core.mps import Scope, State, Status
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope, State, Status
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop

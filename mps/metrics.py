@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from cardwise.core.mps import State
+from cardwise.core.api.mps import State
 
 UP = Gauge("cardwise_mps_up", "1 while the card's MPS is ready for containers", ["card"])
 STATE = Gauge("cardwise_mps_state", "1 for the state that the card's MPS is in, 0 for the others", ["card", "state"])

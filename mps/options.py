@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from cardwise.core import quantity
-from cardwise.core.quantity import InvalidQuantity, MiB
+from cardwise.core.values import quantity
+from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.runtime.settings import DURATION
 from mps.audit.audit import AuditSettings
 from mps.daemon.machine import Pace

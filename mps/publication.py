@@ -11,8 +11,8 @@ import msgspec
 import structlog
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import mps, names
-from cardwise.core.mps import Status
+from cardwise.core.api import mps, names
+from cardwise.core.api.mps import Status
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector, Woken

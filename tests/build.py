@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from cardwise.core import names
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.cards import Card
-from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.api import names
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import Card
+from cardwise.core.placement.ledger import Holding, Ledger
 
 P100 = 16276  # MiB, the card of Alibaba's articles
 

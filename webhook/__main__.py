@@ -15,9 +15,9 @@ import click
 import prometheus_client
 import structlog
 
-from cardwise.core import names
-from cardwise.core.mps import Mode, SmPercent
-from cardwise.core.quantity import InvalidQuantity, MiB
+from cardwise.core.api import names
+from cardwise.core.api.mps import Mode, SmPercent
+from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import configz, logs, tls
 from cardwise.runtime.cabundle import CaBundle

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from cardwise import share
-from cardwise.core import names, request, shareagent
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.request import Container, PodRequest
+from cardwise.core.api import names, request, shareagent
+from cardwise.core.api.request import Container, PodRequest
+from cardwise.core.values.invalid import InvalidRequest
 from webhook import agentresources, containers, environment, frameworks, mpsmode
 from webhook.limitranges import Amount, Bounds
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from cardwise.core import quantity
-from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.values import quantity
+from cardwise.core.values.quantity import InvalidQuantity
 from webhook.limitranges import COUNTED, Amount, Bounds
 
 Json = dict[str, Any]

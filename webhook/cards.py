@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cardwise.core.classes import DeviceClass
-from cardwise.core.quantity import MiB
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.quantity import MiB
 from webhook.validate import Cards
 
 

@@ -6,12 +6,13 @@ it asks for, so that nobody who reads a pod needs the ResourceClasses.
 
 from typing import Any
 
-from cardwise.core import classes, names, quantity, request
-from cardwise.core.cards import FULL_CORE
-from cardwise.core.classes import DeviceClass
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity
-from cardwise.core.request import Container
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.request import Container
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 from webhook import containers, devices
 from webhook.spellings import Lookup, Vocabulary, renamed
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from cardwise.core.request import Container
+from cardwise.core.api.request import Container
 
 Json = dict[str, Any]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cardwise.core import names, request
-from cardwise.core.classes import DeviceClass
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import Mode, SmPercent
-from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.api import names, request
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.mps import Mode, SmPercent
+from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from webhook import (
     agent,
     classes,

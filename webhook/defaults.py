@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cardwise.core import names, policies, quantity
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import names, policies
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
 from webhook import frameworks, mpsmode
 
 Json = dict[str, Any]

@@ -6,8 +6,8 @@ or the pod that this one is a copy of had, says nothing. Comes before requests a
 
 from typing import Any
 
-from cardwise.core import names, request
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import names, request
+from cardwise.core.values.invalid import InvalidRequest
 from webhook import containers
 from webhook.spellings import Lookup
 

@@ -7,10 +7,10 @@ writes the same values once more, past the reach of the pod.
 
 from typing import Any
 
-from cardwise.core import mps as mps_values
-from cardwise.core import names
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.request import ContainerRequest
+from cardwise.core.api import mps as mps_values
+from cardwise.core.api import names
+from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.invalid import InvalidRequest
 
 Json = dict[str, Any]
 

@@ -7,9 +7,9 @@ of the pod is needed for them.
 from typing import Any, Final
 
 from cardwise import share
-from cardwise.core import names, shareagent
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.request import PodRequest
+from cardwise.core.api import names, shareagent
+from cardwise.core.api.request import PodRequest
+from cardwise.core.values.invalid import InvalidRequest
 
 Json = dict[str, Any]
 

@@ -12,8 +12,9 @@ import structlog
 from msgspec import Struct
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import gangs, names
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import names
+from cardwise.core.gangs import gangs
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import bounded

@@ -7,10 +7,11 @@ not ask the extender are in no gang, whatever they say: others use the same anno
 from collections.abc import Collection, Mapping
 from typing import Any, Final, Protocol
 
-from cardwise.core import gangs, names
-from cardwise.core.gangs import Membership
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.request import PodRequest
+from cardwise.core.api import names
+from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs import gangs
+from cardwise.core.gangs.gangs import Membership
+from cardwise.core.values.invalid import InvalidRequest
 from webhook import mutate, templates
 
 Json = dict[str, Any]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cardwise.core import classes, names, quotas
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import MiB
-from cardwise.core.quotas import NOTHING, Charge, Entry, GPUQuota
-from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.api import classes, names, quotas
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from webhook.spellings import Lookup
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from cardwise.core import quantity
+from cardwise.core.values import quantity
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cardwise.core import names
+from cardwise.core.api import names
 
 REVIEWS = Counter(
     "cardwise_webhook_reviews_total",

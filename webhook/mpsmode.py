@@ -7,10 +7,10 @@ pod alone, and nobody changes it later (a policy), since a card is switched by i
 from collections.abc import Callable
 from typing import Any, Final
 
-from cardwise.core import names
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import Mode, Scope, SmPercent
-from cardwise.core.request import PodRequest
+from cardwise.core.api import names
+from cardwise.core.api.mps import Mode, Scope, SmPercent
+from cardwise.core.api.request import PodRequest
+from cardwise.core.values.invalid import InvalidRequest
 
 Json = dict[str, Any]
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cardwise.core import names, quantity, request, wording
-from cardwise.core.request import Container, ContainerRequest, PodRequest
+from cardwise.core.api import names, request
+from cardwise.core.api.request import Container, ContainerRequest, PodRequest
+from cardwise.core.values import quantity, wording
 from webhook import containers, environment, mpsmode
 
 Json = dict[str, Any]

@@ -8,9 +8,10 @@ nothing. And names of ours to those under which a ResourceQuota counts requests 
 from collections.abc import Mapping
 from typing import Any
 
-from cardwise.core import names, quantity
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.api import names
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 from webhook import records
 from webhook.mutate import spelling
 from webhook.spellings import Vocabulary, counted, unknown_classes

@@ -7,9 +7,10 @@ changed or gone since.
 
 from typing import Any
 
-from cardwise.core import names, quantity, request
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.api import names, request
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 from webhook import containers
 from webhook.spellings import equal
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cardwise.core import names
+from cardwise.core.api import names
 from webhook.spellings import renamed, sources
 
 Json = dict[str, Any]

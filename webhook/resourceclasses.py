@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from cardwise.core import classes
-from cardwise.core.classes import DeviceClass
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.selectors import Selector
+from cardwise.core.api import classes
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.selectors import Selector
+from cardwise.core.values.invalid import InvalidRequest
 from webhook.validate import Cards
 
 Json = dict[str, Any]

@@ -7,9 +7,9 @@ few threads for longer. Nobody works with such objects, so they are refused befo
 from collections import Counter
 from typing import Any, Final
 
-from cardwise.core import request
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.request import Container
+from cardwise.core.api import request
+from cardwise.core.api.request import Container
+from cardwise.core.values.invalid import InvalidRequest
 from webhook import containers
 
 Json = dict[str, Any]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cardwise.core import classes, names, quantity
-from cardwise.core.classes import DeviceClass
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.api import classes, names
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 
 Json = dict[str, Any]
 NvidiaGpu = Literal["leave", "take"]

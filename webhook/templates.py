@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cardwise.core import names, request
+from cardwise.core.api import names, request
 from webhook import containers, records
 from webhook.spellings import Vocabulary, unknown_classes
 

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from cardwise.core import classes, fitting, names, request
-from cardwise.core.classes import DeviceClass
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
+from cardwise.core.placement import fitting
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from webhook import devices
 from webhook.defaults import Defaults
 from webhook.mutate import INTERNAL

@@ -12,10 +12,10 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import classes, names
-from cardwise.core.classes import DeviceClass
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity, MiB
+from cardwise.core.api import classes, names
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector, Woken

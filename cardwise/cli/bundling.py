@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from cardwise.cli import listing
 from cardwise.cli.doctor.finding import Finding, as_json
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardwise.cli import tables
-from cardwise.core.classes import DeviceClass
-from cardwise.core.ledger import Ledger
-from cardwise.core.quotas import NOTHING, Charge, Entry
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.quotas import NOTHING, Charge, Entry
+from cardwise.core.placement.ledger import Ledger
 from cardwise.kube.survey import Survey
 
 _NOBODY = "Nobody uses it.\n"

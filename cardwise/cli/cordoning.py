@@ -14,7 +14,8 @@ import click
 from cardwise.cli import options
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.clock import Clock
-from cardwise.core import classes, names, wording
+from cardwise.core.api import classes, names
+from cardwise.core.values import wording
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.wire import ExtendedResource

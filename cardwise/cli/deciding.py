@@ -5,14 +5,13 @@ Numpy is loaded with it: import this when it is needed.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from cardwise.core import policies
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Ledger
-from cardwise.core.placement import Placement
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
-from cardwise.core.scored.engine import Engine
-from cardwise.core.scored.workload import InvalidWorkload, learn
+from cardwise.core.api import policies
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Placement
+from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.workload import InvalidWorkload, learn
 from cardwise.simulation.workload import UNLIMITED
 
 

@@ -1,7 +1,7 @@
 """`cardwise defrag`: which pods to move so that something big fits again, and moving them one by one.
 
-The search is `cardwise.core.defrag`, asked with the extender's engine; both are imported when they are called: nobody
-else waits for numpy.
+The search is `cardwise.core.defrag.defrag`, asked with the extender's engine; both are imported when they are called:
+nobody else waits for numpy.
 """
 
 import json
@@ -22,13 +22,12 @@ from cardwise.cli import evicting, listing, movables, options, published, snapsh
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.clock import Clock
-from cardwise.core import wording
-from cardwise.core.defrag import Plan, plan
-from cardwise.core.gangs import Load
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Holding
-from cardwise.core.moving import Goal, World
-from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.defrag.defrag import Plan, plan
+from cardwise.core.defrag.moving import Goal, World
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values import wording
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import budgets, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.simulation.workload import Shape

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardwise.cli import tables
-from cardwise.core import wording
-from cardwise.core.classes import DeviceClass
-from cardwise.core.devices import Device
-from cardwise.core.explanation import DevicesView
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.nodestate import NodeState
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.preemption.explanation import DevicesView
+from cardwise.core.values import wording
+from cardwise.core.values.verdict import Refusal
 from cardwise.kube.survey import Survey
 
 _FEW = 10  # nodes named in one line

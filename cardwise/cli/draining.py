@@ -11,7 +11,8 @@ from cardwise.cli import cordoning, options
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.clock import Clock
-from cardwise.core import assignment, names, wording
+from cardwise.core.api import assignment, names
+from cardwise.core.values import wording
 from cardwise.kube import errors, eviction, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.wire import ExtendedResource

@@ -10,10 +10,10 @@ import msgspec
 
 from cardwise.cli import cordoning, listing, movables
 from cardwise.clock import Clock
-from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment
-from cardwise.core.ledger import Holding
-from cardwise.core.moving import Move
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.defrag.moving import Move
+from cardwise.core.placement.ledger import Holding
 from cardwise.kube import errors, eviction, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.wire import ExtendedResource

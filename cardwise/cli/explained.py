@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cardwise.core import assignment, explanation, names, request
-from cardwise.core.explanation import CardView, NodeView
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import assignment, names, request
+from cardwise.core.preemption import explanation
+from cardwise.core.preemption.explanation import CardView, NodeView
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.survey import Survey
 
 Json = dict[str, Any]

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from cardwise.cli import devicing, remedies, snapshots, standing
 from cardwise.cli.published import Published
-from cardwise.core import assignment, explanation, names, policies, request
-from cardwise.core.gangs import Load
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.nodestate import NodeState, card_of
-from cardwise.core.quotas import Room
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import assignment, names, policies, request
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load
+from cardwise.core.placement.nodestate import NodeState, card_of
+from cardwise.core.preemption import explanation
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.verdict import Refusal
 from cardwise.kube import wire
 from cardwise.kube.survey import Survey
 

@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cardwise.cli import listing, tables
-from cardwise.core import gangs, names, wording
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import names
+from cardwise.core.gangs import gangs
+from cardwise.core.values import wording
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

@@ -8,8 +8,8 @@ that are not GPUs have a table of their own, since nothing of theirs can be adde
 from collections.abc import Callable, Mapping, Sequence
 
 from cardwise.cli import devicing, tables
-from cardwise.core.ledger import Ledger
-from cardwise.core.nodestate import NodeState
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
 
 
 def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cardwise.cli import tables
-from cardwise.core import quotas
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.api import quotas
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.kube.survey import NativeQuota, Survey
 
 

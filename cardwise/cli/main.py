@@ -32,7 +32,7 @@ from cardwise.cli import (
 from cardwise.cli.doctor import command as doctoring
 from cardwise.cli.doctor import finding
 from cardwise.cli.options import kubeconfig as _kubeconfig
-from cardwise.core import names, policies, schedulerconfig
+from cardwise.core.api import names, policies, schedulerconfig
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from cardwise.cli import explaining, snapshots
 from cardwise.cli.published import Published
-from cardwise.core import names, request
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.moving import Movable
+from cardwise.core.api import names, request
+from cardwise.core.defrag.moving import Movable
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import eligible
 from cardwise.kube.budgets import Budgets
 

@@ -1,6 +1,7 @@
 """`cardwise nodes`: what each node has and has left, what still fits, and how much of the rest is in pieces too small.
 
-The measure of fragmentation is `cardwise.core.fragmentation`, imported when it is called: nobody else waits for numpy.
+The measure of fragmentation is `cardwise.core.defrag.fragmentation`, imported when it is called: nobody else waits for
+numpy.
 """
 
 import json
@@ -14,16 +15,16 @@ import yaml
 
 from cardwise.cli import inspecting, published, snapshots, tables
 from cardwise.cli.options import kubeconfig as _kubeconfig
-from cardwise.core.cards import POSITION
-from cardwise.core.nodestate import NodeState
+from cardwise.core.api.cards import POSITION
+from cardwise.core.placement.nodestate import NodeState
 from cardwise.kube import survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
 from cardwise.simulation.workload import UNLIMITED
 
 if TYPE_CHECKING:
-    from cardwise.core.fragmentation import Memory
-    from cardwise.core.scored.asks import Ask
+    from cardwise.core.defrag.fragmentation import Memory
+    from cardwise.core.placement.scored.asks import Ask
 
 _ALL = "CLUSTER"  # no node can be called so
 
@@ -93,7 +94,7 @@ def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
 
 def views(client: KubeClient, seen: Survey) -> Views:
     """Reads what the survey lacks. Raises `KubeError`."""
-    from cardwise.core import fragmentation  # noqa: PLC0415 - see above
+    from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
     rooms, without_rooms = snapshots.read_rooms(client)
     asks, typical, without_asks = _asks(client, seen)
@@ -120,8 +121,8 @@ def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, 
 
     And which of these, as `Views` has it, and why.
     """
-    from cardwise.core import fragmentation  # noqa: PLC0415 - see above
-    from cardwise.core.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
+    from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
+    from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
 
     told = published.take(client)
     why = told.note or "the extender has learned nothing yet"

@@ -13,10 +13,10 @@ import click
 
 from cardwise.cli import plotting, replays, snapshots, whatif
 from cardwise.cli.snapshots import Snapshot
-from cardwise.core import names
-from cardwise.core.cards import Card
-from cardwise.core.policies import POLICIES
-from cardwise.core.scored.workload import InvalidWorkload
+from cardwise.core.api import names
+from cardwise.core.api.cards import Card
+from cardwise.core.api.policies import POLICIES
+from cardwise.core.placement.scored.workload import InvalidWorkload
 from cardwise.kube.client import KubeClient
 from cardwise.simulation import runs, summary, traces
 from cardwise.simulation.churn import churn

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.simulation.tally import SIZES, Refused
 
 Curve = Sequence[tuple[float, float, float]]  # how far it is, and what is allocated and fragmented then, in percent

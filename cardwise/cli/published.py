@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.core import names, policies
+from cardwise.core.api import names, policies
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from cardwise.cli import limiting, standing
-from cardwise.core import explanation, fitting, names, quotas, wording
-from cardwise.core.explanation import CardView, NodeView
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names, quotas
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement import fitting
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.preemption import explanation
+from cardwise.core.preemption.explanation import CardView, NodeView
+from cardwise.core.values import wording
+from cardwise.core.values.verdict import Refusal
 from cardwise.kube.survey import Survey
 
 _FEW = 5  # pods or cards named in one line

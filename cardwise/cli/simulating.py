@@ -8,8 +8,8 @@ import click
 from click.core import ParameterSource
 
 from cardwise.cli.options import kubeconfig as kubeconfig_option
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.policies import POLICIES
+from cardwise.core.api.policies import POLICIES
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.client import KubeClient
 from cardwise.simulation.defaults import FIRST_SEED, LIFETIMES, LOAD, TUNE
 

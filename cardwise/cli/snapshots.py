@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from cardwise.cli import listing, published
-from cardwise.core import classes, names, request
-from cardwise.core.cards import Card
-from cardwise.core.classes import Classifier, DeviceClass
-from cardwise.core.gangs import Load
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Holding
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.cards import Card
+from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, loads, paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.simulation.workload import UNLIMITED, Node, Pod, Shape, Workload

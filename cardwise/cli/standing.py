@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from cardwise.cli import devicing, limiting
-from cardwise.core import fitting, wording
-from cardwise.core.fitting import Claim
-from cardwise.core.ledger import Ledger
-from cardwise.core.quotas import NOTHING, Charge, Entry, Room
-from cardwise.core.request import PodRequest
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, Room
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement import fitting
+from cardwise.core.placement.fitting import Claim
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.values import wording
 from cardwise.kube.survey import Survey
 
 _FEW = 10  # nodes named in one line

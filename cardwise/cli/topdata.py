@@ -12,8 +12,8 @@ from functools import partial
 
 import msgspec
 
-from cardwise.core import assignment, classes, names
-from cardwise.core.assignment import CardShare
+from cardwise.core.api import assignment, classes, names
+from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 

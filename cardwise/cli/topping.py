@@ -17,7 +17,8 @@ from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.topdata import Card
 from cardwise.cli.toptable import Node
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names, wording
+from cardwise.core.api import names
+from cardwise.core.values import wording
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 

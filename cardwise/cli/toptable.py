@@ -6,7 +6,7 @@ from typing import Any
 
 from cardwise.cli import tables
 from cardwise.cli.topdata import Card, Holder
-from cardwise.core import wording
+from cardwise.core.values import wording
 
 _BAR = 10  # characters
 _FEW = 3  # holders named in a line

@@ -9,12 +9,13 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from cardwise.core import classes, names, quantity, request
-from cardwise.core.cards import Card
-from cardwise.core.classes import DeviceClass
-from cardwise.core.gangs import Load
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.cards import Card
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.request import Load
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.kube import loads
 from cardwise.simulation.workload import UNLIMITED, Node, Shape
 

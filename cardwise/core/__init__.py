@@ -1,1 +1,6 @@
-"""The domain: pure functions and values, standard library only."""
+"""The domain: pure functions and values, standard library only (numpy in `placement.scored` alone).
+
+The rooms, none of which imports from one above it: `defrag` (which pods to move, how much is in pieces), `preemption`
+(who goes, why a pod waits) and `gangs` (who belongs together, how far it is, where it fits), `placement` (nodes, cards,
+the ledger and the one engine), `api` (what users and parts write to each other), `values` (numbers, texts, errors).
+"""

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices import settings
 from cardwise.devices.discovery import discover
 from cardwise.devices.protocol import OtherDevice

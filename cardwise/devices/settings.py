@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.protocol import RDMA
 
 _GPU = "nvidia-gpu"  # the kind of cards, which come from their driver

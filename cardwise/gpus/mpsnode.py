@@ -1,7 +1,7 @@
 """Whether a card's MPS takes a container, from the node's files alone: no API server is needed, and none can be wrong.
 
-Apart from `cardwise.core.mps`, which knows what the files say: this asks what no file can say of itself, whether the
-manager that wrote it and the daemon that it is about are alive.
+What the files say is `cardwise.core.api.mps`; here is asked what no file can say of itself: whether the manager that
+wrote it and the daemon that it is about are alive.
 """
 
 import errno
@@ -11,9 +11,9 @@ import socket
 from pathlib import Path
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import mps
-from cardwise.core.mps import State, Status
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import State, Status
+from cardwise.core.values.quantity import MiB
 
 _CONNECT_SECONDS = 0.5
 

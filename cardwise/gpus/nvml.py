@@ -15,7 +15,7 @@ import pynvml
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus import xids
 from cardwise.gpus.faults import Faults, Marks
 from cardwise.gpus.protocol import (

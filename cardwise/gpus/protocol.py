@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 
 
 class GpusUnavailable(Exception):

@@ -30,7 +30,7 @@ import yaml
 from msgspec import Struct
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import (
     HEALTHY,
     CardUnwilling,

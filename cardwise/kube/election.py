@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]

@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from cardwise.core import quantity
-from cardwise.core.gangs import Load
+from cardwise.core.api.request import Load
+from cardwise.core.values import quantity
 
 _SAME: Final = 65_536  # different loads, of which each is kept once
 

@@ -1,4 +1,4 @@
-"""What cards and pods say of MPS, out of their objects: for placement (`cardwise.core.mpsplaces`).
+"""What cards and pods say of MPS, out of their objects: for placement (`cardwise.core.api.mpsprofile`).
 
 Apart from the survey, because the extender, which keeps the same picture alive, reads them by the same functions.
 """
@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from cardwise.core import mps, mpsplaces
-from cardwise.core.mps import Scope, State
-from cardwise.core.mpsplaces import CardMps, Party
+from cardwise.core.api import mps, mpsprofile
+from cardwise.core.api.mps import Scope, State
+from cardwise.core.api.mpsprofile import CardMps, Party
 from cardwise.kube.wire import MpsStatus, RunAs
 
 _TAKING = (State.READY, State.OFF)
@@ -49,15 +49,15 @@ def _shared(ready: bool, several: bool, multi_user: bool, max_clients: int) -> C
 def of_pod(annotations: Mapping[str, str], spec: PodSpec, keys: Collection[str]) -> Party:
     """`keys`: the containers that hold cards. Where they are not known by key (gpushare's), any of them may."""
     if spec.host_users is False:
-        return mpsplaces.party(mps.mode(annotations), mpsplaces.OWN_USERS)
+        return mpsprofile.party(mps.mode(annotations), mpsprofile.OWN_USERS)
     every = (*(spec.init_containers or ()), *(spec.containers or ()))
     if spec.security_context is None and all(one.security_context is None for one in every):
         # Most pods: then nobody is looked for by key, which takes a sixth of reading a pod.
-        return mpsplaces.party(mps.mode(annotations), mpsplaces.IMAGE)
+        return mpsprofile.party(mps.mode(annotations), mpsprofile.IMAGE)
     by_key = {f"init-{i}": one for i, one in enumerate(spec.init_containers or ())}
     by_key |= {str(i): one for i, one in enumerate(spec.containers or ())}
     holders = [by_key[key] for key in keys if key in by_key] or [*by_key.values()]
-    return mpsplaces.party(mps.mode(annotations), mpsplaces.user(_user(spec), map(_user, holders)))
+    return mpsprofile.party(mps.mode(annotations), mpsprofile.user(_user(spec), map(_user, holders)))
 
 
 def _user(running: _Running) -> int | None:

@@ -4,7 +4,7 @@ Apart so that a typo in a path is made once and found once. Names come from the 
 they are DNS names, so nothing needs escaping.
 """
 
-from cardwise.core import names
+from cardwise.core.api import names
 
 _CORE = "/api/v1"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cardwise.core import assignment, classes, names, quotas, request
-from cardwise.core.cards import FULL_CORE, Card
-from cardwise.core.classes import Classifier, DeviceClass
-from cardwise.core.devices import Device
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.mpsplaces import SILENT, UNKNOWN
-from cardwise.core.quantity import MiB, Percent
-from cardwise.core.quotas import GPUQuota, Room
+from cardwise.core.api import assignment, classes, names, quotas, request
+from cardwise.core.api.cards import FULL_CORE, Card
+from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
+from cardwise.core.api.quotas import GPUQuota, Room
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, mpsread, paths, wire
 from cardwise.kube.client import KubeClient
 

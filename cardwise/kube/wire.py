@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from cardwise.core import classes
+from cardwise.core.api import classes
 
 _T = TypeVar("_T")
 
@@ -120,7 +120,7 @@ class NodeAddress(Struct):
 
 
 class NodeStatus(Struct):
-    """Quantities are strings as sent; `cardwise.core.quantity` parses them."""
+    """Quantities are strings as sent; `cardwise.core.values.quantity` parses them."""
 
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}

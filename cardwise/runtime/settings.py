@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import click
 
-from cardwise.core import names
-from cardwise.core.cards import FULL_CORE
+from cardwise.core.api import names
+from cardwise.core.api.cards import FULL_CORE
 from cardwise.kube.errors import KubeConfigError, KubeError
 from cardwise.runtime.logs import LogFormat, LogLevel
 

@@ -7,11 +7,10 @@ and the number of pods, and the engine is told of these.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.request import PodRequest
-from cardwise.core.scored.engine import Engine
-from cardwise.core.scored.workload import learn
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.workload import learn
 from cardwise.simulation.baselines import BASELINES
 from cardwise.simulation.workload import Node, Pod, Shape
 

@@ -11,11 +11,10 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from cardwise.core.cards import Card
-from cardwise.core.gangs import Load
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from cardwise.simulation.workload import UNLIMITED, Node, Pod, Shape, Workload
 
 WHOLE: Final = 1000  # of a card

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
 
-from cardwise.core.cards import Card
-from cardwise.core.devices import Device
-from cardwise.core.gangs import Load
-from cardwise.core.request import PodRequest
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.devices import Device
 
 UNLIMITED: Final = Load(1 << 60, 1 << 60, 1 << 30)  # of who does not say what he has
 

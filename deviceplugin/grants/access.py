@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants import cdi

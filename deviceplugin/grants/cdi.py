@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from cardwise.core import mps, names, shareagent
+from cardwise.core.api import mps, names, shareagent
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from cardwise.runtime import replacing

@@ -7,11 +7,11 @@ restarted with the same ones while the API server is away.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from cardwise.core import assignment as codec
-from cardwise.core import mps, names, shareagent
-from cardwise.core.assignment import CardShare, per_card_limit
-from cardwise.core.mps import State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api.assignment import CardShare, per_card_limit
+from cardwise.core.api.mps import State
+from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from deviceplugin.grants.grants import Grant
 

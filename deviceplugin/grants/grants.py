@@ -18,10 +18,10 @@ import structlog
 from msgspec import Struct
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import shareagent
-from cardwise.core.assignment import Assignment, CardShare, DeviceShare
-from cardwise.core.cards import FULL_CORE
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import shareagent
+from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.values.quantity import MiB, Percent
 
 _log = structlog.get_logger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Protocol
 import msgspec
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import mps
-from cardwise.core.mps import Mode, State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Mode, State
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 from deviceplugin.grants.grants import Grant
 

@@ -13,8 +13,8 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import assignment as codec
-from cardwise.core import mps, shareagent
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps, shareagent
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors

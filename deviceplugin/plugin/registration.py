@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.runtime.loops import Loop
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs

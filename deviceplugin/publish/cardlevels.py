@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cardwise.core import assignment
-from cardwise.core.assignment import CardShare
-from cardwise.core.quantity import MiB
+from cardwise.core.api import assignment
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
 from deviceplugin.grants.grants import Grant, by_pod
 from deviceplugin.sources.pods import PodView

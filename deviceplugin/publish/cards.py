@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cardwise.core import classes, names
-from cardwise.core.cards import FULL_CORE
-from cardwise.core.classes import DeviceClass
-from cardwise.core.quantity import MiB
+from cardwise.core.api import classes, names
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource, HeldShare, OwnerReference

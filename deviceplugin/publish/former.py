@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from cardwise.core import names
+from cardwise.core.api import names
 
 
 class _Entry(Struct, rename="pascal"):

@@ -12,10 +12,10 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import classes, names
-from cardwise.core.cards import FULL_CORE
-from cardwise.core.classes import DeviceClass
-from cardwise.core.quantity import MiB
+from cardwise.core.api import classes, names
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import assignment
+from cardwise.core.api import assignment
 from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
 from deviceplugin.sources.pods import PodView
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop

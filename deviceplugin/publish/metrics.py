@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cardwise.core.cards import FULL_CORE
+from cardwise.core.api.cards import FULL_CORE
 from deviceplugin.publish.cardlevels import CardLevel
 
 _BYTES = 1024 * 1024

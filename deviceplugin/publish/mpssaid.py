@@ -7,7 +7,7 @@ ever, on which nothing starts. The node's files say whether it lives, and the de
 from pathlib import Path
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.mps import Mode, State
+from cardwise.core.api.mps import Mode, State
 from cardwise.gpus import mpsnode
 from cardwise.kube.wire import ExtendedResource
 from deviceplugin.publish import cards as tell

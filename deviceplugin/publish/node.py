@@ -12,7 +12,8 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names, quantity
+from cardwise.core.api import names
+from cardwise.core.values import quantity
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef

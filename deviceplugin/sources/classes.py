@@ -10,9 +10,9 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import classes
-from cardwise.core.classes import Classifier, DeviceClass
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import classes
+from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.api import podresources_v1_pb2 as wire
 from deviceplugin.api import podresources_v1_pb2_grpc as stubs
 

@@ -9,7 +9,8 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import mps, names, quantity, request
+from cardwise.core.api import mps, names, request
+from cardwise.core.values import quantity
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nodepods import NodePods

@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 from flask import Flask, Response, request
 
-from cardwise.core import names
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import names
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.runtime import httpcalls
 from cardwise.runtime.httpcalls import WsgiApp
 from extender.api import verbs

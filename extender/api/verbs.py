@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
-from cardwise.core import policies, request
-from cardwise.core.gangs import Load
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.request import PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import policies, request
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.verdict import Refusal
 from cardwise.kube import loads
 from extender.cache.decisions import Decided, Stage, Waiter
 from extender.cache.placing import Ask

@@ -12,12 +12,12 @@ from typing import Any
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import assignment, names, request
-from cardwise.core.assignment import Assignment
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Holding
-from cardwise.core.request import PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import assignment, names, request
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.verdict import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 
 from cardwise.clock import Clock
-from cardwise.core.ledger import Holding
+from cardwise.core.placement.ledger import Holding
 from extender.cache.decisions import Decided, Ghost, Patience, Stage, Tentative
 from extender.cache.inventory import Inventory, Report
 from extender.records.projection import PodRecord

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from cardwise.core.assignment import Assignment
-from cardwise.core.ledger import Holding
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.placement.ledger import Holding
 
 
 class Stage(Enum):

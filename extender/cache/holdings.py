@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cardwise.clock import Clock
-from cardwise.core import placement
-from cardwise.core.devices import is_good
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.mpsplaces import minded
-from cardwise.core.placement import Placement
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.devices import is_good
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.mpstaints import minded
+from cardwise.core.placement.placement import Placement
 from extender.cache import claims
 from extender.cache.claims import Claims
 from extender.cache.decisions import Patience

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from cardwise.core.assignment import Assignment, CardShare, DeviceShare
-from cardwise.core.cards import Card
-from cardwise.core.classes import DeviceClass
-from cardwise.core.devices import Device
-from cardwise.core.ledger import Holding
-from cardwise.core.mpsplaces import UNKNOWN
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.mpsprofile import UNKNOWN
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.quantity import MiB, Percent
 from extender.cache.membership import NO_MEMBER, Member, Membership
 from extender.records.objects import CardRecord, HeldRecord
 

@@ -5,10 +5,10 @@ Apart from the state, whose lock guards it: this remembers what is limited, the 
 
 from typing import NamedTuple
 
-from cardwise.core import quotas
-from cardwise.core.ledger import Ledger
-from cardwise.core.quotas import Charge, Entry, GPUQuota, Room
-from cardwise.core.request import PodRequest
+from cardwise.core.api import quotas
+from cardwise.core.api.quotas import Charge, Entry, GPUQuota, Room
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement.ledger import Ledger
 
 
 class Brake(NamedTuple):

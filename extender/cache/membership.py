@@ -8,11 +8,11 @@ names nodes does not make every card a case of its own for the classes that name
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from cardwise.core import classes
-from cardwise.core.cards import Card
-from cardwise.core.classes import Classifier, DeviceClass
-from cardwise.core.devices import Device
-from cardwise.core.quantity import MiB
+from cardwise.core.api import classes
+from cardwise.core.api.cards import Card
+from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.placement.devices import Device
+from cardwise.core.values.quantity import MiB
 from extender.records.objects import CardRecord
 
 Read = Callable[[CardRecord, Card], object]

@@ -8,7 +8,7 @@ state locks.
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-from cardwise.core.gangs import Load
+from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRoom, Placed
 
 _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say what it has

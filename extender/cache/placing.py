@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from cardwise.core import placement, policies
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.request import PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import policies
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from extender.cache.claims import Claims
 from extender.cache.decisions import Stage
 from extender.cache.holdings import Holdings

@@ -8,19 +8,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from cardwise.core import policies
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Ledger
-from cardwise.core.placement import Placement
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
+from cardwise.core.api import policies
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Placement
 from extender.cache.nodeload import NodeLoads
 from extender.cache.statelock import StateLock
 
 if TYPE_CHECKING:
-    from cardwise.core.scored.asks import Ask
-    from cardwise.core.scored.engine import Engine
-    from cardwise.core.scored.workload import Learned, Study
+    from cardwise.core.placement.scored.asks import Ask
+    from cardwise.core.placement.scored.engine import Engine
+    from cardwise.core.placement.scored.workload import Learned, Study
 
 AT_ONCE = 256  # nodes that a decision scores: below 1 ms
 _KNOWN = 65_536  # pods, the last that came: one that is tried again has not come again

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.request import PodRequest
+from cardwise.core.api.request import PodRequest
 
 _MOST = 20_000
 _MOST_SCORED = 8  # pods; the scheduler asks about one after the other

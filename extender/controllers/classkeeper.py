@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import classes, names
+from cardwise.core.api import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.controllers.sightings import Sightings

@@ -15,8 +15,8 @@ from extender.cache.slices import slices
 from extender.state import State
 
 if TYPE_CHECKING:
-    from cardwise.core.fragmentation import Fragments
-    from cardwise.core.scored.asks import Ask
+    from cardwise.core.defrag.fragmentation import Fragments
+    from cardwise.core.placement.scored.asks import Ask
 
 _SCRAPED: Final = 300.0  # seconds for which a scrape keeps the counting going
 _EVERY: Final = 5.0  # seconds between two counts
@@ -54,7 +54,7 @@ class FragMetrics(Collector):
         if now >= self._scraped + _SCRAPED or now < self._counted + _EVERY:
             return
         if self._fragments is None:
-            from cardwise.core.fragmentation import Fragments  # noqa: PLC0415 - loads numpy: only who scrapes pays
+            from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415 - loads numpy: only who scrapes pays
 
             self._fragments = Fragments()
             with self._state.view_rooms() as (ledger, rooms):
@@ -77,7 +77,7 @@ class FragMetrics(Collector):
 
     def _learn(self, fragments: "Fragments", now: float) -> None:
         """What the pods that come ask for; where no policy has learned it, what those ask that are there."""
-        from cardwise.core import fragmentation  # noqa: PLC0415 - see above
+        from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
         with self._state.view() as ledger:
             changes = ledger.kinds.changes

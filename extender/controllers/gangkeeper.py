@@ -11,8 +11,8 @@ from functools import partial
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
-from cardwise.core.gangs import Group
+from cardwise.core.api import names
+from cardwise.core.gangs.gangs import Group
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder

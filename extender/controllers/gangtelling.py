@@ -10,8 +10,8 @@ from typing import NamedTuple
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
-from cardwise.core.gangs import Phase
+from cardwise.core.api import names
+from cardwise.core.gangs.gangs import Phase
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventKind, ObjectRef, Recorder

@@ -13,8 +13,8 @@ from typing import Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
-from cardwise.core.ledger import Ledger
+from cardwise.core.api import names
+from cardwise.core.placement.ledger import Ledger
 from extender.cache.slices import slices
 from extender.controllers import statuses
 from extender.controllers.sightings import CardsSeen

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
-from cardwise.core.quotas import Charge, Entry
+from cardwise.core.api import names
+from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef, Recorder
 from extender.cache.decisions import Waiter
 from extender.controllers import statuses

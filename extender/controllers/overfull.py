@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient

@@ -8,8 +8,8 @@ import threading
 from collections import Counter
 from typing import Generic, TypeVar
 
-from cardwise.core import classes
-from cardwise.core.devices import Device
+from cardwise.core.api import classes
+from cardwise.core.placement.devices import Device
 from extender.gangs.podgroups import GroupRecord
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 

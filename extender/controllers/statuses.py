@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cardwise.core import names
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.quotas import Charge, Entry
+from cardwise.core.api import names
+from cardwise.core.api.quotas import Charge, Entry
+from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.kube.errors import truncated
 from extender.records.objects import CardStatus, ClassRecord, HeldRecord, Object, QuotaRecord
 

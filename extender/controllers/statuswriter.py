@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.ledger import Ledger
-from cardwise.core.quotas import Charge
+from cardwise.core.api.quotas import Charge
+from cardwise.core.placement.ledger import Ledger
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.binding import binder

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names, policies
+from cardwise.core.api import names, policies
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.cache.slices import give_way
@@ -59,7 +59,7 @@ class WorkloadKeeper:
         if not scored.wanted:
             return
         if not scored.active:
-            from cardwise.core.scored.engine import Engine  # noqa: PLC0415 - loads numpy, which `binpack` does not need
+            from cardwise.core.placement.scored.engine import Engine  # noqa: PLC0415 - loads numpy, which `binpack` does not need
 
             scored.activate(Engine, self._policy)
         if leads and not self._led:
@@ -77,7 +77,7 @@ class WorkloadKeeper:
 
     def _learn(self) -> bool:
         """Whether there was something to learn."""
-        from cardwise.core.scored.workload import learn  # noqa: PLC0415 - see above
+        from cardwise.core.placement.scored.workload import learn  # noqa: PLC0415 - see above
 
         study = self._state.policies.study()
         if study is None:
@@ -113,7 +113,7 @@ class WorkloadKeeper:
 
     def _restore(self) -> bool:
         """Whether it was read, or there is none."""
-        from cardwise.core.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
+        from cardwise.core.placement.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
 
         try:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)

@@ -5,9 +5,9 @@ Apart from the state, which has enough to say about single pods, and from `gangs
 
 from collections.abc import Callable, Collection
 
-from cardwise.core.gangs import Group, Rank
-from cardwise.core.request import PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs.gangs import Group, Rank
+from cardwise.core.values.verdict import Refusal
 from extender.cache.statelock import StateLock
 from extender.gangs.gangs import Gangs
 from extender.gangs.gangviews import View

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cardwise.clock import Clock
-from cardwise.core import gangplan
-from cardwise.core.gangplan import Nodes, Planned, Terms, Unplanned
-from cardwise.core.gangs import Member, Rank
-from cardwise.core.gangstate import Gang
-from cardwise.core.ledger import Holding
-from cardwise.core.request import PodRequest
+from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangplan import Nodes, Planned, Terms, Unplanned
+from cardwise.core.gangs.gangs import Member, Rank
+from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement.ledger import Holding
 from extender.cache.decisions import Stage
 from extender.gangs.gangwords import Books
 from extender.gangs.reserve import Reserve

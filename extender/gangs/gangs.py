@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cardwise.clock import Clock
-from cardwise.core.gangplan import Nodes, Planned
-from cardwise.core.gangs import Ended, Group, Member, Phase, Rank
-from cardwise.core.gangstate import Gang
-from cardwise.core.ledger import Holding
-from cardwise.core.request import PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs.gangplan import Nodes, Planned
+from cardwise.core.gangs.gangs import Ended, Group, Member, Phase, Rank
+from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.verdict import Refusal
 from extender.cache.decisions import Stage
 from extender.gangs.gangplaces import CHEAP, COSTLY, Places
 from extender.gangs.gangviews import View, view, waiter

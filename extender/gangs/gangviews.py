@@ -5,9 +5,9 @@ Apart from the gangs, who only say which there are.
 
 from dataclasses import dataclass
 
-from cardwise.core.gangs import Member, Phase
-from cardwise.core.gangstate import Gang
-from cardwise.core.ledger import Ledger
+from cardwise.core.gangs.gangs import Member, Phase
+from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement.ledger import Ledger
 from extender.cache.decisions import Waiter
 
 

@@ -6,7 +6,7 @@ locks.
 
 from collections.abc import Mapping
 
-from cardwise.core.gangstate import Gang
+from cardwise.core.gangs.gangstate import Gang
 from extender.cache.wakeups import Waiting
 
 

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cardwise.core import policies
-from cardwise.core.gangs import Patience
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
+from cardwise.core.api import policies
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs.gangs import Patience
+from cardwise.core.placement.ledger import Holding, Ledger
 from extender.cache.claims import Claims
 from extender.cache.decisions import Waiter
 from extender.cache.nodeload import NodeLoads

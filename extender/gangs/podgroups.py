@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from cardwise.core import names
-from cardwise.core.gangs import Group, Phase
+from cardwise.core.api import names
+from cardwise.core.gangs.gangs import Group, Phase
 from cardwise.kube.errors import truncated
 from extender.gangs.gangviews import View
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from cardwise.core import gangplan
-from cardwise.core.gangplan import Planned, Terms, Unplanned
-from cardwise.core.gangs import Load, Member, Rank
-from cardwise.core.gangstate import Gang
-from cardwise.core.kinds import Kinds
-from cardwise.core.ledger import Ledger
-from cardwise.core.nodestate import NodeState
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
+from cardwise.core.gangs.gangs import Member, Rank
+from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement.kinds import Kinds
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
 from extender.cache.nodeload import NodeLoads
 
 _LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cardwise.clock import Clock
-from cardwise.core.gangs import Load, Member
-from cardwise.core.ledger import Ledger
-from cardwise.core.preemption import Victims
-from cardwise.core.request import PodRequest
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.preemption.preemption import Victims
 from extender.cache.nodeload import NodeLoads
 from extender.gangs.gangs import Gangs
 from extender.queue.nominations import Kept, Nominations, Place

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
-from cardwise.core import policies, preemption
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.preemption import Full, Newcomer, Resident, Victims
-from cardwise.core.quotas import Room
+from cardwise.core.api import policies
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.preemption import preemption
+from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
 from cardwise.kube.budgets import Budget, Budgets
 from extender.cache.decisions import Waiter
 from extender.cache.nodeload import NodeLoads

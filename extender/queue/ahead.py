@@ -13,12 +13,13 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
-from cardwise.core import gangplan, policies
-from cardwise.core.gangs import Load, Rank
-from cardwise.core.ledger import Ledger
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.quotas import Room
-from cardwise.core.request import PodRequest
+from cardwise.core.api import policies
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangs import Rank
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Placement, Unplaceable
 from extender.cache.claims import Claims
 from extender.cache.nodeload import NodeLoads
 from extender.cache.statelock import StateLock

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from cardwise.core.assignment import Assignment
+from cardwise.core.api.assignment import Assignment
 from extender.records.projection import Claimant
 
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from cardwise.core import request
-from cardwise.core.gangs import Load, Rank
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity
-from cardwise.core.request import PodRequest
+from cardwise.core.api import request
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.gangs import Rank
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 from extender.records import aheadnodes, members, wishes
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"

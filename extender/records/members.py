@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
-from cardwise.core import gangs, names, request
-from cardwise.core.gangs import Load, Member, Rank
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import InvalidQuantity
+from cardwise.core.api import names, request
+from cardwise.core.api.request import Load
+from cardwise.core.gangs import gangs
+from cardwise.core.gangs.gangs import Member, Rank
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 # What differs between pods of one workload by their number alone.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cardwise.core.gangs import Load
+from cardwise.core.api.request import Load
 from extender.records.aheadnodes import Ground
 
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from cardwise.core import classes, names, quotas
-from cardwise.core.cards import Card
-from cardwise.core.classes import DeviceClass
-from cardwise.core.devices import Device
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quotas import GPUQuota
+from cardwise.core.api import classes, names, quotas
+from cardwise.core.api.cards import Card
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.quotas import GPUQuota
+from cardwise.core.placement.devices import Device
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import survey, wire
 
 Object = dict[str, Any]

@@ -12,13 +12,13 @@ from sys import intern
 import msgspec
 from msgspec import Struct
 
-from cardwise.core import assignment, names, request
-from cardwise.core.assignment import Assignment
-from cardwise.core.gangs import Load, Member
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mpsplaces import COMMON, Party
-from cardwise.core.quantity import InvalidQuantity
-from cardwise.core.request import PodRequest
+from cardwise.core.api import assignment, names, request
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.mpsprofile import COMMON, Party
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.kube import loads, mpsread, wire
 from extender.records import aheadnodes, aheadpods, members
 from extender.records.aheadnodes import Ground, Taint

@@ -6,7 +6,7 @@ Apart from the verbs, since pods are also decided about before anybody asks.
 from collections.abc import Mapping
 from typing import Any
 
-from cardwise.core import names
+from cardwise.core.api import names
 
 
 def one_best_node(pod: Mapping[str, Any], *, default: bool) -> bool:

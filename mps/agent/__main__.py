@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Final
 
-from cardwise.core import shareagent
+from cardwise.core.api import shareagent
 
 USAGE: Final = f"""Usage: cardwise-agent [--probe]
 

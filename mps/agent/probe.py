@@ -4,7 +4,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from cardwise.core import shareagent
+from cardwise.core.api import shareagent
 
 _SECONDS = 3.0
 _YES = b"200"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import shareagent
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import shareagent
+from cardwise.core.values.invalid import InvalidRequest
 from mps.agent import exposition, telling, watching
 from mps.agent.endpoint import Answer, Endpoint
 from mps.agent.telling import Told

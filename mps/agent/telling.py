@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cardwise.core import assignment as codec
-from cardwise.core import names, shareagent
-from cardwise.core.assignment import CardShare, per_card_limit
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import names, shareagent
+from cardwise.core.api.assignment import CardShare, per_card_limit
+from cardwise.core.api.mps import State
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 
 MPS = "mps"
 ADVISORY = "advisory"

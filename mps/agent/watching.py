@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cardwise.clock import Clock
-from cardwise.core import mps
-from cardwise.core.mps import State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import State
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 
 

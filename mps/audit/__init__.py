@@ -2,5 +2,5 @@
 
 Comes in: processes of the host and pods of the node. Goes out: events, metrics, evictions.
 
-Read first: `audit`; what it compares is pure (`cardwise.core.audit`).
+Read first: `audit`, then `findings` (pure: what processes have against what was granted).
 """

@@ -1,7 +1,7 @@
 """Looks at who really is on the cards, and tells when that is not what was granted.
 
-Apart from the daemons, because it is what finds out where they were got round: a variable that lifts every limit, a
-container that brought a device node of its own, a program that starts twice. What is wrong is `core/audit.py`'s to say.
+Finds out where the daemons were got round: a variable that lifts every limit, a container that brought a device node of
+its own, a program that starts twice. What is wrong is said by `findings`, which is pure.
 """
 
 import os
@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 import structlog
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import audit
-from cardwise.core.audit import About, Finding, Granted, Reason, Standing, Use
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard, GpuProcess, Gpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.nodepods import NodePods
 from cardwise.runtime.loops import Loop
 from mps import metrics
+from mps.audit import findings
 from mps.audit.evicting import Convict, Evictor
+from mps.audit.findings import About, Finding, Granted, Reason, Standing, Use
 from mps.audit.owners import Owner, Owners
 from mps.audit.usage import Usage, measured
 from mps.host.pods import PodView, indexed
@@ -124,8 +124,8 @@ class Audit:
             if (use := self._use_of(card, process, owners, own))
         ]
         self._usage.tell(measured(uses, pods))
-        found = audit.compare(uses, grants, self._settings.tolerance)
-        self._standing = audit.follow(self._standing, found, now, unseen)
+        found = findings.compare(uses, grants, self._settings.tolerance)
+        self._standing = findings.follow(self._standing, found, now, unseen)
         self._count(cards)
         convicts = []
         for finding in found:
@@ -155,7 +155,11 @@ class Audit:
 
     def _has_to_go(self, standing: Standing, pod: PodView, now: float) -> bool:
         after = self._settings.evict_after
-        if after is None or standing.finding.reason not in audit.OF_A_HOLDER or standing.looks < self._settings.looks:
+        if (
+            after is None
+            or standing.finding.reason not in findings.OF_A_HOLDER
+            or standing.looks < self._settings.looks
+        ):
             return False
         return now - standing.since >= after and pod.ends is None and not pod.finished
 

@@ -5,8 +5,8 @@ Here and not in the share agent, since the driver tells it to privileged process
 
 from collections.abc import Iterable, Mapping
 
-from cardwise.core.audit import Use
 from mps import metrics
+from mps.audit.findings import Use
 from mps.host.pods import PodView
 
 _BYTES = 1024 * 1024

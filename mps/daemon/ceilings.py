@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from cardwise.core import mps
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.values.quantity import MiB
 from mps import metrics
 from mps.daemon.units import Unit
 from mps.host.control import Control, Refused

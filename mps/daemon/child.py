@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cardwise.clock import Clock
-from cardwise.core import mps
+from cardwise.core.api import mps
 from mps.daemon.units import Unit
 from mps.host import cgroups, processes
 from mps.host.processes import Host, Process

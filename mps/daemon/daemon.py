@@ -13,9 +13,9 @@ from pathlib import Path
 import structlog
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import mps
-from cardwise.core.mps import State, Status
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import State, Status
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from cardwise.runtime.loops import Loop
 from mps import metrics

@@ -6,9 +6,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from cardwise.core import mps
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import Status
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Status
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus.protocol import ComputeMode
 from cardwise.runtime import replacing
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from cardwise.core.mps import State
+from cardwise.core.api.mps import State
 
 _RETRY_SECONDS = 0.2
 _SWEEP_SECONDS = 0.5

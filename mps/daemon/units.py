@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cardwise.core import mps
-from cardwise.core.mps import Scope
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope
 from cardwise.gpus.protocol import GpuCard
 from mps.host.drivers import Capabilities
 

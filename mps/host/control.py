@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 
 _LONGEST_LINE = 4000  # bytes; 4095 kill daemons of 580 and above
 _ERRORS = (

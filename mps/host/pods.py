@@ -8,11 +8,11 @@ import msgspec
 import structlog
 
 from cardwise.clock import Clock
-from cardwise.core import assignment as codec
-from cardwise.core import mps, names
-from cardwise.core.assignment import Assignment
-from cardwise.core.mps import Mode
-from cardwise.core.quantity import MiB
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps, names
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.mps import Mode
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from cardwise.kube import wire
 from cardwise.kube.client import KubeClient
@@ -144,7 +144,7 @@ def _holdings(assignment: Assignment) -> tuple[Holding, ...]:
 
 
 def _containers(pod: _Pod) -> Iterator[ContainerView]:
-    """With the keys of `core/request.py`; ordinary init containers too, which have no share but may open a card."""
+    """With the keys of `core/api/request.py`; ordinary init containers too, which have no share but may open a card."""
     ids = {
         status.name: status.container_id.rpartition("/")[2]  # containerd://<id>
         for status in [*pod.status.init_container_statuses, *pod.status.container_statuses]

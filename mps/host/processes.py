@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from mps.host import cgroups
 from mps.host.cgroups import PROC, Membership
 from mps.host.control import FrontEnd, Program

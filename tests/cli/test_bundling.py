@@ -10,7 +10,7 @@ import pytest
 
 from cardwise.cli import bundling
 from cardwise.cli.doctor.finding import Finding, Level
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.cli.worlds import Cluster, card, run, waiting
 from tests.fakes.apiobjects import Refused

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from cardwise.cli import defragging
-from cardwise.core import names
-from cardwise.core.defrag import plan
-from cardwise.core.policies import DEFAULT
+from cardwise.core.api import names
+from cardwise.core.api.policies import DEFAULT
+from cardwise.core.defrag.defrag import plan
 from tests.cli import worlds
 from tests.cli.worlds import Cluster, allocated, card, placed, resource_class
 from tests.fakes.clock import FakeClock

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from cardwise.cli.main import cli
-from cardwise.core import classes, gangs, quotas, request
-from cardwise.core.selectors import _OPERATORS
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import classes, quotas, request
+from cardwise.core.api.selectors import _OPERATORS
+from cardwise.core.gangs import gangs
+from cardwise.core.values.verdict import Refusal
 from extender.__main__ import main as extender_main
 from webhook import gangs as webhook_gangs
 

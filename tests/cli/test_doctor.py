@@ -11,10 +11,10 @@ import pytest
 from cardwise.cli.doctor import command, exposure, facts, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level, table, worst
-from cardwise.core import names, schedulerconfig
-from cardwise.core.assignment import Assignment, CardShare, encode
-from cardwise.core.quantity import MiB
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names, schedulerconfig
+from cardwise.core.api.assignment import Assignment, CardShare, encode
+from cardwise.core.values.quantity import MiB
+from cardwise.core.values.verdict import Refusal
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock

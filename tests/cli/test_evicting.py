@@ -7,9 +7,9 @@ import click
 import pytest
 
 from cardwise.cli.evicting import Carrying
-from cardwise.core import assignment
-from cardwise.core.ledger import Holding
-from cardwise.core.moving import Move
+from cardwise.core.api import assignment
+from cardwise.core.defrag.moving import Move
+from cardwise.core.placement.ledger import Holding
 from tests.build import Assignment
 from tests.cli.cardworlds import Cards
 from tests.cli.test_defragging import SPREADING, cluster, kept, objects, run, running, three

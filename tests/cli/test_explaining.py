@@ -1,12 +1,12 @@
 from cardwise.cli import explaining
 from cardwise.cli.deciding import Deciding
 from cardwise.cli.published import Published
-from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding
-from cardwise.core.scored.asks import Ask
-from cardwise.core.scored.workload import Workload
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.workload import Workload
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
 from tests.build import cards, container, holding, ledger_with_free, pod, shares

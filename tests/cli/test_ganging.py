@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cardwise.cli import ganging
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.cli.worlds import Cluster, lists, run, waiting
 
 Json = dict[str, Any]

@@ -1,8 +1,8 @@
 """The screens as golden output, beside what gpushare's own program prints for the same cluster."""
 
 from cardwise.cli import inspecting
-from cardwise.core.cards import Card
-from cardwise.core.ledger import Ledger
+from cardwise.core.api.cards import Card
+from cardwise.core.placement.ledger import Ledger
 from tests.build import cards, holding, ledger_with_free
 
 ADDRESSES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}

@@ -5,9 +5,9 @@ import json
 import pytest
 import yaml
 
-from cardwise.core import names
-from cardwise.core.scored.asks import Ask
-from cardwise.core.scored.workload import Workload
+from cardwise.core.api import names
+from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.workload import Workload
 from tests.cli import worlds
 from tests.cli.worlds import K80, P100, Cluster, card, lists, placed
 

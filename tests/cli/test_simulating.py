@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from cardwise.cli import main
-from cardwise.core.policies import POLICIES
+from cardwise.core.api.policies import POLICIES
 from tests.cli import worlds as clusters
 from tests.cli.worlds import K80, P100, Cluster, card, device, lists, placed, resource_class, waiting
 from tests.simulation import worlds

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from cardwise.cli import main
 from cardwise.clock import Clock
-from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube.client import KubeClient
 from tests.fakes.apiobjects import KINDS
 from tests.fakes.apiserver import ApiServer, Fault, Rule

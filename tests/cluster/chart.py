@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from cardwise.core import names, schedulerconfig
+from cardwise.core.api import names, schedulerconfig
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import binaries, node, partsimage

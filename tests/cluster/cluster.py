@@ -15,7 +15,7 @@ from typing import Any, Self
 import yaml
 from urllib3 import BaseHTTPResponse
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import (

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from cardwise.core import names, schedulerconfig
+from cardwise.core.api import names, schedulerconfig
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import binaries, devices, mps, pki, ports

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from cardwise.core import classes, names
-from cardwise.core.classes import Classifier, DeviceClass
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import classes, names
+from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from tests.cluster.cards import TestCard, card_uuid

@@ -1,9 +1,9 @@
 """Devices that are no GPUs, pods that ask for them and pods that hold them."""
 
-from cardwise.core import names, request
-from cardwise.core.assignment import Assignment, DeviceShare
-from cardwise.core.devices import Device
-from cardwise.core.ledger import Holding
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, DeviceShare
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.ledger import Holding
 from tests.build import container, pod
 
 

@@ -12,10 +12,10 @@ import grpc
 import pytest
 import yaml
 
-from cardwise.core import assignment as codec
-from cardwise.core import names
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.mps import Mode
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import names
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.mps import Mode
 from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import chosen
 from cardwise.gpus.simulated import SimulatedGpus

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from cardwise.clock import Clock
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.api import cri_v1_pb2 as cri
 from deviceplugin.api import cri_v1_pb2_grpc as cri_stubs
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin

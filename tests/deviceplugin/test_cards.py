@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from cardwise.core import classes, names
-from cardwise.core.classes import DeviceClass
-from cardwise.core.quantity import MiB
+from cardwise.core.api import classes, names
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource
 from deviceplugin.grants.grants import Share

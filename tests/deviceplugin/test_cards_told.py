@@ -2,8 +2,8 @@
 
 from prometheus_client import REGISTRY
 
-from cardwise.core import names
-from cardwise.core.mps import Mode
+from cardwise.core.api import names
+from cardwise.core.api.mps import Mode
 from deviceplugin.publish import node as own_node
 from tests.deviceplugin.conftest import (
     NODE,

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi, environment
 from deviceplugin.grants.access import Access, Delivery, decide

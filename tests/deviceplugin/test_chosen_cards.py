@@ -2,7 +2,7 @@
 
 import grpc
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.deviceplugin.conftest import (
     P100,
     Rig,

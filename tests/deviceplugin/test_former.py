@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.publish.former import Former, parse, why_not
 from tests.deviceplugin.conftest import NODE, PODS, PODS_HERE, Rig
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused
 from tests.fakes.apiserver import Fault

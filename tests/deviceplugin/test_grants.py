@@ -2,9 +2,9 @@
 
 import pytest
 
-from cardwise.core import assignment as codec
-from cardwise.core import names
-from cardwise.core.quantity import MiB
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import names
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants.grants import Share
 from deviceplugin.grants.prestart import Refused, check_cards, grant_of, identify

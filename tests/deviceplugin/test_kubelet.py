@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.plugin import slots
 from deviceplugin.plugin.registration import Sight, why_again
 from deviceplugin.sources.kubelet import (

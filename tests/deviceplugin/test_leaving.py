@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.publish import leaving
 from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.conftest import PODS

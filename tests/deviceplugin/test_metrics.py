@@ -2,8 +2,8 @@
 
 from prometheus_client import REGISTRY
 
-from cardwise.core import assignment
-from cardwise.core.assignment import Assignment
+from cardwise.core.api import assignment
+from cardwise.core.api.assignment import Assignment
 from cardwise.gpus.protocol import GpuCard, Health
 from deviceplugin.grants.grants import Grant, Share
 from deviceplugin.publish.cardlevels import CardLevel, levels

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery

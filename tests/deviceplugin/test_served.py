@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.deviceplugin.conftest import P100, PODS_HERE, card_uuid, refused
 from tests.deviceplugin.served import LOOPS, ServedRig
 

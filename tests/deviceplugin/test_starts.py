@@ -4,7 +4,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.deviceplugin.conftest import PODS, PODS_HERE, refusal
 
 

@@ -2,7 +2,7 @@
 
 import shutil
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from deviceplugin.grants.grants import GrantStore
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
 from tests.deviceplugin.mps.worlds import bound

@@ -5,7 +5,7 @@ import random
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.publish.node import NOTED
 from tests.deviceplugin.conftest import (
     CLASSES,

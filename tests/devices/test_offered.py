@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import NoDevices
 from tests.devices.trees import Tree, connectx5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.settings import Offer, PciFacts, parse
 
 CX5 = PciFacts("15b3", "1017", "020700")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cardwise.core.gangs import Load
+from cardwise.core.api.request import Load
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.decisions import Patience

@@ -7,10 +7,10 @@ decided, as the threads of the real server would.
 import json
 from dataclasses import dataclass, field
 
-from cardwise.core import assignment, names, request
-from cardwise.core.gangs import Load
-from cardwise.core.gangs import Patience as GangPatience
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import assignment, names, request
+from cardwise.core.api.request import Load
+from cardwise.core.gangs.gangs import Patience as GangPatience
+from cardwise.core.values.verdict import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.decisions import Begun, Decided, Patience, Stage

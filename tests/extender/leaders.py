@@ -6,8 +6,8 @@ Nothing runs by itself: a Lease is renewed, a watch tells and a term begins when
 import math
 from collections.abc import Callable
 
-from cardwise.core import assignment, names, request
-from cardwise.core.assignment import Assignment
+from cardwise.core.api import assignment, names, request
+from cardwise.core.api.assignment import Assignment
 from cardwise.kube import paths
 from cardwise.kube.lease import LeaderElector
 from extender.binding import binder

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from cardwise.clock import Clock
-from cardwise.core import names
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.cards import Card
-from cardwise.core.ledger import Holding, Ledger
+from cardwise.core.api import names
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import Card
+from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.kube import paths
 from extender.controllers.sightings import Sightings
 from extender.controllers.statuswriter import StatusWriter

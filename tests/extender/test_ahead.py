@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from extender.cache.decisions import Begun
 from extender.gangs.gangs import Gangs
 from extender.queue import ahead

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import quotas
+from cardwise.core.api import quotas
 from tests.examples import examples
 from tests.extender.aheadworlds import REFUSED, World
 from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark

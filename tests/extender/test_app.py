@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.runtime import httpcalls
 from extender.__main__ import main

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cardwise.core import assignment, names, request
+from cardwise.core.api import assignment, names, request
 from cardwise.kube import errors, paths
 from extender.binding import binder
 from extender.binding.binder import Binder, Failed

@@ -3,10 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.core import placement, policies, request
-from cardwise.core.ledger import Ledger
-from cardwise.core.placement import Placement, Scorer, Unplaceable, place_on
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import policies, request
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Placement, Scorer, Unplaceable, place_on
+from cardwise.core.values.verdict import Refusal
 from tests.build import cards, container, holding, pod
 
 NODES = [f"n{i}" for i in range(6)]

@@ -5,7 +5,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core import classes, names
+from cardwise.core.api import classes, names
 from extender.controllers.classkeeper import Changes, ClassKeeper, automatic, changes
 from extender.controllers.sightings import Sightings
 from extender.records import objects

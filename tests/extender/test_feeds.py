@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core.gangs import Load
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.request import Load
+from cardwise.core.values.verdict import Refusal
 from cardwise.kube import paths
 from extender.controllers.sightings import Sightings
 from extender.feeds import Feeds

@@ -6,7 +6,7 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cardwise.core.scored.engine import Engine
+from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
 from extender.records.nodeinfo import NodeRoom
 from tests.extender.test_policies import FGD, ask

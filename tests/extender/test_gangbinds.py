@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.api.verbs import filter_nodes
 from extender.binding.binder import Binder, Failed

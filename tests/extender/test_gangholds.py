@@ -2,8 +2,8 @@
 
 import pytest
 
-from cardwise.core import names, request
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names, request
+from cardwise.core.values.verdict import Refusal
 from extender.cache.decisions import Stage
 from extender.gangs import reserve
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single

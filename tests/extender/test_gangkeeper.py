@@ -5,7 +5,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.controllers import gangkeeper
 from extender.controllers.gangkeeper import GangKeeper

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cardwise.core.gangs import Load
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.request import Load
+from cardwise.core.values.verdict import Refusal
 from extender.records.nodeinfo import Placed
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, as_quota, resource

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from cardwise.core import assignment, names, request
-from cardwise.core.assignment import Assignment, CardShare
+from cardwise.core.api import assignment, names, request
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.kube import errors, paths
 from extender.binding.binder import Failed
 from extender.cache.decisions import Stage, Waiter

@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from cardwise.core import names
-from cardwise.core.ledger import Ledger
+from cardwise.core.api import names
+from cardwise.core.placement.ledger import Ledger
 from extender.controllers.ledgercheck import PATIENCE, Kind, LedgerCheck, differences
 from extender.controllers.sightings import CardsSeen
 from tests.build import P100, cards, holding

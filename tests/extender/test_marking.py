@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.leadership.marking import LeaderMark
 from tests.fakes.apiserver import ApiServer

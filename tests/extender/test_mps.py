@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from cardwise.core import names, request
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names, request
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.decisions import Begun

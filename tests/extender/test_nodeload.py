@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from cardwise.core.gangs import Load
+from cardwise.core.api.request import Load
 from cardwise.kube import loads
 from cardwise.kube.loads import PodSpec
 from extender.cache.nodeload import NodeLoads

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cardwise.core.quotas import Charge, Entry
+from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
 from extender.controllers.notices import Full, Notices
 from extender.controllers.sightings import Sightings

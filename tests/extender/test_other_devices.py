@@ -5,10 +5,10 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from cardwise.core import assignment, names, request
-from cardwise.core.assignment import Assignment
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import assignment, names, request
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from extender.cache.decisions import Begun, Stage
 from extender.cache.placing import Ask
 from extender.controllers import statuses

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.controllers.overfull import Overfull
 from tests.extender.worlds import P100, as_card, as_pod, asking, held, resource, state, with_cards

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from cardwise.core import names, policies
+from cardwise.core.api import names, policies
 from cardwise.kube import paths
 from extender.api import verbs
 from extender.api.verbs import Preferences

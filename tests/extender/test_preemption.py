@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from cardwise.core import request
-from cardwise.core.gangs import Load
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import request
+from cardwise.core.api.request import Load
+from cardwise.core.values.verdict import Refusal
 from cardwise.kube import budgets, paths
 from extender.api import verbs
 from extender.api.app import create_app

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cardwise.core import quotas
-from cardwise.core.ledger import Ledger
+from cardwise.core.api import quotas
+from cardwise.core.placement.ledger import Ledger
 from cardwise.kube import survey
 from extender.cache import claims, inventory
 from extender.cache.claims import Claims

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from cardwise.core import names, quotas, request
-from cardwise.core.gangs import Load
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names, quotas, request
+from cardwise.core.api.request import Load
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from extender.cache.decisions import Begun, Decided, Stage
 from extender.cache.placing import Ask
 from extender.records import projection

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.devices import Device
-from cardwise.core.ledger import Holding
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.ledger import Holding
 from extender.controllers.statuswriter import StatusWriter
 from tests.extender.telling import (
     CARDS,

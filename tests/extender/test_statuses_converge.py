@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import quotas
+from cardwise.core.api import quotas
 from tests.examples import examples
 from tests.extender.telling import (
     CARDS,

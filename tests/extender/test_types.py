@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from cardwise.core import names, request
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.quotas import Charge
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names, request
+from cardwise.core.api.quotas import Charge
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from extender.cache.decisions import Begun, Decided, Stage
 from extender.cache.membership import Membership
 from extender.cache.placing import Ask

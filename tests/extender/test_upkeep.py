@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.controllers.upkeep import Loop, Upkeep
 from tests.extender.worlds import as_card, refuse, resource, state, with_cards

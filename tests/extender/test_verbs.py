@@ -2,8 +2,8 @@
 
 import pytest
 
-from cardwise.core import names
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names
+from cardwise.core.values.verdict import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import Ask

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-from cardwise.core import assignment, classes, quotas, request
-from cardwise.core.assignment import Assignment
-from cardwise.core.classes import DeviceClass
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.quotas import GPUQuota
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import assignment, classes, quotas, request
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.quotas import GPUQuota
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from extender.cache.decisions import Begun, Decided, Patience
 from extender.cache.placing import Ask
 from extender.records import objects, projection

@@ -8,7 +8,7 @@ from typing import Any
 import jsonpatch
 import msgspec
 
-from cardwise.core import names
+from cardwise.core.api import names
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]  # collection, namespace, name

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cardwise.core import assignment as codec
-from cardwise.core import mps
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.mps import Scope
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.mps import Scope
+from cardwise.core.values.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.gpus.chosen import Choice, ChosenGpus
 from cardwise.gpus.nvml import NvmlGpus

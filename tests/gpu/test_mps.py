@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from cardwise.gpus.protocol import ComputeMode
 from mps.host import cgroups
 from mps.host.cgroups import Membership

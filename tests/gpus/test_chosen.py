@@ -4,7 +4,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import chosen
 from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.simulated import SimulatedGpus

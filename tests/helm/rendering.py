@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 
 CHART = Path(__file__).parents[2] / "helm" / "cardwise"
 # Values that tests have in common: a render takes a fifth of a second of a core.

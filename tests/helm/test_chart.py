@@ -1,9 +1,9 @@
-"""The chart, rendered by the real Helm: its names are those of cardwise/core/names.py, and bad values are refused."""
+"""The chart, rendered by the real Helm: its names are those of core/api/names.py, and bad values are refused."""
 
 import re
 import subprocess
 
-from cardwise.core import mps, names, policies
+from cardwise.core.api import mps, names, policies
 from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, one, text
 from webhook import sizes
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import amounts, gangs, names
+from cardwise.core.api import names
+from cardwise.core.gangs import gangs
+from cardwise.core.values import amounts
 from tests.helm.rendering import Object, Render, conditions, one
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from cardwise.core import names, schedulerconfig
+from cardwise.core.api import names, schedulerconfig
 from tests.helm.rendering import CHART
 
 Notes = Callable[..., str]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.helm.rendering import ALL, OFF, OTHER, Object, Render, one
 
 OURS = ("extendedresources", "resourceclasses", "gpuquotas")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.helm.rendering import OFF, OTHER, Object, Objects, Render, conditions, one, text
 
 KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")

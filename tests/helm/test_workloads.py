@@ -11,7 +11,7 @@ import deviceplugin.__main__ as deviceplugin_part
 import extender.__main__ as extender_part
 import mps.__main__ as mps_part
 import webhook.__main__ as webhook_part
-from cardwise.core import mps, names, policies, schedulerconfig
+from cardwise.core.api import mps, names, policies, schedulerconfig
 from tests.helm.rendering import ALL, CHART, OFF, OTHER, Object, Objects, Render, one, template, text
 
 EVERYTHING = (

@@ -5,7 +5,7 @@ gang that is not whole, `ungated` one that no node suits. What has `late` is a p
 looks what came of it.
 """
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100, container
 from tests.integration.attacks_on_cards import FORGED

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core.policies import BY_CARDS
+from cardwise.core.api.policies import BY_CARDS
 from tests.cluster import Cluster, ClusterSpec
 from tests.integration import untouched
 from tests.integration.progress import Progress

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster

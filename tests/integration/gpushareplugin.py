@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cardwise.core import names, schedulerconfig
-from cardwise.core.policies import BY_CARDS
+from cardwise.core.api import names, schedulerconfig
+from cardwise.core.api.policies import BY_CARDS
 from cardwise.kube import paths
 from tests.cluster import Cluster, ports
 from tests.cluster.parts import says_ready

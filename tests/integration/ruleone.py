@@ -6,7 +6,7 @@ from typing import Self
 
 import msgspec
 
-from cardwise.core import assignment
+from cardwise.core.api import assignment
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.sharing import Json

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import yaml
 
-from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster import Cluster, simnodes

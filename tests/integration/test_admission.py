@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names, request
-from cardwise.core.assignment import Assignment, encode
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, encode
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import certs, filesets

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import mps, names, shareagent
-from cardwise.core.mps import State, Status
+from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api.mps import State, Status
 from cardwise.gpus import mpsnode
 from cardwise.kube import paths
 from tests.cluster import Cluster, partsimage

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import mps, names, shareagent
+from cardwise.core.api import mps, names, shareagent
 from cardwise.kube import paths
 from tests import build
 from tests.cluster import Cluster

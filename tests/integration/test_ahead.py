@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster

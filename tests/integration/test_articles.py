@@ -6,7 +6,7 @@ What a container sees of its share: test_articles_inside.py.
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.build import P100, container
 from tests.cluster.cards import TestCard
 from tests.integration.sharing import Space, assigned, deployment, where, workload

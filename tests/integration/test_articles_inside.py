@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.build import container
 from tests.integration.sharing import Space, device_numbers, probe, probed, where, workload
 

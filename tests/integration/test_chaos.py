@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import names
-from cardwise.core.policies import DEFAULT
+from cardwise.core.api import names
+from cardwise.core.api.policies import DEFAULT
 from cardwise.kube import errors, paths
 from deviceplugin.plugin.registration import PREFIX
 from deviceplugin.sources.kubelet import Kubelet

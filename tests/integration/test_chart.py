@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, former, node, partsimage, pki

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import pod
 from tests.cluster import Cluster

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces

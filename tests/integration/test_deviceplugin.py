@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core import assignment as codec
-from cardwise.core import names
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import names
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths
 from deviceplugin.plugin.registration import PREFIX
 from tests.cluster import Cluster

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import classes, names
+from cardwise.core.api import classes, names
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.sharing import Space, workload

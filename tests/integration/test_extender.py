@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.build import P100, container
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces

@@ -16,9 +16,9 @@ from typing import Self
 import pytest
 import yaml
 
-from cardwise.core import assignment, names
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.build import container

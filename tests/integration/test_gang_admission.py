@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from tests import build

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100, container
 from tests.cluster import Cluster

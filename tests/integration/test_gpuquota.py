@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from cardwise.core import assignment, names
+from cardwise.core.api import assignment, names
 from cardwise.kube import paths
 from tests.cluster import Cluster, CommandFailed
 from tests.cluster.cards import TestCard

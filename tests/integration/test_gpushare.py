@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster, ports

@@ -8,7 +8,7 @@ from typing import Self
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.lease import LeaderElector, identity

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cardwise.core import assignment as codec
-from cardwise.core import mps, names, shareagent
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.mps import State, Status
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.mps import State, Status
+from cardwise.core.values.quantity import MiB, Percent
 from cardwise.gpus import mpsnode
 from cardwise.kube import errors, paths
 from mps.host.processes import LOCAL

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import container
 from tests.cluster import Cluster, images, toolkit

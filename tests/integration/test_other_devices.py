@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.sharing import IDLE, Json, Space, assigned, device_numbers, probe, where, workload

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster
 from tests.cluster.cards import TestCard

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core import classes, names
+from cardwise.core.api import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from tests.cluster import Cluster, binaries, processes

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from cardwise.cli import snapshots
-from cardwise.core import names, request
-from cardwise.core.assignment import CardShare
-from cardwise.core.scored.asks import Ask
-from cardwise.core.scored.workload import Workload
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.workload import Workload
 from cardwise.kube import errors, paths
 from cardwise.simulation.cluster import Cluster as Simulated
 from cardwise.simulation.workload import Pod, Shape

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import P100, container
 from tests.cluster import Cluster

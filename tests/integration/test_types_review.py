@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.cluster import Cluster, CommandFailed
 from tests.integration.conftest import spaces

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cardwise.core import schedulerconfig
+from cardwise.core.api import schedulerconfig
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, workload

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.cluster.processes import noted_names, wait_for

@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from cardwise.core.classes import Classifier, parse
-from cardwise.core.quotas import Entry
+from cardwise.core.api.classes import Classifier, parse
+from cardwise.core.api.quotas import Entry
 from cardwise.kube import errors, survey, wire
 from tests.cli.worlds import (
     K80,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cardwise.clock import Clock
-from cardwise.core import mps
+from cardwise.core.api import mps
 from mps.host.cgroups import Membership
 from mps.host.control import FrontEnd, NoDaemon, Silent, check
 from mps.host.processes import CONTROL, SERVER, Process, Pulse

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.audit import Finding, Granted, Reason
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling
 from cardwise.kube import paths
 from cardwise.kube.events import ObjectRef
 from mps import metrics
 from mps.audit import audit
 from mps.audit.audit import AuditSettings
+from mps.audit.findings import Finding, Granted, Reason
 from mps.host.pods import ContainerView, Holding, PodView
 from mps.host.processes import SERVER
 from tests.mps.worlds import Node, uuid_of

@@ -1,6 +1,6 @@
 """The settings that a manager keeps in its daemons, first of all the ceiling of a client's memory."""
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import ComputeMode
 from tests.mps.worlds import P100, uuid_of
 

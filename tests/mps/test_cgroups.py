@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from mps.host import cgroups
 from mps.host.cgroups import Membership
 

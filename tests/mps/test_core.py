@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.core import mps
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import Scope, State, Status
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 
 REAL = "GPU-8dc8a2a1-ed6e-0c5b-9d0f-5d1d3c2b1a00"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from mps.daemon.endings import Endings
 from mps.host.pods import Holding, PodView
 

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from cardwise.core import mps
-from cardwise.core.mps import State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import State
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsnode
 from tests.mps.worlds import PACE
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core.mps import State
+from cardwise.core.api.mps import State
 from mps.daemon import machine
 from mps.daemon.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
 

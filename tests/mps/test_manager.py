@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core.mps import Scope, State
-from cardwise.core.quantity import MiB
+from cardwise.core.api.mps import Scope, State
+from cardwise.core.values.quantity import MiB
 from tests.mps.worlds import P100, uuid_of
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import REGISTRY
 
-from cardwise.core.mps import State
+from cardwise.core.api.mps import State
 from mps import metrics
 from tests.mps.worlds import uuid_of
 

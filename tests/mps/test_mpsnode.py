@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from cardwise.clock import BOOT
-from cardwise.core import mps
-from cardwise.core.mps import Scope, State, Status
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope, State, Status
 from cardwise.gpus import mpsnode
 from mps.daemon import homes
 from mps.manager import Held, Lock

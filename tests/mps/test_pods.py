@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cardwise.core import mps
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from mps.host import drivers, pods
 from mps.host.pods import Demand, Holding, PodView

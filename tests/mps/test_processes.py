@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from mps.host import cgroups
 from mps.host.cgroups import Membership
 from mps.host.processes import CONTROL, FOREGROUND, LOCAL, SERVER

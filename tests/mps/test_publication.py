@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.mps import Scope, State, Status
+from cardwise.core.api.mps import Scope, State, Status
 from cardwise.kube import paths
 from mps.publication import Publication
 from tests.fakes.apiserver import ApiServer, Fault

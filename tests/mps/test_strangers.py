@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.mps import State
-from cardwise.core.quantity import MiB
+from cardwise.core.api.mps import State
+from cardwise.core.values.quantity import MiB
 from cardwise.kube.events import ObjectRef
 from mps.audit.audit import AuditSettings
 from mps.daemon.strangers import WINDING_DOWN

@@ -2,8 +2,8 @@
 
 import shutil
 
-from cardwise.core import mps
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.values.quantity import MiB
 from mps.host.cgroups import Membership
 from mps.host.processes import CONTROL, SERVER
 from tests.mps.worlds import uuid_of

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import yaml
 
-from cardwise.core import assignment as codec
-from cardwise.core import mps
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.mps import Scope, Status
-from cardwise.core.quantity import MiB
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.mps import Scope, Status
+from cardwise.core.values.quantity import MiB
 from cardwise.gpus import chosen, mpsnode
 from cardwise.gpus.chosen import ChosenGpus
 from cardwise.gpus.simulated import SimulatedGpus

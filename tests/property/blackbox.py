@@ -22,7 +22,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from cardwise.clock import Clock
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import httpcalls

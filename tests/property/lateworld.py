@@ -9,7 +9,7 @@ import math
 
 from hypothesis import strategies as st
 
-from cardwise.core import assignment, quotas
+from cardwise.core.api import assignment, quotas
 from cardwise.kube import errors, paths
 from extender.binding.binder import Binder
 from extender.cache.decisions import Begun

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.core import audit
-from cardwise.core.audit import Finding, Granted, Reason, Use
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
+from mps.audit import findings
+from mps.audit.findings import Finding, Granted, Reason, Use
 
 TOLERANCE = MiB(512)
 CARDS = ["GPU-0", "GPU-1"]
@@ -39,9 +39,9 @@ uses = st.lists(
 
 @given(uses, pods())
 def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(found, grants):
-    findings = audit.compare(found, grants, TOLERANCE)
+    told = findings.compare(found, grants, TOLERANCE)
     accused: dict[int, Finding] = {}
-    for finding in findings:
+    for finding in told:
         for pid in finding.pids:
             assert pid not in accused, "once"
             accused[pid] = finding
@@ -70,17 +70,17 @@ def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(fo
 @given(uses, pods(), st.randoms())
 def test_the_order_in_which_a_driver_lists_processes_means_nothing(found, grants, random):
     shuffled = random.sample(found, len(found))
-    assert audit.compare(shuffled, grants, TOLERANCE) == audit.compare(found, grants, TOLERANCE)
+    assert findings.compare(shuffled, grants, TOLERANCE) == findings.compare(found, grants, TOLERANCE)
 
 
 @given(uses, pods(), st.sets(st.sampled_from(KEYS)))
 def test_not_knowing_whose_a_process_is_accuses_nobody_new(found, grants, unknown):
-    known = {(finding.pod, finding.card) for finding in audit.compare(found, grants, TOLERANCE)}
+    known = {(finding.pod, finding.card) for finding in findings.compare(found, grants, TOLERANCE)}
     blurred = {
         uid: replace(one, keys={run: key for run, key in one.keys.items() if key not in unknown})
         for uid, one in grants.items()
     }
-    for finding in audit.compare(found, blurred, TOLERANCE):
+    for finding in findings.compare(found, blurred, TOLERANCE):
         assert (finding.pod, finding.card) in known
 
 
@@ -90,7 +90,7 @@ def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns,
     standing: dict = {}
     row = 0
     for at, is_over in enumerate(overruns):
-        standing = audit.follow(standing, [finding] if is_over else [], float(at))
+        standing = findings.follow(standing, [finding] if is_over else [], float(at))
         row = row + 1 if is_over else 0
         assert len(standing) == bool(row)
         for one in standing.values():
@@ -105,6 +105,6 @@ def test_a_card_that_was_not_seen_stands_as_it_did(before):
     finding = Finding(reason=Reason.WRONG_CARD, card="GPU-0", pids=(7,), pod="a")
     standing: dict = {}
     for at in range(before):
-        standing = audit.follow(standing, [finding], float(at))
-    assert audit.follow(standing, [], 9.0, unseen={"GPU-0"}) == standing
-    assert audit.follow(standing, [], 9.0, unseen={"GPU-1"}) == {}
+        standing = findings.follow(standing, [finding], float(at))
+    assert findings.follow(standing, [], 9.0, unseen={"GPU-0"}) == standing
+    assert findings.follow(standing, [], 9.0, unseen={"GPU-1"}) == {}

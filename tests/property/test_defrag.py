@@ -7,15 +7,15 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import placement
-from cardwise.core.assignment import Assignment
-from cardwise.core.defrag import Plan, plan
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.moving import Goal, Movable, World
-from cardwise.core.placement import Placement
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.request import Load
+from cardwise.core.defrag.defrag import Plan, plan
+from cardwise.core.defrag.moving import Goal, Movable, World
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement
 from tests.build import cards, shares
-from tests.core.test_defrag import SIZE, Placer, share
+from tests.core.defrag.test_defrag import SIZE, Placer, share
 from tests.examples import examples
 
 CARDS = {"n1": 2, "n2": 1, "n3": 1}

@@ -4,14 +4,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cardwise.core import assignment, placement
-from cardwise.core.assignment import Assignment, DeviceShare
-from cardwise.core.cards import Card
-from cardwise.core.devices import Wanted, in_order, is_good
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.placement import Placement, Unplaceable
-from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import assignment
+from cardwise.core.api.assignment import Assignment, DeviceShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.devices import Wanted, in_order, is_good
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from tests.core.others import device
 from tests.examples import examples
 

@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cardwise.core import assignment, placement, quotas, request
-from cardwise.core.placement import Placement, Unplaceable
+from cardwise.core.api import assignment, quotas, request
+from cardwise.core.placement import placement
+from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.kube import errors, paths
 from extender.binding import binder
 from extender.binding.binder import Failed

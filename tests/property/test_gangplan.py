@@ -6,12 +6,15 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import gangplan, placement, request
-from cardwise.core.gangplan import Planned, Terms
-from cardwise.core.gangs import Load, Member
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.placement import Placement
-from cardwise.core.quotas import Entry, room
+from cardwise.core.api import request
+from cardwise.core.api.quotas import Entry, room
+from cardwise.core.api.request import Load
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement
 from tests.build import cards, container, pod
 from tests.examples import examples
 

@@ -4,12 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cardwise.core import assignment, placement, policies, quotas, request
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.cards import Card
-from cardwise.core.kinds import UNKNOWN
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.quotas import NOTHING, Entry
+from cardwise.core.api import assignment, policies, quotas, request
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.quotas import NOTHING, Entry
+from cardwise.core.placement import placement
+from cardwise.core.placement.kinds import UNKNOWN
+from cardwise.core.placement.ledger import Holding, Ledger
 from tests.build import IN_USE, OUT_OF_USE, container, pod
 from tests.examples import examples
 

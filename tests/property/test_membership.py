@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import classes
-from cardwise.core.cards import Card
-from cardwise.core.classes import Classifier
-from cardwise.core.devices import Device
+from cardwise.core.api import classes
+from cardwise.core.api.cards import Card
+from cardwise.core.api.classes import Classifier
+from cardwise.core.placement.devices import Device
 from extender.cache.membership import NO_MEMBER, Membership
 from extender.controllers.classkeeper import automatic
 from extender.records.objects import CardRecord

@@ -3,15 +3,15 @@
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import placement
-from cardwise.core.cards import Card
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.mps import Mode
-from cardwise.core.mpsplaces import IMAGE, MIXED, UNKNOWN, CardMps
-from cardwise.core.nodestate import MAX_CLIENTS
-from cardwise.core.placement import Placement, Scorer, Unplaceable
-from cardwise.core.request import ContainerRequest, PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.cards import Card
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.mpsprofile import IMAGE, MIXED, UNKNOWN, CardMps
+from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.nodestate import MAX_CLIENTS
+from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
+from cardwise.core.values.verdict import Refusal
 from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]

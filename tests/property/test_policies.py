@@ -5,17 +5,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cardwise.core import placement
-from cardwise.core.cards import Card
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.quantity import MiB, Percent
-from cardwise.core.request import ContainerRequest, PodRequest
-from cardwise.core.scored.engine import Engine
-from cardwise.core.scored.knowledge import Knowledge
-from cardwise.core.scored.rows import Row
-from cardwise.core.scored.workload import learn
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.knowledge import Knowledge
+from cardwise.core.placement.scored.rows import Row
+from cardwise.core.placement.scored.workload import learn
+from cardwise.core.values.quantity import MiB, Percent
+from cardwise.core.values.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 
 NODES = [f"n{i}" for i in range(6)]

@@ -7,17 +7,17 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import placement, preemption
-from cardwise.core.cards import Card
-from cardwise.core.devices import Device
-from cardwise.core.gangs import Load
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.mps import Mode
-from cardwise.core.mpsplaces import IMAGE, CardMps
-from cardwise.core.placement import Placement
-from cardwise.core.preemption import Full, Newcomer, Resident
-from cardwise.core.request import ContainerRequest, DeviceRequest, PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api.cards import Card
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.mpsprofile import IMAGE, CardMps
+from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement
+from cardwise.core.preemption import preemption
+from cardwise.core.preemption.preemption import Full, Newcomer, Resident
+from cardwise.core.values.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 from tests.examples import examples
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import names
+from cardwise.core.api import names
 from extender.records import projection
 from extender.records.nodeinfo import Placed
 from tests.examples import examples

@@ -5,9 +5,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import quotas
-from cardwise.core.assignment import CardShare
-from cardwise.core.quotas import NOTHING, Charge, Entry, Room
+from cardwise.core.api import quotas
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, Room
 
 TOTAL = 100
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import quotas
+from cardwise.core.api import quotas
 from tests.extender.worlds import ENDED, P100, as_card, as_pod, bound, held, resource, state, with_cards
 from tests.fakes.clock import FakeClock
 

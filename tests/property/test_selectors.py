@@ -7,8 +7,8 @@ from decimal import Decimal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import classes, names, selectors
-from cardwise.core.classes import Classifier
+from cardwise.core.api import classes, names, selectors
+from cardwise.core.api.classes import Classifier
 from tests.examples import examples
 
 KEYS = ["memory", "model", "clock"]

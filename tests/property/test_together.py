@@ -5,16 +5,18 @@ from itertools import combinations, product
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import placement, quotas
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.cards import Card
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.mps import Mode
-from cardwise.core.mpsplaces import CardMps, minded, party
-from cardwise.core.placement import Placement, Scorer
-from cardwise.core.quotas import Entry
-from cardwise.core.request import ContainerRequest, PodRequest
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import quotas
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.mpsprofile import CardMps, party
+from cardwise.core.api.quotas import Entry
+from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.mpstaints import minded
+from cardwise.core.placement.placement import Placement, Scorer
+from cardwise.core.values.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 from tests.examples import examples
 

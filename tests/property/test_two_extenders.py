@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cardwise.core import assignment, names, request
+from cardwise.core.api import assignment, names, request
 from cardwise.kube import errors, paths
 from extender.cache.decisions import Begun, Stage
 from tests.examples import examples

@@ -5,13 +5,14 @@ from itertools import combinations
 from hypothesis import event, given, reject, settings
 from hypothesis import strategies as st
 
-from cardwise.core import names, placement, policies, quotas, request
-from cardwise.core.cards import Card
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Holding, Ledger
-from cardwise.core.placement import Placement, Scorer, Unplaceable
-from cardwise.core.quotas import Entry
-from cardwise.core.verdict import Refusal
+from cardwise.core.api import names, policies, quotas, request
+from cardwise.core.api.cards import Card
+from cardwise.core.api.quotas import Entry
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.verdict import Refusal
 from tests.build import IN_USE, OUT_OF_USE, container, pod
 from tests.examples import examples
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cardwise.core import mps, names, quantity, request
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps, names, request
+from cardwise.core.values import quantity
+from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, env
 from webhook import environment

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core.gangs import Load
-from cardwise.core.policies import POLICIES
+from cardwise.core.api.policies import POLICIES
+from cardwise.core.api.request import Load
 from cardwise.simulation import runs, traces
 from cardwise.simulation.churn import churn
 from cardwise.simulation.cluster import Cluster

@@ -1,6 +1,6 @@
 """Best fit as FGD's authors have it, by its formula."""
 
-from cardwise.core.policies import POLICIES
+from cardwise.core.api.policies import POLICIES
 from cardwise.simulation.baselines import BASELINES
 from cardwise.simulation.cluster import Cluster
 from cardwise.simulation.fill import fill

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.policies import POLICIES
+from cardwise.core.api.policies import POLICIES
 from cardwise.simulation import traces
 from cardwise.simulation.fill import arrivals, expected, fill
 from tests.simulation import worlds

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.simulation import traces
 from tests.simulation import worlds
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 from random import Random
 
-from cardwise.core.cards import Card
-from cardwise.core.gangs import Load
-from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest, PodRequest
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.values.quantity import MiB
 from cardwise.simulation.workload import Node, Pod, Shape, Workload
 
 NODES = """\

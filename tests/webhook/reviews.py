@@ -7,8 +7,8 @@ from typing import Any
 
 import jsonpatch
 
-from cardwise.core import classes
-from cardwise.core.classes import DeviceClass
+from cardwise.core.api import classes
+from cardwise.core.api.classes import DeviceClass
 from webhook import decisions
 from webhook import review as reviews
 from webhook.decisions import Settings

@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonpatch
 
-from cardwise.core import names, shareagent
+from cardwise.core.api import names, shareagent
 from tests.webhook.reviews import Known, body
 from webhook import decisions, review
 from webhook.agent import AgentSettings

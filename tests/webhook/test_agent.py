@@ -6,8 +6,8 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from cardwise.core import names, request, shareagent
-from cardwise.core.mps import Mode
+from cardwise.core.api import names, request, shareagent
+from cardwise.core.api.mps import Mode
 from tests import build
 from tests.webhook.reviews import Known, device_classes, resource_class
 from tests.webhook.sharing import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.core import names, request
+from cardwise.core.api import names, request
 from tests import build
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import (

@@ -10,8 +10,8 @@ from flask.testing import FlaskClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import names
-from cardwise.core.classes import DeviceClass
+from cardwise.core.api import names
+from cardwise.core.api.classes import DeviceClass
 from cardwise.kube import errors
 from tests import build
 from tests.examples import examples

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names, request
-from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest
+from cardwise.core.api import names, request
+from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook import decisions, review

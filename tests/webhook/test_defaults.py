@@ -5,7 +5,7 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from cardwise.core import names, request
+from cardwise.core.api import names, request
 from tests import build
 from tests.webhook.reviews import Known, body
 from webhook import decisions, review

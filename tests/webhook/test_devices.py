@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names, request
-from cardwise.core.assignment import Assignment, DeviceShare, encode
-from cardwise.core.quantity import MiB
-from cardwise.core.request import DeviceRequest
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, DeviceShare, encode
+from cardwise.core.api.request import DeviceRequest
+from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from tests.webhook.test_classes import pod

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
-from cardwise.core.quantity import MiB
-from cardwise.core.request import ContainerRequest
+from cardwise.core.api import names
+from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.quantity import MiB
 from webhook.environment import from_annotation, merged, owned
 
 Json = dict[str, Any]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from cardwise import share
-from cardwise.core import names, shareagent
-from cardwise.core.mps import Mode
+from cardwise.core.api import names, shareagent
+from cardwise.core.api.mps import Mode
 from tests import build
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, agents, decided, env, judged, refused

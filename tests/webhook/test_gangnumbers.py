@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock

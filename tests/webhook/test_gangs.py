@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cardwise.core import gangs as core
-from cardwise.core import names, request
-from cardwise.core.assignment import Assignment, encode
-from cardwise.core.gangs import Membership
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, encode
+from cardwise.core.gangs import gangs as core
+from cardwise.core.gangs.gangs import Membership
 from tests import build
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from tests.webhook.test_mutate_properties import CLASSES, PODS

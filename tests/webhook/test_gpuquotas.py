@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
-from cardwise.core.quantity import MiB
+from cardwise.core.api import names
+from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known, body, device_classes, resource_class
 from tests.webhook.test_classes import K80, P100, pod
 from webhook import decisions, gpuquotas, review
@@ -190,7 +190,7 @@ def test_the_answer_costs_far_less_than_a_millisecond() -> None:
     """Not a measurement: a guard against reading quotas anew for each pod."""
     hard = [{"class": f"class-{i}", "shares": 5} for i in range(63)] + [{"class": K80, "shares": 5}]
     standings = [gpuquotas.parse(quota(*hard)) for _ in range(4)]
-    from cardwise.core import request
+    from cardwise.core.api import request
 
     asked = request.parse_mutated(mutate(typed(mem=8)).pod)
     assert asked is not None

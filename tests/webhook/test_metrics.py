@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests import build
 from tests.webhook.reviews import Known, body
 from webhook import app as shell

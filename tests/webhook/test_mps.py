@@ -7,8 +7,8 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from cardwise.core import mps, names
-from cardwise.core.mps import Mode, SmPercent
+from cardwise.core.api import mps, names
+from cardwise.core.api.mps import Mode, SmPercent
 from tests import build
 from tests.webhook.reviews import Known, body
 from tests.webhook.sharing import SETTINGS, admitted, decided, env, judged, refused, sidecar

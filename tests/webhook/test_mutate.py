@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names, request
-from cardwise.core.assignment import Assignment, encode
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, encode
+from cardwise.core.values.invalid import InvalidRequest
 from tests import build
 from webhook.mutate import mutate, spelling
 

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cardwise.core import names, request
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.request import ContainerRequest
+from cardwise.core.api import names, request
+from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.invalid import InvalidRequest
 from tests import build
 from tests.webhook.reviews import device_classes, resource_class
 from webhook import classes

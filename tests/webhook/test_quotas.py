@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cardwise.core import names
-from cardwise.core.invalid import InvalidRequest
+from cardwise.core.api import names
+from cardwise.core.values.invalid import InvalidRequest
 from tests.webhook.reviews import device_classes, resource_class
 from webhook import quotas
 from webhook.spellings import Vocabulary

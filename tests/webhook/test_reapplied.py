@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook import decisions, review
 from webhook.decisions import Settings

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known, body, mutated, resource_class
 from webhook import decisions, review
 from webhook.decisions import Settings

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
+from cardwise.core.api import names
 from tests.build import container, pod
 from tests.webhook.reviews import Known, body
 from webhook import decisions, review, sizes

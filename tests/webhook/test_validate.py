@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cardwise.core import names
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.quantity import MiB
+from cardwise.core.api import names
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.reviews import Known, body, device_classes, resource_class
 from webhook import decisions, review, validate

@@ -5,12 +5,13 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from cardwise.core import names, placement, request
-from cardwise.core.cards import Card
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.ledger import Ledger
-from cardwise.core.placement import Placement
-from cardwise.core.quantity import MiB
+from cardwise.core.api import names, request
+from cardwise.core.api.cards import Card
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Placement
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.examples import examples
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from cardwise.core import classes
-from cardwise.core.classes import DeviceClass
-from cardwise.core.quantity import MiB
+from cardwise.core.api import classes
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock

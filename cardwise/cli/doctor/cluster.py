@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Level
-from cardwise.core import names, wording
+from cardwise.core.api import names
+from cardwise.core.values import wording
 
 Json = Mapping[str, Any]
 

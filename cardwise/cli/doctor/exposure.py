@@ -12,7 +12,8 @@ from typing import Any, Final
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import names, wording
+from cardwise.core.api import names
+from cardwise.core.values import wording
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cardwise.cli import listing
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Level
-from cardwise.core import names
+from cardwise.core.api import names
 
 Json = Mapping[str, Any]
 

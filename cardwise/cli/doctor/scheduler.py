@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from cardwise.cli.doctor.finding import Finding, Level
-from cardwise.core import names
+from cardwise.core.api import names
 
 Json = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

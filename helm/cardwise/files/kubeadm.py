@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from cardwise.core import schedulerconfig
+from cardwise.core.api import schedulerconfig
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

@@ -119,7 +119,7 @@ everything by writing the annotation.
 !(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations && request.userInfo.username.startsWith('system:node:'))
 {{- end }}
 
-{{/* Whether the annotation `k` may be written by Cardwise only. As cardwise/core/names.py is_placement_annotation. */}}
+{{/* Whether the annotation `k` may be written by Cardwise only. As cardwise/core/api/names.py is_placement_annotation. */}}
 {{- define "cardwise.cel.placementKey" -}}
 k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushare.allocation') || (k.startsWith('cardwise.dev/') && !(k in ['cardwise.dev/policy', 'cardwise.dev/one-best-node', 'cardwise.dev/defaults', 'cardwise.dev/class', 'cardwise.dev/queue-priority', 'cardwise.dev/mps', 'cardwise.dev/sm-percent', 'cardwise.dev/share-agent', 'cardwise.dev/frameworks', 'cardwise.dev/no-defrag']))
 {{- end }}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cardwise.core import mps, names, shareagent
-from cardwise.core.mps import Mode, State
+from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api.mps import Mode, State
 from mps.agent import telling
 from tests.deviceplugin.conftest import PODS, refused
 from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, start, why_not

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cardwise.core import mps, names
-from cardwise.core.mps import State
+from cardwise.core.api import mps, names
+from cardwise.core.api.mps import State
 from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import P100, refused
 from tests.deviceplugin.mps.worlds import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, start, why_not

@@ -3,8 +3,8 @@
 import pytest
 
 from cardwise.clock import BOOT
-from cardwise.core import mps
-from cardwise.core.mps import Mode, Scope, State
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Mode, Scope, State
 from cardwise.gpus import mpsnode
 from cardwise.kube import mpsread, wire
 from deviceplugin.publish import mpssaid

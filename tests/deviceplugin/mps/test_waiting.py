@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.clock import BOOT
-from cardwise.core import mps
-from cardwise.core.mps import Mode, State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import Mode, State
+from cardwise.core.values.quantity import MiB
 from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, start, why_not
 

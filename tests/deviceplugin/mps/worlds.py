@@ -4,11 +4,11 @@ import fcntl
 import os
 import uuid
 
-from cardwise.core import assignment as codec
-from cardwise.core import mps, names, shareagent
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.mps import Scope
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.mps import Scope
+from cardwise.core.values.quantity import MiB, Percent
 from tests.deviceplugin.conftest import NODE, P100, PODS, card_uuid, refused
 from tests.mps.agent.pods import Card
 

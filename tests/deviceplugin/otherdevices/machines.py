@@ -5,9 +5,9 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 
-from cardwise.core import assignment as codec
-from cardwise.core import names
-from cardwise.core.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import names
+from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.devices.offered import OfferedDevices
 from tests.deviceplugin.conftest import NODE, P100, PODS, RESOURCES, Rig, card_uuid
 from tests.devices.trees import Tree, connectx5

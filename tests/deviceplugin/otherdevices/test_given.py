@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from cardwise.core import names
-from cardwise.core.quantity import MiB
+from cardwise.core.api import names
+from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import DeviceNode, OtherDevice
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi

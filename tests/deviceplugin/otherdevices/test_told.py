@@ -2,7 +2,7 @@
 
 from click.testing import CliRunner
 
-from cardwise.core import names
+from cardwise.core.api import names
 from deviceplugin import __main__ as command
 from tests.deviceplugin.conftest import NODE, P100, RESOURCES
 from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind

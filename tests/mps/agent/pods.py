@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cardwise.clock import BOOT, Clock
-from cardwise.core import assignment as codec
-from cardwise.core import mps, names, shareagent
-from cardwise.core.assignment import Assignment, CardShare
-from cardwise.core.mps import Scope, State, Status
-from cardwise.core.quantity import MiB, Percent
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.mps import Scope, State, Status
+from cardwise.core.values.quantity import MiB, Percent
 from mps.agent import probe, telling
 from mps.agent.running import Agent
 from mps.daemon import homes

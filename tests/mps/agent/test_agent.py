@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from cardwise.core import mps, shareagent
-from cardwise.core.mps import State
+from cardwise.core.api import mps, shareagent
+from cardwise.core.api.mps import State
 from tests.mps.agent.pods import AGENT, ONE, SECONDS, TWO, Card, Pod, assignment, command, parsed, share
 
 # No program of ours may bring these: each pod would pay for them.

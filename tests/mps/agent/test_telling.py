@@ -5,10 +5,10 @@ import json
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cardwise.core import shareagent
-from cardwise.core.invalid import InvalidRequest
-from cardwise.core.mps import State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import shareagent
+from cardwise.core.api.mps import State
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
 from cardwise.share import reading
 from mps.agent import exposition, telling
 from mps.agent.watching import Look

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cardwise.core import mps
-from cardwise.core.mps import State
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.api.mps import State
+from cardwise.core.values.quantity import MiB
 from mps.agent import watching
 from tests.mps.agent.pods import ONE, TWO
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core import mps
+from cardwise.core.api import mps
 from mps.host.control import Control, FrontEnd
 from mps.host.processes import LOCAL, Child, Host
 from tests.fakes.clock import FakeClock

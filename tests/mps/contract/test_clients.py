@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from mps.daemon import homes
 from tests.mps import fetch
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from cardwise.gpus import mpsnode
 from mps.host.control import NoDaemon, Refused, Silent, UnknownCommand
 from tests.mps.contract.programs import SECONDS

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from cardwise.core.quantity import MiB
+from cardwise.core.values.quantity import MiB
 from mps.host.control import Client, NoDaemon, Refused, ServerStatus, UnknownCommand
 from tests.mps.contract.programs import SECONDS, eventually
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cardwise.core import mps
-from cardwise.core.quantity import MiB
+from cardwise.core.api import mps
+from cardwise.core.values.quantity import MiB
 from mps.host.control import Refused
 from tests.mps.contract.programs import SECONDS
 

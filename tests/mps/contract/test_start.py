@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from cardwise.gpus import mpsnode
 from mps.daemon import homes
 from mps.host.control import Refused, check

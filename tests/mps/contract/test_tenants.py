@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core import mps
+from cardwise.core.api import mps
 from deviceplugin.grants import cdi
 from deviceplugin.grants.grants import Grant, Share
 from mps.daemon import homes

@@ -1,5 +1,5 @@
 {{/*
-What kube-scheduler is told of the extender; as cardwise/core/schedulerconfig.py, which a test compares. `host` is how it
+What kube-scheduler is told of the extender; as cardwise/core/api/schedulerconfig.py, which a test compares. `host` is how it
 reaches the Service, `tls` the folder of ca.crt, client.crt and client.key there.
 */}}
 {{- define "cardwise.scheduler.stanzas" -}}

@@ -1,0 +1,242 @@
+"""The codec of an assignment: which card holds how much for which container, and its devices, as pod annotations.
+
+The annotations are the truth of every assignment (docs/architecture.md, State): bind writes them, everything else
+reads them here. gpushare's own five are written beside ours and read alone for pods of a former installation
+(gpushare-scheduler-extender `pkg/utils/pod.go`).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from sys import intern
+from types import MappingProxyType
+from typing import Any
+
+from cardwise.core.api import names
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.values.quantity import MiB, Percent
+
+_VERSION = 1
+_LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
+_GIB = 1024  # MiB. gpushare counts in GiB where its --memory-unit says nothing else: no card has less than one in MiB
+
+
+class InvalidAssignment(ValueError):
+    """Annotations that name no readable assignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardShare:
+    """A share of one card: MiB, percent of its SMs, and the card's total MiB. `uuid` is "" for gpushare's pods.
+
+    `whole`: the card was asked for and given as a whole. Said, because what is held does not tell: what a whole card
+    is depends on the headroom of its day.
+    """
+
+    index: int
+    uuid: str
+    mem: MiB
+    core: Percent
+    total: MiB
+    whole: bool = False
+
+    def uuid_by(self, uuids: Mapping[int, str]) -> str:
+        """The UUID of its card, by those of the node's cards; "" where the node reports no such card."""
+        return self.uuid or uuids.get(self.index, "")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """A device that is no GPU, given whole, and the class that it was asked for by."""
+
+    device_class: str
+    uuid: str
+
+
+# One for all pods that have none: tens of thousands of assignments are kept.
+_NO_DEVICES: Mapping[str, tuple[DeviceShare, ...]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The cards of a pod by container key, and its other devices."""
+
+    containers: Mapping[str, tuple[CardShare, ...]]
+    devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
+
+    @property
+    def legacy(self) -> bool:
+        """Whether it was written by gpushare."""
+        return _LEGACY_KEY in self.containers
+
+    def shares(self) -> list[CardShare]:
+        """All shares, container by container."""
+        return [share for shares in self.containers.values() for share in shares]
+
+    def device_shares(self) -> list[DeviceShare]:
+        """All devices that are no GPUs, container by container."""
+        return [share for shares in self.devices.values() for share in shares]
+
+    @property
+    def mem(self) -> MiB:
+        """MiB held on all cards."""
+        return MiB(sum(share.mem for share in self.shares()))
+
+    def indices(self) -> list[int]:
+        """The cards' indices, each once, in ascending order."""
+        return sorted({share.index for share in self.shares()})
+
+
+def fraction(limit: MiB, total: MiB) -> str:
+    """Limit / total, rounded down to 4 digits, so that a framework never takes more than its share."""
+    ten_thousandths = limit * 10_000 // total
+    return f"{ten_thousandths // 10_000}.{ten_thousandths % 10_000:04d}"
+
+
+def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
+    """MiB that the container may use on each of its cards, and the fraction; of the tightest card."""
+    tightest = min(shares, key=lambda share: share.mem * 10_000 // share.total)
+    return MiB(min(share.mem for share in shares)), fraction(tightest.mem, tightest.total)
+
+
+def encode(assignment: Assignment, *, assume_time_ns: int) -> dict[str, str]:
+    """The annotations of a Binding. `assume_time_ns` is UnixNano, as gpushare's."""
+    truth: dict[str, Any] = {
+        "v": _VERSION,
+        "containers": {
+            key: [_written(share) for share in shares_of] for key, shares_of in assignment.containers.items()
+        },
+    }
+    if assignment.devices:
+        truth["devices"] = {
+            key: [[share.device_class, share.uuid] for share in shares_of]
+            for key, shares_of in assignment.devices.items()
+        }
+    annotations = {names.ASSIGNMENT: json.dumps(truth, separators=(",", ":"))}
+    shares = assignment.shares()
+    if shares:
+        annotations |= {
+            names.IDX: ",".join(map(str, assignment.indices())),
+            names.POD_MEM: str(assignment.mem),
+            names.DEV_MEM: str(shares[0].total),
+            names.ASSIGNED: "false",
+            names.ASSUME_TIME: str(assume_time_ns),
+        }
+    if len(assignment.indices()) > 1:
+        annotations[names.GPUSHARE_ALLOCATION] = _framework(assignment)
+    for key, shares_of in assignment.containers.items():
+        limit, part = per_card_limit(shares_of)
+        annotations[names.DEVICES_OF + key] = ",".join(share.uuid for share in shares_of)
+        annotations[names.LIMIT_MIB_OF + key] = str(limit)
+        annotations[names.FRACTION_OF + key] = part
+        annotations[names.LIMIT_BYTES_OF + key] = str(limit * 1024 * 1024)
+    return annotations
+
+
+def _written(share: CardShare) -> list[int | str]:
+    """The sixth element is there for a whole card, and for what would be read as one without it."""
+    five: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
+    sixth = share.whole or _looks_whole(share.mem, share.core, share.total)
+    return [*five, int(share.whole)] if sixth else five
+
+
+def _looks_whole(mem: int, core: int, total: int) -> bool:
+    """Whether a share of five elements, of a pod that was bound before the sixth was written, is a whole card."""
+    return core >= FULL_CORE and mem >= total
+
+
+def _framework(assignment: Assignment) -> str:
+    """Several cards as Alibaba's framework version writes them, which gpushare's own `inspect` reads."""
+    by_container: dict[int, dict[str, int]] = {}
+    for position, shares in enumerate(assignment.containers.values()):
+        by_container[position] = {str(share.index): share.mem for share in shares}
+    return json.dumps(by_container, separators=(",", ":"))
+
+
+def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json.loads) -> Assignment | None:
+    """The assignment in a pod's annotations; None where there is none. Raises InvalidAssignment.
+
+    `loads`: a faster reader of JSON, for who has thousands to read; as `json.loads` does, it raises ValueError, and
+    RecursionError where the text is nested too deep.
+    """
+    text = annotations.get(names.ASSIGNMENT)
+    if text is not None:
+        return _decode_ours(text, loads)
+    if names.GPUSHARE_ALLOCATION in annotations:
+        return _decode_framework(annotations)
+    if names.IDX in annotations:
+        return _decode_gpushare(annotations)
+    return None
+
+
+def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
+    try:
+        truth = loads(text)
+        if truth["v"] != _VERSION:
+            raise InvalidAssignment(f"{names.ASSIGNMENT} has version {truth['v']}, this program reads {_VERSION}")
+        containers = {
+            intern(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
+        }
+        devices = _devices(truth["devices"]) if "devices" in truth else _NO_DEVICES
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, InvalidAssignment):
+            raise
+        raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {text[:200]!r}") from error
+    if not (containers or devices) or not all(containers.values()) or not all(devices.values()):
+        raise InvalidAssignment(f"{names.ASSIGNMENT} names no card")
+    return Assignment(containers, devices)
+
+
+def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
+    integers = type(index) is type(mem) is type(core) is type(total) is int
+    if not integers or index < 0 or core < 0 or mem <= 0 or total <= 0:
+        raise InvalidAssignment(f"a share of {(index, mem, core, total)} is impossible")
+    if sixth and sixth not in ((0,), (1,)):
+        raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
+    whole = bool(sixth[0]) if sixth else _looks_whole(mem, core, total)
+    return CardShare(index, intern(uuid), MiB(mem), Percent(core), MiB(total), whole)
+
+
+def _devices(given: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
+    return {intern(key): tuple(_device(*share) for share in shares) for key, shares in given.items()}
+
+
+def _device(device_class: str, uuid: str) -> DeviceShare:
+    if not (device_class and uuid):
+        raise InvalidAssignment("a device without a class or a UUID is impossible")
+    return DeviceShare(intern(device_class), intern(uuid))
+
+
+def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
+    try:
+        index, mem = int(annotations[names.IDX]), int(annotations[names.POD_MEM])
+        total, unit = int(annotations.get(names.DEV_MEM, mem)), _unit(annotations)
+    except (KeyError, ValueError) as error:
+        raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are no numbers") from error
+    if index < 0 or mem <= 0:
+        raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no card was found by gpushare")
+    share = CardShare(index, "", MiB(mem * unit), Percent(0), MiB(max(total, mem) * unit))
+    return Assignment({_LEGACY_KEY: (share,)})
+
+
+def _unit(annotations: Mapping[str, str]) -> int:
+    """MiB in what gpushare has counted in, which the size of the pod's card tells. Raises ValueError."""
+    return _GIB if 0 < int(annotations.get(names.DEV_MEM, 0)) < _GIB else 1
+
+
+def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
+    """Alibaba's framework version: {"<container>": {"<card>": MiB}}."""
+    by_card: dict[int, int] = {}
+    try:
+        unit = _unit(annotations)
+        for cards in json.loads(annotations[names.GPUSHARE_ALLOCATION]).values():
+            for index, mem in cards.items():
+                by_card[int(index)] = by_card.get(int(index), 0) + int(mem) * unit
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} is unreadable") from error
+    shares = tuple(
+        CardShare(index, "", MiB(mem), Percent(0), MiB(mem)) for index, mem in sorted(by_card.items()) if mem > 0
+    )
+    if not shares:
+        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} names no card")
+    return Assignment({_LEGACY_KEY: shares})

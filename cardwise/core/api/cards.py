@@ -1,0 +1,39 @@
+"""A physical card as placement sees it."""
+
+from dataclasses import dataclass
+
+from cardwise.core.api.mpsprofile import CardMps
+from cardwise.core.values.quantity import MiB, Percent
+
+FULL_CORE = Percent(100)  # of one card's SMs
+POSITION = 10  # bits of a card's position in a code: a node has at most 1024 cards
+
+
+def card_code(free: int, position: int = 0) -> int:
+    """A card as one integer that sorts by free MiB, then by position in the node's lists."""
+    return free << POSITION | position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One card of a node. `mem` is its total in MiB; one that is not healthy, or that a person has cordoned, takes no
+    new share.
+
+    `classes` are the ResourceClasses that select it, `priority` is the highest of theirs. `mps` is None where its node
+    has no MPS manager.
+    """
+
+    index: int
+    uuid: str
+    mem: MiB
+    model: str = ""
+    healthy: bool = True
+    cordoned: bool = False
+    classes: frozenset[str] = frozenset()
+    priority: int = 0
+    mps: CardMps | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes new shares, as far as that depends on the card alone."""
+        return self.healthy and not self.cordoned

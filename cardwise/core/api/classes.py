@@ -1,0 +1,320 @@
+"""ResourceClass: a type of card, by name. Which cards are of it, what one of it is, and the automatic classes.
+
+A class is parsed once; which classes a card is in is asked whenever cards or classes change, for every card.
+A class may also be of devices that are no GPUs, but never of both: what one of it is would not be the same.
+
+The automatic class of a model is there from the first moment of its cards, though its object comes later, or was
+deleted and comes again: else a quota on it would limit nothing meanwhile. Once a person has made or edited a class of
+that name, its selector alone decides.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core.api import names, selectors
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.selectors import Expression, Selector
+from cardwise.core.values import amounts, quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity, MiB, Percent
+
+KIND = "nvidia-gpu"  # of all cards; the value of the label that tells them from other devices
+_KIND_LABEL, _MODEL_LABEL = "kind", "model"
+
+_SELECTORS = ("selector", "resourceSelector", "labelSelector")  # ours first, then those of the old proposals
+_SPEC_FIELDS = (*_SELECTORS, "share", "priority")
+_SHARE_FIELDS = ("memoryMiB", "corePercent")
+_LONGEST = 48  # of a name: it must fit into names of resources and of metrics
+_LONGEST_LABEL = 63  # Kubernetes: of a label's value
+_DNS = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_TAKEN = frozenset(
+    {
+        "cpu", "memory", "storage", "ephemeral-storage", "pods", "services", "secrets", "configmaps",
+        "persistentvolumeclaims", "replicationcontrollers", "resourcequotas", "services.loadbalancers",
+        "services.nodeports", *(name.removeprefix(names.CLASS_PREFIX) for name in names.OWN_RESOURCES),
+    }
+)  # fmt: skip
+_TAKEN_PREFIXES = ("hugepages-", "requests.", "limits.")
+_PRIORITIES = range(-(2**31), 2**31)  # int32, as the schema says
+MOST_CLIENTS = 128  # of one card: what a node's capacity of a class is reckoned with, above any `--max-clients`
+_REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster, where a selector names nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of a class stands for: MiB and percent of the SMs of one card."""
+
+    memory: MiB
+    core: Percent = Percent(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClass:
+    """One ResourceClass. Without a share, one of it is a whole card.
+
+    `other`: it is of devices that are no GPUs, and one of it is one of those. Else no such device is ever in it.
+    `auto`: Cardwise keeps it; `untouched`: it is as Cardwise wrote it, so that Cardwise may change and delete it.
+    """
+
+    name: str
+    selector: Selector
+    share: Share | None = None
+    priority: int = 0
+    other: bool = False
+    auto: bool = False
+    untouched: bool = False
+
+
+class Classifier:
+    """Which classes a card is in. Remembers the answer by the labels that selectors ask about."""
+
+    def __init__(self, classes: Iterable[DeviceClass]) -> None:
+        self._classes = tuple(classes)
+        self._priorities = {one.name: one.priority for one in self._classes}
+        self._by_name = {one.name: one for one in self._classes}
+        self._keys = sorted({key for one in self._classes for key in one.selector.keys} | {_KIND_LABEL, _MODEL_LABEL})
+        self._known: dict[tuple[str | None, ...], frozenset[str]] = {}
+        self._of_models: dict[str, frozenset[str]] = {}
+
+    def classes_of(self, labels: Mapping[str, str]) -> frozenset[str]:
+        """The names of the classes that a card or device with these labels (of `labels`) is in."""
+        asked = tuple(map(labels.get, self._keys))
+        found = self._known.get(asked)
+        if found is None:
+            other = labels.get(_KIND_LABEL, KIND) != KIND
+            found = frozenset(one.name for one in self._classes if one.other == other and one.selector.matches(labels))
+            if not other:
+                found |= self.of_model(labels.get(_MODEL_LABEL, ""))
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[asked] = found
+        return found
+
+    def of_model(self, model: str) -> frozenset[str]:
+        """The automatic class of the cards of a model, whether or not it has an object; none where the class of that
+        name is a person's, whose selector decides.
+        """
+        found = self._of_models.get(model)
+        if found is None:
+            name = name_of_model(model)
+            there = self._by_name.get(name)
+            keeps = model and (there is None or there.untouched)
+            found = self._of_models[model] = frozenset({name} if keeps else ())
+        return found
+
+    def selecting(self, labels: Mapping[str, str]) -> list[DeviceClass]:
+        """As `classes_of`, the classes themselves."""
+        return [
+            self._by_name.get(name) or _without_object(name, labels[_MODEL_LABEL]) for name in self.classes_of(labels)
+        ]
+
+    def priority_of(self, classes: Iterable[str]) -> int:
+        """The highest priority of these classes, 0 where there are none."""
+        return max((self._priorities.get(name, 0) for name in classes), default=0)
+
+
+def _without_object(name: str, model: str) -> DeviceClass:
+    """The automatic class that a card of the model is in while nobody has made it."""
+    selector = selectors.parse(auto_spec(model)["selector"], "spec.selector")
+    return DeviceClass(name=name, selector=selector, auto=True, untouched=True)
+
+
+def labels(
+    *,
+    node: str,
+    index: int,
+    uuid: str,
+    model: str,
+    memory: MiB = MiB(0),
+    properties: Mapping[str, str],
+    own: Mapping[str, str],
+    kind: str = KIND,
+) -> dict[str, str]:
+    """What selectors see of a card, or of a device of another kind, which has no memory; with keys in lower case.
+
+    `own` are the labels of its ExtendedResource; the one of ours among them says nothing that `node` does not.
+    """
+    theirs = {key: value for key, value in own.items() if key != names.NODE_LABEL}
+    seen = {key.lower(): value for from_whom in (theirs, properties) for key, value in sorted(from_whom.items())}
+    seen |= {
+        _KIND_LABEL: kind, "model": model, "node": node, "hostname": node, "index": str(index), "uuid": uuid,
+    }  # fmt: skip
+    return seen | {"memory": f"{memory}Mi"} if kind == KIND else seen
+
+
+def most_shares(mem: MiB, device_class: DeviceClass) -> int:
+    """How many of the class the containers on one card can ask for together, at most.
+
+    A container counts 1 for each of its cards, or, where it asks n of a class with a share, n; of those no more go on
+    the card than its memory has room for.
+    """
+    share = device_class.share
+    return MOST_CLIENTS + (mem // share.memory if share is not None else 0)
+
+
+def parse(obj: Mapping[str, Any]) -> DeviceClass:
+    """A ResourceClass object from its decoded JSON. Raises InvalidRequest."""
+    metadata, spec = obj.get("metadata") or {}, obj.get("spec")
+    name = metadata.get("name") or ""
+    check_name(name)
+    if not isinstance(spec, Mapping):
+        raise InvalidRequest("spec", "is missing", "write spec.selector, which says what cards are of the class")
+    _only(spec, _SPEC_FIELDS, "spec", "a ResourceClass")
+    written = [field for field in _SELECTORS if field in spec]
+    if len(written) > 1:
+        raise InvalidRequest(f"spec.{written[1]}", f"spec.{written[0]} is there as well", "write one of them")
+    field = written[0] if written else "selector"
+    priority = spec.get("priority", 0)
+    if type(priority) is not int or priority not in _PRIORITIES:
+        raise InvalidRequest("spec.priority", f"{priority!r} is out of range", "write a whole number such as 10")
+    selector = selectors.parse(spec.get(field), f"spec.{field}")
+    share = _share(spec["share"]) if spec.get("share") is not None else None
+    other = _is_other(selector, f"spec.{field}")
+    if other and share is not None:
+        raise InvalidRequest("spec.share", "is for GPUs, and a device is given whole", "leave it out")
+    return DeviceClass(
+        name=name,
+        selector=selector,
+        share=share,
+        priority=priority,
+        other=other,
+        auto=_is_auto(obj),
+        untouched=bool(auto_models(obj)),
+    )
+
+
+def check_name(name: str, field: str = "metadata.name") -> None:
+    """Raises InvalidRequest where a class may not have this name."""
+    if len(name) > _LONGEST or not _DNS.fullmatch(name):
+        raise InvalidRequest(
+            field,
+            f"{name!r} is no name of a class",
+            f"write at most {_LONGEST} of a-z, 0-9, '-' and '.', such as nvidia.tesla.k80",
+        )
+    if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
+        raise InvalidRequest(
+            field,
+            f"{name!r} means something else in limits or quotas",
+            f"choose another name, such as nvidia.{name}",
+        )
+
+
+def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
+    """Whether who asks for a resource of this name, which Kubernetes refuses for want of a domain, means a class."""
+    if "/" in name:
+        return False
+    try:
+        check_name(name)
+    except InvalidRequest:
+        return False
+    return "." in name or exists(name)
+
+
+def _is_other(selector: Selector, field: str) -> bool:
+    """Whether the selector is of devices that are no GPUs: every alternative says their kind. Raises InvalidRequest."""
+    kinds = frozenset().union(*map(_kinds, selector.alternatives))
+    others = kinds - {KIND}
+    if others and KIND in kinds:
+        raise InvalidRequest(
+            field,
+            f"selects GPUs and other devices ({', '.join(sorted(others))}), which cannot be of one class",
+            f"write a class for each, and in every alternative the kind; one that says none selects {KIND}",
+        )
+    return bool(others)
+
+
+def _kinds(conditions: Iterable[Expression]) -> frozenset[str]:
+    """The kinds that an alternative says; one that says none is of GPUs."""
+    said = [one.texts for one in conditions if (one.key, one.operator) == (_KIND_LABEL, "In")]
+    return frozenset.intersection(*said) if said else frozenset({KIND})
+
+
+def _only(given: Mapping[str, Any], fields: Iterable[str], field: str, what: str) -> None:
+    for name in given:
+        if name not in fields:
+            raise InvalidRequest(f"{field}.{name}", f"is no field of {what}", f"write {', '.join(fields)}")
+
+
+def _share(share: object) -> Share:
+    if not isinstance(share, Mapping):
+        raise InvalidRequest("spec.share", f"{share!r} is no share", f"write a map with {', '.join(_SHARE_FIELDS)}")
+    _only(share, _SHARE_FIELDS, "spec.share", "a share")
+    memory, core = share.get("memoryMiB"), share.get("corePercent", 0)
+    if type(memory) is not int and not isinstance(memory, str):
+        problem = "is missing" if memory is None else f"{memory!r} is no amount of memory"
+        remedy = "write MiB such as 8138, or a quantity such as 8Gi; without a share, one of the class is a whole card"
+        raise InvalidRequest("spec.share.memoryMiB", problem, remedy)
+    try:
+        mib = quantity.memory(amounts.kubernetes(str(memory)))
+    except InvalidQuantity as error:
+        raise InvalidRequest("spec.share.memoryMiB", error.problem, error.remedy) from error
+    if "corePercent" in share and (type(core) is not int or not 1 <= core <= FULL_CORE):
+        remedy = f"write a whole number from 1 to {FULL_CORE}, or leave it out"
+        raise InvalidRequest("spec.share.corePercent", f"{core!r} is out of range", remedy)
+    return Share(memory=mib, core=Percent(core))
+
+
+def name_of_model(model: str) -> str:
+    """The name of the automatic class of a model: nvidia.tesla.k80 of Tesla K80."""
+    return ".".join(_parts(model))[:_LONGEST].rstrip(".-")
+
+
+def accelerator_of_model(model: str) -> str:
+    """The value of a node's label `accelerator`: nvidia-tesla-k80 of Tesla K80."""
+    return "-".join(_parts(model))[:_LONGEST_LABEL].rstrip("-")
+
+
+def _parts(model: str) -> list[str]:
+    cleaned = (re.sub(r"[^a-z0-9]", "-", part).strip("-") for part in re.split(r"[\s.]+", model.lower()))
+    parts = [part for part in cleaned if part]
+    if parts[:1] == ["nvidia"]:  # newer drivers say it, older ones do not
+        parts = parts[1:]
+    return ["nvidia", *(parts or ["gpu"])]
+
+
+def auto_spec(*models: str) -> dict[str, Any]:
+    """The spec of the automatic class of a model; of several that are spelled differently and have one name."""
+    if len(models) == 1:
+        return {"selector": {"matchLabels": {_MODEL_LABEL: models[0]}}}
+    return {"selector": {"matchExpressions": [{"key": _MODEL_LABEL, "operator": "In", "values": sorted(models)}]}}
+
+
+def auto_models(obj: Mapping[str, Any]) -> tuple[str, ...]:
+    """The models that Cardwise wrote the class for, while its spec still is what was written.
+
+    None where a person has made or edited it; nor in a copy under another name, which is somebody's own.
+    """
+    metadata, spec = obj.get("metadata") or {}, obj.get("spec") or {}
+    text = (metadata.get("annotations") or {}).get(names.AUTO_SPEC)
+    if not _is_auto(obj) or text is None:
+        return ()
+    try:
+        written = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    models = _models(spec.get("selector"))
+    as_written = isinstance(written, dict) and written == auto_spec(*models) == _without_default(spec)
+    named_so = all(name_of_model(model) == metadata.get("name") for model in models)
+    return models if models and as_written and named_so else ()
+
+
+def _models(selector: object) -> tuple[str, ...]:
+    """Those that the selector names, if it is one of an automatic class."""
+    match selector:
+        case {"matchLabels": {"model": str(model)}}:
+            return (model,)
+        case {"matchExpressions": [{"values": [*values]}]} if all(isinstance(value, str) for value in values):
+            return tuple(values)
+    return ()
+
+
+def _is_auto(obj: Mapping[str, Any]) -> bool:
+    return ((obj.get("metadata") or {}).get("labels") or {}).get(names.AUTO_LABEL) == "true"
+
+
+def _without_default(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The API server adds the default priority to what was written."""
+    return {key: value for key, value in spec.items() if (key, value) != ("priority", 0)}

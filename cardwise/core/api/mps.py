@@ -1,0 +1,296 @@
+"""What the parts of Cardwise agree on about MPS (docs/design/0005-mps.md): folders, state file, formats of limits.
+
+Pure, because the manager writes what the device plugin, the webhook and the agent read. MPS silently misreads most
+ways to write a limit (`1.5G` is 1 MiB), so there is one function that writes them, and one that says what is wrong.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
+
+DEFAULT_ROOT: Final = "/run/cardwise/mps"
+CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
+MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
+LEAST: Final = "cardwise.dev/least-mps"  # annotation of a namespace: the least that its pods may say by `MODE`
+SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
+PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_ENV: Final = "CUDA_MPS_LOG_DIRECTORY"
+LIMIT_ENV: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+PERCENT_ENV: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+PIPE: Final = "pipe"
+CLIENTS: Final = "clients"  # what they see of the daemon: a link to its socket
+LOG: Final = "log"
+READY: Final = "ready"
+MODES: Final = "modes"
+LOCK: Final = "manager.lock"
+NODE: Final = "node"
+CONTROL: Final = "control"  # the socket in the pipe folder
+
+LONGEST_PIPE: Final = 87  # bytes; with one more, MPS fails without a word
+LEAST_CEILING: Final = 512  # MiB; a client's own context takes more than half of it
+_GIB: Final = 1024
+_VERSION = 1
+_READABLE = 12  # characters of the UUID in a folder's name
+_DIGEST = 8
+_LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")  # that drivers were seen to read as people do
+_LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS reads other forms as something else or as none"
+
+
+class Mode(StrEnum):
+    """What a pod says of MPS, by annotation `MODE`."""
+
+    OFF = "off"
+    PREFERRED = "preferred"
+    REQUIRED = "required"
+
+    @property
+    def wanted(self) -> bool:
+        return self is not Mode.OFF
+
+    @property
+    def isolation(self) -> int:
+        """How far it keeps the pod and its neighbours on a card apart; the higher the more."""
+        return list(Mode).index(self)
+
+
+class SmPercent(StrEnum):
+    """What a share's percentage of the SMs is taken from where it asks for none: nothing, or its part of the memory."""
+
+    CORE = "core"
+    MEMORY = "memory"
+
+
+def percent(core: int, mem: int, total: int, by: str) -> int | None:
+    """Of the SMs for a share of a card, None for no limit. `by`: what its pod says, see `SmPercent`."""
+    if core or by != SmPercent.MEMORY:
+        return core or None
+    return max(1, min(100, mem * 100 // total))
+
+
+def mode(annotations: Mapping[str, str]) -> Mode:
+    """Of a pod that has been admitted. Nothing, and what can no longer be read, is what most pods have."""
+    try:
+        return Mode(annotations.get(MODE, Mode.PREFERRED))
+    except ValueError:
+        return Mode.PREFERRED
+
+
+class Scope(StrEnum):
+    """How many cards one daemon serves."""
+
+    CARD = "card"
+    NODE = "node"
+
+
+class State(StrEnum):
+    """Of a card's MPS, as others see it; the table is in docs/design/0005-mps.md."""
+
+    READY = "Ready"
+    STARTING = "Starting"
+    FAULT = "Fault"
+    DRAINING = "Draining"
+    DOWN = "Down"
+    OFF = "Off"
+
+
+class UnreadableState(ValueError):
+    """A state file that is none, or of another version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the state file says. `since` is wall time, `checked` CLOCK_BOOTTIME; both in seconds."""
+
+    uuids: tuple[str, ...]
+    scope: Scope
+    state: State
+    reason: str = ""
+    since: float = 0.0
+    checked: float = 0.0
+    valid_seconds: float = 0.0
+    driver: str = ""
+    multi_user: bool = False
+    enforced: bool = False  # nobody gets round MPS: the card is EXCLUSIVE_PROCESS
+    ceilings: Mapping[str, MiB] = field(default_factory=dict)  # by UUID, as read back
+    daemon_pid: int = 0
+    manager_pid: int = 0
+    max_clients: int = 0
+
+
+def short(uuid: str) -> str:
+    """A card's folder name: short, readable, and of no other card."""
+    lower = uuid.lower()
+    start = re.sub(r"[^a-z0-9-]", "-", lower)[:_READABLE].strip("-")
+    return f"{start}-{hashlib.sha256(lower.encode()).hexdigest()[:_DIGEST]}"
+
+
+def folder(root: str, uuid: str) -> PurePosixPath:
+    """Of one card."""
+    return PurePosixPath(root) / short(uuid)
+
+
+def node_folder(root: str) -> PurePosixPath:
+    """Of all cards of the node."""
+    return PurePosixPath(root) / NODE
+
+
+def check_root(root: str, uuids: Sequence[str], scope: Scope) -> None:
+    """Raises InvalidRequest for a root that MPS cannot use for these cards."""
+    if not PurePosixPath(root).is_absolute():
+        raise InvalidRequest("--root", f"{root!r} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
+    folders = [node_folder(root)] if scope is Scope.NODE else [folder(root, uuid) for uuid in uuids]
+    for each in folders:
+        pipe = each / PIPE
+        length = len(str(pipe).encode())
+        if length > LONGEST_PIPE:
+            raise InvalidRequest(
+                "--root",
+                f"{pipe} has {length} bytes, and MPS opens no path of more than {LONGEST_PIPE}",
+                f"take a root that is {length - LONGEST_PIPE} bytes shorter, such as {DEFAULT_ROOT}",
+            )
+
+
+def ceiling(shares: Sequence[MiB]) -> MiB:
+    """What a daemon must allow so that each of these shares can be used.
+
+    In whole GiB from one GiB on: daemons answer `8138M` with `7G`, and only what reads back as written is known.
+    """
+    largest = max([*shares, LEAST_CEILING])
+    return MiB(largest) if largest < _GIB else MiB(-(-largest // _GIB) * _GIB)
+
+
+def limits_value(limits: Sequence[MiB]) -> str:
+    """The value of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT for cards in the order of their ordinals."""
+    for mib in limits:
+        if mib <= 0:
+            raise InvalidRequest(LIMIT_ENV, f"{mib} MiB would lift the limit", "give each card at least 1 MiB")
+    return ",".join(f"{ordinal}={mib}M" for ordinal, mib in enumerate(limits))
+
+
+def check_limits(text: str) -> None:
+    """Raises InvalidRequest for what MPS would read as another limit than it says, or as none."""
+    ordinals = []
+    for entry in text.split(","):
+        found = _LIMIT.fullmatch(entry)
+        if found is None:
+            raise InvalidRequest(LIMIT_ENV, f"{entry!r} in {text!r} is misread by MPS", _LIMIT_REMEDY)
+        ordinals.append(int(found[1]))
+    if ordinals != list(range(len(ordinals))):
+        raise InvalidRequest(
+            LIMIT_ENV,
+            f"{text!r} does not name the cards from 0 on, each once; one that a process cannot see lifts all limits",
+            _LIMIT_REMEDY,
+        )
+
+
+def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, str]:
+    """Of a container with MPS: its limits in MiB by card ordinal, and percent of the SMs where it has a limit there.
+
+    With several cards there is no memory limit by environment: a process that narrows its cards to some would have
+    entries for cards that it does not see, and those lift all limits. The daemon's ceilings hold there.
+    """
+    found = {PIPE_ENV: CONTAINER_PIPE}
+    if len(limits) == 1:
+        found[LIMIT_ENV] = limits_value(limits)
+    if percent is not None:
+        if not 1 <= percent <= 100:
+            raise InvalidRequest(PERCENT_ENV, f"{percent} is not from 1 to 100", "write a whole number of percent")
+        found[PERCENT_ENV] = str(percent)
+    return found
+
+
+def unusable(status: Status, uuid: str, *, now: float, wanted: State = State.READY, need: MiB = MiB(0)) -> str:
+    """Why a container may not start on the card yet; "" if it may. `now` is CLOCK_BOOTTIME; `need` its limit there.
+
+    What only I/O can tell (does the manager live, does the daemon take connections) is asked by cardwise.gpus.mpsnode.
+    """
+    if uuid not in status.uuids:
+        return f"the state file is about {', '.join(status.uuids) or 'no card'}, not {uuid}"
+    if status.state is not wanted:
+        return f"MPS on card {uuid} is {status.state}, not {wanted}" + (f": {status.reason}" if status.reason else "")
+    if stale(status, now):
+        # How long is not said: a text that is another one each second would be told each second.
+        return f"the MPS manager has not looked at card {uuid} for over {status.valid_seconds:.0f} s; is it hanging?"
+    allowed = status.ceilings.get(uuid, 0)
+    if wanted is State.READY and allowed < need:
+        return (
+            f"MPS on card {uuid} allows {allowed} MiB, and {need} MiB are needed; the manager raises it at any moment"
+        )
+    return ""
+
+
+def stale(status: Status, now: float) -> bool:
+    """Whether a state in which containers start is too old to be believed. `now` is CLOCK_BOOTTIME."""
+    return status.state in (State.READY, State.OFF) and now - status.checked > status.valid_seconds
+
+
+def encode(status: Status) -> str:
+    """The text of the state file."""
+    return json.dumps(
+        {
+            "version": _VERSION,
+            "uuids": list(status.uuids),
+            "scope": status.scope,
+            "state": status.state,
+            "reason": status.reason,
+            "since": status.since,
+            "checked": status.checked,
+            "validSeconds": status.valid_seconds,
+            "driver": status.driver,
+            "multiUser": status.multi_user,
+            "enforced": status.enforced,
+            "ceilingMiB": dict(status.ceilings),
+            "daemonPid": status.daemon_pid,
+            "managerPid": status.manager_pid,
+            "maxClients": status.max_clients,
+        }
+    )
+
+
+def decode(text: str) -> Status:
+    """Raises UnreadableState."""
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        if raw["version"] != _VERSION:
+            raise UnreadableState(f"the state file has version {raw['version']}, this program reads {_VERSION}")
+        return Status(
+            uuids=tuple(map(str, raw["uuids"])),
+            scope=Scope(raw["scope"]),
+            state=State(raw["state"]),
+            reason=str(raw["reason"]),
+            since=float(raw["since"]),
+            checked=float(raw["checked"]),
+            valid_seconds=float(raw["validSeconds"]),
+            driver=str(raw["driver"]),
+            multi_user=raw["multiUser"] is True,
+            enforced=raw["enforced"] is True,
+            ceilings={str(uuid): MiB(int(mib)) for uuid, mib in raw["ceilingMiB"].items()},
+            daemon_pid=int(raw["daemonPid"]),
+            manager_pid=int(raw["managerPid"]),
+            max_clients=int(raw["maxClients"]),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, UnreadableState):
+            raise
+        raise UnreadableState(f"the state file is unreadable: {text[:200]!r}") from error
+
+
+def wire(status: Status, uuid: str) -> dict[str, Any]:
+    """ExtendedResource.status.mps of a card, without `lastChange`."""
+    return {
+        "mode": str(status.scope),
+        "state": str(status.state),
+        "reason": status.reason,
+        "multiUser": status.multi_user,
+        "ceilingMiB": int(status.ceilings.get(uuid, 0)),
+        "maxClients": status.max_clients,
+    }

@@ -1,0 +1,58 @@
+"""MPS profiles: what a card's node says of its MPS, and what a pod is to those who share a daemon with it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from cardwise.core.api.mps import Mode
+
+# Users, beside the numbers of such: who a pod runs as, and who a card is for.
+IMAGE: Final = -1  # the image's, which nobody knows before it is there; taken to be the same in all images
+MIXED: Final = -2  # more than one
+OWN_USERS: Final = MIXED  # of a pod with `hostUsers: false`: its numbers mean other users than everybody else's
+NOBODY: Final = -3  # of a pod without MPS, which no daemon serves
+
+
+@dataclass(frozen=True, slots=True)
+class CardMps:
+    """What its node's manager says of a card's MPS, as far as placement asks. Equal for most cards of a cluster.
+
+    `ready`: it is ready or off, and may be switched to the other. `several`: one daemon serves all cards of the node.
+    `max_clients`: 0 where it is not known.
+    """
+
+    ready: bool
+    several: bool = False
+    multi_user: bool = True
+    max_clients: int = 0
+
+
+class Party(NamedTuple):
+    """What matters of a pod to those who share a daemon with it. `user`: as above."""
+
+    off: bool
+    wants: bool
+    user: int
+
+
+UNKNOWN: Final = Party(off=True, wants=True, user=MIXED)  # of a pod of which only its node still tells: nobody joins it
+SILENT: Final = Party(off=False, wants=False, user=NOBODY)  # of what is counted and in nobody's way
+
+
+@lru_cache(maxsize=65_536)
+def party(mode: Mode, user: int) -> Party:
+    """One object for all pods that are alike: tens of thousands are kept."""
+    return Party(off=not mode.wanted, wants=mode.wanted, user=user if mode.wanted else NOBODY)
+
+
+COMMON: Final = party(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
+
+
+def user(pods: int | None, containers: Iterable[int | None]) -> int:
+    """Who these containers run as, by their own `runAsUser` and the pod's."""
+    found = {pods if own is None else own for own in containers}
+    if len(found) > 1:
+        return MIXED
+    one = next(iter(found), pods)
+    return IMAGE if one is None else one

@@ -1,0 +1,150 @@
+"""Every name that leaves the process: resources, annotations, labels, environment, paths.
+
+One module, because users, charts, policies and other programs depend on the spelling; a test compares chart
+and docs against it. gpushare's names are kept to the letter (gpushare-scheduler-extender `pkg/utils/const.go`).
+"""
+
+import re
+from typing import Final
+
+from cardwise.core.api import mps, shareagent
+
+GROUP: Final = "cardwise.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+# Resources.
+GPU_MEM: Final = "aliyun.com/gpu-mem"  # MiB; node capacity is the sum of its cards
+GPU_COUNT: Final = "aliyun.com/gpu-count"  # node capacity: cards; in a request alone: whole cards
+GPU_CORE: Final = "aliyun.com/gpu-core.percentage"  # percent of one card's SMs
+WHOLE_GPU: Final = "cardwise.dev/gpu"  # whole cards, as the webhook writes them
+SHARE: Final = "cardwise.dev/share"  # the device plugin's own: one slot per container; users never write it
+PLACE_MARKER: Final = "cardwise.dev/place"  # brings a pod without GPU to filter; nodes with devices have plenty of it
+BIND_MARKER: Final = "cardwise.dev/bind"  # brings a pod without GPU and without a slot to bind; no node has it
+NVIDIA_GPU: Final = "nvidia.com/gpu"  # NVIDIA's device plugin's own; ours only where the setting says `take`
+CLASS_PREFIX: Final = f"{GROUP}/"  # + the name of a ResourceClass: its resource
+OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, PLACE_MARKER, BIND_MARKER)  # of our domain, but no ResourceClass
+REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # what a user may ask for
+
+# What a pod's UID is made of: the API server writes UUIDs, the kubelet 32 hex digits for a static pod, whose manifest
+# may name another one.
+POD_UID: Final = "^[0-9A-Za-z-]{1,128}$"
+
+# Annotations of gpushare's protocol, written by bind.
+IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
+POD_MEM: Final = "ALIYUN_COM_GPU_MEM_POD"
+DEV_MEM: Final = "ALIYUN_COM_GPU_MEM_DEV"
+ASSIGNED: Final = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+ASSUME_TIME: Final = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+CONTAINER_MEM: Final = "ALIYUN_COM_GPU_MEM_CONTAINER"  # environment only
+GPUSHARE_PREFIX: Final = "ALIYUN_COM_GPU_MEM_"
+GPUSHARE_ALLOCATION: Final = "scheduler.framework.gpushare.allocation"  # Alibaba's framework version: several cards
+
+# Annotations of ours, written by bind; users may not set them.
+ASSIGNMENT: Final = "cardwise.dev/assignment"
+DEVICES_OF: Final = "cardwise.dev/devices."  # + container key: card UUIDs by comma
+LIMIT_MIB_OF: Final = "cardwise.dev/mem-limit-mib."
+FRACTION_OF: Final = "cardwise.dev/mem-fraction."
+LIMIT_BYTES_OF: Final = "cardwise.dev/mem-limit-bytes."
+# Written by the webhook.
+GPU_COUNTS: Final = "cardwise.dev/gpu-counts"  # cards of split shares, by container: core/api/request.py write_counts
+DEVICE_CLASSES: Final = "cardwise.dev/device-classes"  # which classes among the limits are no GPUs, by comma
+
+# Annotations that a user may set.
+POLICY: Final = "cardwise.dev/policy"  # on a pod or a namespace: one of core/api/policies.py
+ONE_NODE: Final = "cardwise.dev/one-best-node"  # on a pod: "true" or "false" overrides the setting
+DEFAULTS_OPT_OUT: Final = "cardwise.dev/defaults"  # on a pod: "disabled"
+DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace
+CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name none
+QUEUE_PRIORITY: Final = "cardwise.dev/queue-priority"  # on a pod of a gang: an integer, the higher goes first
+MPS: Final = mps.MODE  # on a pod or a namespace: off, preferred, required
+LEAST_MPS: Final = mps.LEAST  # on a namespace: off, preferred, required
+SM_PERCENT: Final = mps.SM_PERCENT  # on a pod or a namespace: core, memory
+SHARE_AGENT: Final = shareagent.CHOICE  # on a pod: always, mps, never
+FRAMEWORKS: Final = "cardwise.dev/frameworks"  # on a pod or a namespace: on, off, or some frameworks by comma
+NO_DEFRAG: Final = "cardwise.dev/no-defrag"  # on a pod: "true": `cardwise defrag` leaves it where it is
+USER_ANNOTATIONS: Final = frozenset(
+    {POLICY, ONE_NODE, DEFAULTS_OPT_OUT, CLASS, QUEUE_PRIORITY, MPS, SM_PERCENT, SHARE_AGENT, FRAMEWORKS, NO_DEFRAG}
+)
+# Of the Binding: in which term of which Lease it was decided. The API server compares it with the Lease. On a pod that
+# waits, with the time: a term has begun since it came.
+TERM: Final = "cardwise.dev/term"
+# On a Lease that was given back: UID of the Lease and term of which nothing is under way any more.
+SETTLED: Final = "cardwise.dev/settled"
+# On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
+REWRITTEN: Final = "cardwise.dev/rewritten"
+# On an automatic ResourceClass: label, and annotation with the spec as it was written.
+AUTO_LABEL: Final = "cardwise.dev/auto"
+AUTO_SPEC: Final = "cardwise.dev/auto-spec"
+
+# Labels.
+DEFAULTS_LABEL: Final = "cardwise.dev/defaults"  # on a namespace: "enabled"
+ACCELERATOR: Final = "accelerator"  # on a node whose cards are all of one model, such as nvidia-tesla-k80
+NODE_LABEL: Final = "cardwise.dev/node"  # on an ExtendedResource
+LEADER: Final = "cardwise.dev/leader"  # on the pod of the extender that answers: "true"
+
+# Gangs. What users write, as annotations or labels; GANG is the label and the gate that the webhook gives members.
+GROUP_NAME: Final = "scheduling.k8s.io/group-name"
+GROUP_NUM: Final = "scheduling.k8s.io/group-pod-num"
+COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"  # label: the name of that project's PodGroup
+GANG: Final = "cardwise.dev/gang"
+
+# Annotation on a node: a change of it wakes pods that kube-scheduler has parked.
+NODE_CHANGED: Final = "cardwise.dev/changed"
+
+# Environment of the container.
+ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+ENV_DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
+ENV_LIMIT_MIB: Final = "CARDWISE_MEM_LIMIT_MIB"  # MiB on each of the container's cards
+ENV_FRACTION: Final = "CARDWISE_MEM_FRACTION"  # limit / card total, rounded down to 4 digits
+ENV_XLA_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+ENV_XLA_FRACTION_NEW: Final = "XLA_CLIENT_MEM_FRACTION"
+ENV_CUPY_LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"  # bytes
+ENV_MPS_PREFIX: Final = "CUDA_MPS_"
+ENV_PCI_BUS_ID: Final = "PCI_BUS_ID"
+ENV_PCI_DEVICES_PREFIX: Final = "PCIDEVICE_CARDWISE_DEV_"  # + the class: PCI addresses, as SR-IOV's device plugin does
+ENV_RDMA_DEVICES: Final = "CARDWISE_RDMA_DEVICES"  # names such as mlx5_0
+
+# CDI (Container Device Interface): one device per share slot.
+CDI_KIND: Final = SHARE
+
+# The extender's HTTP paths, as gpushare's.
+EXTENDER_PREFIX: Final = "/gpushare-scheduler"
+
+# Identities and objects of the chart.
+NAMESPACE: Final = "cardwise-system"
+WEBHOOK_CONFIGURATION: Final = "cardwise"
+LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
+WORKLOAD: Final = "cardwise-workload"  # a ConfigMap beside the Lease: what the placement policies have learned from
+WORKLOAD_ASKS: Final = "workload.json"  # its key for that
+WORKLOAD_POLICY: Final = "policy"  # its key for the extender's --policy, where that is not the default
+
+# cluster-autoscaler's: "false" on a pod that it must not evict, "true" on one that it may though it would not.
+SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+# Kubernetes' own: the mark of a static pod's mirror, which nobody places; and the phases in which pods hold nothing.
+MIRROR: Final = "kubernetes.io/config.mirror"
+FINISHED_PHASES: Final = ("Succeeded", "Failed")
+
+
+def is_placement_annotation(key: str) -> bool:
+    """Whether only Cardwise may write this pod annotation."""
+    if key.startswith((GPUSHARE_PREFIX, GPUSHARE_ALLOCATION)):
+        return True
+    return key.startswith("cardwise.dev/") and key not in USER_ANNOTATIONS
+
+
+def class_of(resource: str) -> str:
+    """The ResourceClass that a resource name such as `cardwise.dev/nvidia.tesla.k80` asks for; "" for all others."""
+    if resource.startswith(CLASS_PREFIX) and resource not in OWN_RESOURCES:
+        return resource.removeprefix(CLASS_PREFIX)
+    return ""
+
+
+def pci_devices_env(device_class: str) -> str:
+    """The variable with the PCI addresses of a container's devices of the class."""
+    return ENV_PCI_DEVICES_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", device_class).upper()
+
+
+def extended_resource_name(uuid: str) -> str:
+    """Name of the ExtendedResource object of a card or device: its UUID as a DNS label."""
+    return uuid.lower()

@@ -1,0 +1,38 @@
+"""Placement policies: which card a share takes, and how good a node is for it.
+
+A policy is one function in a table: it picks one of a node's usable cards and scores the pick. The scores of one
+policy are comparable across nodes, so the best node is the one with the highest score. It sees the cards as
+`cards.card_code`s in ascending order, the fullest first: plain integers, because filter asks for thousands of nodes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cardwise.core.api.cards import POSITION, card_code
+
+Pick = tuple[int, int]  # the score of taking a card, and its position in the node's lists
+Policy = Callable[[Sequence[int], int], Pick | None]
+
+
+def binpack(codes: Sequence[int], mem: int) -> Pick | None:
+    """The smallest free memory that fits; ties go to the lowest index. Keeps big holes big."""
+    at = bisect_left(codes, card_code(mem))
+    if at == len(codes):
+        return None
+    code = codes[at]
+    return -(code >> POSITION), code & ~(-1 << POSITION)
+
+
+def spread(codes: Sequence[int], mem: int) -> Pick | None:
+    """The most free memory; ties go to the lowest index. Keeps tenants apart while there is room."""
+    if not codes or codes[-1] < card_code(mem):
+        return None
+    free = codes[-1] >> POSITION
+    return free, codes[bisect_left(codes, card_code(free))] & ~(-1 << POSITION)
+
+
+DEFAULT: Final = "priced"
+BY_CARDS: Final = "binpack"  # decides in the place of the scored: node by node, and until there is something learned
+SCORED: Final = frozenset({"fgd", "priced"})  # what they choose is asked of `scored.engine`
+POLICIES: Final[dict[str, Policy]] = {"binpack": binpack, "spread": spread, **dict.fromkeys(sorted(SCORED), binpack)}

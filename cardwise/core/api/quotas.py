@@ -1,0 +1,204 @@
+"""GPUQuota: what a namespace may hold of which cards, and what a hold takes from it.
+
+The arithmetic alone. Who holds what is the ledger's, and who may be placed where is asked by the placement engine:
+it knows the kinds of cards that an entry covers, this knows how much room the entry has.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.values import amounts
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
+
+_ENTRY_FIELDS = ("class", "model", "shares", "memoryMiB", "cards")
+_SPEC_FIELDS = ("hard", "onExceed")
+_MOST = 2**53  # what any JSON reader keeps exact
+_AMOUNTS = "one or more of shares, memoryMiB, cards"
+
+
+class Charge(NamedTuple):
+    """What holds take from an entry: holds, MiB, whole cards."""
+
+    shares: int = 0
+    memory: int = 0
+    cards: int = 0
+
+    def plus(self, other: "Charge") -> "Charge":
+        return Charge(self.shares + other.shares, self.memory + other.memory, self.cards + other.cards)
+
+    def minus(self, other: "Charge") -> "Charge":
+        return Charge(self.shares - other.shares, self.memory - other.memory, self.cards - other.cards)
+
+
+NOTHING = Charge()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of `spec.hard`: the cards that it selects, and its limits; None is no limit."""
+
+    device_class: str = ""
+    model: str = ""
+    shares: int | None = None
+    memory: int | None = None
+    cards: int | None = None
+
+    def covers(self, classes: frozenset[str], model: str) -> bool:
+        """Whether a card of these classes and this model falls under the entry."""
+        if self.device_class:
+            return self.device_class in classes
+        return not self.model or self.model == model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What is left of an entry; None is no limit. Negative where the limit was lowered below what is held."""
+
+    entry: Entry
+    shares: int | None
+    memory: int | None
+    cards: int | None
+
+    def takes(self, charge: Charge) -> bool:
+        """Whether the charge fits. Where it asks nothing of a resource, that resource does not matter."""
+        return (
+            (self.shares is None or not charge.shares or charge.shares <= self.shares)
+            and (self.memory is None or not charge.memory or charge.memory <= self.memory)
+            and (self.cards is None or not charge.cards or charge.cards <= self.cards)
+        )
+
+    def less(self, charge: Charge) -> "Room":
+        """What is left when the charge is taken as well."""
+        return Room(
+            entry=self.entry,
+            shares=None if self.shares is None else self.shares - charge.shares,
+            memory=None if self.memory is None else self.memory - charge.memory,
+            cards=None if self.cards is None else self.cards - charge.cards,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPUQuota:
+    """One GPUQuota. `refuse`: what does not fit now is refused when it is created, instead of waiting."""
+
+    namespace: str
+    name: str
+    entries: tuple[Entry, ...]
+    refuse: bool = False
+
+
+def room(entry: Entry, used: Charge) -> Room:
+    """What is left of the entry when `used` is held."""
+    return Room(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).less(used)
+
+
+def charge(share: CardShare) -> Charge:
+    """What one container's hold on one card counts."""
+    return Charge(shares=1, memory=share.mem, cards=int(share.whole))
+
+
+def total(charges: Iterable[Charge]) -> Charge:
+    """The sum of charges."""
+    shares = memory = cards = 0
+    for one in charges:
+        shares, memory, cards = shares + one.shares, memory + one.memory, cards + one.cards
+    return Charge(shares, memory, cards)
+
+
+def parse(obj: Mapping[str, Any]) -> GPUQuota:
+    """A GPUQuota object from its decoded JSON. Raises InvalidRequest."""
+    metadata, spec = obj.get("metadata") or {}, obj.get("spec")
+    if not isinstance(spec, Mapping):
+        raise InvalidRequest("spec", "is missing", "write spec.hard, a list of limits")
+    for name in spec:
+        if name not in _SPEC_FIELDS:
+            raise InvalidRequest(f"spec.{name}", "is no field of a GPUQuota", f"write {' and '.join(_SPEC_FIELDS)}")
+    hard = spec.get("hard")
+    if not isinstance(hard, list) or not hard:
+        raise InvalidRequest("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNTS}")
+    on_exceed = spec.get("onExceed", "Wait")
+    if on_exceed not in ("Wait", "Refuse"):
+        raise InvalidRequest("spec.onExceed", f"{on_exceed!r} is not known", "write Wait or Refuse")
+    entries: dict[tuple[str, str], Entry] = {}
+    for i, item in enumerate(hard):
+        entry = _entry(item, f"spec.hard[{i}]")
+        selects = (entry.device_class, entry.model)
+        if selects in entries:
+            _refuse_twice(entry, f"spec.hard[{i}]", list(entries).index(selects))
+        entries[selects] = entry
+    return GPUQuota(
+        namespace=metadata.get("namespace") or "",
+        name=metadata.get("name") or "",
+        entries=tuple(entries.values()),
+        refuse=on_exceed == "Refuse",
+    )
+
+
+def _refuse_twice(entry: Entry, field: str, first: int) -> None:
+    what = f"class {entry.device_class}" if entry.device_class else f"model {entry.model}"
+    if not (entry.device_class or entry.model):
+        what = "every card"
+    name = "class" if entry.device_class else "model" if entry.model else ""
+    raise InvalidRequest(
+        f"{field}.{name}" if name else field,
+        f"{what} is limited by spec.hard[{first}] already",
+        "write all its limits in one entry",
+    )
+
+
+def _entry(item: object, field: str) -> Entry:
+    if not isinstance(item, Mapping):
+        raise InvalidRequest(field, f"{item!r} is no entry", f"write class or model, and {_AMOUNTS}")
+    for name in item:
+        if name not in _ENTRY_FIELDS:
+            raise InvalidRequest(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
+    device_class, model = _text(item, "class", field), _text(item, "model", field)
+    if device_class and model:
+        raise InvalidRequest(f"{field}.model", "the entry names a class as well", "write class or model, not both")
+    entry = Entry(
+        device_class=device_class,
+        model=model,
+        shares=_count(item, "shares", field),
+        memory=_memory(item, field),
+        cards=_count(item, "cards", field),
+    )
+    if entry.shares is None and entry.memory is None and entry.cards is None:
+        raise InvalidRequest(field, "limits nothing", f"write {_AMOUNTS}")
+    return entry
+
+
+def _text(item: Mapping[str, Any], name: str, field: str) -> str:
+    value = item.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(
+            f"{field}.{name}", f"{value!r} is no name", f"write a {name}, or leave it out for every card"
+        )
+    return value
+
+
+def _count(item: Mapping[str, Any], name: str, field: str) -> int | None:
+    value = item.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise InvalidRequest(f"{field}.{name}", f"{value!r} is out of range", "write a whole number from 0")
+    return value
+
+
+def _memory(item: Mapping[str, Any], field: str) -> int | None:
+    value = item.get("memoryMiB")
+    if value is None:
+        return None
+    field = f"{field}.memoryMiB"
+    remedy = "write MiB such as 65536, or a quantity such as 64Gi"
+    if type(value) is not int and not isinstance(value, str):
+        raise InvalidRequest(field, f"{value!r} is no amount of memory", remedy)
+    try:
+        return amounts.memory(value)
+    except InvalidQuantity as error:
+        raise InvalidRequest(field, error.problem, remedy) from error

@@ -1,0 +1,359 @@
+"""What a pod asks of its cards and devices: from the pod's JSON to a `PodRequest`.
+
+The only place that reads these requests. Parse, don't validate: the result is a whole request, None (the pod asks
+for nothing of ours), or `InvalidRequest` with the field and the remedy.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cardwise.core.api import mps, mpsprofile, names, policies
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.mpsprofile import Party
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB, Percent
+
+Json = Mapping[str, Any]
+
+
+class Load(NamedTuple):
+    """What a pod takes of its node beside cards: thousandths of a CPU, bytes, pods."""
+
+    cpu: int = 0
+    memory: int = 0
+    pods: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRequest:
+    """What one container asks. `mem` is MiB over all its cards, 0 for whole cards.
+
+    `device_class` is the ResourceClass of the cards, "" where any will do.
+    """
+
+    key: str
+    name: str
+    cards: int
+    mem: MiB = MiB(0)
+    core: Percent = Percent(0)
+    device_class: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return self.mem == 0
+
+    @property
+    def mem_per_card(self) -> MiB:
+        return MiB(self.mem // self.cards)
+
+    @property
+    def core_per_card(self) -> Percent:
+        return Percent(self.core // self.cards)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """So many devices of one class, whole, for the container with this key."""
+
+    key: str
+    device_class: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRequest:
+    """What a pod asks: one entry per container that uses a card, in the pod's order; no fewer than one in all.
+
+    `devices` are those that are no GPUs, container by container and there by class. `priority` is the pod's, `mps` what
+    it says of MPS, `user` whom its containers with cards run as (`mpsprofile`).
+    """
+
+    containers: tuple[ContainerRequest, ...]
+    policy: str | None = None
+    devices: tuple[DeviceRequest, ...] = ()
+    priority: int = 0
+    mps: Mode = Mode.PREFERRED
+    user: int = mpsprofile.IMAGE
+
+    @property
+    def party(self) -> Party:
+        """What it is to those who share MPS with it."""
+        return mpsprofile.party(self.mps, self.user)
+
+    @property
+    def mem(self) -> MiB:
+        """Sum of the asked MiB; whole cards ask for none."""
+        return MiB(sum(container.mem for container in self.containers))
+
+    @property
+    def largest_share(self) -> MiB:
+        """The most MiB that one card must hold for this pod."""
+        together: dict[str, int] = {}
+        for c in self.containers:
+            if c.cards == 1:
+                together[c.device_class] = together.get(c.device_class, 0) + c.mem
+        split = (c.mem_per_card for c in self.containers if c.cards > 1)
+        return MiB(max([*together.values(), *split], default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container of a pod with its key and its path, for messages."""
+
+    key: str
+    path: str
+    spec: Json
+    ordinary_init: bool
+
+
+def containers(pod: Json) -> Iterator[Container]:
+    """The pod's containers, native sidecars and ordinary init containers, init containers first."""
+    spec = pod.get("spec") or {}
+    for i, c in enumerate(spec.get("initContainers") or ()):
+        yield Container(f"init-{i}", f"spec.initContainers[{i}]", c, c.get("restartPolicy") != "Always")
+    for i, c in enumerate(spec.get("containers") or ()):
+        yield Container(str(i), f"spec.containers[{i}]", c, ordinary_init=False)
+
+
+def write_device_classes(classes: Iterable[str]) -> str:
+    """The annotation `names.DEVICE_CLASSES`: which classes among the limits of a pod are no GPUs."""
+    return ",".join(sorted(set(classes)))
+
+
+def read_device_classes(annotations: Mapping[str, str]) -> frozenset[str]:
+    """The classes that `write_device_classes` was given."""
+    return frozenset(filter(None, annotations.get(names.DEVICE_CLASSES, "").split(",")))
+
+
+def write_counts(containers: Iterable[ContainerRequest]) -> str:
+    """The annotation `names.GPU_COUNTS`: over how many cards shares are split, as `train=2,eval=4`; "" where none is.
+
+    By the name of the container: its key changes when another webhook puts one in front of it.
+    """
+    return ",".join(f"{c.name}={c.cards}" for c in containers if not c.whole and c.cards > 1)
+
+
+def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
+    """What `write_counts` was given, by name. Raises InvalidRequest."""
+    counts = {}
+    for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
+        name, _, number = entry.partition("=")
+        try:
+            counts[name] = quantity.count(number)
+        except quantity.InvalidQuantity as error:
+            field = f"metadata.annotations[{names.GPU_COUNTS}]"
+            raise InvalidRequest(field, f"{entry!r}: {error.problem}", error.remedy) from error
+    return counts
+
+
+def parse(pod: Json) -> PodRequest | None:
+    """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    of_devices = read_device_classes(annotations)
+    found: list[ContainerRequest] = []
+    devices: list[DeviceRequest] = []
+    # Percent of the one card that the containers of a class with a share of one card have in common.
+    together: dict[str, int] = {}
+    for c in containers(pod):
+        if of_devices:
+            devices += _device_requests(c, of_devices)
+        asked = _container_request(c, annotations, of_devices)
+        if asked is None:
+            continue
+        found.append(asked)
+        if asked.cards == 1 and asked.core:
+            others = together.get(asked.device_class, 0)
+            _check_core(c, asked.core, cards=1, others=others)
+            together[asked.device_class] = others + asked.core
+    if not found and not devices:
+        return None
+    policy = annotations.get(names.POLICY)
+    if policy is not None and policy not in policies.POLICIES:
+        known = ", ".join(sorted(policies.POLICIES))
+        field = f"metadata.annotations[{names.POLICY}]"
+        raise InvalidRequest(field, f"{policy!r} is no placement policy", f"write one of: {known}")
+    priority = (pod.get("spec") or {}).get("priority") or 0
+    return PodRequest(
+        containers=tuple(found),
+        policy=policy,
+        devices=tuple(devices),
+        priority=priority,
+        mps=mps.mode(annotations),
+        user=_user(pod, {one.key for one in found}),
+    )
+
+
+def parse_mutated(pod: Json) -> PodRequest | None:
+    """As `parse`, for a pod that must have passed the webhook. Raises InvalidRequest where it has not."""
+    request = parse(pod)
+    if request is None:
+        return None
+    asked = {container.key for container in request.containers}
+    slots = asked | {device.key for device in request.devices}
+    for c in containers(pod):
+        limits = _resources(c, "limits")
+        # Without a binary suffix; 8000 comes back from the API server as 8k.
+        canonical = (
+            names.GPU_COUNT not in limits
+            and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
+            and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
+        )
+        if (c.key in slots and str(limits.get(names.SHARE)) != "1") or (c.key in asked and not canonical):
+            raise InvalidRequest(
+                f"{c.path}.resources.limits",
+                "the pod was not rewritten by the Cardwise webhook",
+                "create it again once the webhook is up",
+            )
+    return request
+
+
+def _user(pod: Json, keys: Collection[str]) -> int:
+    spec = pod.get("spec") or {}
+    of_pod = _run_as(spec)
+    if spec.get("hostUsers") is False:
+        return mpsprofile.OWN_USERS
+    return mpsprofile.user(of_pod, [_run_as(c.spec) for c in containers(pod) if c.key in keys])
+
+
+def _run_as(spec: Json) -> int | None:
+    """Of a pod's or a container's."""
+    number = (spec.get("securityContext") or {}).get("runAsUser")
+    return number if isinstance(number, int) else None
+
+
+def _resources(container: Container, kind: str) -> Json:
+    return (container.spec.get("resources") or {}).get(kind) or {}
+
+
+def _device_requests(c: Container, classes: Collection[str]) -> list[DeviceRequest]:
+    limits, requests = _resources(c, "limits"), _resources(c, "requests")
+    asked = sorted({name for name in (*limits, *requests) if names.class_of(name) in classes})
+    if asked and c.ordinary_init:
+        raise _not_in_init(c, asked[0], "a device")
+    return [DeviceRequest(c.key, names.class_of(name), _amount(c, name, limits, requests)) for name in asked]
+
+
+def _not_in_init(c: Container, asked: str, what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{c.path}.resources.limits[{asked}]",
+        f"an ordinary init container cannot hold {what}",
+        "ask in a container, or give this one restartPolicy: Always",
+    )
+
+
+def _container_request(c: Container, annotations: Json, of_devices: Collection[str]) -> ContainerRequest | None:
+    limits, requests = _resources(c, "limits"), _resources(c, "requests")
+    classes = {name: names.class_of(name) for name in (*limits, *requests)}
+    typed = sorted(name for name, of in classes.items() if of and of not in of_devices)
+    asked = [*(name for name in names.REQUESTED if name in limits or name in requests), *typed]
+    if not asked:
+        return None
+    if c.ordinary_init:
+        raise _not_in_init(c, asked[0], "a GPU share")
+    field = f"{c.path}.resources.limits"
+    if len(typed) > 1:
+        raise InvalidRequest(
+            f"{field}[{typed[1]}]", f"{typed[0]} is asked for as well", "ask for one class in each container"
+        )
+    values = {name: _amount(c, name, limits, requests) for name in asked}
+    mem, core = values.get(names.GPU_MEM, 0), values.get(names.GPU_CORE, 0)
+    # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
+    noted = annotations.get(names.CLASS) if names.SHARE not in limits else None
+    device_class = names.class_of(typed[0]) if typed else noted or ""
+    counts = _counts(field, values, typed, split=bool(mem) and names.SHARE in limits)
+    cards = next(iter(counts.values()), 1)
+    if not mem:
+        if not counts:
+            raise InvalidRequest(
+                f"{field}[{names.GPU_CORE}]",
+                "a share of the cores needs a share of the memory",
+                f"add {names.GPU_MEM} with the MiB that the container needs",
+            )
+        if core:
+            raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "whole cards have all their cores", "leave it out")
+        return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards, device_class=device_class)
+    if names.WHOLE_GPU in counts:
+        raise InvalidRequest(
+            f"{field}[{names.WHOLE_GPU}]",
+            f"whole cards and {names.GPU_MEM} exclude each other",
+            f"write {names.GPU_COUNT} to split the memory over several cards, or leave {names.GPU_MEM} out",
+        )
+    if not counts and names.SHARE in limits:  # without it, the webhook has not been here
+        cards = read_counts(annotations).get(c.spec.get("name", ""), 1)
+    for name, value in ((names.GPU_MEM, mem), (names.GPU_CORE, core)):
+        if value % cards:
+            low = value - value % cards
+            near = f"{low} or {low + cards}" if low else str(cards)
+            raise InvalidRequest(f"{field}[{name}]", f"{value} does not divide over {cards} cards", f"write {near}")
+    _check_core(c, core, cards=cards, others=0)
+    return ContainerRequest(
+        key=c.key,
+        name=c.spec.get("name", ""),
+        cards=cards,
+        mem=MiB(mem),
+        core=Percent(core),
+        device_class=device_class,
+    )
+
+
+def _counts(field: str, values: Mapping[str, int], typed: Sequence[str], *, split: bool) -> dict[str, int]:
+    """What says how many cards, of one mind. `split`: the webhook has written it into an annotation.
+
+    It is then no matter how many of the class were asked for: they may be so many shares of one card.
+    """
+    names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if split else typed)]
+    counts = {name: values[name] for name in names_of_counts if name in values}
+    if len(set(counts.values())) > 1:
+        first, *others = counts
+        other = next(name for name in others if counts[name] != counts[first])
+        keep = other if other in typed else first
+        raise InvalidRequest(f"{field}[{first}]", f"differs from {other}", f"write only {keep}")
+    return counts
+
+
+def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
+    """`others`: what the containers before it take of the same card."""
+    left = FULL_CORE * cards - others
+    if core <= left:
+        return
+    field = f"{c.path}.resources.limits[{names.GPU_CORE}]"
+    if not others:
+        over = "a card has" if cards == 1 else f"{cards} cards have"
+        raise InvalidRequest(field, f"{over} no {core} percent", f"write at most {FULL_CORE * cards}")
+    raise InvalidRequest(
+        field,
+        f"the containers of the pod share a card and ask for {others + core} percent of it in sum",
+        f"write at most {left}" if left else f"write at most {FULL_CORE} in sum, or leave it out",
+    )
+
+
+def _amount(c: Container, name: str, limits: Json, requests: Json) -> int:
+    """The amount of one resource; request and limit must agree, as for every extended resource."""
+    field = f"{c.path}.resources.limits[{name}]"
+    if name not in limits:
+        raise InvalidRequest(field, "is missing beside the request", f"write {name} in limits only")
+    limit = _parse_amount(field, name, limits[name])
+    if name in requests:
+        request_field = f"{c.path}.resources.requests[{name}]"
+        request = _parse_amount(request_field, name, requests[name])
+        if request != limit:
+            raise InvalidRequest(
+                request_field,
+                f"{requests[name]} differs from the limit {limits[name]}",
+                f"write {name} in limits only",
+            )
+    return limit
+
+
+def _parse_amount(field: str, name: str, text: str | int) -> int:
+    try:
+        if name == names.GPU_MEM:
+            return quantity.memory(text)
+        if name == names.GPU_CORE:
+            return quantity.count(text, most=6400)
+        return quantity.count(text)
+    except quantity.InvalidQuantity as error:
+        raise InvalidRequest(field, error.problem, error.remedy) from error

@@ -1,0 +1,56 @@
+"""The extender stanzas of a KubeSchedulerConfiguration.
+
+Two stanzas: the fast verbs answer in milliseconds or not at all, so that a hung extender
+does not stall the scheduler; bind alone may take long. kube-scheduler allows a resource in one stanza only.
+"""
+
+from typing import Any
+
+from cardwise.core.api import names
+
+# Answers come in milliseconds; a hung extender costs the scheduler this much for each GPU pod that it tries.
+FAST_TIMEOUT = "1s"
+BIND_TIMEOUT = "300s"
+WEIGHT = 100  # in-tree scores sum to at most about 1,500 points; ours reach 100 x 10 x 10
+
+
+def extender_stanzas(
+    *,
+    filter_url: str,
+    bind_url: str,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
+) -> list[dict[str, Any]]:
+    """Stanzas for `extenders:`; the URLs are `https://host:port`, or `http://` on loopback without the files."""
+
+    def common() -> dict[str, Any]:
+        stanza: dict[str, Any] = {"nodeCacheCapable": True, "ignorable": False}
+        if ca_file is not None:
+            tls = {"insecure": False, "caFile": ca_file, "certFile": cert_file, "keyFile": key_file}
+            stanza |= {"enableHTTPS": True, "tlsConfig": tls}
+        return stanza
+
+    fast = common() | {
+        "urlPrefix": filter_url + names.EXTENDER_PREFIX,
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "weight": WEIGHT,
+        "httpTimeout": FAST_TIMEOUT,
+        "managedResources": [
+            {"name": names.GPU_MEM, "ignoredByScheduler": False},
+            {"name": names.WHOLE_GPU, "ignoredByScheduler": False},
+            {"name": names.PLACE_MARKER, "ignoredByScheduler": True},
+        ],
+    }
+    slow = common() | {
+        "urlPrefix": bind_url + names.EXTENDER_PREFIX,
+        "bindVerb": "bind",
+        "httpTimeout": BIND_TIMEOUT,
+        "managedResources": [
+            {"name": names.SHARE, "ignoredByScheduler": False},
+            {"name": names.BIND_MARKER, "ignoredByScheduler": True},
+        ],
+    }
+    return [fast, slow]

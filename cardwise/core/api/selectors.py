@@ -1,0 +1,187 @@
+"""Selectors of cards: label selectors of Kubernetes, which also compare quantities.
+
+Parsed once, with every mistake told by its field, and then only asked: a class's selector is held against each card
+of the cluster. What the labels of a card are is `classes.labels`.
+"""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from cardwise.core.values import amounts
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
+
+_COMPARE = {"Gt": operator.gt, "Lt": operator.lt, "GtEq": operator.ge, "LtEq": operator.le}
+_AMONG = ("In", "NotIn")
+_PRESENT = ("Exists", "DoesNotExist")
+_OPERATORS = (*_AMONG, *_PRESENT, *_COMPARE)
+_FIELDS = ("matchLabels", "matchExpressions")
+_EXPRESSION_FIELDS = ("key", "operator", "values")
+_NUMBERS_KEPT = 4096  # readings of label values: cards of one model repeat each other's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expression:
+    """One condition on the label `key`.
+
+    `numbers` are those of `texts` that are quantities; `bound` is what Gt, Lt, GtEq and LtEq compare with.
+    """
+
+    key: str
+    operator: str
+    texts: frozenset[str] = frozenset()
+    numbers: frozenset[Fraction] = frozenset()
+    bound: Fraction = Fraction(0)
+
+    def holds(self, value: str | None) -> bool:
+        """Whether a card with this value of the label meets the condition; None: it has no such label."""
+        match self.operator:
+            case "In":
+                return self._among(value)
+            case "NotIn":
+                return not self._among(value)
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+        number = None if value is None else _number(value)
+        return number is not None and _COMPARE[self.operator](number, self.bound)
+
+    def _among(self, value: str | None) -> bool:
+        if value is None:
+            return False
+        return value in self.texts or (bool(self.numbers) and _number(value) in self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Alternatives, of which one must hold; it holds when all its conditions do."""
+
+    alternatives: tuple[tuple[Expression, ...], ...]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The labels that it asks about, in lower case."""
+        return frozenset(condition.key for conditions in self.alternatives for condition in conditions)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether it selects a card with these labels, whose keys are in lower case."""
+        return any(
+            all(condition.holds(labels.get(condition.key)) for condition in conditions)
+            for conditions in self.alternatives
+        )
+
+
+def parse(selector: object, field: str = "spec.selector") -> Selector:
+    """A selector from its decoded JSON, a map or a list of maps. Raises InvalidRequest."""
+    if isinstance(selector, Mapping):
+        return Selector((_conditions(selector, field),))
+    if isinstance(selector, list) and selector:
+        return Selector(tuple(_conditions(item, f"{field}[{i}]") for i, item in enumerate(selector)))
+    if selector is None or selector == []:
+        raise _empty(field)
+    raise InvalidRequest(field, f"{selector!r} is no selector", "write a map with matchLabels or matchExpressions")
+
+
+def _empty(field: str) -> InvalidRequest:
+    return InvalidRequest(
+        field, "an empty selector would be every card", "write matchLabels or matchExpressions with at least one entry"
+    )
+
+
+def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
+    if not isinstance(selector, Mapping):
+        raise InvalidRequest(field, f"{selector!r} is no selector", "write a map with matchLabels or matchExpressions")
+    for name in selector:
+        if name not in _FIELDS:
+            raise InvalidRequest(f"{field}.{name}", "is no field of a selector", f"write {' or '.join(_FIELDS)}")
+    labels = selector.get("matchLabels") or {}
+    if not isinstance(labels, Mapping):
+        raise InvalidRequest(f"{field}.matchLabels", f"{labels!r} is no map", "write a map such as model: Tesla K80")
+    expressions = selector.get("matchExpressions") or []
+    if not isinstance(expressions, list):
+        raise InvalidRequest(
+            f"{field}.matchExpressions",
+            f"{expressions!r} is no list",
+            f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
+        )
+    found = [_equal(key, value, f"{field}.matchLabels[{key}]") for key, value in labels.items()]
+    found += [_expression(item, f"{field}.matchExpressions[{i}]") for i, item in enumerate(expressions)]
+    if not found:
+        raise _empty(field)
+    return tuple(found)
+
+
+def _equal(key: str, value: object, field: str) -> Expression:
+    return _in(_key(key, field), "In", [_text(value, field)])
+
+
+def _in(key: str, name: str, texts: list[str]) -> Expression:
+    numbers = frozenset(number for number in map(_number, texts) if number is not None)
+    return Expression(key=key, operator=name, texts=frozenset(texts), numbers=numbers)
+
+
+def _expression(item: object, field: str) -> Expression:
+    if not isinstance(item, Mapping):
+        raise InvalidRequest(field, f"{item!r} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}")
+    for name in item:
+        if name not in _EXPRESSION_FIELDS:
+            remedy = f"write {', '.join(_EXPRESSION_FIELDS)}"
+            raise InvalidRequest(f"{field}.{name}", "is no field of an expression", remedy)
+    key = _key(item.get("key"), f"{field}.key")
+    name, values = item.get("operator"), item.get("values")
+    if not isinstance(name, str) or name not in _OPERATORS:
+        problem = "is missing" if name is None else f"{name!r} is no operator"
+        raise InvalidRequest(f"{field}.operator", problem, f"write one of {', '.join(_OPERATORS)}")
+    field = f"{field}.values"
+    if name in _PRESENT:
+        if values is not None and values != []:
+            raise InvalidRequest(field, f"{name} takes no values", "leave them out, or write In or NotIn")
+        return Expression(key=key, operator=name)
+    if name in _COMPARE:
+        return Expression(key=key, operator=name, bound=_bound(name, values, field))
+    if not isinstance(values, list) or not values:
+        problem = f"{name} needs values" if values is None or values == [] else f"{values!r} is no list"
+        raise InvalidRequest(field, problem, "write a list of at least one value, such as [Tesla K80]")
+    return _in(key, name, [_text(value, f"{field}[{i}]") for i, value in enumerate(values)])
+
+
+def _key(key: object, field: str) -> str:
+    if not isinstance(key, str) or not key:
+        problem = "is missing" if key is None else f"{key!r} is no label"
+        raise InvalidRequest(field, problem, "write a label of the card, such as model, memory or driver")
+    return key.lower()
+
+
+def _bound(name: str, values: object, field: str) -> Fraction:
+    remedy = "write one quantity, such as 10GiB, 1480 or 3.5"
+    if values is None or (isinstance(values, list) and len(values) != 1):
+        raise InvalidRequest(field, f"{name} takes exactly one value", remedy)
+    if isinstance(values, list):
+        values, field = values[0], f"{field}[0]"
+    try:
+        return amounts.parse(_text(values, field))
+    except InvalidQuantity as error:
+        raise InvalidRequest(field, error.problem, remedy) from error
+
+
+def _text(value: object, field: str) -> str:
+    """A value as the text that labels are; YAML makes numbers of `8.6` and `0`."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidRequest(
+        field, f"{value!r} is neither text nor a number", "write text, in quotes where YAML needs them"
+    )
+
+
+@lru_cache(maxsize=_NUMBERS_KEPT)
+def _number(text: str) -> Fraction | None:
+    try:
+        return amounts.parse(text)
+    except InvalidQuantity:
+        return None

@@ -1,0 +1,265 @@
+"""Which pods to move so that something big fits again: the fewest, one after another, each where the engine puts it.
+
+A plan is what would really happen (`moving`). It is sought as if nothing kept free the cards that pods leave, and as if
+each of these were cordoned until all have moved; what needs fewer moves is taken. Small cases are searched through;
+else the search goes node by node after the fewest who stand in the way (`preemption`), and `Plan.least` says how many
+it takes at least.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cardwise.core.api.request import Load
+from cardwise.core.defrag.moving import Goal, Movable, Move, Undo, World
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.preemption import preemption
+from cardwise.core.preemption.covering import Effort
+
+_EFFORT: Final = 10_000  # times that a pod is put somewhere in the search: some seconds
+_PATIENCE: Final = 1000  # ways that lead nowhere: as long
+_NODES: Final = 512  # those with the most free on a card, where somebody may be in the way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`moves` in order. `fits`: how many of the goal's pods fit now and after each move; `least`: no plan has fewer
+    moves; with fewer fits than the goal's count none was found, and where all was `searched` there is none.
+
+    `cordons`: each card that a pod leaves must be cordoned before that, until all have moved.
+    """
+
+    moves: tuple[Move, ...]
+    fits: tuple[int, ...]
+    least: int
+    searched: bool = True
+    cordons: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether no plan has fewer moves."""
+        return len(self.moves) <= self.least
+
+
+def plan(
+    world: World,
+    goal: Goal,
+    movables: Sequence[Movable],
+    *,
+    most: int | None = None,
+    effort: int = _EFFORT,
+    cordon: bool = True,
+) -> Plan:
+    """The fewest moves, at most `most`, after which the goal's pods fit. The world is as before.
+
+    With `cordon` cards may be cordoned meanwhile; that is done only where it saves moves, or there is no other way.
+    """
+    now = world.fits(goal)
+    if now >= goal.count:
+        return Plan(moves=(), fits=(now,), least=0)
+    order = sorted(movables, key=lambda pod: (pod.priority, pod.mem, pod.age, pod.uid))
+    bound = len(order) if most is None else min(most, len(order))
+    plain = _plan(_Try(world, goal, order, cordon=False), now, bound, effort)
+    reached = plain.fits[-1] >= goal.count
+    if not cordon or (reached and len(plain.moves) <= 1):
+        return plain
+    closing = _plan(_Try(world, goal, order, cordon=True), now, len(plain.moves) - 1 if reached else bound, effort)
+    better = closing if closing.fits[-1] > plain.fits[-1] or closing.fits[-1] >= goal.count else plain
+    least, searched = min(plain.least, closing.least), plain.searched and closing.searched
+    return replace(better, least=least, searched=searched)
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """What is asked, and how it is to be done. `movables`: the least important first."""
+
+    world: World
+    goal: Goal
+    movables: Sequence[Movable]
+    cordon: bool
+
+    def move(self, pod: Movable) -> tuple[Move, Undo] | None:
+        return self.world.move(pod, cordon=self.cordon)
+
+    def fits(self) -> int:
+        return self.world.fits(self.goal)
+
+
+def _plan(asked: _Try, now: int, bound: int, effort: int) -> Plan:
+    found = _Greedy(asked, bound).plan(now)
+    reached = found.fits[-1] >= asked.goal.count
+    search = _Search(asked, Effort(effort))
+    for depth in range(1, (len(found.moves) if reached else bound) + 1):
+        better = search.within(depth, now)  # of as many moves, perhaps of less important pods
+        if better is not None:
+            return better
+        if search.effort.spent:
+            return replace(found, least=depth, searched=False)
+    return replace(found, least=bound + 1)
+
+
+def _harm(pods: Sequence[Movable]) -> tuple[int, int]:
+    """Of moving these: the smaller, the better. There is at least one."""
+    return max(pod.priority for pod in pods), sum(pod.mem for pod in pods)
+
+
+_State = tuple[str, str, tuple[str, ...]]  # of a pod: UID, node and cards
+
+
+def _state(move: Move) -> _State:
+    after = move.after
+    return after.uid, after.node, tuple(sorted(share.uuid for share in after.assignment.shares()))
+
+
+class _Search:
+    """All orders of all moves, but none twice that leads to the same cluster."""
+
+    def __init__(self, asked: _Try, effort: Effort) -> None:
+        self.effort = effort
+        self._asked = asked
+
+    def within(self, depth: int, now: int) -> Plan | None:
+        """The least harmful plan of so many moves; None where there is none, or the effort is spent before."""
+        found: Plan | None = None
+        least: tuple[int, int] | None = None
+        by_uid = {pod.uid: pod for pod in self._asked.movables}
+        for moves, fits in self._walk(depth, [], [now], set()):
+            harm = _harm([by_uid[move.before.uid] for move in moves])
+            if least is None or harm < least:
+                found, least = Plan(moves=moves, fits=fits, least=depth, cordons=self._asked.cordon), harm
+        return found
+
+    def _walk(
+        self, depth: int, moves: list[Move], fits: list[int], seen: set[frozenset[_State]]
+    ) -> Iterator[tuple[tuple[Move, ...], tuple[int, ...]]]:
+        gone = {move.before.uid for move in moves}
+        for pod in self._asked.movables:
+            if pod.uid in gone or self.effort.spent:
+                continue
+            self.effort.spend(2 + self._asked.goal.count)
+            moved = self._asked.move(pod)
+            if moved is None:
+                continue
+            move, undo = moved
+            moves.append(move)
+            state = frozenset(map(_state, moves))
+            if state not in seen:
+                seen.add(state)
+                fits.append(self._asked.fits())
+                if depth > 1:
+                    yield from self._walk(depth - 1, moves, fits, seen)
+                elif fits[-1] >= self._asked.goal.count:
+                    yield tuple(moves), tuple(fits)
+                fits.pop()
+            moves.pop()
+            undo()
+
+
+class _Greedy:
+    """Makes room for one of the goal's pods after another, each time where the fewest pods are in the way."""
+
+    def __init__(self, asked: _Try, most: int) -> None:
+        self._asked = asked
+        self._world = asked.world
+        self._most = most
+        self._movables = {pod.uid: pod for pod in asked.movables}
+        self._moves: list[Move] = []
+        self._stuck: set[str] = set()  # whose moves lead nowhere as things are
+        self._patience = _PATIENCE
+        # By node, who is in the way there beside the goal's pods on these cards; as long as the node is as it was.
+        self._ways: dict[str, tuple[set[str], list[Movable]]] = {}
+        goal = asked.goal
+        self._newcomer = preemption.Newcomer(
+            request=goal.request, load=goal.load, priority=1, policy=goal.policy, rooms=goal.rooms
+        )
+
+    def plan(self, now: int) -> Plan:
+        """With all moves that were of use. The world is as before."""
+        fits, undos = [now], list[Undo]()
+        while fits[-1] < self._asked.goal.count and (step := self._step(fits[-1])) is not None:
+            undos += step[0]
+            fits += step[1]
+        for undo in reversed(undos):
+            undo()
+        return Plan(moves=tuple(self._moves), fits=tuple(fits), least=1, cordons=self._asked.cordon)
+
+    def _step(self, before: int) -> tuple[list[Undo], list[int]] | None:
+        """The next way that leads somewhere; None where none was found."""
+        while ways := self._cheapest_first():
+            for way in ways:
+                step = self._go(way, before)
+                if step is not None:
+                    self._forget(self._stuck)  # who was in their way may have moved
+                    self._stuck.clear()
+                    return step
+                self._patience -= 1
+                if self._patience < 0:
+                    return None
+        return None
+
+    def _forget(self, uids: Collection[str]) -> None:
+        """What is known of the nodes where these pods are."""
+        for uid in uids:
+            holding = self._world.ledger.holding(uid)
+            if holding is not None:
+                self._ways.pop(holding.node, None)
+
+    def _cheapest_first(self) -> list[list[Movable]]:
+        ways = []
+        # With those that fit already in their places, what is freed for one more is freed beside them.
+        with self._world.filled(self._asked.goal) as placed:
+            taken: dict[str, set[str]] = {}
+            for one in placed:
+                taken.setdefault(one.node, set()).update(share.uuid for share in one.assignment.shares())
+            nodes = sorted(self._world.ledger.nodes(), key=lambda node: (-max(node.free, default=0), node.name))
+            for node in nodes[:_NODES]:
+                known, here = self._ways.get(node.name), taken.get(node.name, set())
+                if known is None or known[0] != here:
+                    self._ways[node.name] = known = here, self._in_the_way(node)
+                ways.append(known[1])
+        left = self._most - len(self._moves)
+        return sorted(
+            (way for way in ways if 0 < len(way) <= left), key=lambda way: (len(way), *_harm(way), way[0].uid)
+        )
+
+    def _in_the_way(self, node: NodeState) -> list[Movable]:
+        """The fewest of those who may still move, the biggest first; nobody where that would not be enough."""
+        staying = {move.before.uid for move in self._moves} | self._stuck
+        residents = []
+        for holding in self._world.ledger.holdings(node.name):
+            pod = self._movables.get(holding.uid)
+            fixed = pod is None or holding.uid in staying
+            load = pod.load if pod is not None else Load(0, 0, 0)
+            residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
+        # What nodes have left counts the loads of these pods already.
+        full = preemption.Full(node=node, left=self._world.left(node.name), residents=residents)
+        victims = preemption.best(full, self._newcomer)
+        found = [self._movables[uid] for uid in victims.uids] if victims is not None else []
+        return sorted(found, key=lambda pod: (-pod.mem, pod.uid))
+
+    def _go(self, way: Sequence[Movable], before: int) -> tuple[list[Undo], list[int]] | None:
+        """All of them move; None where one cannot, or nothing more fits afterwards. How to undo it, and what fits."""
+        stuck = list(way)
+        undos: list[Undo] = []
+        moves: list[Move] = []
+        fits: list[int] = []
+        for pod in way:
+            moved = self._asked.move(pod)
+            if moved is None:
+                stuck = [pod]
+                break
+            moves.append(moved[0])
+            undos.append(moved[1])
+            fits.append(self._asked.fits())
+        if len(moves) == len(way) and fits[-1] > before:
+            self._moves += moves
+            for move in moves:
+                self._ways.pop(move.before.node, None)
+                self._ways.pop(move.after.node, None)
+            return undos, fits
+        for undo in reversed(undos):
+            undo()
+        leading_nowhere = {pod.uid for pod in stuck}
+        self._stuck |= leading_nowhere
+        self._forget(leading_nowhere)
+        return None

@@ -1,0 +1,174 @@
+"""How much of what is idle on cards the pods that come cannot use, by node and by kind of card.
+
+One measure for all who show it (the extender's metrics, `cardwise nodes`, the simulator): FGD's, by which the policy
+`fgd` decides (`scored.fragmentation`). What is idle on a card is a fragment to a pod that cannot have that card; of all
+pods that come it is the mean, each counted as often as it comes. Imports numpy, as all do that ask `scored`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cardwise.core.api.request import Load
+from cardwise.core.placement.kinds import Kinds
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.placement.scored.asks import Ask, Shape
+from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.grid import Floats, Grid
+from cardwise.core.placement.scored.scoring import Market, Weighted
+
+
+class Memory(NamedTuple):
+    """MiB of some cards. `free`: of cards that take new shares; `fragmented`: how many of these are fragments."""
+
+    total: int = 0
+    used: int = 0
+    free: int = 0
+    fragmented: float = 0.0
+
+    def plus(self, other: "Memory") -> "Memory":
+        return Memory(
+            self.total + other.total,
+            self.used + other.used,
+            self.free + other.free,
+            self.fragmented + other.fragmented,
+        )
+
+    @property
+    def percent(self) -> float:
+        """How much of what is free is fragments; 0 where nothing is free."""
+        return 100 * self.fragmented / self.free if self.free > 0 else 0.0
+
+
+_NOTHING: Final = Memory()
+
+
+class _Card(NamedTuple):
+    kind: int
+    total: int
+    used: int
+    free: int
+
+
+_NO_CARD: Final = _Card(0, 0, 0, 0)
+_MOST: Final = 128  # asks, where nobody has learned what comes
+
+
+def of_cards(counts: Mapping[Ask, float]) -> dict[Ask, float]:
+    """Those that ask for cards. A pod that asks for none would call all that is idle a fragment."""
+    return {ask: count for ask, count in counts.items() if ask.cards}
+
+
+def asks_of(holdings: Iterable[Holding]) -> dict[Ask, float]:
+    """What those who hold cards have asked for, by what they hold: where nobody has learned what comes.
+
+    The most frequent ones.
+    """
+    found: Counter[Ask] = Counter()
+    for holding in holdings:
+        by_card: dict[str | int, tuple[int, int, bool]] = {}
+        for share in holding.assignment.shares():
+            mem, core, whole = by_card.get(share.uuid or share.index, (0, 0, False))
+            by_card[share.uuid or share.index] = mem + share.mem, core + share.core, whole or share.whole
+        asked = {(0, 0) if whole else (mem, core) for mem, core, whole in by_card.values() if mem}
+        if len(asked) == 1:  # different parts of several cards are no one ask
+            mem, core = asked.pop()
+            found[Ask(len(by_card), mem, core, "", 0, 0)] += 1
+    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:_MOST])
+
+
+def typical(counts: Mapping[Ask, float], kinds: Kinds) -> list[Weighted]:
+    """The pods that come, by how often each ask has come, on cards of these kinds."""
+    total = sum(counts.values())
+    return [
+        Weighted(Shape(ask._replace(device_class=""), kinds.allowed(ask.device_class)), count / total)
+        for ask, count in counts.items()
+    ]
+
+
+class Fragments:
+    """Of some nodes, for pods that come as `typical` has them. It is told of each node that has changed."""
+
+    def __init__(self, pods: Sequence[Weighted] = ()) -> None:
+        self._grid = Grid()
+        self._cards: dict[str, list[_Card]] = {}  # by node
+        self._of_kinds: dict[int, list[int]] = {}  # total, used and free MiB
+        self._useful: Floats = np.zeros((0, 1))  # MiB, by slot of the grid and position of the card
+        self._read = 0  # of the grid's log
+        self.learn(pods)
+
+    def learn(self, pods: Sequence[Weighted]) -> None:
+        """From now on these come."""
+        self._measure = Fragmentation(Market(pods, yardstick=1.0, prices={}))
+        self._stale = True
+
+    def set(self, name: str, node: NodeState | None, left: Load | None) -> None:
+        """The node is so now; `left`: what it has for further pods, None where there is no such node any more."""
+        self._count(self._cards.pop(name, ()), -1)
+        if node is not None and left is not None:
+            cards = zip(node.cards, node.kinds, node.used, node.free, strict=True)
+            self._cards[name] = [
+                _Card(kind, card.mem, used, max(0, free) if card.takes else 0) for card, kind, used, free in cards
+            ]
+            self._count(self._cards[name], 1)
+        self._grid.set(name, node, left)
+
+    def node(self, name: str) -> Memory:
+        """Of one node."""
+        self._refresh()
+        slot = self._grid.slots.get(name)
+        _, *sums = map(sum, zip(*self._cards.get(name) or [_NO_CARD], strict=True))
+        return _memory(sums, self._useful[slot].sum() if slot is not None else 0.0)
+
+    def classes(self, kinds: Kinds) -> dict[str, Memory]:
+        """By class of card; a card may be in several. `kinds`: those of the nodes' ledger."""
+        found: dict[str, Memory] = {}
+        for number, memory in self._by_kind().items():
+            kind = kinds.find(number)
+            for name in sorted(kind.classes) if kind is not None else ():
+                found[name] = found.get(name, _NOTHING).plus(memory)
+        return found
+
+    def _by_kind(self) -> dict[int, Memory]:
+        self._refresh()
+        here = self._grid.lines.kind >= 0
+        useful = np.bincount(self._grid.lines.kind[here], weights=self._useful[here], minlength=1)
+        return {
+            kind: _memory(sums, useful[kind] if kind < len(useful) else 0.0)
+            for kind, sums in self._of_kinds.items()
+            if sums[0]
+        }
+
+    def total(self) -> Memory:
+        """Of all nodes."""
+        self._refresh()
+        return _memory(
+            [sum(amounts) for amounts in zip((0, 0, 0), *self._of_kinds.values(), strict=True)], self._useful.sum()
+        )
+
+    def _count(self, cards: Iterable[_Card], sign: int) -> None:
+        for kind, total, used, free in cards:
+            sums = self._of_kinds.setdefault(kind, [0, 0, 0])
+            sums[0] += sign * total
+            sums[1] += sign * used
+            sums[2] += sign * free
+
+    def _refresh(self) -> None:
+        grid = self._grid
+        changed = grid.since(self._read)
+        self._read = grid.length
+        if self._stale or changed is None or self._useful.shape != grid.lines.free.shape:
+            self._useful = self._measure.useful(grid.lines)
+            self._stale = False
+        elif len(changed):
+            slots = np.unique(changed)
+            self._useful[slots] = self._measure.useful(grid.lines.pick(slots))
+
+
+def _memory(sums: Sequence[int], useful: float) -> Memory:
+    """The sums of floats may be off by next to nothing, and nobody has a fragment of -0.0 MiB."""
+    total, used, free = sums
+    return Memory(total, used, free, max(0.0, free - float(useful)))

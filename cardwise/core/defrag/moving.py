@@ -1,0 +1,173 @@
+"""What happens when a pod is moved: evicted, made anew by its controller, and placed by the engine.
+
+The new pod may be placed while the old one still holds its cards, or after that. A move counts only where both end on
+the same other cards. Its old cards may be cordoned for it: a policy that prefers empty cards would take them again.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
+
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement
+
+_NOBODY: Final = "defrag-goal-"  # + a number: UIDs of pods that are put somewhere to see whether they fit
+
+Undo = Callable[[], None]
+
+
+class Placer(Protocol):
+    """The engine, with what nodes have left beside cards."""
+
+    def place(
+        self,
+        request: PodRequest,
+        load: Load,
+        policy: str,
+        nodes: Collection[str] | None = None,
+        rooms: Sequence[Room] = (),
+    ) -> Placement | None:
+        """Where the pod goes now; None where it has no room."""
+
+    def take(self, node: str, load: Load, sign: int = 1) -> None:
+        """A pod with this load comes (1) or goes (-1)."""
+
+    def left(self, node: str) -> Load | None:
+        """What the node has for further pods."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movable:
+    """A pod that would come back. `nodes`: those it may be on, None: all; `mem`: MiB it holds; `age` in seconds."""
+
+    uid: str
+    request: PodRequest
+    load: Load
+    policy: str
+    nodes: frozenset[str] | None = None
+    priority: int = 0
+    mem: int = 0
+    age: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """So many pods that ask this are to fit at once. `rooms`: what quotas leave to their namespace."""
+
+    request: PodRequest
+    load: Load
+    count: int
+    policy: str
+    rooms: Sequence[Room] = ()
+
+
+class Move(NamedTuple):
+    """One pod: what it holds now, and what it will."""
+
+    before: Holding
+    after: Holding
+
+
+class World:
+    """The cluster as it would be. `rooms`: what quotas leave to a namespace now."""
+
+    def __init__(self, ledger: Ledger, placer: Placer, rooms: Callable[[str], Sequence[Room]]) -> None:
+        self.ledger = ledger
+        self._placer = placer
+        self._rooms = rooms
+        self._closed: dict[str, set[str]] = {}  # by node, UUIDs of the cards that are cordoned for moves
+
+    def fits(self, goal: Goal) -> int:
+        """How many of the goal's pods fit as things are, at most as many as it wants."""
+        with self.filled(goal) as placed:
+            return len(placed)
+
+    @contextmanager
+    def filled(self, goal: Goal) -> Iterator[list[Placement]]:
+        """Meanwhile the goal's pods that fit are there, and no card is cordoned for a move."""
+        self._mark(self._closed, cordoned=False)
+        placed: list[Placement] = []
+        for i in range(goal.count):
+            found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.rooms)
+            if found is None:
+                break
+            party = goal.request.party
+            self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, party=party))
+            self._placer.take(found.node, goal.load)
+            placed.append(found)
+        yield placed
+        for i, found in enumerate(placed):
+            self.ledger.release(f"{_NOBODY}{i}")
+            self._placer.take(found.node, goal.load, -1)
+        self._mark(self._closed, cordoned=True)
+
+    def move(self, pod: Movable, *, cordon: bool) -> tuple[Move, Undo] | None:
+        """The pod is evicted and comes again; None where that would not certainly bring it to other cards.
+
+        With `cordon` its cards take nobody from now on, see `filled`.
+        """
+        before = self.ledger.holding(pod.uid)
+        if before is None:
+            return None
+        closed = self._close(before) if cordon else set[str]()
+        beside = self._place(pod, before.namespace)  # while the old one still holds its cards
+        self.ledger.release(pod.uid)
+        self._placer.take(before.node, pod.load, -1)
+        found = self._place(pod, before.namespace)
+        if found is None or _same(found, before) or (beside is not None and beside.assignment != found.assignment):
+            self.ledger.hold(before)
+            self._placer.take(before.node, pod.load)
+            self._open(before.node, closed)
+            return None
+        party = pod.request.party
+        after = Holding(pod.uid, before.namespace, before.name, found.node, found.assignment, party=party)
+        self.ledger.hold(after)
+        self._placer.take(after.node, pod.load)
+
+        def undo() -> None:
+            self.ledger.hold(before)
+            self._placer.take(after.node, pod.load, -1)
+            self._placer.take(before.node, pod.load)
+            self._open(before.node, closed)
+
+        return Move(before, after), undo
+
+    def _close(self, held: Holding) -> set[str]:
+        """Cordons its cards; the UUIDs of those that were not cordoned before."""
+        node = self.ledger.node(held.node)
+        places = {node.position(share) for share in held.assignment.shares()} if node is not None else set()
+        cards = [card for i, card in enumerate(node.cards) if i in places] if node is not None else []
+        closed = {card.uuid for card in cards if not card.cordoned}
+        self._closed.setdefault(held.node, set()).update(closed)
+        self._mark({held.node: closed}, cordoned=True)
+        return closed
+
+    def _open(self, node: str, closed: set[str]) -> None:
+        """What `_close` has closed."""
+        if closed:
+            self._closed[node] -= closed
+            self._mark({node: closed}, cordoned=False)
+
+    def _mark(self, cards: Mapping[str, Collection[str]], *, cordoned: bool) -> None:
+        """The cards, by node and UUID, are cordoned or not from now on."""
+        for name, uuids in cards.items():
+            node = self.ledger.node(name)
+            if node is not None and uuids:
+                changed = (replace(card, cordoned=cordoned) if card.uuid in uuids else card for card in node.cards)
+                self.ledger.set_cards(name, changed)
+
+    def left(self, node: str) -> Load:
+        """What the node has for further pods beside cards."""
+        return self._placer.left(node) or Load(0, 0, 0)
+
+    def _place(self, pod: Movable, namespace: str) -> Placement | None:
+        return self._placer.place(pod.request, pod.load, pod.policy, pod.nodes, self._rooms(namespace))
+
+
+def _same(found: Placement, before: Holding) -> bool:
+    """Whether it would be on a card that it was on."""
+    was = {share.uuid for share in before.assignment.shares()}
+    return found.node == before.node and any(share.uuid in was for share in found.assignment.shares())

@@ -1,0 +1,343 @@
+"""The planner of gangs: nodes and cards for all members of one at once, or for none.
+
+Cards are chosen by the placement engine, with the plan so far held in the ledger; what a node has left of CPU, memory
+and pods is asked of who counts the pods. A limited search: members in an order, each on the best node of the moment,
+and a second order where the first leaves somebody out. What it finds is right; what it does not find may still be.
+"""
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.mpsprofile import COMMON
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement.ledger import Holding, Ledger, Undo
+from cardwise.core.placement.placement import Scorer
+from cardwise.core.values.verdict import Refusal
+
+_NO_LOAD: Final = Load(0, 0, 0)
+_CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once
+
+Rooms = Callable[[], Sequence[Room]]  # what quotas leave to the namespace, for what is held now
+
+
+class Nodes(Protocol):
+    """What nodes have left beside cards."""
+
+    def left(self, node: str) -> Load | None:
+        """For further pods; None where there is no such node."""
+
+    def names(self) -> Collection[str]:
+        """All nodes that pods may be put on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Every member with its node, and with its cards where it asks for some; these are held in the ledger now."""
+
+    nodes: Mapping[str, str]
+    holdings: Mapping[str, Holding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplanned:
+    """Nothing is held. `member`: for whom there was no place, beside all that came before it."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a plan must keep to, and how it chooses.
+
+    `offers`: by shape, the nodes that the scheduler allows; a shape that is not in it may have any. `avoided`: shapes
+    and nodes that do not go together. `closed`: why a member must not have a node, for what is none of its own.
+    """
+
+    namespace: str
+    policy: str
+    mark: str
+    rooms: Rooms = tuple
+    offers: Mapping[str, Collection[str]] = field(default_factory=dict)
+    avoided: Collection[tuple[str, str]] = ()
+    closed: Callable[[Member, str], bool] | None = None
+
+
+def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
+    """Places for all of the members. Who has a place already is not among them, and is held and counted."""
+    ground = _Ground(ledger, nodes, terms)
+    kinds = ground.kinds(members)
+    few = {id(kind): len(kind.candidates) for kind in kinds.values()}
+    order = sorted(members, key=lambda m: (_size(m.request), few[id(kinds[m.uid])], -m.load.cpu))
+    attempt = _Attempt(ground, kinds)
+    left_out = attempt.place(order)
+    if left_out is None:
+        return Planned(nodes=attempt.nodes, holdings=attempt.holdings)
+    attempt.undo()
+    few = {id(kind): ground.options(kind) for kind in kinds.values()}
+    second = sorted(members, key=lambda m: (few[id(kinds[m.uid])], -m.load.cpu, -m.load.memory, _size(m.request)))
+    if [m.uid for m in second] != [m.uid for m in order]:
+        attempt = _Attempt(ground, kinds)
+        if attempt.place(second) is None:
+            return Planned(nodes=attempt.nodes, holdings=attempt.holdings)
+        attempt.undo()
+    return Unplanned(member=left_out)
+
+
+def _size(request: PodRequest | None) -> tuple[int, int, int]:
+    """Sorts who is hard to place before who is not."""
+    if request is None:
+        return 0, 0, 0
+    whole = sum(container.cards for container in request.containers if container.whole)
+    return -whole, -len(request.devices), -request.largest_share
+
+
+class _Kind(NamedTuple):
+    """Members who are alike to the planner, and the nodes that may do for one of them when the plan begins.
+
+    `scores`: how good each candidate is; None where the index of all cards tells the best one without.
+    """
+
+    load: Load
+    allowed: Callable[[str], bool]
+    scorer: Scorer | None
+    candidates: Collection[str]
+    scores: Mapping[str, int] | None
+
+
+class _Ground:
+    """What holds for all attempts: the nodes before anything is planned."""
+
+    def __init__(self, ledger: Ledger, nodes: Nodes, terms: Terms) -> None:
+        self.ledger = ledger
+        self.terms = terms
+        self.limited = bool(terms.rooms())
+        self._nodes = nodes
+        self._left: dict[str, Load | None] = {}
+        self._roomy: dict[tuple[int, Load], list[str]] = {}
+
+    def kinds(self, members: Iterable[Member]) -> Mapping[str, _Kind]:
+        """By member; those who are alike have the same."""
+        alike: dict[object, list[Member]] = {}
+        for member in members:
+            told = member.shape in self.terms.offers or self.terms.avoided or self.terms.closed is not None
+            alike.setdefault((member.request, member.load, member.shape if told else ""), []).append(member)
+        found: dict[str, _Kind] = {}
+        for some in alike.values():
+            found |= dict.fromkeys([member.uid for member in some], self._look(some[0], len(some)))
+        return found
+
+    def left(self, node: str) -> Load | None:
+        try:
+            return self._left[node]
+        except KeyError:
+            left = self._left[node] = self._nodes.left(node)
+            return left
+
+    def score(self, kind: _Kind, node: str) -> int | None:
+        """How good the node is for one of this kind, as it is now; None where it has no cards for it."""
+        if kind.scorer is None:
+            return self._harm(node)
+        score = kind.scorer.score(self.ledger.node(node))
+        return None if isinstance(score, Refusal) else score
+
+    def options(self, kind: _Kind) -> int:
+        """How many nodes could take one of this kind; where nothing is planned."""
+        if kind.scores is None and kind.scorer is not None:
+            return len(kind.scorer.score_all(self.ledger, kind.candidates)[0])
+        return len(kind.candidates)
+
+    def scorer(self, request: PodRequest) -> Scorer:
+        return Scorer(request, request.policy or self.terms.policy, self.terms.rooms())
+
+    def _harm(self, node: str) -> int:
+        """For a pod that needs no card: nodes with cards are for others as long as there are other nodes."""
+        state = self.ledger.node(node)
+        return -1 if state is not None and state.cards else 0
+
+    def _look(self, member: Member, count: int) -> _Kind:
+        """For so many members like this one."""
+        offers = self.terms.offers.get(member.shape)
+        avoided, closed, shape = self.terms.avoided, self.terms.closed, member.shape
+
+        def allowed(node: str) -> bool:
+            if offers is not None and node not in offers:
+                return False
+            return (shape, node) not in avoided and (closed is None or not closed(member, node))
+
+        candidates = self._with_room(offers, member.load)
+        if avoided or closed is not None:
+            candidates = [node for node in candidates if allowed(node)]
+        if member.request is None:
+            scores = {node: self._harm(node) for node in candidates}
+            return _Kind(member.load, allowed, None, scores.keys(), scores)
+        scorer = self.scorer(member.request)
+        plain = scorer.indexed and not self.limited and not any(c.device_class for c in member.request.containers)
+        if plain and len(candidates) > _CHEAPER * count:
+            return _Kind(member.load, allowed, scorer, candidates, None)
+        scores, _ = scorer.score_all(self.ledger, candidates)
+        return _Kind(member.load, allowed, scorer, scores.keys(), scores)
+
+    def _with_room(self, offers: Collection[str] | None, load: Load) -> list[str]:
+        """The nodes that have room for the load, in the order of their names."""
+        key = id(offers), load  # the terms keep the offers, so nothing else gets their address
+        found = self._roomy.get(key)
+        if found is None:
+            among = self._nodes.names() if offers is None else offers
+            found = sorted(node for node in among if takes(self.left(node), _NO_LOAD, load))
+            self._roomy[key] = found
+        return found
+
+
+class _Queue(Protocol):
+    """The nodes for one kind of members, kept true while the plan grows."""
+
+    kind: _Kind
+
+    def best(self, touched: Sequence[str], taken: Mapping[str, Load]) -> str | None:
+        """The best node now. `touched`: all that the plan has put something on, in that order."""
+
+    def drop(self, node: str) -> None:
+        """It will not do, whatever its score says."""
+
+
+class _Walked:
+    """By the ledger's index of all cards, which knows the best node of thousands without asking each."""
+
+    def __init__(self, ground: _Ground, kind: _Kind) -> None:
+        self._ground = ground
+        self.kind = kind
+        self._nodes = set(kind.candidates)
+
+    def best(self, touched: Sequence[str], taken: Mapping[str, Load]) -> str | None:
+        del touched
+        kind, ground = self.kind, self._ground
+        while kind.scorer is not None and (state := kind.scorer.first(ground.ledger, self._nodes)) is not None:
+            load = taken.get(state.name)
+            if load is None or takes(ground.left(state.name), load, kind.load):
+                return state.name
+            self._nodes.discard(state.name)
+        return None
+
+    def drop(self, node: str) -> None:
+        self._nodes.discard(node)
+
+
+class _Sorted:
+    """By their scores. Those that the plan has put nothing on stay in the order of the beginning, equally good ones by
+    name; the others are few.
+    """
+
+    def __init__(self, ground: _Ground, kind: _Kind, scores: Mapping[str, int]) -> None:
+        self._ground = ground
+        self.kind = kind
+        self._scores = scores
+        self._fresh = iter(sorted(scores, key=scores.__getitem__, reverse=True))
+        self._next = next(self._fresh, None)
+        self._changed: dict[str, int | None] = {}  # the score now; None where the node will not do
+        self._heap: list[tuple[int, str]] = []
+        self._seen = 0  # of the plan's nodes
+
+    def best(self, touched: Sequence[str], taken: Mapping[str, Load]) -> str | None:
+        for node in dict.fromkeys(touched[self._seen :]):
+            self._look_again(node, taken.get(node, _NO_LOAD))
+        self._seen = len(touched)
+        while self._next is not None and self._next in self._changed:
+            self._next = next(self._fresh, None)
+        while self._heap and self._changed[self._heap[0][1]] != -self._heap[0][0]:
+            heapq.heappop(self._heap)
+        if self._next is not None and (not self._heap or (-self._scores[self._next], self._next) < self._heap[0]):
+            return self._next
+        return self._heap[0][1] if self._heap else None
+
+    def drop(self, node: str) -> None:
+        self._changed[node] = None
+
+    def _look_again(self, node: str, taken: Load) -> None:
+        self._changed[node] = None
+        if not self.kind.allowed(node) or not takes(self._ground.left(node), taken, self.kind.load):
+            return
+        score = self._changed[node] = self._ground.score(self.kind, node)
+        if score is not None:
+            heapq.heappush(self._heap, (-score, node))
+
+
+class _Attempt:
+    """One order of members."""
+
+    def __init__(self, ground: _Ground, kinds: Mapping[str, _Kind]) -> None:
+        self.nodes: dict[str, str] = {}
+        self.holdings: dict[str, Holding] = {}
+        self._ground = ground
+        self._kinds = kinds
+        self._queues: dict[int, _Queue] = {}
+        self._taken: dict[str, Load] = {}
+        self._touched: list[str] = []
+        self._undo: list[Undo] = []
+
+    def place(self, members: Iterable[Member]) -> Member | None:
+        """Places each; the first for whom there is no place."""
+        for member in members:
+            if not self._place(member):
+                return member
+        return None
+
+    def undo(self) -> None:
+        """Nothing of it holds any more."""
+        for back in reversed(self._undo):
+            back()
+
+    def _place(self, member: Member) -> bool:
+        queue = self._queue(self._kinds[member.uid])
+        scorer = queue.kind.scorer
+        if scorer is not None and member.request is not None and self._ground.limited:
+            scorer = self._ground.scorer(member.request)  # what quotas leave is less with every member
+        while (node := queue.best(self._touched, self._taken)) is not None:
+            if scorer is None:
+                self._put(member, node, None)
+                return True
+            placed = scorer.place_on(self._ground.ledger.node(node))
+            if not isinstance(placed, Refusal):
+                self._put(member, node, placed.assignment)
+                return True
+            queue.drop(node)
+        return False
+
+    def _queue(self, kind: _Kind) -> _Queue:
+        queue = self._queues.get(id(kind))
+        if queue is None:
+            ground, scores = self._ground, kind.scores
+            queue = _Walked(ground, kind) if scores is None else _Sorted(ground, kind, scores)
+            self._queues[id(kind)] = queue
+        return queue
+
+    def _put(self, member: Member, node: str, assignment: Assignment | None) -> None:
+        self.nodes[member.uid] = node
+        before = self._taken.get(node, _NO_LOAD)
+        self._taken[node] = _plus(before, member.load)
+        self._touched.append(node)
+        if assignment is not None:
+            terms = self._ground.terms
+            party = member.request.party if member.request is not None else COMMON
+            holding = Holding(member.uid, terms.namespace, member.name, node, assignment, terms.mark, party)
+            self.holdings[member.uid] = holding
+            self._undo.append(self._ground.ledger.hold(holding))
+
+
+def _plus(one: Load, other: Load) -> Load:
+    return Load(one.cpu + other.cpu, one.memory + other.memory, one.pods + other.pods)
+
+
+def takes(left: Load | None, taken: Load, load: Load) -> bool:
+    """Whether there is room for one more. What is not asked for does not matter, as for kube-scheduler."""
+    if left is None:
+        return False
+    return (
+        (not load.cpu or left.cpu - taken.cpu >= load.cpu)
+        and (not load.memory or left.memory - taken.memory >= load.memory)
+        and left.pods - taken.pods >= load.pods
+    )

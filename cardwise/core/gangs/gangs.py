@@ -1,0 +1,204 @@
+"""Gangs: which pods belong together, what is known of each, and which of two groups comes first.
+
+Who of it is there is in `gangcount`, how far it has come in `gangstate`, where it fits in `gangplan`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from cardwise.core.api import names
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+
+MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
+
+Json = Mapping[str, Any]
+Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes first
+
+
+# Which pods belong together.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The gang that a pod names. `minimum` is None where a PodGroup says it; `foreign`: one of coscheduling."""
+
+    name: str
+    minimum: int | None = None
+    foreign: bool = False
+
+
+def membership(pod: Json) -> Membership | None:
+    """What a pod or a pod template says of its gang; an annotation wins over a label. Raises InvalidRequest."""
+    metadata = pod.get("metadata") or {}
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    for where, values in (("annotations", annotations), ("labels", labels)):
+        if names.GROUP_NAME in values:
+            field_name = f"metadata.{where}[{names.GROUP_NAME}]"
+            return Membership(name=_name(values[names.GROUP_NAME], field_name), minimum=_minimum(annotations, labels))
+    if names.COSCHEDULING in labels:
+        return Membership(
+            name=_name(labels[names.COSCHEDULING], f"metadata.labels[{names.COSCHEDULING}]"), foreign=True
+        )
+    if names.GROUP_NUM in annotations or names.GROUP_NUM in labels:
+        where = "annotations" if names.GROUP_NUM in annotations else "labels"
+        raise InvalidRequest(
+            f"metadata.{where}[{names.GROUP_NUM}]",
+            "says how many pods a gang needs, but no gang is named",
+            f"add {names.GROUP_NAME} with the gang's name, the same on all its pods",
+        )
+    return None
+
+
+def joined(pod: Json) -> Membership | None:
+    """The gang of a pod that has passed the webhook: the one whose label it has. Raises InvalidRequest."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    name = labels.get(names.GANG)
+    if name is None:
+        return None
+    said = membership(pod)
+    if said is None or said.name != name:
+        return Membership(name=name)
+    return said
+
+
+def gated(pod: Json) -> bool:
+    """Whether the pod has the gate of gangs."""
+    gates = (pod.get("spec") or {}).get("schedulingGates") or ()
+    return any(gate.get("name") == names.GANG for gate in gates)
+
+
+def queue_priority(annotations: Mapping[str, str]) -> int | None:
+    """The place in the order that a person has given. Raises InvalidRequest."""
+    text = annotations.get(names.QUEUE_PRIORITY)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[+-]?\d{1,9}", text.strip()):
+        field_name = f"metadata.annotations[{names.QUEUE_PRIORITY}]"
+        raise InvalidRequest(field_name, f"{text!r} is no whole number", "write one such as 10; the higher goes first")
+    return int(text)
+
+
+def _name(text: object, field_name: str) -> str:
+    if not isinstance(text, str) or not _LABEL.fullmatch(text):
+        raise InvalidRequest(
+            field_name, f"{text!r} is no name of a gang", "write lower-case letters, digits and -, at most 63 of them"
+        )
+    return text
+
+
+def _minimum(annotations: Mapping[str, str], labels: Mapping[str, str]) -> int | None:
+    where, values = ("annotations", annotations) if names.GROUP_NUM in annotations else ("labels", labels)
+    text = values.get(names.GROUP_NUM)
+    if text is None:
+        return None
+    try:
+        return quantity.count(text, most=MOST_MEMBERS)
+    except quantity.InvalidQuantity as error:
+        raise InvalidRequest(f"metadata.{where}[{names.GROUP_NUM}]", error.problem, error.remedy) from error
+
+
+# What is known of a gang.
+
+
+class Phase(StrEnum):
+    """As `PodGroup.status.phase` says it."""
+
+    PENDING = "Pending"  # fewer members than the minimum
+    WAITING = "Waiting"  # complete; does not fit now, or backs off
+    HELD = "Held"  # planned: cards are held
+    BINDING = "Binding"  # every member of the plan has reached bind; from here it only goes forward
+    RUNNING = "Running"
+    ROLLING = "Rolling"  # bound in part by a leader that died, or by one that could not finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A pod of a gang, as last seen.
+
+    `there`: it is not being deleted and has not failed. `created` sorts as text. `shape`: equal for pods that the
+    scheduler cannot tell apart. `problem`: why it cannot be placed as it is.
+    """
+
+    uid: str
+    name: str
+    created: str = ""
+    there: bool = True
+    gated: bool = False
+    node: str = ""
+    minimum: int | None = None
+    foreign: bool = False
+    priority: int = 0
+    queue_priority: int | None = None
+    shape: str = ""
+    request: PodRequest | None = None
+    load: Load = Load()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What the PodGroup of a gang says; None where it says nothing.
+
+    `running`: its status has the phase Running. `half`: since when, in seconds of the time of day, it has one of a gang
+    that is bound in part.
+    """
+
+    minimum: int | None = None
+    hold: float | None = None  # seconds
+    priority: int | None = None
+    running: bool = False
+    half: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds. `hold`: of a gang whose PodGroup says nothing; `most`: what a PodGroup may say. `reserve` and
+    `refusals`: from when on a gang that is refused keeps cards from others; `keep`: for how long at most, and then not
+    again for as long.
+    """
+
+    hold: float = 30.0
+    most: float = 300.0
+    rollback: float = 120.0
+    reserve: float = 60.0
+    refusals: int = 20
+    keep: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a transition has made void: these members are planned nowhere any more. Falsy where it is nothing.
+
+    `whole`: the hold has ended, so all who wait in bind must be told `reason`.
+    """
+
+    reason: str = ""
+    members: tuple[str, ...] = ()
+    whole: bool = False
+
+    def __bool__(self) -> bool:
+        return self.whole or bool(self.members)
+
+
+NOTHING_ENDED: Final = Ended()
+
+
+def rank_of(members: Iterable[Member], priority: int | None, key: str) -> Rank:
+    """The order of gangs and of single pods, which are gangs of one here: the smallest goes first.
+
+    `priority`: the PodGroup's place in the queue, where the oldest member says none.
+    """
+    oldest, highest = None, None
+    for member in members:
+        oldest = member if oldest is None else oldest
+        highest = member.priority if highest is None else max(highest, member.priority)
+    if oldest is None or highest is None:
+        return 0, 0, "", key
+    queued = oldest.queue_priority if oldest.queue_priority is not None else priority or 0
+    return -highest, -queued, oldest.created, key

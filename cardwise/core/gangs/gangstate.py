@@ -1,0 +1,423 @@
+"""How far one gang has come: its state as explicit transitions, with times handed in.
+
+It knows who is there and who was planned where; the cards and the nodes' rooms are the planner's (`gangplan`), threads
+and writes the extender's. What a transition makes void is in its answer, `Ended`: whoever owns the cards gives them
+back.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from cardwise.core.gangs.gangcount import Counted, count
+from cardwise.core.gangs.gangs import NOTHING_ENDED, Ended, Group, Member, Patience, Phase, Rank, rank_of
+from cardwise.core.values import wording
+from cardwise.core.values.verdict import Refusal
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 60.0  # seconds
+_ONE_ROUND = 1.0  # seconds
+_NAMED = 5  # members that a text names
+
+
+@dataclass(slots=True, eq=False)
+class Gang:
+    """One group of pods of a namespace. Members of a plan are known by UID.
+
+    Waiting: nothing is planned. Held: `plan` is for all that are missing to the minimum, nothing is posted. `forward`:
+    members are bound or may be; the plan is for the rest, which is posted as it comes.
+    """
+
+    namespace: str
+    name: str
+    patience: Patience = field(default_factory=Patience)
+    members: dict[str, Member] = field(default_factory=dict)
+    group: Group = field(default_factory=Group)
+    plan: dict[str, str] = field(default_factory=dict)  # node by member
+    passed: set[str] = field(default_factory=set)  # filter has answered them their node
+    arrived: set[str] = field(default_factory=set)  # they wait in bind
+    forward: bool = False
+    committed: bool = False  # by this leader
+    ran: bool = False
+    evicting: set[str] = field(default_factory=set)
+    since: float = 0.0  # of the phase
+    reason: str = ""  # of the last end
+    _progress: float = 0.0
+    _backoff_until: float = float("-inf")
+    _failures: int = 0
+    _avoided: dict[tuple[str, str], float] = field(default_factory=dict)  # until when, by shape and node
+    _late: set[str] = field(default_factory=set)  # members that let a hold end, and have not shown themselves since
+    _refused_since: float | None = None
+    _refused_at: float = 0.0
+    _refusals: int = 0
+    _counted: Counted | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    # Who is there.
+
+    def put(self, member: Member, now: float) -> Ended:
+        """The member is so now."""
+        before = self.members.get(member.uid)
+        if before == member:
+            return NOTHING_ENDED
+        self.members[member.uid] = member
+        self._counted = None
+        if before is None or before.there != member.there:
+            self._start_over(now)
+        if not member.there:
+            return self._lost(member, now)
+        if member.node and (before is None or not before.node):
+            self._progress = now
+            return self._unplanned(member, f"{member.name} was bound by somebody else", now)
+        return self._settle(now)
+
+    def drop(self, uid: str, now: float) -> Ended:
+        """The member is no more."""
+        member = self.members.pop(uid, None)
+        if member is None:
+            return NOTHING_ENDED
+        self._counted = None
+        self._late.discard(uid)
+        if member.there:
+            self._start_over(now)
+        return self._lost(member, now)
+
+    def regroup(self, group: Group, now: float) -> Ended:
+        """The PodGroup says so now."""
+        if group == self.group:
+            return NOTHING_ENDED
+        before, self.group = self.group, group
+        self._counted = None
+        if before.minimum == group.minimum or not self.plan or self.forward:
+            return self._settle(now)
+        return self.end("the minimum of the gang has changed", now)
+
+    @property
+    def minimum(self) -> int:
+        """How many must be there; 0 where nobody says it."""
+        return self._count().minimum
+
+    @property
+    def problem(self) -> str:
+        """Why it can never be complete as it is, or ""."""
+        return self._count().problem
+
+    @property
+    def there(self) -> list[Member]:
+        """The members that count, the oldest first."""
+        return self._count().there
+
+    @property
+    def bound(self) -> list[Member]:
+        """Those of them that have a node."""
+        return self._count().bound
+
+    @property
+    def complete(self) -> bool:
+        counted = self._count()
+        return not counted.problem and len(counted.there) >= counted.minimum
+
+    @property
+    def phase(self) -> Phase:
+        if self.ran:
+            return Phase.RUNNING
+        if self.evicting or (self.forward and not self.committed):
+            return Phase.ROLLING
+        if self.forward:
+            return Phase.BINDING
+        if self.plan:
+            return Phase.HELD
+        return Phase.WAITING if self.complete else Phase.PENDING
+
+    def to_free(self) -> list[Member]:
+        """The members whose gates are to be taken away."""
+        gated = self._count().gated
+        return gated if gated and (self.ran or self.complete) else []
+
+    def missing(self) -> list[str]:
+        """The names of those who have not reached bind yet, of the plan."""
+        return sorted(self.members[uid].name for uid in self.plan if uid not in self.arrived)
+
+    def rank(self) -> Rank:
+        """The order of gangs: the smallest goes first."""
+        return rank_of(self.there, self.group.priority, self.key)
+
+    @property
+    def priority(self) -> int:
+        """The highest of its members'."""
+        return -self.rank()[0]
+
+    # Planning.
+
+    def refusal(self, now: float) -> Refusal | None:
+        """Why nothing can be planned now; the last of it is for the planner to say."""
+        if self.stale or (self.evicting and not self.forward):
+            return Refusal.GANG_BACKS_OFF
+        if not self.complete:
+            return Refusal.GANG_INCOMPLETE
+        if (self.evicting or not self.forward) and now < self._backoff_until:
+            return Refusal.GANG_BACKS_OFF
+        if self._late and any(member.uid in self._late for member in self.wanted()):
+            return Refusal.GANG_WAITS
+        return None
+
+    @property
+    def stale(self) -> bool:
+        """Whether its PodGroup still says that it runs. A leader that follows would believe it of one half bound."""
+        return self.group.running and not self.ran
+
+    def wanted(self) -> list[Member]:
+        """The members that a plan must have: as many as are missing to the minimum, the oldest first.
+
+        Those who let a hold end come after the others, where there are more than are needed.
+        """
+        counted = self._count()
+        free = [member for member in counted.there if not member.node]
+        if self._late:
+            free.sort(key=lambda member: member.uid in self._late)
+        return free[: max(0, counted.minimum - len(counted.bound))]
+
+    def missing_in_plan(self) -> list[Member]:
+        """Those of `wanted` who have no place in the plan yet."""
+        return [member for member in self.wanted() if member.uid not in self.plan]
+
+    def shown(self, uid: str) -> None:
+        """The scheduler has asked for this member."""
+        self._late.discard(uid)
+
+    def avoided(self, now: float) -> Collection[tuple[str, str]]:
+        """Shapes and nodes that did not go together a while ago."""
+        if self._avoided:
+            self._avoided = {pair: until for pair, until in self._avoided.items() if until > now}
+        return self._avoided.keys()
+
+    def avoid(self, uid: str, node: str, now: float) -> None:
+        """The scheduler did not offer the node to this member."""
+        self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
+
+    def hold(self, plan: Mapping[str, str], now: float) -> None:
+        """These members are planned, with whom was planned already all who are missing to the minimum."""
+        if not self.plan and not self.forward:
+            self.arrived.clear()
+            self.since = self._progress = now
+        self.plan.update(plan)
+        self.passed -= plan.keys()
+        self._refused_since, self._refusals = None, 0
+
+    def refused(self, now: float) -> None:
+        """The gang does not fit as a whole. Its members ask one after the other: that is one refusal."""
+        if self._refused_since is None:
+            self._refused_since = self._refused_at = now
+            self._refusals = 1
+        elif now - self._refused_at >= _ONE_ROUND:
+            self._refused_at = now
+            self._refusals += 1
+
+    def reserves(self, now: float) -> bool:
+        """Whether it has waited so long that others must leave it the cards."""
+        if self._refused_since is None or self.ran or self.plan or not self.complete:
+            return False
+        return self._refusals >= self.patience.refusals or now - self._refused_since >= self.patience.reserve
+
+    # The way to the nodes.
+
+    def passes(self, uid: str, now: float) -> None:
+        """Filter answers this member of the plan its node."""
+        if uid not in self.passed:
+            self.passed.add(uid)
+            self._progress = now
+
+    def arrives(self, uid: str, now: float) -> bool:
+        """The member waits in bind now; whether all of the plan do."""
+        self.passed.add(uid)
+        self.arrived.add(uid)
+        self._progress = now
+        return self.arrived >= self.plan.keys()
+
+    def commit(self, now: float) -> None:
+        """From here it only goes forward."""
+        self.forward = self.committed = True
+        self.since = self._progress = now
+
+    def posts(self, uid: str, now: float) -> None:
+        """Something happens to a member that goes forward: the time until it is rolled back begins anew."""
+        if uid in self.plan:
+            self._progress = now
+
+    def expired(self, now: float) -> str:
+        """Why the hold ends now by itself, or ""."""
+        # A PodGroup may be older than the policy that refuses more, or of coscheduling, where there is none.
+        hold = min(self.patience.hold if self.group.hold is None else self.group.hold, self.patience.most)
+        if not self.plan or self.forward or now - self._progress < hold:
+            return ""
+        return f"{wording.few(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"
+
+    def end(self, reason: str, now: float) -> Ended:
+        """The hold is over: nothing was posted, and nothing is held."""
+        if not self.plan or self.forward:
+            return NOTHING_ENDED
+        ended = Ended(reason, tuple(self.plan), whole=True)
+        for uid, node in self.plan.items():
+            member = self.members.get(uid)
+            if member is None or uid in self.arrived:
+                continue
+            if uid in self.passed:
+                self.avoid(uid, node, now)
+            else:
+                self._late.add(uid)
+        self._back_off(reason, now)
+        return ended
+
+    # When it goes wrong after the first bind.
+
+    def rollback_due(self, now: float) -> bool:
+        """Whether the rest could not be bound for so long that what is bound must go."""
+        if not self.forward or self.evicting or self.ran or self.problem:
+            return False
+        return now - self._progress >= self.patience.rollback
+
+    def taken_over(self, now: float, wall: float) -> None:
+        """A new leader comes, at the time of day `wall`: what went by under former ones counts as well. It still gets a
+        quarter of the time, since the rest may fit now.
+        """
+        if self.forward and self.group.half is not None:
+            self._progress = now - min(max(0.0, wall - self.group.half), 0.75 * self.patience.rollback)
+
+    def roll_back(self, now: float) -> Ended:
+        """The bound members are to be evicted, `evicting`; the others are planned nowhere.
+
+        Evictions may be refused for ever (a PodDisruptionBudget), so until the first member goes the gang still goes
+        forward where it can: what comes first, the rest's cards or the first eviction, decides. Where nothing is bound,
+        since no Binding was answered, it waits again until all its members can be bound.
+        """
+        self.evicting = {member.uid for member in self.bound}
+        ended = Ended("the gang could not be bound whole and is rolled back", tuple(self.plan), whole=True)
+        self.forward, self.committed = bool(self.bound), False
+        self._back_off(ended.reason, now)
+        return ended
+
+    @property
+    def forsaken(self) -> bool:
+        """It goes forward with nothing bound, and was not let go by this leader, or has no place for all any more."""
+        return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
+
+    def stand_back(self, now: float) -> Ended:
+        """It is forsaken, and nothing of it may be bound: it waits again until all its members can be."""
+        ended = Ended("nothing of the gang is bound any more", tuple(self.plan), whole=True)
+        self._clear()
+        self.forward = self.committed = False
+        self.since = now
+        return ended
+
+    def forget(self, now: float) -> Ended:
+        """Another leader has decided since, or will: what is left is what the API server says."""
+        ended = Ended("this extender does not hold the lease", tuple(self.plan), whole=True)
+        self._clear()
+        self.evicting.clear()
+        self.forward = self.committed = False
+        self._progress = self.since = now
+        self._settle(now)
+        return ended
+
+    # Everything below keeps what follows from the rest.
+
+    def _count(self) -> Counted:
+        if self._counted is None:
+            self._counted = count(self.name, self.group, self.members.values())
+        return self._counted
+
+    def _settle(self, now: float) -> Ended:
+        """After who is there has changed: whether it runs, or has come to be half bound."""
+        counted = self._count()
+        self.evicting &= {member.uid for member in counted.bound}
+        if self.ran and not counted.bound:
+            self.ran = False
+            self.since = now
+        if not self.ran and counted.bound and (self.forward or not self.evicting):
+            whole = not counted.problem and len(counted.bound) >= counted.minimum
+            if whole or (self.group.running and not self.forward):
+                return self._run(now)
+        if self.ran or self.evicting:
+            return NOTHING_ENDED
+        if counted.bound and not self.forward and not counted.problem:  # who knows no minimum knows no half
+            ended = self.end("a member was bound by somebody else", now)
+            self.forward = True
+            self.since = self._progress = now
+            return ended
+        if self.forward and not counted.bound and not self.plan:
+            self.forward = self.committed = False
+            self.since = now
+        return NOTHING_ENDED
+
+    def _run(self, now: float) -> Ended:
+        ended = Ended("the gang runs", tuple(self.plan), whole=True)
+        self._clear()
+        self.ran = True
+        self.forward = self.committed = False
+        self.evicting.clear()
+        self._failures, self._backoff_until, self.reason = 0, float("-inf"), ""
+        self._refused_since, self._refusals = None, 0
+        self.since = now
+        return ended if ended.members else NOTHING_ENDED
+
+    def _lost(self, member: Member, now: float) -> Ended:
+        """The member does not count any more."""
+        if member.uid in self.evicting and self.forward:
+            ended = Ended("the gang is rolled back", tuple(self.plan), whole=True)
+            self._clear()
+            self.forward = False
+            self.evicting = {each.uid for each in self.bound}
+            self._settle(now)
+            return ended
+        ended = self._unplanned(member, f"{member.name} is gone", now, whole=member.uid in self.plan)
+        if ended.whole:
+            self._start_over(now)
+        return ended
+
+    def _unplanned(self, member: Member, reason: str, now: float, *, whole: bool = True) -> Ended:
+        """The member needs no place any more. `whole`: a hold that has not gone forward is over then."""
+        if whole and self.plan and not self.forward:
+            ended = self.end(reason, now)
+            self._settle(now)
+            return ended
+        planned = member.uid in self.plan
+        self.unplan(member.uid)
+        ended = self._settle(now)
+        if not planned:
+            return ended
+        return Ended(ended.reason or reason, (member.uid, *ended.members), whole=ended.whole)
+
+    def unplan(self, uid: str) -> None:
+        """The member has no place in the plan any more."""
+        self.plan.pop(uid, None)
+        self.passed.discard(uid)
+        self.arrived.discard(uid)
+
+    def _clear(self) -> None:
+        self.plan.clear()
+        self.passed.clear()
+        self.arrived.clear()
+
+    def _start_over(self, now: float) -> None:
+        """Its members are others: what went wrong before says nothing."""
+        self._failures, self._backoff_until = 0, now
+        self._avoided.clear()
+        self._late.clear()
+
+    def _back_off(self, reason: str, now: float) -> None:
+        self._clear()
+        self._failures += 1
+        self._backoff_until = now + _delay(self._failures)
+        self.reason = reason
+        self.since = now
+
+    @property
+    def backoff_until(self) -> float:
+        """When it may be planned again."""
+        return self._backoff_until
+
+
+def _delay(failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    return float(min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(failures - 1, 10)))

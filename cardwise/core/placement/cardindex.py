@@ -1,0 +1,106 @@
+"""All open cards of all nodes in the order of their free memory: how filter finds the one best node of thousands.
+
+Apart from the ledger, which knows nodes one by one: a request for one card is answered by a bisection here instead of
+a question to every node. Kept per kind of card and by the bars of its MPS (`mpstaints`), so that a request walks what
+it may use and nothing else. What comes out equals the node-by-node answer (tests/extender/test_cardindex.py,
+tests/property/test_typed_placement.py, tests/property/test_mpsplaces.py).
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator
+
+from cardwise.core.placement.mpstaints import BITS
+
+# Free MiB, node, position of the card in the node's lists, and its group: its kind above the bits of its bars.
+Entry = tuple[int, str, int, int]
+
+_MANY = 2000  # changed nodes from which sorting anew is cheaper than moving their cards
+
+
+class CardIndex:
+    """Belongs to a ledger, which refreshes it before use (`Ledger.index`)."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, list[Entry]] = {}  # by group
+        self._of: dict[str, list[Entry]] = {}
+
+    def refresh(self, changed: Iterable[tuple[str, list[Entry]]]) -> None:
+        """These nodes have these open cards now."""
+        changed = list(changed)
+        if len(changed) > _MANY:
+            self._of.update(changed)
+            self._sort()
+            return
+        for name, now in changed:
+            before = self._of.get(name, [])
+            for entry in before:
+                if entry not in now:
+                    self._remove(entry)
+            for entry in now:
+                if entry not in before:
+                    insort(self._entries.setdefault(entry[3], []), entry)
+            if now:
+                self._of[name] = now
+            else:
+                self._of.pop(name, None)
+
+    def smallest(
+        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, minds: int = 0
+    ) -> Iterator[Entry]:
+        """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node, position.
+
+        Those with a bar that is minded are left out.
+        """
+        walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds, minds)]
+        return walks[0] if len(walks) == 1 else heapq.merge(*walks)
+
+    def largest(
+        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, minds: int = 0
+    ) -> Iterator[Entry]:
+        """As `smallest`, but the emptiest first."""
+        walks = [_downwards(entries, mem, nodes) for entries in self._chosen(kinds, minds)]
+        return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
+
+    def _chosen(self, kinds: Collection[int] | None, minds: int) -> Iterable[list[Entry]]:
+        if kinds is None and not minds:
+            return self._entries.values()
+        return [
+            entries
+            for number, entries in self._entries.items()
+            if not number & minds and (kinds is None or number >> BITS in kinds)
+        ]
+
+    def _remove(self, entry: Entry) -> None:
+        entries = self._entries[entry[3]]
+        del entries[bisect_left(entries, entry)]
+        if not entries:
+            del self._entries[entry[3]]
+
+    def _sort(self) -> None:
+        self._entries = {}
+        for of_node in self._of.values():
+            for entry in of_node:
+                self._entries.setdefault(entry[3], []).append(entry)
+        for entries in self._entries.values():
+            entries.sort()
+
+
+def _upwards(entries: list[Entry], mem: int, nodes: Collection[str]) -> Iterator[Entry]:
+    for i in range(bisect_left(entries, (mem,)), len(entries)):
+        if entries[i][1] in nodes:
+            yield entries[i]
+
+
+def _downwards(entries: list[Entry], mem: int, nodes: Collection[str]) -> Iterator[Entry]:
+    end = len(entries)
+    while end and entries[end - 1][0] >= mem:
+        start = bisect_left(entries, (entries[end - 1][0],))
+        for i in range(start, end):
+            if entries[i][1] in nodes:
+                yield entries[i]
+        end = start
+
+
+def _emptiest_first(entry: Entry) -> tuple[int, str, int]:
+    return -entry[0], entry[1], entry[2]

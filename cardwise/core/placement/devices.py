@@ -1,0 +1,140 @@
+"""Devices that are no GPUs: which of a node's are free, and which of them a pod gets.
+
+A device is given whole, so there is nothing to search for but who gets which. It may be in several classes, and a pod
+may ask for several of them: that is a matching of wants to devices, found exactly, so that a node is refused only
+where no choice would do. Apart from the cards, whose lists and index know nothing of devices.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cardwise.core.api.assignment import Assignment, DeviceShare
+from cardwise.core.api.request import DeviceRequest
+from cardwise.core.values.verdict import Refusal
+
+Granted = Mapping[str, tuple[DeviceShare, ...]]  # by container key, as in an assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device of a node; one that is not healthy, or is cordoned, is given to nobody. `index` counts those of its
+    kind.
+    """
+
+    uuid: str
+    kind: str
+    index: int
+    model: str = ""
+    healthy: bool = True
+    cordoned: bool = False
+    classes: frozenset[str] = frozenset()
+
+    @property
+    def takes(self) -> bool:
+        """Whether it is given to somebody, as far as that depends on the device alone."""
+        return self.healthy and not self.cordoned
+
+
+def in_order(devices: Iterable[Device]) -> list[Device]:
+    """As a node lists its devices and as they are given, the lowest index first."""
+    return sorted(devices, key=lambda device: (device.kind, device.index, device.uuid))
+
+
+def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, int]) -> bool:
+    """Whether what was granted and is counted in `taken` still stands: its devices are there and to be had, of the
+    class that was asked for, and nobody else's.
+    """
+    here = {device.uuid: device for device in devices}
+    for share in granted.device_shares():
+        device = here.get(share.uuid)
+        if device is None or not device.takes or share.device_class not in device.classes:
+            return False
+        if taken.get(share.uuid, 0) > 1:
+            return False
+    return True
+
+
+class Wanted:
+    """What one pod asks of devices, prepared for being asked of thousands of nodes."""
+
+    def __init__(self, asked: Sequence[DeviceRequest]) -> None:
+        self._asked = asked
+        self.counts: dict[str, int] = {}  # by class
+        for one in asked:
+            self.counts[one.device_class] = self.counts.get(one.device_class, 0) + one.count
+
+    def room(self, devices: Sequence[Device], taken: Collection[str]) -> int | Refusal:
+        """How many devices of the classes are free on a node with these devices; a reason where they are too few."""
+        free = self._free(devices, taken)
+        return len(free) if self._suffice(free) else self._why(devices)
+
+    def grant(self, devices: Sequence[Device], taken: Collection[str]) -> tuple[int, Granted] | Refusal:
+        """As `room`, and the devices for each container."""
+        free = self._free(devices, taken)
+        matched = self._match(free)
+        if matched is None:
+            return self._why(devices)
+        granted: dict[str, tuple[DeviceShare, ...]] = {}
+        for one in self._asked:
+            chosen = [free[matched[one.device_class].popleft()].uuid for _ in range(one.count)]
+            more = tuple(DeviceShare(one.device_class, uuid) for uuid in chosen)
+            granted[one.key] = granted.get(one.key, ()) + more
+        return len(free), granted
+
+    def _of_classes(self, devices: Sequence[Device]) -> list[Device]:
+        return [device for device in devices if not self.counts.keys().isdisjoint(device.classes)]
+
+    def _free(self, devices: Sequence[Device], taken: Collection[str]) -> list[Device]:
+        return [device for device in self._of_classes(devices) if device.takes and device.uuid not in taken]
+
+    def _why(self, devices: Sequence[Device]) -> Refusal:
+        """Why too few are free: pods that end, or a device that heals, may help only where there are as many at all."""
+        return Refusal.NO_DEVICE if self._suffice(self._of_classes(devices)) else Refusal.NO_SUCH_DEVICE
+
+    def _suffice(self, devices: Sequence[Device]) -> bool:
+        """Whether these devices, all of the classes, are enough."""
+        if len(self.counts) == 1:
+            return len(devices) >= sum(self.counts.values())
+        return self._match(devices) is not None
+
+    def _match(self, devices: Sequence[Device]) -> dict[str, deque[int]] | None:
+        """Positions of as many different devices as each class is asked for; None where there are not so many."""
+        if len(devices) < sum(self.counts.values()):
+            return None
+        given: dict[int, str] = {}  # by position, the class that a device is given for
+        for name, count in self.counts.items():
+            for _ in range(count):
+                if not _give(name, devices, given):
+                    return None
+        matched: dict[str, deque[int]] = {name: deque() for name in self.counts}
+        for position in sorted(given):
+            matched[given[position]].append(position)
+        return matched
+
+
+def _give(name: str, devices: Sequence[Device], given: dict[int, str]) -> bool:
+    """One more device for the class: a free one, or that of a class which gets another for it, and so on.
+
+    The shortest chain of such exchanges is found first, so that a free device of the class is taken if there is one.
+    """
+    takers: dict[int, str] = {}  # by position, the class that would take the device
+    gives_up: dict[str, int | None] = {name: None}  # the device by which the search has come to the class
+    waiting = deque([name])
+    while waiting:
+        taker = waiting.popleft()
+        for i, device in enumerate(devices):
+            if i in takers or taker not in device.classes:
+                continue
+            takers[i] = taker
+            holder = given.get(i)
+            if holder is None:
+                position: int | None = i
+                while position is not None:
+                    given[position] = takers[position]
+                    position = gives_up[takers[position]]
+                return True
+            if holder not in gives_up:
+                gives_up[holder] = i
+                waiting.append(holder)
+    return False

@@ -1,0 +1,327 @@
+"""Which cards of one node the parts of a request may have, and which of them the policy takes for one part.
+
+Apart from `searching`, which finds cards for all parts, and `placement`, which asks that of thousands of nodes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from cardwise.core.api import policies, quotas
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.cards import FULL_CORE, POSITION, card_code
+from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.api.quotas import NOTHING, Charge, Room
+from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.placement.kinds import ANY_CARD, Kinds, Level
+from cardwise.core.placement.mpstaints import FOR_GOOD, minded
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.values.quantity import MiB, Percent
+from cardwise.core.values.verdict import Refusal
+
+_RANK: Final = 1 << 40  # what a rank of a level weighs: more than any MiB
+_ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at most
+
+
+class Claim(NamedTuple):
+    """Cards that belong together: `cards` different ones, each with `mem` MiB and `core` percent, or whole.
+
+    `minds` and `user`: which cards it may have because of MPS, see `mpstaints`.
+    """
+
+    keys: tuple[str, ...]
+    cards: int
+    mem: int
+    core: int
+    whole: bool
+    device_class: str = ""
+    minds: int = 0
+    user: int = NOBODY
+
+
+class Want(NamedTuple):
+    """A claim and the cards that it may have: level by level those that no quota closes, and all of its class."""
+
+    claim: Claim
+    levels: tuple[Level, ...]
+    typed: frozenset[int] | None
+
+
+Rooms = tuple[tuple[Room, Charge], ...]  # what quotas leave, and what of it the request has taken on this node so far
+
+
+class Plan(NamedTuple):
+    """What to look for. `rooms` are those that take one card of the request, but perhaps not all of them.
+
+    `unlimited`: the same without quotas, to tell why nothing was found; None where quotas play no part.
+    """
+
+    wants: tuple[Want, ...]
+    rooms: Rooms
+    unlimited: tuple[Want, ...] | None
+
+
+def claims(request: PodRequest) -> list[Claim]:
+    """What must be found, the hardest first. Single-card shares of a pod and a class are one claim: they share a card.
+
+    A claim that names a class comes before those that may have any card.
+    """
+    found = []
+    one, several = (minded(request.mps, several=many) for many in (False, True))
+    user = request.party.user
+    together: dict[str, list[ContainerRequest]] = {}
+    for c in request.containers:
+        if c.whole or c.cards > 1:
+            minds = several if c.cards > 1 else one
+            mem, core = c.mem_per_card, c.core_per_card
+            found.append(Claim((c.key,), c.cards, mem, core, c.whole, c.device_class, minds, user))
+        else:
+            together.setdefault(c.device_class, []).append(c)
+    for device_class, of_class in together.items():
+        keys = tuple(c.key for c in of_class)
+        sum_mem, sum_core = sum(c.mem for c in of_class), sum(c.core for c in of_class)
+        found.append(Claim(keys, 1, sum_mem, sum_core, whole=False, device_class=device_class, minds=one, user=user))
+    return sorted(found, key=lambda claim: (not claim.device_class, not claim.whole, -claim.mem, -claim.cards))
+
+
+def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShare:
+    """A part of the card, or with None the whole of it."""
+    card = node.cards[i]
+    mem, core = part if part is not None else (MiB(node.free[i]), FULL_CORE)
+    return CardShare(card.index, card.uuid, mem, core, card.mem, whole=part is None)
+
+
+# Which kinds of cards a request may have.
+
+
+def plan(wanted: Sequence[Claim], kinds: Kinds, rooms: Sequence[Room]) -> Plan:
+    """Quotas close kinds beforehand where they can, so that the index walks past what cannot be taken."""
+    unlimited = tuple([Want(c, kinds.levels(c.device_class), kinds.allowed(c.device_class)) for c in wanted])
+    if not rooms:
+        return Plan(unlimited, (), None)
+    most = quotas.total(map(_most, wanted))
+    tight = [room for room in rooms if not room.takes(most)]
+    if not tight:
+        return Plan(unlimited, (), None)
+    wants = []
+    counted = set()
+    for claim, _, typed in unlimited:
+        full = {i for i, room in enumerate(tight) if not room.takes(_least(claim, kinds, room.entry))}
+        counted |= set(range(len(tight))) - full
+        wants.append(Want(claim, kinds.levels(claim.device_class, [tight[i].entry for i in sorted(full)]), typed))
+    return Plan(tuple(wants), tuple((tight[i], NOTHING) for i in sorted(counted)), unlimited)
+
+
+def _most(claim: Claim) -> Charge:
+    """The most that the claim can charge an entry of a quota."""
+    clients = claim.cards * len(claim.keys)
+    if claim.whole:
+        return Charge(clients, claim.cards * _ANY_SIZE, claim.cards)
+    return Charge(clients, claim.cards * claim.mem, 0)
+
+
+def _least(claim: Claim, kinds: Kinds, entry: quotas.Entry) -> Charge:
+    """The least that the claim charges the entry where it takes a card that the entry covers.
+
+    That is one card, or all of them where the claim can get no others.
+    """
+    cards = claim.cards if kinds.allowed(claim.device_class, (entry,)) == frozenset() else 1
+    if claim.whole:
+        return Charge(cards, cards, cards)
+    return Charge(cards * len(claim.keys), cards * claim.mem, 0)
+
+
+def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
+    """What this card for the claim charges: the sum of `quotas.charge` of the shares that it would be."""
+    if claim.whole:
+        return Charge(1, node.cards[i].mem - node.headroom, 1)
+    return Charge(len(claim.keys), claim.mem, 0)
+
+
+def charged(rooms: Rooms, node: NodeState, i: int, claim: Claim) -> Rooms | None:
+    """The rooms when this card is taken for the claim; None where one of them does not allow it."""
+    charge = _charge(node, i, claim)
+    after = []
+    for room, taken in rooms:
+        with_it = taken
+        if node.registry.covered(node.kinds[i], room.entry):
+            with_it = taken.plus(charge)
+            if not room.takes(with_it):
+                return None
+        after.append((room, with_it))
+    return tuple(after)
+
+
+# The choice for one claim.
+
+
+Chosen = tuple[int, list[int], Rooms]  # score and positions of the cards for one claim, and the rooms with them
+
+
+def choose(node: NodeState, want: Want, rooms: Rooms, policy: policies.Policy) -> Chosen | None:
+    """The policy's choice of cards for one claim; None where there are too few that it may have."""
+    codes = usable(node, want.claim)
+    return _choose(node, codes, want, rooms, policy) if rooms else _choose_freely(node, codes, want, policy)
+
+
+def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> Chosen | None:
+    """The policy's choice of cards for one claim, one after another."""
+    claim, levels, _ = want
+    if len(codes) < claim.cards:
+        return None
+    score = 0
+    chosen: list[int] = []
+    left = list(codes) if claim.cards > 1 else codes
+    for _ in range(claim.cards):
+        pick = policy(left, claim.mem) if levels is ANY_CARD else pick_one(node, left, want, policy)
+        if pick is None:
+            return None
+        score += pick[0]
+        chosen.append(pick[1])
+        if isinstance(left, list):
+            del left[bisect_left(left, card_code(node.free[pick[1]], pick[1]))]
+    return score, chosen, ()
+
+
+def _choose(
+    node: NodeState,
+    codes: Sequence[int],
+    want: Want,
+    rooms: Rooms,
+    policy: policies.Policy,
+    *,
+    taken: tuple[int, ...] = (),
+) -> Chosen | None:
+    """As `_choose_freely`, the first of such choices that the quotas leave room for.
+
+    To a quota, cards of one kind and size are alike: where one of them leads to nothing, all of them do.
+    """
+    missing = want.claim.cards - len(taken)
+    while len(codes) >= missing:
+        pick = pick_one(node, codes, want, policy)
+        if pick is None:
+            return None
+        score, i = pick
+        left = charged(rooms, node, i, want.claim)
+        if left is not None:
+            if missing == 1:
+                return score, [*taken, i], left
+            others = [code for code in codes if code & ~(-1 << POSITION) != i]
+            rest = _choose(node, others, want, left, policy, taken=(*taken, i))
+            if rest is not None:
+                return score + rest[0], rest[1], rest[2]
+        alike = node.kinds[i], node.cards[i].mem
+        codes = [code for code in codes if (node.kinds[at := code & ~(-1 << POSITION)], node.cards[at].mem) != alike]
+    return None
+
+
+def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> policies.Pick | None:
+    """The policy's choice of a card, of the first level that has one."""
+    for rank, kinds in want.levels:
+        among = codes
+        if kinds is not None and not kinds >= node.here:
+            here = node.kinds
+            among = [code for code in codes if here[code & ~(-1 << POSITION)] in kinds]
+        pick = policy(among, want.claim.mem) if among else None
+        if pick is not None:
+            return pick[0] - rank * _RANK, pick[1]
+    return None
+
+
+def usable(node: NodeState, claim: Claim) -> Sequence[int]:
+    """Codes of the cards that may serve the claim, but for the memory and the kind; in ascending order."""
+    codes = node.empties() if claim.whole else node.ascending()
+    if node.mps.may_bar(claim.minds, claim.user):
+        codes = [code for code in codes if admits(node, code & ~(-1 << POSITION), claim)]
+    if claim.whole:
+        return codes
+    if claim.core or len(claim.keys) > 1:
+        return [code for code in codes if takes(node, code & ~(-1 << POSITION), claim)]
+    return codes
+
+
+def takes(node: NodeState, i: int, claim: Claim) -> bool:
+    """Whether an open card has what the claim asks beside memory: cores, and room for a client a container."""
+    return node.free_core[i] >= claim.core and node.clients[i] + len(claim.keys) <= node.most[i]
+
+
+def admits(node: NodeState, i: int, claim: Claim) -> bool:
+    """Whether the card is open to the claim's pod, for all that MPS has to do with it."""
+    return node.mps.admits(i, claim.minds, claim.user)
+
+
+def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
+    """Why the claim found no card of its class, from the most to the least permanent reason."""
+    if not node.cards:
+        return Refusal.NOT_OURS
+    among: Sequence[int] | None = None  # all
+    if typed is not None and not typed >= node.here:
+        among = [i for i, kind in enumerate(node.kinds) if kind in typed]
+        if not among:
+            return Refusal.NO_SUCH_TYPE
+    elif claim.cards == 1 and not claim.whole and not claim.core and not claim.minds & FOR_GOOD:
+        # The common cases of a full cluster, where thousands of nodes are asked.
+        if node.largest < claim.mem:
+            return Refusal.CARD_TOO_SMALL
+        if max(node.free) < claim.mem:
+            return Refusal.NO_MEMORY
+    here = range(len(node.cards)) if among is None else among
+    if claim.minds & FOR_GOOD and node.mps.may_bar(claim.minds, claim.user):
+        never = [i for i in here if node.mps.bars[i] & claim.minds & FOR_GOOD]
+        if len(here) == len(never):
+            return node.mps.refusal(never, claim.minds, claim.user)
+    if claim.cards > 1 and len(here) < claim.cards:
+        return Refusal.TOO_FEW_CARDS
+    if claim.whole:
+        takers = node.takers if among is None else sum(node.cards[i].takes for i in among)
+        if takers < claim.cards:
+            return _withheld(node, claim, here)
+        if not node.mps.may_bar(claim.minds, claim.user):
+            return Refusal.NO_WHOLE_CARD  # which ones are empty is not looked for: thousands of nodes are asked
+        empty = [i for i in here if node.empty(i)]
+        return _why_closed(node, claim, empty) or Refusal.NO_WHOLE_CARD
+    big = [i for i in here if node.cards[i].mem - node.headroom >= claim.mem]
+    if len(big) < claim.cards:
+        return Refusal.CARD_TOO_SMALL
+    roomy = [i for i in big if node.free[i] >= claim.mem]
+    if len(roomy) < claim.cards:
+        return Refusal.NO_MEMORY
+    taking = [i for i in roomy if node.cards[i].takes]
+    if len(taking) < claim.cards:
+        return _withheld(node, claim, roomy)
+    closed = _why_closed(node, claim, taking)
+    if closed is not None:
+        return closed
+    left = [i for i in taking if admits(node, i, claim)]
+    if sum(node.open(i, len(claim.keys)) for i in left) < claim.cards:
+        return Refusal.TOO_MANY_CLIENTS
+    return Refusal.NO_CORE
+
+
+def _withheld(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal:
+    """Why too few of these cards take new shares: that a person can end the cordon is said where that would do."""
+    healthy = sum(node.cards[i].healthy for i in here)
+    return Refusal.UNHEALTHY if healthy < claim.cards else Refusal.CORDONED
+
+
+def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal | None:
+    """Why MPS closes so many of these cards that too few are left; None where it does not, or they were too few."""
+    if len(here) < claim.cards or not node.mps.may_bar(claim.minds, claim.user):
+        return None
+    if sum(admits(node, i, claim) for i in here) >= claim.cards:
+        return None
+    return node.mps.refusal(here, claim.minds, claim.user)
+
+
+def served(node: NodeState, i: int, request: PodRequest, rooms: Sequence[Room] = ()) -> tuple[list[Claim], str]:
+    """The claims that the card may serve, whatever is free on it.
+
+    Where there are none also why: "type", "mps", "quota".
+    """
+    kind = node.kinds[i]
+    wanted = [(claim, node.registry.allowed(claim.device_class)) for claim in claims(request)]
+    of_type = [claim for claim, typed in wanted if typed is None or kind in typed]
+    free = tuple((room, NOTHING) for room in rooms)
+    open_to = [claim for claim in of_type if admits(node, i, claim)]
+    may = [claim for claim in open_to if charged(free, node, i, claim) is not None]
+    return may, "" if may else "quota" if open_to else "mps" if of_type else "type"

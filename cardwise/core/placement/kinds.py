@@ -1,0 +1,137 @@
+"""Kinds of cards: cards of equal classes, model and priority are one small integer.
+
+What a request may use and what a quota counts is said of kinds, of which a cluster has a few, not of cards, of which
+it has thousands. A kind lives as long as a card is of it, or was when it was last seen and is still held; its integer
+is never given again.
+"""
+
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from cardwise.core.api.cards import Card
+from cardwise.core.api.quotas import Entry
+from cardwise.core.values.quantity import MiB
+
+UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
+
+_MANY = 1024  # remembered answers, after which they are forgotten
+
+Level = tuple[int, frozenset[int] | None]  # its rank, 0 before 1, and the kinds of it; None: all
+ANY_CARD: Final[tuple[Level, ...]] = ((0, None),)  # the levels of who may have every card, and to whom all are equal
+
+
+class Kind(NamedTuple):
+    """What cards of one kind have in common."""
+
+    classes: frozenset[str]
+    model: str
+    priority: int
+
+
+class Kinds:
+    """All kinds of one ledger."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Kind, int] = {}
+        self._kinds: dict[int, Kind] = {}
+        self._cards: dict[int, int] = {}  # how many are of a kind
+        self._smallest: dict[int, MiB] = {}  # of a kind, since there are cards of it
+        self._next = 0
+        self.changes = 0  # counts the times at which the kinds, or what is known of them, may have become others
+        self._allowed: dict[tuple[str, tuple[Entry, ...]], frozenset[int] | None] = {}
+        self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[Level, ...]] = {}
+
+    def enter(self, card: Card | Kind) -> int:
+        """The kind of the card, or of one that is of this kind, now that one more card is of it."""
+        kind = Kind(card.classes, card.model, card.priority)
+        number = self._numbers.get(kind)
+        if number is None:
+            number = self._next
+            self._next += 1
+            self._numbers[kind], self._kinds[number], self._cards[number] = number, kind, 0
+            self._forget()
+        self._cards[number] += 1
+        if isinstance(card, Card):
+            self._smallest[number] = min(card.mem, self._smallest.get(number, card.mem))
+        return number
+
+    def leave(self, number: int) -> None:
+        """One card less is of this kind."""
+        self._cards[number] -= 1
+        if not self._cards[number]:
+            del self._numbers[self._kinds.pop(number)], self._cards[number]
+            self._smallest.pop(number, None)
+            self._forget()
+
+    def get(self, number: int) -> Kind:
+        """What the integer stands for, while a card is of it."""
+        return self._kinds[number]
+
+    def find(self, number: int) -> Kind | None:
+        """As `get`; None once no card is of it any more."""
+        return self._kinds.get(number)
+
+    def smallest(self, device_class: str, entry: Entry) -> MiB:
+        """No card of the class ("": any) that the entry covers is smaller; 0 where there is none."""
+        of_class = self.allowed(device_class)
+        return min(
+            (
+                mib
+                for number, mib in self._smallest.items()
+                if (of_class is None or number in of_class) and self.covered(number, entry)
+            ),
+            default=MiB(0),
+        )
+
+    def covered(self, number: int, entry: Entry) -> bool:
+        """Whether the entry of a quota counts cards of this kind. Each counts an unknown card: it may be one of its."""
+        if number == UNKNOWN:
+            return True
+        kind = self._kinds[number]
+        return entry.covers(kind.classes, kind.model)
+
+    def allowed(self, device_class: str, closed: Collection[Entry] = ()) -> frozenset[int] | None:
+        """The kinds of the class ("": any) that none of the closed entries covers; None where these are all kinds."""
+        if not device_class and not closed:
+            return None
+        key = device_class, tuple(closed)
+        if key not in self._allowed:
+            found = frozenset(
+                number
+                for number, kind in self._kinds.items()
+                if (not device_class or device_class in kind.classes)
+                and not any(entry.covers(kind.classes, kind.model) for entry in closed)
+            )
+            if len(self._allowed) >= _MANY:
+                self._forget()
+            self._allowed[key] = found if len(found) < len(self._kinds) else None
+        return self._allowed[key]
+
+    def levels(self, device_class: str, closed: Collection[Entry] = ()) -> tuple[Level, ...]:
+        """As `allowed`, in the order in which they are to be tried.
+
+        Who names a class has the class's cards before them as equals. Who names none takes those of the lowest
+        priority first, so that scarce cards stay free for who asks for them.
+        """
+        key = device_class, tuple(closed)
+        if key not in self._levels:
+            allowed = self.allowed(device_class, closed)
+            if len(self._levels) >= _MANY:
+                self._forget()
+            levels = ((0, allowed),) if device_class else self._ranked(allowed)
+            self._levels[key] = ANY_CARD if levels == ANY_CARD else levels
+        return self._levels[key]
+
+    def _ranked(self, allowed: frozenset[int] | None) -> tuple[Level, ...]:
+        by_priority: dict[int, set[int]] = {}
+        for number, kind in self._kinds.items():
+            by_priority.setdefault(kind.priority, set()).add(number)
+        if len(by_priority) < 2:
+            return ((0, allowed),)
+        ranked = enumerate(frozenset(by_priority[priority]) for priority in sorted(by_priority))
+        return tuple((rank, of_rank if allowed is None else of_rank & allowed) for rank, of_rank in ranked)
+
+    def _forget(self) -> None:
+        self.changes += 1
+        self._allowed.clear()
+        self._levels.clear()

@@ -1,0 +1,271 @@
+"""Who holds what on which card, and which devices: a cache of the pods' annotations, never a second truth.
+
+What that leaves on each node is counted in `nodestate`. Not thread-safe: its owner locks.
+
+Holdings survive what happens to cards: when the cards of a node become known, change or go, the node's lists are
+counted anew from its holdings, so the order of events does not matter. The same holds for what a namespace holds on
+each kind of card, which quotas are compared with: a card that goes keeps its kind there while something is held on it,
+because its node or its ExtendedResource may be away for a moment while what runs on it runs on. Devices that are no
+GPUs are counted by UUID, whether the node has them or not.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cardwise.core.api import quotas
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import FULL_CORE, POSITION, Card
+from cardwise.core.api.mpsprofile import COMMON, Party
+from cardwise.core.api.quotas import NOTHING, Charge
+from cardwise.core.placement.cardindex import CardIndex, Entry
+from cardwise.core.placement.devices import Device, in_order
+from cardwise.core.placement.kinds import UNKNOWN, Kind, Kinds
+from cardwise.core.placement.mpstaints import BITS
+from cardwise.core.placement.nodestate import NodeState, card_of
+from cardwise.core.values.quantity import MiB
+
+Undo = Callable[[], None]
+Gone = Mapping[tuple[str, str | int], Kind]  # by node and `card_of`: what cards were that the node has no more
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod); `party` is what it
+    is to those who share MPS with it. `charged`: quotas count it.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    assignment: Assignment
+    mark: str = ""
+    party: Party = COMMON
+    charged: bool = True
+
+    def counts_like(self, other: "Holding") -> bool:
+        """Whether nothing is to be counted anew with this in the place of the other."""
+        mine = self.node, self.namespace, self.party, self.assignment, self.charged
+        return mine == (other.node, other.namespace, other.party, other.assignment, other.charged)
+
+
+class Ledger:
+    """All nodes and all holdings.
+
+    `headroom` is MiB kept back on each card for driver, contexts and MPS server; `max_clients` bounds the shares on
+    one card, which MPS may do further; None: as MPS says, else `MAX_CLIENTS`. `core` is how many percent of a card's
+    SMs are given in sum.
+    """
+
+    def __init__(self, *, headroom: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
+        self.kinds = Kinds()
+        self._index = CardIndex()
+        self._touched: set[str] = set()  # nodes that the index does not know as they are now
+        self._watched: list[set[str]] = []  # see `watch`
+        self.headroom = headroom
+        self.max_clients = max_clients
+        self.core = core
+        self.managed: set[str] = set()  # nodes with an MPS manager
+        self._nodes: dict[str, NodeState] = {}
+        self._holdings: dict[str, Holding] = {}
+        self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
+
+    def like(self) -> "Ledger":
+        """Another of the same settings, without nodes."""
+        return Ledger(headroom=self.headroom, max_clients=self.max_clients, core=self.core)
+
+    def node(self, name: str) -> NodeState | None:
+        """A node that has cards or devices, or holdings on such as are yet unknown."""
+        return self._nodes.get(name)
+
+    def by_name(self) -> Mapping[str, NodeState]:
+        """As `node`, for those who ask for thousands. Not to be kept."""
+        return self._nodes
+
+    def nodes(self) -> Iterator[NodeState]:
+        """All nodes in the order of their names."""
+        return iter(sorted(self._nodes.values(), key=lambda node: node.name))
+
+    def holding(self, uid: str) -> Holding | None:
+        """What the pod with this UID holds."""
+        return self._holdings.get(uid)
+
+    def index(self) -> CardIndex:
+        """All open cards in the order of their free memory, as of now."""
+        if self._touched:
+            self._index.refresh((name, self._open_cards(name)) for name in self._touched)
+            self._touched.clear()
+        return self._index
+
+    def watch(self) -> set[str]:
+        """The nodes that have changed, all to begin with; whoever asks for it empties it."""
+        watched = set(self._nodes)
+        self._watched.append(watched)
+        return watched
+
+    def holdings(self, node: str | None = None) -> list[Holding]:
+        """All holdings, or those on one node."""
+        if node is None:
+            return list(self._holdings.values())
+        state = self._nodes.get(node)
+        return [self._holdings[uid] for uid in sorted(state.uids)] if state else []
+
+    def namespaces(self) -> Iterable[str]:
+        """Those that hold something. Not to be kept."""
+        return self._usage
+
+    def usage(self, namespace: str) -> Mapping[int, Charge]:
+        """What the namespace holds on cards of each kind, see `kind`. Not to be kept."""
+        return self._usage.get(namespace, {})
+
+    def kind(self, node: str, share: CardShare) -> int:
+        """The kind that quotas count a share on the node by: its card's, or what that was before the card went.
+
+        `UNKNOWN` where the card was never seen since something is held on it.
+        """
+        state = self._nodes.get(node)
+        return state.kind(share) if state is not None else UNKNOWN
+
+    def used(self, namespace: str, entry: quotas.Entry) -> Charge:
+        """What the namespace holds on the cards that the entry of a quota covers."""
+        of_kinds = self.usage(namespace).items()
+        return quotas.total(charge for kind, charge in of_kinds if self.kinds.covered(kind, entry))
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def set_cards(self, node: str, cards: Iterable[Card]) -> None:
+        """The node has these cards now, and no others. An empty node without holdings is forgotten."""
+        cards = list(cards)
+        state = self._state(node)
+        if state.cards == sorted(cards, key=lambda card: card.index):
+            self._forget_if_empty(state)
+            return
+        self._touch(node)
+        for uid in state.uids:
+            self._count(state, self._holdings[uid], -1)
+        (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
+        state.reset(cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()])
+        for uid in state.uids:
+            self._count(state, self._holdings[uid], 1)
+        self._forget_if_empty(state)
+
+    def set_devices(self, node: str, devices: Iterable[Device]) -> None:
+        """The node has these devices that are no GPUs now, and no others. As with `set_cards`, it may be forgotten."""
+        state = self._state(node)
+        state.devices = in_order(devices)
+        self._forget_if_empty(state)
+
+    def hold(self, holding: Holding) -> Undo:
+        """Put the holding in place of whatever its pod held. Returns the way back."""
+        before = self._holdings.get(holding.uid)
+        gone: Gone = {}
+        if before is not None and holding.counts_like(before):
+            self._holdings[holding.uid] = holding  # only the mark or the name is new: nothing to count
+        else:
+            if before is not None:
+                gone = self._take_out(before)
+            self._put_in(holding, gone)
+        return self._undo_to(holding.uid, before, gone)
+
+    def release(self, uid: str) -> Undo:
+        """The pod holds nothing any more. Returns the way back."""
+        before = self._holdings.get(uid)
+        gone = self._take_out(before) if before is not None else {}
+        return self._undo_to(uid, before, gone)
+
+    def violations(self) -> list[str]:
+        """What rule 1 forbids, for tests and the audit: cards that hold more than they have, devices held twice."""
+        found = []
+        for state in self.nodes():
+            for i, card in enumerate(state.cards):
+                if state.used[i] > card.mem:
+                    found.append(f"{state.name} card {card.index}: {state.used[i]} of {card.mem} MiB are held")
+            for uuid, holds in sorted(state.taken.items()):
+                if holds > 1:
+                    found.append(f"{state.name} device {uuid}: is given {holds} times")
+        return found
+
+    def _undo_to(self, uid: str, before: Holding | None, gone: Gone) -> Undo:
+        def undo() -> None:
+            now = self._holdings.get(uid)
+            since = self._take_out(now) if now is not None else {}
+            if before is not None:
+                self._put_in(before, {**gone, **since})
+
+        return undo
+
+    def _touch(self, name: str) -> None:
+        self._touched.add(name)
+        for watched in self._watched:
+            watched.add(name)
+
+    def _open_cards(self, name: str) -> list[Entry]:
+        state = self._nodes.get(name)
+        codes = state.ascending() if state is not None else ()
+        kinds = state.kinds if state is not None else ()
+        bars = state.mps.bars if state is not None else ()
+        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), kinds[i] << BITS | bars[i]) for code in codes]
+
+    def _state(self, name: str) -> NodeState:
+        state = self._nodes.get(name)
+        if state is None:
+            state = NodeState(name, self.kinds, headroom=self.headroom, max_clients=self.max_clients, core=self.core)
+            self._nodes[name] = state
+        return state
+
+    def _put_in(self, holding: Holding, gone: Gone) -> None:
+        """`gone`: what is known of cards that are gone from what the pod held before."""
+        state = self._state(holding.node)
+        self._holdings[holding.uid] = holding
+        state.uids.add(holding.uid)
+        self._touch(holding.node)
+        for share in holding.assignment.shares() if gone else ():
+            kind = gone.get((holding.node, card_of(share)))
+            if kind is not None:
+                state.remember(share, kind)
+        self._count(state, holding, 1)
+        for device in holding.assignment.device_shares():
+            state.count_device(device.uuid, 1)
+
+    def _take_out(self, holding: Holding) -> Gone:
+        """Returns what was known of the holding's cards that are gone: with the last holding on one it is forgotten."""
+        state = self._nodes[holding.node]
+        del self._holdings[holding.uid]
+        state.uids.discard(holding.uid)
+        self._touch(holding.node)
+        self._count(state, holding, -1)
+        for device in holding.assignment.device_shares():
+            state.count_device(device.uuid, -1)
+        gone = self._forget_gone(state, holding) if state.gone else {}
+        self._forget_if_empty(state)
+        return gone
+
+    def _forget_gone(self, state: NodeState, holding: Holding) -> Gone:
+        cards = {card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
+        known = {(state.name, card): self.kinds.get(state.gone[card]) for card in cards}
+        for uid in state.uids:
+            if not cards:
+                break  # each has another holding: most often one of the first
+            cards.difference_update(card_of(share) for share in self._holdings[uid].assignment.shares())
+        for card in cards:
+            state.forget(card)
+        return known
+
+    def _count(self, state: NodeState, holding: Holding, sign: int) -> None:
+        usage = self._usage.setdefault(holding.namespace, {})
+        for share in holding.assignment.shares():
+            kind = state.count(share, sign, holding.party)
+            if not holding.charged:
+                continue
+            charge = quotas.charge(share)
+            before = usage.get(kind, NOTHING)
+            usage[kind] = before.plus(charge) if sign > 0 else before.minus(charge)
+            if usage[kind] == NOTHING:
+                del usage[kind]
+        if not usage:
+            del self._usage[holding.namespace]
+
+    def _forget_if_empty(self, state: NodeState) -> None:
+        if not state.cards and not state.devices and not state.uids:
+            self._nodes.pop(state.name, None)

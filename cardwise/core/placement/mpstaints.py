@@ -1,0 +1,171 @@
+"""Which pods a card takes because of MPS: who goes through a daemon, who does without, and as which user.
+
+Apart from the ledger, which counts the rest: a card has *bars*, a request those that it minds, and where they meet it
+does not come in. They are found out when a card or its holders change, so that placement compares two integers. A card
+of a node without an MPS manager takes everybody but who requires MPS.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.mpsprofile import MIXED, NOBODY, CardMps, Party
+from cardwise.core.values.verdict import Refusal
+
+# Bars: to whom a card is closed.
+DOWN: Final = 1  # to everybody: its MPS is neither ready nor off
+OFF: Final = 2  # to pods without MPS: one that wants it holds the card
+WANTS: Final = 4  # to pods that want MPS: one without it holds the card
+REQUIRED: Final = 8  # to pods that require MPS: the node has no manager
+SEVERAL: Final = 16  # to pods that want MPS and several cards in one container: each card has a daemon of its own
+BITS: Final = 5  # all of them
+
+FOR_GOOD: Final = REQUIRED | SEVERAL  # whoever goes, and whatever becomes ready
+
+# Users of a card, beside the numbers of such and those of profiles.
+ANY: Final = -4  # of a card: whoever comes
+FREE: Final = -5  # of a card: who comes first
+
+
+def minded(mode: Mode, *, several: bool) -> int:
+    """The bars that close a card to such a request. `several`: for cards in one container."""
+    return _MINDED[mode] | (SEVERAL if several and mode is not Mode.OFF else 0)
+
+
+_MINDED: Final = {
+    Mode.OFF: DOWN | OFF,
+    Mode.PREFERRED: DOWN | WANTS,
+    Mode.REQUIRED: DOWN | WANTS | REQUIRED,
+}
+
+
+class Places:
+    """The cards of one node, by their positions there.
+
+    `bars` and `users` are of each card, `barred` the bars that any has; `single` where a card is not for any user.
+    `said` is what the manager says of each, `daemons` are known by the first card of theirs, `on` is who has how many
+    shares there.
+    """
+
+    __slots__ = ("barred", "bars", "daemons", "managed", "on", "said", "single", "users")
+
+    def __init__(self, said: Sequence[CardMps | None]) -> None:
+        self.said = said
+        self.managed = any(one is not None for one in said)
+        shared = next((i for i, one in enumerate(said) if one is not None and one.several), 0)
+        # By its first card. Who is on a node without a manager is nobody's business.
+        self.daemons = [shared if one is not None and one.several else i for i, one in enumerate(said)]
+        self.on: dict[int, dict[Party, int]] = {}  # by daemon, how many shares
+        self.bars = [REQUIRED] * len(said)
+        self.users = [ANY] * len(said)
+        self.barred = REQUIRED if said else 0
+        self.single = False
+        if self.managed:
+            self._judge(range(len(said)))
+
+    def copy(self) -> "Places":
+        """With counts of its own."""
+        if not self.managed:
+            return self  # it counts nothing
+        twin = Places.__new__(Places)
+        twin.said, twin.daemons, twin.managed = self.said, self.daemons, True
+        twin.on = {daemon: dict(parties) for daemon, parties in self.on.items()}
+        twin.bars, twin.users = self.bars.copy(), self.users.copy()
+        twin.barred, twin.single = self.barred, self.single
+        return twin
+
+    def count(self, i: int, who: Party, sign: int) -> None:
+        """Add (sign 1) or take away (sign -1) a share of the card."""
+        if not self.managed or self.said[i] is None:
+            return
+        daemon = self.daemons[i]
+        parties = self.on.setdefault(daemon, {})
+        shares = parties.get(who, 0) + sign
+        if shares:
+            parties[who] = shares
+        else:
+            del parties[who]
+        if not shares or shares == sign:  # somebody came who is like nobody there, or the last of them went
+            self._judge([at for at, other in enumerate(self.daemons) if other == daemon])
+
+    def max_clients(self, i: int) -> int:
+        """Of the card, 0 where nobody has said."""
+        said = self.said[i]
+        return said.max_clients if said is not None else 0
+
+    def may_bar(self, minds: int, who: int) -> bool:
+        """Whether one of the cards may be closed to a request that minds these bars and runs as `who`."""
+        return bool(self.barred & minds) or (self.single and who != NOBODY)
+
+    def admits(self, i: int, minds: int, who: int) -> bool:
+        """Whether the card is open to such a request."""
+        if self.bars[i] & minds:
+            return False
+        owner = self.users[i]
+        return owner == ANY or who == NOBODY or (who != MIXED and owner in (FREE, who))
+
+    def never(self, i: int, minds: int, who: int) -> bool:
+        """Whether the card stays closed to such a request, whoever goes."""
+        return bool(self.bars[i] & minds & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
+
+    def in_the_way(self, i: int, minds: int, who: int) -> Mapping[tuple[int, Party], int]:
+        """By daemon and who they are: the shares that must go before the card is open to such a request."""
+        said = self.said[i]
+        if said is None:
+            return {}
+        daemon = self.daemons[i]
+        alone = who != NOBODY and not said.multi_user
+        return {
+            (daemon, one): shares
+            for one, shares in self.on.get(daemon, {}).items()
+            if (one.off and minds & WANTS) or (one.wants and (minds & OFF or (alone and one.user != who)))
+        }
+
+    def refusal(self, among: Iterable[int], minds: int, who: int) -> Refusal:
+        """Why these cards, of which too few are open to such a request, are closed: what may change soonest."""
+        found = {_why(self.bars[i] & minds) for i in among if not self.admits(i, minds, who)}
+        return min(found, key=_SOONEST.index)
+
+    def _judge(self, changed: Iterable[int]) -> None:
+        for i in changed:
+            said = self.said[i]
+            if said is None:
+                continue
+            on = self.on.get(self.daemons[i], {})
+            bars = (0 if said.ready else DOWN) | (0 if said.several else SEVERAL)
+            if any(one.off for one in on):
+                bars |= WANTS
+            if any(one.wants for one in on):
+                bars |= OFF
+            self.bars[i] = bars
+            self.users[i] = ANY if said.multi_user else _owner({one.user for one in on if one.wants})
+        self.barred = 0
+        for bars in self.bars:
+            self.barred |= bars
+        self.single = any(owner != ANY for owner in self.users)
+
+
+_SOONEST: Final = (
+    Refusal.MPS_USER,
+    Refusal.MPS_MIXED,
+    Refusal.MPS_DOWN,
+    Refusal.MPS_SEVERAL,
+    Refusal.MPS_MISSING,
+)
+
+
+def _why(bars: int) -> Refusal:
+    """Of a card that is closed by these bars, or else by its user: what lasts longest."""
+    if bars & REQUIRED:
+        return Refusal.MPS_MISSING
+    if bars & SEVERAL:
+        return Refusal.MPS_SEVERAL
+    if bars & DOWN:
+        return Refusal.MPS_DOWN
+    return Refusal.MPS_MIXED if bars else Refusal.MPS_USER
+
+
+def _owner(users: set[int]) -> int:
+    if not users:
+        return FREE
+    return next(iter(users)) if len(users) == 1 else MIXED

@@ -1,0 +1,205 @@
+"""What is left on the cards of one node, and how often its devices are held.
+
+Apart from the ledger, which knows who holds it: here are counts only, kept in flat lists so that placement answers from
+them in microseconds.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.cards import FULL_CORE, POSITION, Card, card_code
+from cardwise.core.api.mpsprofile import Party
+from cardwise.core.placement.devices import Device
+from cardwise.core.placement.kinds import UNKNOWN, Kind, Kinds
+from cardwise.core.placement.mpstaints import Places
+from cardwise.core.values.quantity import MiB
+
+MAX_CLIENTS = 48  # MPS clients per card before driver 590; where no manager says how many
+_CODE = "q"  # the type code of `card_code`s in arrays
+
+
+class NodeState:
+    """Cards of one node and what is left on each; index i of every list of cards is the same card."""
+
+    __slots__ = (
+        "_ascending",
+        "_empties",
+        "cards",
+        "clients",
+        "core",
+        "devices",
+        "free",
+        "free_core",
+        "gone",
+        "headroom",
+        "here",
+        "kinds",
+        "largest",
+        "max_clients",
+        "most",
+        "mps",
+        "name",
+        "registry",
+        "taken",
+        "takers",
+        "uids",
+        "used",
+    )
+
+    def __init__(
+        self, name: str, registry: Kinds, *, headroom: MiB, max_clients: int | None, core: int = FULL_CORE
+    ) -> None:
+        self.name = name
+        self.registry = registry
+        self.headroom = headroom
+        self.core = core  # percent of the SMs that are given of each card
+        self.max_clients = max_clients
+        self.cards: list[Card] = []
+        self.kinds: list[int] = []  # as `registry` knows them
+        self.here: frozenset[int] = frozenset()  # the same, each once
+        self.gone: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
+        self.largest = 0  # MiB of the biggest card, without the headroom
+        self.takers = 0  # cards that take new shares, see `Card.takes`
+        self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
+        self.free_core: list[int] = []  # percent
+        self.clients: list[int] = []
+        self.most: list[int] = []  # clients
+        self.mps = Places(())
+        self.used: list[int] = []  # MiB
+        self.uids: set[str] = set()
+        self.devices: list[Device] = []  # those that are no GPUs
+        self.taken: dict[str, int] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
+        # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
+        self._ascending: array[int] | None = None
+        self._empties: array[int] | None = None
+
+    def open(self, i: int, shares: int = 1) -> bool:
+        """Whether the card takes so many more shares at all."""
+        return self.cards[i].takes and self.clients[i] + shares <= self.most[i]
+
+    def empty(self, i: int) -> bool:
+        """Whether the card can be given away whole."""
+        return self.cards[i].takes and self.clients[i] == 0
+
+    def ascending(self) -> Sequence[int]:
+        """Open cards as `card_code`s, the fullest first."""
+        codes = self._ascending
+        if codes is None:
+            free = self.free
+            codes = array(_CODE, sorted(card_code(free[i], i) for i in range(len(free)) if self.open(i)))
+            self._ascending = codes
+        return codes
+
+    def empties(self) -> Sequence[int]:
+        """As `ascending`, of the cards that can be given away whole."""
+        codes = self._empties
+        if codes is None:
+            clients = self.clients
+            one = card_code(1)
+            ascending = self.ascending()
+            codes = array(_CODE, [c for c in ascending if c >= one and not clients[c & ~(-1 << POSITION)]])
+            self._empties = codes
+        return codes
+
+    def position(self, share: CardShare) -> int | None:
+        """Where the share's card is in the lists; None where the node has it no more."""
+        for i, card in enumerate(self.cards):
+            if card.uuid == share.uuid or (not share.uuid and card.index == share.index):
+                return i
+        return None
+
+    def kind(self, share: CardShare) -> int:
+        """The kind of the share's card, or what it was when the node had it."""
+        i = self.position(share)
+        return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
+
+    def count(self, share: CardShare, sign: int, who: Party | None = None) -> int:
+        """Add (sign 1) or take away (sign -1) a share, of `who`: None for what the request in hand has taken itself.
+
+        Returns `kind`.
+        """
+        i = self.position(share)
+        if i is not None:
+            self.free[i] -= sign * share.mem
+            self.used[i] += sign * share.mem
+            self.free_core[i] -= sign * share.core
+            self.clients[i] += sign
+            if who is not None:
+                self.mps.count(i, who, sign)
+        self._ascending = self._empties = None
+        return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
+
+    def count_device(self, uuid: str, sign: int) -> None:
+        """Add (sign 1) or take away (sign -1) a hold on a device."""
+        holds = self.taken.get(uuid, 0) + sign
+        if holds:
+            self.taken[uuid] = holds
+        else:
+            del self.taken[uuid]
+
+    def copy(self) -> "NodeState":
+        """With counts of its own."""
+        twin = NodeState(self.name, self.registry, headroom=self.headroom, max_clients=self.max_clients, core=self.core)
+        twin.cards, twin.largest, twin.takers = self.cards, self.largest, self.takers
+        twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone
+        twin.free, twin.used = self.free.copy(), self.used.copy()
+        twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
+        twin.most, twin.mps = self.most, self.mps.copy()
+        twin.uids = self.uids.copy()
+        twin.devices, twin.taken = self.devices, self.taken.copy()
+        return twin
+
+    def emptied(self) -> "NodeState":
+        """As it would be if nobody held any of its cards."""
+        twin = self.copy()
+        twin.clear()
+        return twin
+
+    def reset(self, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
+        """Begin anew with these cards and no shares. Of cards that went, those of `held` keep their kinds."""
+        before = [*self.kinds, *self.gone.values()]
+        kinds = [(share, self.kind(share)) for share in held]
+        self.cards = sorted(cards, key=lambda card: card.index)
+        self.kinds = [self.registry.enter(card) for card in self.cards]
+        self.here = frozenset(self.kinds)
+        self.gone = {}
+        for share, kind in kinds:
+            if kind != UNKNOWN:
+                self.remember(share, self.registry.get(kind))
+        for kind in before:  # after the others have come, so that a kind that stays is not forgotten
+            self.registry.leave(kind)
+        self.largest = max((card.mem for card in cards), default=0) - self.headroom
+        self.takers = sum(card.takes for card in cards)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all shares."""
+        self.free = [card.mem - self.headroom for card in self.cards]
+        self.used = [0] * len(self.cards)
+        self.free_core = [self.core] * len(self.cards)
+        self.clients = [0] * len(self.cards)
+        self.mps = Places([card.mps for card in self.cards])
+        self.most = [self._most(self.mps.max_clients(i)) for i in range(len(self.cards))]
+        self._ascending = self._empties = None
+
+    def _most(self, told: int) -> int:
+        """Clients on a card whose manager has told so many, 0 for nothing: no more than is set."""
+        if self.max_clients is None:
+            return told or MAX_CLIENTS
+        return min(told, self.max_clients) if told else self.max_clients
+
+    def remember(self, share: CardShare, kind: Kind) -> None:
+        """The share's card is of this kind, if the node does not have it and nothing is known of it."""
+        card = card_of(share)
+        if card not in self.gone and self.position(share) is None:
+            self.gone[card] = self.registry.enter(kind)
+
+    def forget(self, card: str | int) -> None:
+        """Nothing is held any more on a card that is gone."""
+        self.registry.leave(self.gone.pop(card))
+
+
+def card_of(share: CardShare) -> str | int:
+    """What names the share's card on its node: the UUID, or in gpushare's assignments the index."""
+    return share.uuid or share.index

@@ -1,0 +1,308 @@
+"""The placement engine: where a request fits, and which cards it takes there.
+
+Extender, simulator, `explain` and the tests call these functions; nobody derives free memory again.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cardwise.core.api import policies, quotas
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import card_code
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement import fitting, searching
+from cardwise.core.placement.cardindex import CardIndex, Entry
+from cardwise.core.placement.devices import Granted, Wanted
+from cardwise.core.placement.kinds import ANY_CARD, Kinds
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.values.verdict import Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A node, the cards and devices there, and the policy's score (comparable between nodes of one request)."""
+
+    node: str
+    assignment: Assignment
+    score: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplaceable:
+    """No node fits: the reason of each."""
+
+    refusals: dict[str, Refusal]
+
+
+def place(
+    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+) -> Placement | Unplaceable:
+    """The best of the nodes under the policy; equal scores go to the node named first.
+
+    `rooms` are what quotas leave to the pod's namespace; what is placed never exceeds them.
+    """
+    scorer = Scorer(request, policy, rooms)
+    if scorer.indexed:
+        nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
+        node = scorer.first(ledger, nodes)
+        if node is not None:
+            return _certainly(scorer.place_on(node))
+        return Unplaceable(refusals=scorer.refuse_all(ledger, nodes))
+    scores, refusals = scorer.score_all(ledger, nodes)
+    if not scores:
+        return Unplaceable(refusals=refusals)
+    most = max(scores.values())
+    best = min(name for name, score in scores.items() if score == most)
+    return _certainly(scorer.place_on(ledger.node(best)))
+
+
+def place_on(
+    node: NodeState | None, request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+) -> Placement | Refusal:
+    """The cards and devices of one node for the request, or why there are none."""
+    return Scorer(request, policy, rooms).place_on(node)
+
+
+def exceeded(ledger: Ledger, placement: Placement, rooms: Sequence[Room]) -> list[quotas.Entry]:
+    """The entries of quotas that leave no room for the placement."""
+    charges = [(ledger.kind(placement.node, share), quotas.charge(share)) for share in placement.assignment.shares()]
+    return [
+        room.entry
+        for room in rooms
+        if not room.takes(quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, room.entry)))
+    ]
+
+
+class _Names(Collection[str]):
+    """Names of nodes as they came, each looked up in the list until a table of them pays.
+
+    The best card is nearly always on a node that was named: to find one of 5,000 names takes 0.03 ms, to make a table
+    of them all 0.2 (docs/design/0012-speed.md).
+    """
+
+    _LOOKS = 4  # in the list, which together cost less than the table
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = list(names)
+        self._looks = 0
+        self._table: Collection[str] | None = None
+
+    def __contains__(self, name: object) -> bool:
+        if self._table is None:
+            self._looks += 1
+            if self._looks <= self._LOOKS:
+                return name in self._names
+            self._table = frozenset(self._names)
+        return name in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+# How a policy walks the index of all cards for a share of one card; a policy that is not here asks node by node.
+_INDEXED: dict[str, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[Entry]]] = {
+    "binpack": CardIndex.smallest,
+    "spread": CardIndex.largest,
+    **dict.fromkeys(sorted(policies.SCORED), CardIndex.smallest),
+}
+
+
+class Scorer:
+    """Scores nodes for one request, without building the assignment: what filter asks of every node.
+
+    For the ledger as it is; not to be kept.
+    """
+
+    def __init__(self, request: PodRequest, policy: str, rooms: Sequence[Room] = ()) -> None:
+        self._policy = policies.POLICIES[policy]
+        self._walk = _INDEXED.get(policy)
+        self._request = request
+        self._claims = fitting.claims(request)
+        self._effort = searching.Effort()
+        self._rooms = rooms
+        self._plan: fitting.Plan | None = None
+        # Devices are asked for before cards, node by node: few nodes have them.
+        self._devices = Wanted(request.devices) if request.devices else None
+        first = self._claims[0] if self._claims else None
+        self._single = first is not None and len(self._claims) == 1 and first.cards == 1
+        # One card, and nothing to ask of it but memory and its kind.
+        self._simple = first is not None and self._single and not first.core and len(first.keys) == 1
+        self._whole = first is not None and first.whole
+
+    @property
+    def devices(self) -> bool:
+        """Whether it asks for any that are no GPUs."""
+        return self._devices is not None
+
+    @property
+    def indexed(self) -> bool:
+        """Whether `first` can answer."""
+        return self._single and not self._whole and self._walk is not None and self._devices is None
+
+    def first(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
+        """The best of the nodes by the index of all cards; None where none fits."""
+        if self._walk is None:
+            return None
+        plan = self._plan_on(ledger.kinds)
+        claim, levels, _ = plan.wants[0]
+        restricted = self._restricted(ledger)
+        minds = claim.minds if restricted else 0
+        for _, kinds in levels:
+            for _, name, position, _ in self._walk(ledger.index(), claim.mem, nodes, kinds, minds):
+                node = ledger.node(name)
+                if (
+                    node is not None
+                    and fitting.takes(node, position, claim)
+                    and (not restricted or fitting.admits(node, position, claim))
+                    and (not plan.rooms or fitting.charged(plan.rooms, node, position, claim) is not None)
+                ):
+                    return node
+        return None
+
+    def score(self, node: NodeState | None) -> int | Refusal:
+        """The node's score, or why it cannot take the request."""
+        if self._devices is not None:
+            return self._score_with(self._devices, node)
+        if node is None:
+            return Refusal.NOT_OURS
+        return self._score(node, self._plan_on(node.registry))
+
+    def score_all(self, ledger: Ledger, nodes: Iterable[str]) -> tuple[dict[str, int], dict[str, Refusal]]:
+        """`score` of each: those that fit, and those that do not."""
+        scores: dict[str, int] = {}
+        refusals: dict[str, Refusal] = {}
+        by_name, policy = ledger.by_name(), self._policy
+        if self._devices is not None:
+            for name in nodes:
+                score = self._score_with(self._devices, by_name.get(name))
+                if isinstance(score, Refusal):
+                    refusals[name] = score
+                else:
+                    scores[name] = score
+            return scores, refusals
+        plan = self._plan_on(ledger.kinds)
+        codes_of = NodeState.empties if self._whole else NodeState.ascending
+        claim, levels, typed = plan.wants[0]
+        plain = self._simple and levels is ANY_CARD and not plan.rooms
+        restricted = self._restricted(ledger)
+        # Of several whole cards most nodes have too few, and need no search.
+        several = claim.cards if claim.whole and len(plan.wants) == 1 and plan.unlimited is None else 0
+        for name in nodes:
+            node = by_name.get(name)
+            if node is None:
+                refusals[name] = Refusal.NOT_OURS
+                continue
+            if plain and not (restricted and node.mps.may_bar(claim.minds, claim.user)):
+                # As `_score`, without its calls.
+                pick = policy(codes_of(node), claim.mem)
+                if pick is not None:
+                    scores[name] = pick[0]
+                else:
+                    refusals[name] = fitting.refusal(node, claim)
+                continue
+            if several and len(node.empties()) < several:
+                refusals[name] = fitting.refusal(node, claim, typed)
+                continue
+            score = self._score(node, plan)
+            if isinstance(score, Refusal):
+                refusals[name] = score
+            else:
+                scores[name] = score
+        return scores, refusals
+
+    def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
+        """Why each cannot take the request, once `first` has said that none can."""
+        by_name = ledger.by_name()
+        plan = self._plan_on(ledger.kinds)
+        claim, _, typed = want = plan.wants[0]
+        limited = plan.unlimited is not None
+        refusals: dict[str, Refusal] = {}
+        for name in nodes:
+            node = by_name.get(name)
+            if node is None:
+                refusals[name] = Refusal.NOT_OURS
+            elif limited:
+                refusals[name] = searching.why(node, plan, want, self._policy, self._effort)
+            else:
+                refusals[name] = fitting.refusal(node, claim, typed)
+        return refusals
+
+    def place_on(self, node: NodeState | None) -> Placement | Refusal:
+        """The cards and devices of the node, or why there are none."""
+        if node is None:
+            return Refusal.NOT_OURS if self._devices is None else Refusal.NO_SUCH_DEVICE
+        granted: Granted = {}
+        free = 0
+        if self._devices is not None:
+            of_devices = self._devices.grant(node.devices, node.taken)
+            if isinstance(of_devices, Refusal):
+                return of_devices
+            free, granted = of_devices
+        plan = self._plan_on(node.registry)
+        found = searching.fit(node, plan, self._policy, searching.Effort())  # what was found is found again
+        if isinstance(found, Refusal):
+            return found
+        score, positions = found
+        return self._placement(node, plan, positions, score if self._claims else self._weigh(free), granted)
+
+    def place_at(self, node: NodeState, position: int, score: int) -> Placement:
+        """One card of the node for a request for one, chosen and found fit by somebody else."""
+        return self._placement(node, self._plan_on(node.registry), [[position]], score, {})
+
+    def _placement(
+        self, node: NodeState, plan: fitting.Plan, positions: Sequence[Sequence[int]], score: int, granted: Granted
+    ) -> Placement:
+        by_key = {container.key: container for container in self._request.containers}
+        shares: dict[str, tuple[CardShare, ...]] = {}
+        for want, chosen in zip(plan.wants, positions, strict=True):
+            for key in want.claim.keys:
+                container = by_key[key]
+                mem, core = container.mem_per_card, container.core_per_card
+                shares[key] = tuple(fitting.share(node, i, None if container.whole else (mem, core)) for i in chosen)
+        in_order = {container.key: shares[container.key] for container in self._request.containers}
+        assignment = Assignment(in_order, granted) if granted else Assignment(in_order)
+        return Placement(node=node.name, assignment=assignment, score=score)
+
+    def _restricted(self, ledger: Ledger) -> bool:
+        """Whether MPS may close a card of the ledger to the request."""
+        return bool(ledger.managed) or self._request.mps is Mode.REQUIRED
+
+    def _plan_on(self, kinds: Kinds) -> fitting.Plan:
+        if self._plan is None:
+            self._plan = fitting.plan(self._claims, kinds, self._rooms)
+        return self._plan
+
+    def _score_with(self, devices: Wanted, node: NodeState | None) -> int | Refusal:
+        """As `score`, for a request for devices: theirs is the score only where it asks for no card."""
+        if node is None:
+            return Refusal.NO_SUCH_DEVICE
+        free = devices.room(node.devices, node.taken)
+        if isinstance(free, Refusal):
+            return free
+        return self._score(node, self._plan_on(node.registry)) if self._claims else self._weigh(free)
+
+    def _weigh(self, free: int) -> int:
+        """The policy's score of a node with so many free devices, as if they were the MiB of a card."""
+        pick = self._policy([card_code(free)], free)
+        return pick[0] if pick is not None else 0
+
+    def _score(self, node: NodeState, plan: fitting.Plan) -> int | Refusal:
+        if self._single and not plan.rooms:
+            want = plan.wants[0]
+            pick = fitting.pick_one(node, fitting.usable(node, want.claim), want, self._policy)
+            return pick[0] if pick is not None else searching.why(node, plan, want, self._policy, self._effort)
+        found = searching.fit(node, plan, self._policy, self._effort)
+        return found if isinstance(found, Refusal) else found[0]
+
+
+def _certainly(placed: Placement | Refusal) -> Placement:
+    """The placement on a node that was found fit a moment ago on the same ledger."""
+    if isinstance(placed, Refusal):
+        raise AssertionError(placed)
+    return placed

@@ -1,0 +1,47 @@
+"""What a pod asks of a node as plain numbers: by this scores are kept and the workload is counted.
+
+Apart from `fitting.Claim`, of which a pod may have several: a pod with more than one claim, or with devices, makes no
+ask, and is placed node by node.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.fitting import Claim
+
+
+class Ask(NamedTuple):
+    """`cards` different cards, each with `mem` MiB and `core` percent, or whole where `mem` is 0; and of the node."""
+
+    cards: int
+    mem: int
+    core: int
+    device_class: str
+    cpu: int
+    memory: int
+
+    @property
+    def whole(self) -> bool:
+        return self.cards > 0 and not self.mem
+
+
+class Shape(NamedTuple):
+    """An ask and the cards that may serve it: their kinds, None for all, and what MPS has to do with it (`Claim`)."""
+
+    ask: Ask
+    kinds: frozenset[int] | None = None
+    minds: int = 0
+    user: int = NOBODY
+
+
+def ask_of(request: PodRequest, claims: Sequence[Claim], load: Load) -> Ask | None:
+    """The ask of a pod with these claims; None where it makes none."""
+    if request.devices or len(claims) > 1:
+        return None
+    if not claims:
+        return Ask(0, 0, 0, "", load.cpu, load.memory)
+    claim = claims[0]
+    mem = 0 if claim.whole else claim.mem
+    return Ask(claim.cards, mem, claim.core, claim.device_class, load.cpu, load.memory)

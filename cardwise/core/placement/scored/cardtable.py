@@ -1,0 +1,94 @@
+"""What the cards of nodes are to several requests at once."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cardwise.core.placement.scored.asks import Shape
+from cardwise.core.placement.scored.grid import Bools, Floats, Ints, Lines
+
+_NEVER: Final = 1e18  # MiB that no card has
+EXACT: Final = 1e-9  # against what a division of floats loses
+_AT_ONCE: Final = 256  # nodes, so that the arrays between stay in the CPU's cache
+
+
+class Cards(NamedTuple):
+    """Some cards, in arrays of any number of dimensions that is the same for all."""
+
+    free: NDArray[np.float64]
+    core: NDArray[np.float64]
+    empty: NDArray[np.bool_]
+    kind: NDArray[np.int64]
+
+
+class CardTable:
+    """`shapes` differ in what they ask of cards, and each asks for some."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        asks = [shape.ask for shape in shapes]
+        self.cards = np.array([ask.cards for ask in asks], np.float64)
+        self._mem = np.array([ask.mem or _NEVER for ask in asks], np.float64)
+        self._per_mem = 1.0 / self._mem
+        self._core = np.array([ask.core for ask in asks], np.float64)
+        self._per_core = np.array([1.0 / ask.core if ask.core else 0.0 for ask in asks], np.float64)
+        self._core_slack = np.array([EXACT if ask.core else np.inf for ask in asks], np.float64)
+        self._whole = np.array([ask.whole for ask in asks], np.bool_)
+        self._some_core = bool(self._core.any())
+        self._some_whole = bool(self._whole.any())
+        self._allowed = _allowed(shapes)
+
+    def __len__(self) -> int:
+        return len(self.cards)
+
+    def serves(self, cards: Cards) -> Bools:
+        """By card and shape, whether it may be one of the shape's."""
+        served = cards.free[..., None] >= self._mem
+        if self._some_core:
+            served &= cards.core[..., None] >= self._core
+        if self._some_whole:
+            served |= cards.empty[..., None] & self._whole
+        if self._allowed is not None:
+            served &= self._allowed[_places(cards.kind, self._allowed)]
+        return served
+
+    def times(self, cards: Cards) -> Floats:
+        """By card and shape, how many times over it may be one of the shape's."""
+        each = np.floor(cards.free[..., None] * self._per_mem + EXACT)
+        if self._some_core:
+            np.minimum(each, np.floor(cards.core[..., None] * self._per_core + self._core_slack), out=each)
+        if self._some_whole:
+            each += cards.empty[..., None] & self._whole
+        if self._allowed is not None:
+            each *= self._allowed[_places(cards.kind, self._allowed)]
+        return each
+
+
+def parts(lines: Lines) -> list[Cards]:
+    """The cards of the lines, by line and position, in parts of so many lines that they are computed fast."""
+    return [
+        Cards(lines.free[at], lines.core[at], lines.empty[at], lines.kind[at])
+        for at in (slice(start, start + _AT_ONCE) for start in range(0, max(len(lines), 1), _AT_ONCE))
+    ]
+
+
+def _allowed(shapes: Sequence[Shape]) -> Bools | None:
+    """By kind of card and shape, whether they go together; None where all do."""
+    limited = [shape.kinds for shape in shapes if shape.kinds is not None]
+    if not limited:
+        return None
+    most = max(max(kinds, default=0) for kinds in limited)
+    allowed = np.zeros((most + 3, len(shapes)), np.bool_)
+    for i, shape in enumerate(shapes):
+        if shape.kinds is None:
+            allowed[:-1, i] = True
+        else:
+            allowed[sorted(shape.kinds), i] = True
+    return allowed
+
+
+def _places(kind: Ints, allowed: Bools) -> Ints:
+    """Where a kind is in the table: the last place is of no card, the one before of kinds that no shape names."""
+    last = len(allowed) - 1
+    return np.where(kind < 0, last, np.minimum(kind, last - 1))

@@ -1,0 +1,400 @@
+"""The placement engine for all policies: a node and cards for a pod, by cards alone or by scores of all nodes.
+
+Extender, simulator and tests call it. It follows its ledger and is told of what else changes on nodes. Not
+thread-safe: its owner locks.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.api.policies import BY_CARDS
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement import fitting
+from cardwise.core.placement.fitting import Claim
+from cardwise.core.placement.kinds import ANY_CARD
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Placement, Scorer
+from cardwise.core.placement.scored.asks import Ask, Shape, ask_of
+from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.grid import Bools, Floats, Grid, Ints
+from cardwise.core.placement.scored.pricing import Pricing
+from cardwise.core.placement.scored.rows import NONE, Row
+from cardwise.core.placement.scored.scoring import Market, Scoring, Weighted
+from cardwise.core.placement.scored.steps import fit
+from cardwise.core.placement.scored.views import Views
+from cardwise.core.placement.scored.workload import Learned, Study, Workload
+from cardwise.core.values.verdict import Refusal
+
+_ROWS: Final = 256  # shapes of which scores are kept, those asked last
+_LOOK: Final = 400  # changes, at least, after which what concerns all nodes together is looked at anew
+_ALL: Final = 1 << 62  # more nodes than there are
+_LOOK_UP: Final = 8  # scores, that take as long as to look up a node that has changed
+_LATE: Final = 32  # candidates that have changed, which a decision looks up before it does without such
+_BEHIND: Final = 1024  # changed nodes, beyond which the picture is too old to decide by
+_TRIES: Final = 32  # nodes in the order of their scores, after which those that may be had are looked up
+
+Score = Callable[[Market], Scoring]
+SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fragmentation, "priced": Pricing}
+
+
+class Rooms(Protocol):
+    """What nodes have left beside cards."""
+
+    def left(self, node: str) -> Load | None:
+        """For further pods; None where there is no such node."""
+
+
+class Engine:
+    """Belongs to the ledger. `touch` tells it of nodes whose `left` has changed.
+
+    `at_once`: so many nodes a decision scores at most, None for all; where more are to be scored it makes do with a
+    sample of them, and `warm` does the rest. `scorings`: its scored policies; the simulator knows further ones.
+    """
+
+    def __init__(
+        self, ledger: Ledger, rooms: Rooms, *, at_once: int | None = None, scorings: Mapping[str, Score] = SCORINGS
+    ) -> None:
+        self.workload = Workload()
+        self._ledger = ledger
+        self._rooms = rooms
+        self._scorings = scorings
+        self._grid = Grid()
+        self._touched = ledger.watch()
+        self._at_once = at_once
+        self._generator = np.random.default_rng(0)
+        self._learned: Learned | None = None
+        self._kinds_at = -1
+        self._taught_at = -1
+        self._looked_at = 0
+        self._views = Views(self._grid, self._scoring)
+        self._rows: dict[tuple[str, Shape], Row] = {}
+
+    # What changes.
+
+    def touch(self, node: str) -> None:
+        """What the node has left has changed, or the node has come or gone."""
+        self._touched.add(node)
+
+    def want(self, policy: str) -> None:
+        """The policy will be asked for: `warm` is to make it ready, if it is one of the scored."""
+        if policy in self._scorings:
+            self._views.want(policy)
+
+    def saw(self, request: PodRequest, load: Load) -> None:
+        """A pod has arrived; to be told once of each."""
+        ask = ask_of(request, fitting.claims(request), load)
+        if ask is not None:
+            self.workload.saw(ask)
+
+    def due(self) -> Study | None:
+        """What to learn from, where that is to be done now: when much has arrived, or there are other cards."""
+        changes = self._ledger.kinds.changes
+        if not self.workload.due and (self._learned is None or self._taught_at == changes):
+            return None
+        if self._at_once is not None and len(self._touched) > self._at_once:
+            return None  # it is not known yet which cards there are
+        study = self.study()
+        if not study.sizes or not study.counts:
+            return None
+        self.workload.learning()
+        self._taught_at = changes
+        return study
+
+    def study(self) -> Study:
+        """What there is to learn from."""
+        self._refresh()
+        sizes, counts = np.unique(self._grid.lines.size[self._grid.lines.cpu >= 0], return_counts=True)
+        cards = {int(size): int(count) for size, count in zip(sizes, counts, strict=True) if size}
+        return Study(dict(self.workload.counts), cards)
+
+    def adopt(self, learned: Learned) -> None:
+        """What was learned counts from now on."""
+        self._learned = learned
+        self._views.renew()
+
+    def decides(self, policy: str) -> bool:
+        """Whether it knows the nodes well enough to decide by this policy; else `warm` is to see to that."""
+        self.want(policy)
+        if self._at_once is None or max(len(self._grid), len(self._touched)) <= self._at_once:
+            return True
+        return policy in self._views and len(self._touched) <= _BEHIND
+
+    def warm(self, most: int = 256) -> bool:
+        """Catches up with what has changed, looks at what concerns all nodes together, and scores beforehand what
+        decisions, having asked for it twice, would find stale in great number: one of these, for up to so many nodes.
+
+        Whether there may be more of it; what was asked for last comes first.
+        """
+        if self._catch_up(1 + most // _LOOK_UP):
+            return True
+        self._notice_kinds()
+        self._look()
+        if self._views.busy:
+            self._renew(self._views.go_on(most))
+            return True
+        for row in reversed(self._rows.values()):
+            # Of pods that come by the thousand, each of a size of its own, none is asked for again.
+            if row.asked > 1 and row.behind() > (self._at_once or 0) // 2:
+                stale = row.stale()
+                row.refresh(stale[:most])
+                most -= len(stale)
+                if most <= 0:
+                    return True
+        return False
+
+    # What is decided.
+
+    def place(
+        self,
+        request: PodRequest,
+        load: Load,
+        policy: str,
+        nodes: Collection[str] | None = None,
+        rooms: Sequence[Room] = (),
+    ) -> Placement | None:
+        """A node with room for the load, and its cards; None where there is none. `rooms` are those of quotas."""
+        known = self._refresh(policy)
+        claims = fitting.claims(request)
+        scorer = Scorer(request, BY_CARDS if policy in self._scorings else policy, rooms)
+        ask = ask_of(request, claims, load)
+        if ask is None or not known:
+            return self._by_cards(scorer, claims, load, nodes)
+        plan = fitting.plan(claims, self._ledger.kinds, rooms)
+        if plan.rooms:
+            return self._by_cards(scorer, claims, load, nodes)
+        levels = plan.wants[0].levels if claims else ANY_CARD
+        shapes = [self._shape_for(ask, claims, kinds) for _, kinds in levels]
+        once = 1
+        while True:
+            for shape in shapes:
+                row = self._row(policy, shape)
+                row.asked += once
+                placed = self._best(row, scorer, claims, nodes)
+                if placed is not None:
+                    return placed
+                if self._touched:
+                    break  # there may be room where something has changed, and the next level is for want of it
+            else:
+                return None
+            self._catch_up(_ALL)
+            once = 0
+
+    def scores(
+        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], rooms: Sequence[Room] = ()
+    ) -> dict[str, int] | None:
+        """How good each of the nodes that take the pod is, no two alike; None where the policy has no say."""
+        known = self._refresh(policy)
+        self._catch_up(_ALL)
+        claims = fitting.claims(request)
+        ask = ask_of(request, claims, load)
+        if ask is None or not known:
+            return None
+        plan = fitting.plan(claims, self._ledger.kinds, rooms)
+        if plan.rooms:
+            return None
+        found: dict[str, int] = {}
+        for _, kinds in reversed(plan.wants[0].levels if claims else ANY_CARD):
+            row = self._row(policy, self._shape_for(ask, claims, kinds))
+            row.refresh(row.stale())
+            slots = self._slots(nodes)
+            slots = slots[row.points[slots] > NONE]
+            for slot in slots[np.lexsort((-self._grid.order[slots], row.points[slots]))]:
+                name = self._grid.names[slot]
+                found.pop(name, None)
+                found[name] = 0
+        return {name: place for place, name in enumerate(found)}
+
+    # Everything below expects to be refreshed.
+
+    def _refresh(self, policy: str = "") -> bool:
+        """Whether nodes are known as the policy sees them; one that is not scored sees nothing."""
+        most = _ALL if self._at_once is None or len(self._grid) <= self._at_once else self._at_once
+        self._catch_up(1 + most // _LOOK_UP if policy in self._views else _ALL)
+        self._notice_kinds()
+        self.want(policy)
+        if most == _ALL:
+            self._look()
+            self._renew(self._views.go_on(_ALL))
+        return policy in self._views
+
+    def _catch_up(self, most: int) -> bool:
+        """Looks up to so many nodes that have changed; whether there are more."""
+        if not self._touched:
+            return False
+        self._look_up(sorted(self._touched)[:most])  # so that the same events have the same outcome
+        return bool(self._touched)
+
+    def _look_up(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._grid.set(name, self._ledger.node(name), self._rooms.left(name))
+        self._touched.difference_update(names)
+
+    def _notice_kinds(self) -> None:
+        if self._kinds_at != self._ledger.kinds.changes:
+            self._kinds_at = self._ledger.kinds.changes
+            self._views.renew()
+
+    def _look(self) -> None:
+        """At what concerns all nodes together, where it is time to."""
+        if self._grid.length >= self._looked_at + max(_LOOK, len(self._grid.slots) // 3):
+            self._looked_at = self._grid.length
+            self._views.look(self._grid.leaving())
+
+    def _renew(self, policies: Sequence[str]) -> None:
+        """The rows of these are to be scored anew, by `warm` unless they are asked for before."""
+        for (policy, _), row in self._rows.items():
+            if policy in policies:
+                row.renew(self._views[policy])
+
+    def _row(self, policy: str, shape: Shape) -> Row:
+        key = policy, shape
+        row = self._rows.pop(key, None)
+        if row is None:
+            row = Row(self._grid, self._views[policy], shape)
+            if len(self._rows) >= _ROWS:
+                del self._rows[next(iter(self._rows))]
+        self._rows[key] = row  # the last one now
+        return row
+
+    def _scoring(self, policy: str) -> Scoring | None:
+        return self._scorings[policy](self._market(self._learned)) if self._learned is not None else None
+
+    def _market(self, learned: Learned) -> Market:
+        workload = [Weighted(self._shape(ask), share) for ask, share in learned.shares.items()]
+        return Market(workload, learned.yardstick, learned.prices)
+
+    def _best(
+        self, row: Row, scorer: Scorer, claims: Sequence[Claim], nodes: Collection[str] | None
+    ) -> Placement | None:
+        """Of the nodes that have not changed since they were scored; None where none of these takes the pod."""
+        left = _LATE
+        among = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._grid.slots) else None
+        while True:
+            row.bring_up(self._at_once, self._generator, among)
+            late: list[str] = []
+            for slot in self._best_first(row.points, nodes, among):
+                name = self._grid.names[slot]
+                if name in self._touched:  # what it would be chosen for may be over
+                    if left:
+                        left -= 1
+                        late.append(name)
+                    continue
+                if late:
+                    break  # those may still be better: they are looked up and scored anew first
+                placed = self._placed(scorer, claims, slot, row)
+                if placed is not None:
+                    return placed
+            if late:
+                self._look_up(late)
+            elif among is None and nodes is not None and row.behind():
+                among = self._slots(nodes)  # the sample was of others
+            else:
+                return None
+
+    def _shape_for(self, ask: Ask, claims: Sequence[Claim], kinds: frozenset[int] | None) -> Shape:
+        ask = ask._replace(device_class="")
+        if not claims:
+            return Shape(ask)
+        return Shape(ask, kinds, claims[0].minds, claims[0].user if self._grid.single else NOBODY)
+
+    def _shape(self, ask: Ask) -> Shape:
+        return Shape(ask._replace(device_class=""), self._ledger.kinds.allowed(ask.device_class))
+
+    def _best_first(self, points: Floats, nodes: Collection[str] | None, among: Ints | None) -> Iterator[int]:
+        """Slots of these nodes, the best first, and of equal ones the first in the order of nodes. `among`: their
+        slots, where they are few.
+        """
+        tries = 0
+        names = self._grid.names
+        copied = among is not None
+        if among is not None:
+            points, nodes = _only(points, among), None
+        while True:
+            most = points.max(initial=NONE)
+            if most == NONE:
+                return
+            ties = np.flatnonzero(points == most)
+            slot = int(ties[self._grid.order[ties].argmin()])
+            if nodes is None or names[slot] in nodes:
+                yield slot
+            if not copied:
+                points, copied = points.copy(), True
+            points[slot] = NONE
+            tries += 1
+            if nodes is not None and tries >= _TRIES:
+                points, nodes = _only(points, self._slots(nodes)), None
+
+    def _slots(self, nodes: Collection[str]) -> Ints:
+        """Each once, in order: what is drawn from them is the same for the same nodes."""
+        return np.unique(
+            np.array([slot for name in nodes if (slot := self._grid.slots.get(name)) is not None], np.int64)
+        )
+
+    def _placed(self, scorer: Scorer, claims: Sequence[Claim], slot: int, row: Row) -> Placement | None:
+        name, score = self._grid.names[slot], int(row.points[slot] * 1000)
+        if not claims:
+            return _plain(name, score)
+        node, card = self._ledger.node(name), int(row.card[slot])
+        if node is None:
+            return None
+        if card < 0:
+            placed = scorer.place_on(node)
+            return placed if not isinstance(placed, Refusal) else None
+        return scorer.place_at(node, card, score) if fitting.takes(node, card, claims[0]) else None
+
+    def _by_cards(
+        self, scorer: Scorer, claims: Sequence[Claim], load: Load, nodes: Collection[str] | None
+    ) -> Placement | None:
+        """As the policy, or `binpack` in its place, has it node by node."""
+        lines = self._grid.lines
+        fits = fit(lines, Shape(Ask(0, 0, 0, "", load.cpu, load.memory))).fits
+        roomy = _Roomy(self._grid, fits, nodes)
+        if not claims and not scorer.devices:
+            # By name, as cards go where all else is equal: in two orders they would meet on half-full nodes.
+            first = min(roomy, default=None)
+            return _plain(first, 0) if first is not None else None
+        if scorer.indexed:
+            node = scorer.first(self._ledger, roomy)
+        else:
+            scores, _ = scorer.score_all(self._ledger, roomy)
+            most = max(scores.values(), default=0)
+            best = min((name for name, score in scores.items() if score == most), default=None)
+            node = self._ledger.node(best) if best is not None else None
+        placed = scorer.place_on(node) if node is not None else None
+        return placed if not isinstance(placed, Refusal) else None
+
+
+def _only(points: Floats, slots: Ints) -> Floats:
+    """Those of these; of the others none."""
+    only = np.full(len(points), NONE)
+    only[slots] = points[slots]
+    return only
+
+
+def _plain(node: str, score: int) -> Placement:
+    """For a pod that asks for no card."""
+    return Placement(node=node, assignment=Assignment({}), score=score)
+
+
+class _Roomy:
+    """The nodes among those that may be had which have room beside cards."""
+
+    def __init__(self, grid: Grid, fits: Bools, nodes: Collection[str] | None) -> None:
+        self._slots = grid.slots
+        self._fits = fits
+        self._nodes = grid.slots if nodes is None else nodes
+
+    def __contains__(self, name: object) -> bool:
+        slot = self._slots.get(name) if isinstance(name, str) else None
+        return slot is not None and bool(self._fits[slot]) and name in self._nodes
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._nodes if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,221 @@
+"""All nodes as arrays of plain numbers, one line a node, and a log of which have changed.
+
+Apart from the ledger, which knows nodes one by one: scores are computed for hundreds of nodes at once. A line is taken
+from the ledger anew when its node has changed; who keeps something computed from lines reads in the log which.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cardwise.core.api.request import Load
+from cardwise.core.placement.mpstaints import ANY
+from cardwise.core.placement.nodestate import NodeState
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+ABSENT: Final = -1  # the kind of no card
+NEVER: Final = 1 << 20  # the clients of what will not be an empty card by their ending
+_LOG: Final = 1 << 16  # entries, after which the older half is forgotten
+_SEED: Final = b"cardwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Some nodes. Of cards: what is free, MiB and percent, and 0 where the card is closed; the bars and users of its
+    MPS (`mpstaints`); `clients`: how many shares are to end before it is empty, NEVER where it is to take none;
+    `first`: no card before it in the node is in the same state.
+    """
+
+    free: Floats
+    core: Floats
+    size: Floats
+    kind: Ints
+    bars: Ints
+    user: Ints
+    clients: Ints
+    empty: Bools
+    first: Bools
+    cpu: Floats
+    memory: Floats
+
+    def __len__(self) -> int:
+        return len(self.cpu)
+
+    def pick(self, at: NDArray[np.integer] | Bools | slice) -> "Lines":
+        """Some of these."""
+        return Lines(
+            self.free[at],
+            self.core[at],
+            self.size[at],
+            self.kind[at],
+            self.bars[at],
+            self.user[at],
+            self.clients[at],
+            self.empty[at],
+            self.first[at],
+            self.cpu[at],
+            self.memory[at],
+        )
+
+
+def order_of(node: str) -> int:
+    """The node's place among nodes of equal score: fixed, and by nothing that means anything."""
+    return int.from_bytes(blake2b(node.encode(), digest_size=7, key=_SEED).digest())
+
+
+class Grid:
+    """Lines by slot; a slot of no node has no room for anything."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []  # "" where the slot is of no node
+        self.slots: dict[str, int] = {}
+        self.order: Ints = np.zeros(0, np.int64)
+        self.single = False  # whether a card is, or was, not for every user
+        self.fuller = 0.0  # counts changes after which less was free,
+        self.emptier = 0.0  # and those after which more was
+        self._vacant: list[int] = []
+        self._lines = _empty_lines(0, 1)
+        self._log: list[int] = []
+        self._forgotten = 0  # entries that were at the beginning of the log
+
+    @property
+    def lines(self) -> Lines:
+        """All, by slot."""
+        return self._lines
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def set(self, name: str, node: NodeState | None, left: Load | None) -> None:
+        """The node is so now. `left` is what it has for further pods, None where there is no such node any more."""
+        slot = self.slots.get(name)
+        known = slot is not None
+        if left is None or left.pods <= 0:
+            if slot is None:
+                return
+            if left is None:
+                del self.slots[name]
+                self.names[slot] = ""
+                self._vacant.append(slot)
+            self._lines.cpu[slot] = self._lines.memory[slot] = -1.0
+            self._lines.free[slot] = self._lines.core[slot] = 0.0
+            self._lines.clients[slot] = NEVER
+            self._lines.empty[slot] = self._lines.first[slot] = False
+            self._changed(slot)
+            return
+        if slot is None:
+            slot = self._new(name)
+        cards = node.cards if node is not None else ()
+        if len(cards) > self._lines.free.shape[1]:
+            self._widen(len(cards))
+        before = self._lines.free[slot].sum()
+        self._lines.cpu[slot], self._lines.memory[slot] = left.cpu, left.memory
+        self._fill(slot, node)
+        after = self._lines.free[slot].sum()
+        self.fuller += after < before
+        self.emptier += known and after > before
+        self._changed(slot)
+
+    def since(self, at: int) -> Ints | None:
+        """The slots that changed since the log was so long, some of them more than once; None: perhaps all."""
+        if at < self._forgotten:
+            return None
+        return np.array(self._log[at - self._forgotten :], np.int64)
+
+    def leaving(self) -> float:
+        """How many pods go for one that comes, as the nodes show; what was long ago counts less each time."""
+        ratio = self.emptier / max(self.fuller, 1.0)
+        self.emptier, self.fuller = self.emptier / 2, self.fuller / 2
+        return ratio
+
+    @property
+    def length(self) -> int:
+        """How long the log is."""
+        return self._forgotten + len(self._log)
+
+    def _fill(self, slot: int, node: NodeState | None) -> None:
+        lines = self._lines
+        width = lines.free.shape[1]
+        free, core, size, empty, first = [0.0] * width, [0.0] * width, [0.0] * width, [False] * width, [False] * width
+        kind, bars, user, clients = [ABSENT] * width, [0] * width, [ANY] * width, [NEVER] * width
+        if node is not None:
+            seen = set()
+            for i, card in enumerate(node.cards):
+                size[i], kind[i] = card.mem, node.kinds[i]
+                clients[i] = node.clients[i] if card.takes else NEVER
+                if not node.open(i) or node.free[i] <= 0:
+                    continue
+                free[i], core[i], empty[i] = node.free[i], node.free_core[i], not node.clients[i]
+                bars[i], user[i] = node.mps.bars[i], node.mps.users[i]
+                state = free[i], core[i], size[i], kind[i], empty[i], bars[i], user[i], clients[i]
+                first[i] = state not in seen
+                seen.add(state)
+            self.single = self.single or node.mps.single
+        lines.free[slot], lines.core[slot], lines.size[slot] = free, core, size
+        lines.kind[slot], lines.bars[slot], lines.user[slot] = kind, bars, user
+        lines.clients[slot] = clients
+        lines.empty[slot], lines.first[slot] = empty, first
+
+    def _changed(self, slot: int) -> None:
+        self._log.append(slot)
+        if len(self._log) > _LOG:
+            half = len(self._log) // 2
+            del self._log[:half]
+            self._forgotten += half
+
+    def _new(self, name: str) -> int:
+        if self._vacant:
+            slot = self._vacant.pop()
+            self.names[slot] = name
+        else:
+            slot = len(self.names)
+            self.names.append(name)
+            if slot >= len(self._lines):
+                self._lengthen(max(64, 2 * slot))
+        self.slots[name] = slot
+        self.order[slot] = order_of(name)
+        return slot
+
+    def _lengthen(self, length: int) -> None:
+        before, lines = self._lines, _empty_lines(length, self._lines.free.shape[1])
+        _copy(before, lines)
+        order = np.zeros(length, np.int64)
+        order[: len(self.order)] = self.order
+        self._lines, self.order = lines, order
+
+    def _widen(self, width: int) -> None:
+        lines = _empty_lines(len(self._lines), width)
+        _copy(self._lines, lines)
+        self._lines = lines
+
+
+def _empty_lines(length: int, width: int) -> Lines:
+    shape = length, width
+    return Lines(
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros(shape),
+        np.full(shape, ABSENT, np.int64),
+        np.zeros(shape, np.int64),
+        np.full(shape, ANY, np.int64),
+        np.full(shape, NEVER, np.int64),
+        np.zeros(shape, np.bool_),
+        np.zeros(shape, np.bool_),
+        np.full(length, -1.0),
+        np.full(length, -1.0),
+    )
+
+
+def _copy(before: Lines, after: Lines) -> None:
+    for name in ("free", "core", "size", "kind", "bars", "user", "clients", "empty", "first"):
+        old = getattr(before, name)
+        getattr(after, name)[: old.shape[0], : old.shape[1]] = old
+    for name in ("cpu", "memory"):
+        old = getattr(before, name)
+        getattr(after, name)[: len(old)] = old

@@ -1,0 +1,84 @@
+"""What the free rest of a card is worth to those who share cards: prices of a cutting-stock problem.
+
+The fewest cards that hold the workload's shares is a linear programme over the ways of cutting a card; its dual
+variables price each size of share, and a rest is worth the dearest set of shares that fits into it. So a rest that
+only serves what there is too little of is worth nothing, however big it is. Found by column generation: the simplex
+method with only the cuts that it needs, each found by a knapsack over the prices so far.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from cardwise.core.placement.scored.grid import Floats
+
+PARTS: Final = 1000  # of a card: sizes are rounded up to these
+_SIZES: Final = 32  # different sizes, the most demanded
+_ROUNDS: Final = 600
+_TINY: Final = 1e-9
+
+
+def rest_prices(demand: Mapping[int, float]) -> Floats:
+    """The worth, in cards, of a rest of 0 to PARTS parts. `demand`: how often a share of so many parts is asked."""
+    asked = {parts: often for parts, often in demand.items() if 0 < parts <= PARTS and often > 0}
+    if not asked:
+        return np.floor(np.arange(PARTS + 1) / PARTS)
+    most = sorted(asked, key=lambda parts: (-parts * asked[parts], parts))[:_SIZES]
+    sizes = sorted(most)
+    total = sum(asked[parts] for parts in sizes)
+    return _solve(sizes, np.array([asked[parts] / total for parts in sizes]))
+
+
+def _solve(sizes: list[int], demand: Floats) -> Floats:
+    count = len(sizes)
+    columns = np.diag([float(PARTS // parts) for parts in sizes])
+    costs = np.ones(count)
+    for _ in range(_ROUNDS):
+        prices = np.asarray(np.linalg.solve(columns.T, costs), np.float64)
+        below = int(prices.argmin())
+        if prices[below] < -_TINY:
+            entering, cost = np.zeros(count), 0.0  # more of this size than is asked for
+            entering[below] = -1.0
+        else:
+            worth = _knapsack(sizes, prices)
+            if worth[PARTS] <= 1.0 + _TINY:
+                break
+            entering, cost = _cut(sizes, prices, worth), 1.0
+        used = np.linalg.solve(columns, demand)
+        change = np.linalg.solve(columns, entering)
+        rising = change > _TINY
+        if not rising.any():
+            break
+        limits = np.where(rising, used / np.where(rising, change, 1.0), np.inf)
+        leaving = int(limits.argmin())
+        columns[:, leaving], costs[leaving] = entering, cost
+    return np.minimum(_knapsack(sizes, np.maximum(np.linalg.solve(columns.T, costs), 0.0)), 1.0)
+
+
+def _knapsack(sizes: list[int], prices: Floats) -> Floats:
+    """The dearest set of shares, any number of each, that fits into a rest of 0 to PARTS parts."""
+    worth = np.zeros(PARTS + 1)
+    for parts, price in zip(sizes, prices, strict=True):
+        times = 1
+        while price > _TINY and parts * times <= PARTS:  # once, twice, four times: together any number
+            np.maximum(
+                worth[parts * times :], worth[: PARTS + 1 - parts * times] + price * times, out=worth[parts * times :]
+            )
+            times *= 2
+    return worth
+
+
+def _cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
+    """How many of each share make up the dearest set for a whole card."""
+    counts = np.zeros(len(sizes))
+    rest = PARTS
+    while worth[rest] > _TINY:
+        for i, parts in enumerate(sizes):
+            if parts <= rest and prices[i] > _TINY and worth[rest] <= worth[rest - parts] + prices[i] + _TINY:
+                counts[i] += 1
+                rest -= parts
+                break
+        else:
+            break
+    return counts

@@ -1,0 +1,157 @@
+"""`priced`: the node and card where what is still worth something to the workload shrinks least.
+
+Three prices, all in cards. A share of one card costs what the rest of the card loses by the prices of `prices`. What is
+no such share costs what the node loses of its capacity: how many copies of each of the workload's requests its cards,
+cpu and memory could still take, weighted by how often it is asked and how much, and more where the cluster could take
+few of it. Cards of a model that is scarce to those who name it cost more to those who do not (`pressure`). Rounded, so
+that nodes that differ little are equal and the first is taken: that keeps together what is free.
+
+As long as pods only come, the prices of rests are right: rests are what the policy itself leaves. Where pods also
+leave, rests come back at any size, and what a share opens or ends on its node counts as well; and so do nodes that only
+wait for few pods to end (`draining`).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cardwise.core.placement.scored.asks import Shape
+from cardwise.core.placement.scored.cardtable import EXACT, CardTable, parts
+from cardwise.core.placement.scored.draining import Draining
+from cardwise.core.placement.scored.grid import ABSENT, Bools, Floats, Lines
+from cardwise.core.placement.scored.pressure import Pressure
+from cardwise.core.placement.scored.prices import PARTS
+from cardwise.core.placement.scored.scoring import Known, Market, Scores, best_step, by_cards
+from cardwise.core.placement.scored.steps import Steps, chosen_cards, steps, without
+
+_CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it are equal
+_REST: Final = 0.02  # cards: the same for rests of cards, and for what is to come
+_MANY_LEAVE: Final = 0.4  # per pod that comes: from here on the one holds,
+_FEW_LEAVE: Final = 0.2  # below this the other
+_SCARCEST: Final = 30.0  # the most that a request counts because few of it fit
+_NEWS: Final = 0.1  # of all weights, that must have changed for others to be taken: all scores change with them
+_MOST_SHAPES: Final = 160  # of the workload, those that ask most
+
+
+class Pricing:
+    """`priced` for one workload."""
+
+    def __init__(self, market: Market) -> None:
+        self._yardstick = market.yardstick
+        self._prices = market.prices
+        self._pressure = Pressure(market.workload, market.yardstick)
+        asking = [one for one in market.workload if one.shape.ask.cards]
+        workload = sorted(asking, key=lambda one: -one.weight * one.shape.ask.cards)[:_MOST_SHAPES]
+        shapes, self._which = by_cards(workload)
+        self._cards = CardTable(shapes)
+        self.width = len(shapes)
+        asks = [one.shape.ask for one in workload]
+        self._cpu, self._memory = _Limit([ask.cpu for ask in asks]), _Limit([ask.memory for ask in asks])
+        self._amounts = np.array([ask.cards * self._in_cards(ask.mem) for ask in asks])
+        self._often = np.array([one.weight for one in workload])
+        self._weights = self._often * self._amounts
+        self._draining = Draining([one.shape for one in workload])
+        self._draining.weigh(self._weights)
+        self._leaving = False
+
+    def tally(self, lines: Lines) -> Floats:
+        """By line and shape of the workload, how many times over the cards would serve it, card by card."""
+        return np.concatenate([self._cards.times(part).sum(axis=1) for part in parts(lines)])
+
+    def worth(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
+        """By line, in cards of the workload's requests."""
+        worth: Floats = self._capacities(tally, cpu, memory) @ self._weights
+        return worth
+
+    def survey(self, lines: Lines, tally: Floats) -> Floats:
+        """How many of each request could be taken, and what is free of each kind of card."""
+        could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)  # some lack cpu already
+        return np.concatenate([could, self._pressure.survey(lines)])
+
+    def look(self, surveyed: Floats, leaving: float) -> bool:
+        """At the pressure on models, at what is scarce, and whether pods also leave."""
+        before = self._leaving
+        self._leaving = leaving >= (_FEW_LEAVE if before else _MANY_LEAVE)
+        could, free = np.split(surveyed, [len(self._often)])
+        scarcer = self._scarce(could, free.sum())
+        return self._pressure.look(free) or scarcer or self._leaving != before
+
+    def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:
+        ask = shape.ask
+        at, card, chosen = np.arange(len(lines)), np.full(len(lines), ABSENT), usable
+        cost = np.zeros(len(lines))
+        tally = known.tally
+        if ask.cards == 1:
+            ways = steps(lines, shape, usable)
+            at, card = ways.at, ways.card
+            cost = np.zeros(len(at)) if ask.whole else self._of_rests(lines, ways)
+            if ask.whole or self._leaving:
+                tally = tally[at] - self._cards.times(ways.before) + self._cards.times(ways.after)
+        elif ask.cards:
+            chosen = chosen_cards(lines, shape, usable)
+            tally = self._cards.times(without(lines, shape, chosen)).sum(axis=1)
+        if ask.whole or ask.cards != 1 or self._leaving:
+            left = self.worth(tally, lines.cpu[at] - ask.cpu, lines.memory[at] - ask.memory)
+            cost += _rounded(known.worth[at] - left, _CAPACITY)
+        if self._leaving and ask.cards:
+            taken = card[:, None] == np.arange(lines.clients.shape[1]) if ask.cards == 1 else chosen
+            before = self._draining.worth(lines.clients, lines.kind)[at]
+            cost += _rounded(before - self._draining.worth(lines.clients[at] + taken, lines.kind[at]), _REST)
+        if self._pressure.any and ask.cards:
+            kinds = self._pressure.of(lines.kind)
+            cost += self._in_cards(ask.mem) * (kinds[at, card] if ask.cards == 1 else (kinds * chosen).sum(axis=1))
+        return best_step(at, card, -cost, len(lines))
+
+    def _in_cards(self, mem: int) -> float:
+        """MiB of a share; 0 is a whole card."""
+        return mem / self._yardstick if mem else 1.0
+
+    def _scarce(self, could: Floats, free: float) -> bool:
+        """Weighs what few nodes could take, of so many MiB that are free; whether weights are others."""
+        cards = np.maximum(could * self._amounts, EXACT)
+        scarcity = np.clip(free / self._yardstick / cards, 1.0, _SCARCEST)
+        weights = self._often * self._amounts * scarcity
+        if np.abs(weights - self._weights).sum() <= _NEWS * self._weights.sum():
+            return False
+        self._weights = weights
+        self._draining.weigh(weights)
+        return True
+
+    def _capacities(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
+        """By line and request of the workload, how many of it the node could take."""
+        copies = np.floor(tally / self._cards.cards + EXACT)[:, self._which]
+        self._cpu.bound(copies, cpu)
+        self._memory.bound(copies, memory)
+        return copies
+
+    def _of_rests(self, lines: Lines, ways: Steps) -> Floats:
+        """What the rests of the cards lose."""
+        size = lines.size[ways.at, ways.card]
+        lost = self._rest(ways.before.free, size) - self._rest(ways.after.free, size)
+        return _rounded(lost * size / self._yardstick, _REST)
+
+    def _rest(self, free: Floats, size: Floats) -> Floats:
+        """By the prices of cards of this size; a size that has none is priced by its MiB."""
+        priced = free / np.maximum(size, 1.0)
+        for mem, prices in self._prices.items():
+            at = size == mem
+            priced[at] = prices[(np.maximum(free[at], 0.0) * PARTS / mem + EXACT).astype(np.int64)]
+        return priced
+
+
+class _Limit:
+    """How many copies of each request one of a node's sums allows."""
+
+    def __init__(self, asked: Sequence[int]) -> None:
+        self._per = np.array([1.0 / amount if amount else 0.0 for amount in asked])
+        self._slack = np.array([EXACT if amount else np.inf for amount in asked])
+
+    def bound(self, copies: Floats, left: Floats) -> None:
+        """No more copies than that."""
+        np.minimum(copies, np.floor(left[:, None] * self._per + self._slack), out=copies)
+
+
+def _rounded(cost: Floats, step: float) -> Floats:
+    rounded: Floats = np.rint(cost / step) * step
+    return rounded

@@ -1,0 +1,103 @@
+"""The scores of all nodes for one shape, kept until a node changes.
+
+What is kept equals what would be computed now, for every node that is not stale; a stale one has no score.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from cardwise.core.placement.scored.asks import Shape
+from cardwise.core.placement.scored.grid import Bools, Floats, Grid, Ints
+from cardwise.core.placement.scored.knowledge import Knowledge
+from cardwise.core.placement.scored.steps import fit
+
+SAMPLE: Final = 64  # of more, so many that take the shape
+_DRAWN: Final = 4 * SAMPLE  # among which so many are mostly found
+NONE: Final = -np.inf  # the points of a node that does not take the shape, or is stale
+
+
+class Row:
+    """Scores for one shape under one policy. Slots as in the grid. `asked`: by how many decisions so far."""
+
+    def __init__(self, grid: Grid, knowledge: Knowledge, shape: Shape) -> None:
+        self.shape = shape
+        self.asked = 0
+        self.points: Floats = np.zeros(0)
+        self.card: Ints = np.zeros(0, np.int64)
+        self._grid = grid
+        self._knowledge = knowledge
+        self._stale: Bools = np.zeros(0, np.bool_)
+        self._left = 0  # of them, at most
+        self._at = 0
+
+    def renew(self, knowledge: Knowledge) -> None:
+        """What is known is other now, and all scores are void."""
+        self._knowledge = knowledge
+        self.points = np.zeros(0)
+
+    def behind(self) -> int:
+        """How many nodes are without a score, at most: cheaper to ask than which."""
+        length = len(self._grid.lines)
+        return length if len(self.points) != length else self._left + self._grid.length - self._at
+
+    def stale(self) -> Ints:
+        """The nodes without a score, as of now."""
+        lines = self._grid.lines
+        if len(self.points) != len(lines):
+            self.points = np.full(len(lines), NONE)
+            self.card = np.full(len(lines), -1)
+            self._stale = np.ones(len(lines), np.bool_)
+        else:
+            changed = self._grid.since(self._at)
+            if changed is None:
+                self._stale[:] = True
+                self.points[:] = NONE
+            elif len(changed):
+                self._stale[changed] = True
+                self.points[changed] = NONE
+        self._at = self._grid.length
+        found = np.flatnonzero(self._stale)
+        self._left = len(found)
+        return found
+
+    def refresh(self, slots: Ints) -> None:
+        """Scores for these, from now on until they change."""
+        usable, fits = fit(self._grid.lines, self.shape, slots)
+        self._settled(slots)
+        slots, usable = slots[fits], usable[fits]
+        if len(slots):
+            known, scoring = self._knowledge.of(slots), self._knowledge.scoring
+            lines = self._grid.lines.pick(slots)
+            self.points[slots], self.card[slots] = scoring.scores(lines, known, self.shape, usable)
+
+    def bring_up(self, at_once: int | None, generator: np.random.Generator, among: Ints | None = None) -> None:
+        """Scores for a decision among these nodes, or all: for each, or where that would take long for some."""
+        stale = self.stale()
+        if among is not None:
+            stale = among[self._stale[among]]
+        if not len(stale):
+            return
+        if at_once is None or len(stale) <= at_once:
+            self.refresh(stale)
+            return
+        # Mostly some of them take the shape, and to ask all would take longer than to score the sample.
+        drawn = generator.choice(stale, min(_DRAWN, len(stale)), replace=False)
+        fits = self._fitting(drawn)
+        if len(fits) < SAMPLE:
+            fits = self._fitting(stale)
+            generator.shuffle(fits)
+            if len(fits) <= SAMPLE:
+                self._settled(stale)  # the others do not take it: their lack of a score is right
+        self.refresh(fits[:SAMPLE])
+
+    def _fitting(self, slots: Ints) -> Ints:
+        lines = self._grid.lines
+        if 2 * len(slots) > len(lines):  # to ask all is cheaper than to pick these
+            return slots[fit(lines, self.shape).fits[slots]]
+        return slots[fit(lines, self.shape, slots).fits]
+
+    def _settled(self, slots: Ints) -> None:
+        """These, each once, have the score that they are to have."""
+        self._left -= int(self._stale[slots].sum())
+        self._stale[slots] = False

@@ -1,0 +1,86 @@
+"""Where an ask fits, and the ways of placing it: which cards of which nodes it takes, and what they are then."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cardwise.core.api.mpsprofile import MIXED, NOBODY
+from cardwise.core.placement.mpstaints import ANY, FREE
+from cardwise.core.placement.scored.asks import Shape
+from cardwise.core.placement.scored.cardtable import Cards
+from cardwise.core.placement.scored.grid import Bools, Floats, Ints, Lines
+
+
+class Fit(NamedTuple):
+    """`usable`: which cards may serve one share of the ask; `fits`: whether the node takes the ask."""
+
+    usable: Bools
+    fits: Bools
+
+
+class Steps(NamedTuple):
+    """Ways of placing an ask on one card, each on one of the lines: `at` that line, `card` the position there."""
+
+    at: Ints
+    card: Ints
+    before: Cards
+    after: Cards
+
+
+def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
+    """Where among these lines there is room for the shape."""
+    ask = shape.ask
+    cpu = lines.cpu[at]
+    fits = cpu >= ask.cpu if ask.cpu else cpu >= 0  # below 0 is a slot of no node
+    if ask.memory:
+        fits &= lines.memory[at] >= ask.memory
+    if ask.whole:
+        usable = lines.empty[at]
+    else:
+        usable = lines.free[at] >= max(ask.mem, 1)
+        if ask.core:
+            usable &= lines.core[at] >= ask.core
+    if shape.kinds is not None:
+        usable = usable & np.isin(lines.kind[at], list(shape.kinds))
+    if shape.minds:
+        usable = usable & ((lines.bars[at] & shape.minds) == 0)
+    if shape.user != NOBODY:
+        here = lines.user[at]
+        usable = usable & ((here == ANY) | ((shape.user != MIXED) & ((here == FREE) | (here == shape.user))))
+    if ask.cards:
+        fits &= usable.any(axis=1) if ask.cards == 1 else usable.sum(axis=1) >= ask.cards
+    return Fit(usable, fits)
+
+
+def steps(lines: Lines, shape: Shape, usable: Bools) -> Steps:
+    """One card of each state on lines that all take the shape, which asks for one."""
+    ask = shape.ask
+    at, card = np.nonzero(usable & lines.first)
+    before = Cards(lines.free[at, card], lines.core[at, card], lines.empty[at, card], lines.kind[at, card])
+    if ask.whole:
+        free = core = np.zeros(len(at))
+    else:
+        free, core = before.free - ask.mem, before.core - ask.core
+    return Steps(at, card, before, Cards(free, core, np.zeros(len(at), np.bool_), before.kind))
+
+
+def chosen_cards(lines: Lines, shape: Shape, usable: Bools) -> Bools:
+    """The fullest usable cards, as many as the shape asks, the lowest index first among equals."""
+    keys = np.where(usable, lines.free, np.inf)
+    rank = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
+    chosen: Bools = usable & (rank < shape.ask.cards)
+    return chosen
+
+
+def without(lines: Lines, shape: Shape, chosen: Bools) -> Cards:
+    """All cards of the lines once the shape has taken these."""
+    free, core = (0.0, 0.0) if shape.ask.whole else (lines.free - shape.ask.mem, lines.core - shape.ask.core)
+    return Cards(
+        np.where(chosen, free, lines.free), np.where(chosen, core, lines.core), lines.empty & ~chosen, lines.kind
+    )
+
+
+def used(shape: Shape, lines: Lines, chosen: Bools) -> Floats:
+    """MiB that the shape takes of these cards."""
+    taken: Floats = np.where(chosen, lines.free if shape.ask.whole else float(shape.ask.mem), 0.0).sum(axis=1)
+    return taken

@@ -1,0 +1,149 @@
+"""The workload: how often which ask has arrived, and what the scored policies learn from it."""
+
+import json
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.grid import Floats
+from cardwise.core.placement.scored.prices import PARTS, rest_prices
+
+MOST_ASKS: Final = 512
+_MANY: Final = 20_000  # arrivals, from which on all counts are halved
+_FIRST: Final = 16  # arrivals, before which nothing is learned
+_SIZES: Final = 4  # of cards, those of which there are most, that shares are priced on
+_VERSION: Final = 1
+_LEAST: Final = 0.001  # the smallest count that is written
+_CARDS: Final = 6400  # with the next two: what no pod can get, and no arithmetic here should meet
+_MEM: Final = 2**31  # MiB
+_AMOUNT: Final = 2**62  # of cpu and memory of a node
+
+
+class InvalidWorkload(ValueError):
+    """A saved workload that cannot be read."""
+
+
+class Study(NamedTuple):
+    """What is to be learned from: how often each ask has arrived, and how many cards there are of each size."""
+
+    counts: Mapping[Ask, float]
+    sizes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """`shares`: how much of the workload each ask is, 1 in sum; `prices`: of the rest of a card, by its size."""
+
+    shares: Mapping[Ask, float]
+    yardstick: float
+    prices: Mapping[int, Floats]
+
+
+NOTHING: Final = Learned({}, 1.0, {})
+
+
+class Workload:
+    """Counts of asks. What was seen least is forgotten where there are too many, and all fade with time."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Ask, float] = {}
+        self._seen = 0.0  # the sum of the counts
+        self._since = 0.0  # arrivals since it was learned from, also those that are forgotten again
+        self._learned_at = 0.0
+
+    def saw(self, ask: Ask, times: float = 1.0) -> None:
+        """A pod that asks so has arrived. What no node could ever give is not counted."""
+        if not _possible(ask):
+            return
+        if ask not in self.counts and len(self.counts) >= MOST_ASKS:
+            rarest = sorted(self.counts, key=self.counts.__getitem__)[: MOST_ASKS // 8]
+            for other in rarest:
+                self._seen -= self.counts.pop(other)
+        self.counts[ask] = self.counts.get(ask, 0.0) + times
+        self._seen += times
+        self._since += times
+        if self._seen >= _MANY:
+            self.counts = {ask: count / 2 for ask, count in self.counts.items()}
+            self._seen /= 2
+            self._since /= 2
+            self._learned_at /= 2
+
+    @property
+    def due(self) -> bool:
+        """Whether enough has arrived since it was learned from."""
+        return self._since >= max(_FIRST - self._learned_at, self._learned_at / 2)
+
+    def learning(self) -> None:
+        """It is learned from now."""
+        self._learned_at, self._since = self._seen, 0.0
+
+    def dump(self) -> str:
+        """To be saved."""
+        asks = [[*ask, round(count, 3)] for ask, count in sorted(self.counts.items()) if count >= _LEAST]
+        return json.dumps({"version": _VERSION, "asks": asks}, separators=(",", ":"))
+
+    def load(self, text: str) -> None:
+        """Goes on from what `dump` wrote. Raises InvalidWorkload, and is as before then."""
+        try:
+            saved = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidWorkload(f"is no workload: {error!r}") from error
+        if not isinstance(saved, dict) or not isinstance(saved.get("asks"), list):
+            raise InvalidWorkload(f"is no workload: {reprlib.repr(saved)}")
+        version = saved.get("version")
+        if type(version) is not int or version != _VERSION:
+            raise InvalidWorkload(f"version {reprlib.repr(version)} is not known")
+        counts = dict(_counted(entry) for entry in saved["asks"])
+        if len(counts) > MOST_ASKS:
+            counts = dict(sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST_ASKS])
+        self.counts = counts
+        self._seen = self._since = sum(counts.values())
+        self._learned_at = 0.0
+
+
+def learn(study: Study) -> Learned:
+    """Takes 0.1 s for each size of card. NOTHING where nothing has arrived."""
+    total = sum(study.counts.values())
+    if total <= 0:
+        return NOTHING
+    shares = {ask: count / total for ask, count in study.counts.items()}
+    sizes = sorted(study.sizes, key=lambda size: (-study.sizes[size] * size, size))[:_SIZES]
+    prices = {}
+    for size in sizes:
+        demand: dict[int, float] = {}
+        for ask, share in shares.items():
+            if ask.mem and ask.mem <= size:
+                parts = max(1, -(-ask.mem * PARTS // size), -(-ask.core * PARTS // 100))
+                demand[parts] = demand.get(parts, 0.0) + share * ask.cards
+        prices[size] = rest_prices(demand)
+    return Learned(shares, float(sizes[0]) if sizes else 1.0, prices)
+
+
+def _counted(entry: object) -> tuple[Ask, float]:
+    """An ask and how often it came, as `dump` writes them."""
+    if not isinstance(entry, list) or len(entry) != len(Ask._fields) + 1:
+        raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
+    cards, mem, core, device_class, cpu, memory, count = entry
+    # By the very type: True and False are ints as well.
+    if not isinstance(device_class, str) or any(type(n) is not int for n in (cards, mem, core, cpu, memory)):
+        raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
+    ask = Ask(cards, mem, core, device_class, cpu, memory)
+    if not _possible(ask):
+        raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
+    if type(count) not in (int, float) or not _LEAST <= count <= _MANY:  # which NaN is not
+        raise InvalidWorkload(f"{reprlib.repr(entry[:-1])} cannot have come {reprlib.repr(count)} times")
+    return ask, float(count)
+
+
+def _possible(ask: Ask) -> bool:
+    """Whether its numbers are such as a pod may have."""
+    return (
+        0 <= ask.cards <= _CARDS
+        and 0 <= ask.mem <= _MEM
+        and 0 <= ask.core <= FULL_CORE * ask.cards
+        and 0 <= ask.cpu < _AMOUNT
+        and 0 <= ask.memory < _AMOUNT
+    )

@@ -1,0 +1,160 @@
+"""The search on one node for all claims of a request, which may have to give way to each other.
+
+Apart from `fitting`, which knows what one claim may have and how it is chosen.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cardwise.core.api import policies
+from cardwise.core.api.cards import POSITION
+from cardwise.core.placement.fitting import (
+    Chosen,
+    Claim,
+    Plan,
+    Rooms,
+    Want,
+    charged,
+    choose,
+    pick_one,
+    refusal,
+    share,
+    usable,
+)
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.values.quantity import MiB, Percent
+from cardwise.core.values.verdict import Refusal
+
+_STEPS: Final = 256  # cards tried for the claims of one request on one node, before it is taken not to fit there
+_STEPS_IN_ALL: Final = 4096  # and on all nodes together: 0.05 s
+_EMPTIED: Final = 8  # what it costs to ask the same of a node without its pods
+
+_Found = tuple[int, list[list[int]]]  # score, and card positions for each claim
+
+
+class Effort:
+    """What one request may cost beyond the policy's first choices: so many cards may still be tried, on all nodes."""
+
+    def __init__(self) -> None:
+        self.left = _STEPS_IN_ALL
+
+
+def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: Effort) -> _Found | Refusal:
+    """Score and card positions for each claim, or why there are none."""
+    found = _search(node, plan.wants, plan.rooms, policy, effort)
+    return why(node, plan, found, policy, effort) if found is None or isinstance(found, Want) else found
+
+
+def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: Effort) -> Refusal:
+    """Why `failed`, a part of the plan, found no card; None where each part would alone, but not all together."""
+    wants = plan.wants if plan.unlimited is None else plan.unlimited
+    if plan.unlimited is not None:
+        found = _search(node, wants, (), policy, effort)
+        if found is not None and not isinstance(found, Want):
+            return Refusal.QUOTA
+        failed = found
+    if failed is not None:
+        return refusal(node, failed.claim, failed.typed)
+    if effort.left <= 0:
+        return Refusal.TOGETHER
+    effort.left -= _EMPTIED
+    ever = _search(node.emptied(), wants, (), policy, effort)
+    return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, Want) else Refusal.TOGETHER
+
+
+def _search(
+    node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy, effort: Effort
+) -> _Found | Want | None:
+    """As `fit`, or what finds no card even alone, or None where all would alone.
+
+    Each claim has the policy's choice of what those before it leave. Only where that ends without a card for one, and
+    each would have cards if it were alone, are other choices tried, as long as the effort lasts.
+    """
+    scratch, left = node, rooms
+    score = 0
+    positions: list[list[int]] = []
+    for want in wants:
+        if positions:
+            scratch = without(scratch, wants[len(positions) - 1].claim, positions[-1])
+        found = choose(scratch, want, left, policy)
+        if found is None:
+            hopeless = want if not positions else _hopeless(node, wants, rooms, policy)
+            if hopeless is not None or _crowded(node, [one.claim for one in wants]):
+                return hopeless
+            return _Others(wants, policy, effort).search(node, rooms)
+        points, chosen, left = found
+        score += points
+        positions.append(sorted(chosen))
+    return score, positions
+
+
+def _hopeless(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy) -> Want | None:
+    """The first that finds no card even alone."""
+    return next((want for want in wants if choose(node, want, rooms, policy) is None), None)
+
+
+def _crowded(node: NodeState, claims: Sequence[Claim]) -> bool:
+    """Whether those that share no card with each other need more cards than have room for any: seen at once."""
+    most = max(node.free)
+    apart = [claim for claim in claims if claim.whole or 2 * claim.mem > most]
+    least = min((claim.mem for claim in apart), default=0)
+    return sum(claim.cards for claim in apart) > sum(free >= least for free in node.free)
+
+
+def without(node: NodeState, claim: Claim, positions: Sequence[int]) -> NodeState:
+    """The node once the claim has taken these cards of it."""
+    left = node.copy()
+    part = None if claim.whole else (MiB(claim.mem), Percent(claim.core))
+    for i in positions:
+        left.count(share(left, i, part), 1)
+        left.clients[i] += len(claim.keys) - 1
+    return left
+
+
+class _Others:
+    """All choices of cards for the claims, in the order in which the policy likes them."""
+
+    def __init__(self, wants: Sequence[Want], policy: policies.Policy, effort: Effort) -> None:
+        self._wants = wants
+        self._policy = policy
+        self._effort = effort
+        self._until = max(0, effort.left - _STEPS)
+
+    def search(self, node: NodeState, rooms: Rooms, at: int = 0) -> _Found | None:
+        """The first choice for the claims from this one on with which none of them goes without."""
+        want = self._wants[at]
+        if at + 1 == len(self._wants):
+            found = choose(node, want, rooms, self._policy)
+            return (found[0], [sorted(found[1])]) if found is not None else None
+        for score, chosen, left in self._choices(node, usable(node, want.claim), want, rooms):
+            rest = self.search(without(node, want.claim, chosen), left, at + 1)
+            if rest is not None:
+                return score + rest[0], [sorted(chosen), *rest[1]]
+        return None
+
+    def _choices(
+        self, node: NodeState, codes: Sequence[int], want: Want, rooms: Rooms, taken: tuple[int, ...] = ()
+    ) -> Iterator[Chosen]:
+        """For one claim. Cards that are alike are tried once: what follows is the same with each of them."""
+        missing = want.claim.cards - len(taken)
+        while len(codes) >= missing and self._effort.left > self._until:
+            pick = pick_one(node, codes, want, self._policy)
+            if pick is None:
+                return
+            self._effort.left -= 1
+            score, i = pick
+            left = charged(rooms, node, i, want.claim)
+            if left is not None and missing == 1:
+                yield score, [*taken, i], left
+            elif left is not None:
+                others = [code for code in codes if code & ~(-1 << POSITION) != i]
+                for more, chosen, after in self._choices(node, others, want, left, (*taken, i)):
+                    yield score + more, chosen, after
+            alike = _state(node, i)
+            codes = [code for code in codes if _state(node, code & ~(-1 << POSITION)) != alike]
+
+
+def _state(node: NodeState, i: int) -> tuple[int, ...]:
+    """All that any claim minds of a card that takes shares."""
+    counts = node.free[i], node.free_core[i], node.clients[i], node.most[i]
+    return *counts, node.kinds[i], node.cards[i].mem, node.mps.bars[i], node.mps.users[i]

@@ -1,0 +1,197 @@
+"""Which cards of a full node are cleared for a request, and who goes for that: the cheapest choice of both.
+
+Apart from `preemption`, which says who may go and what else is short. Each choice of cards is a set of needs, and
+`covering` finds the cheapest set that meets them. For a request of one card that is one question a card; of several,
+choices are left out that cannot become cheaper, and the search ends with its effort.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.placement import fitting
+from cardwise.core.placement.fitting import Claim, Plan, Rooms, Want
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.preemption import covering
+from cardwise.core.preemption.covering import Cover, Effort, Thing
+
+Needs = Mapping[object, int]
+MEM, CORE, CLIENTS = "mem", "core", "clients"
+MPS = "mps"  # shares of those with whom a pod must not share a daemon; by daemon, and by who they are
+
+
+def amounts(node: NodeState, held: Holding) -> dict[object, int]:
+    """What becomes free on which cards when this is released."""
+    found: dict[object, int] = {}
+    for share in held.assignment.shares():
+        i = node.position(share)
+        if i is not None:
+            for what, amount in ((MEM, share.mem), (CORE, share.core), (CLIENTS, 1)):
+                found[what, i] = found.get((what, i), 0) + amount
+            if node.mps.managed:
+                freed = MPS, node.mps.daemons[i], held.party
+                found[freed] = found.get(freed, 0) + 1
+    return found
+
+
+def cheapest(
+    node: NodeState,
+    plan: Plan,
+    things: Sequence[Thing],
+    *,
+    needs: Needs,
+    allowed: Mapping[str, int],
+    good: Callable[[Cover], bool],
+    effort: Effort,
+) -> Cover | None:
+    """`needs`: what is short beside cards. `good`: the last word on what was found."""
+    return _Choice(node, plan, things, needs=needs, allowed=allowed, good=good, effort=effort).best()
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What the request has of one card."""
+
+    mem: int = 0
+    core: int = 0
+    clients: int = 0
+    whole: bool = False
+    minds: int = 0
+    user: int = NOBODY
+
+    def plus(self, claim: Claim) -> "_Use":
+        return _Use(
+            self.mem + claim.mem,
+            self.core + claim.core,
+            self.clients + len(claim.keys),
+            self.whole or claim.whole,
+            self.minds | claim.minds,
+            claim.user,
+        )
+
+
+class _Choice:
+    def __init__(
+        self,
+        node: NodeState,
+        plan: Plan,
+        things: Sequence[Thing],
+        *,
+        needs: Needs,
+        allowed: Mapping[str, int],
+        good: Callable[[Cover], bool],
+        effort: Effort,
+    ) -> None:
+        self._node = node
+        self._things = things
+        self._needs = needs
+        self._allowed = allowed
+        self._good = good
+        self._rooms = plan.rooms
+        self._slots = [want for want in plan.wants for _ in range(want.claim.cards)]
+        self._found: Cover | None = None
+        self._effort = effort
+        # Who is on a card: only they can clear it.
+        self._on: list[list[Thing]] = [[] for _ in node.cards]
+        for thing in things:
+            of_cards = [key for key in thing.amounts if isinstance(key, tuple)]
+            daemons = {key[1] for key in of_cards if key[0] == MPS}
+            cards = {key[1] for key in of_cards if key[0] == CLIENTS}
+            for i in cards | {i for i in range(len(node.cards)) if daemons and node.mps.daemons[i] in daemons}:
+                self._on[i].append(thing)
+        # Cards are cleared independently of each other where nobody is on two of them.
+        self._apart = sum(map(len, self._on)) == len({thing.name for on in self._on for thing in on})
+        self._alone = {want.claim: self._costs(want) for want in plan.wants}
+        self._order = {claim: _cheapest_first(costs) for claim, costs in self._alone.items()}
+
+    def best(self) -> Cover | None:
+        if not self._slots:
+            found = covering.cover(self._things, self._needs, self._allowed, self._effort)
+            return found if found is not None and self._good(found) else None
+        if all(self._order[want.claim] for want in self._slots):
+            self._choose(0, 0, {}, (), self._rooms)
+        return self._found
+
+    def _costs(self, want: Want) -> dict[int, int]:
+        """By position of the card: what it costs at least to clear it for the claim."""
+        costs = {}
+        for i, card in enumerate(self._node.cards):
+            if not card.takes or not any(kinds is None or self._node.kinds[i] in kinds for _, kinds in want.levels):
+                continue
+            if self._node.mps.never(i, want.claim.minds, want.claim.user):
+                continue
+            short = self._short(i, _Use().plus(want.claim))
+            found = covering.cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
+            if found is not None:
+                costs[i] = found.cost
+        return costs
+
+    def _short(self, i: int, use: _Use) -> dict[object, int] | None:
+        """What must become free on the card for this use of it; None where that can never be."""
+        node = self._node
+        others: dict[object, int] = {
+            (MPS, *who): shares for who, shares in node.mps.in_the_way(i, use.minds, use.user).items()
+        }
+        if use.whole:
+            return {(CLIENTS, i): node.clients[i], **others} if use.mem == 0 and use.clients == 1 else None
+        return {
+            (MEM, i): use.mem - node.free[i],
+            (CORE, i): use.core - node.free_core[i],
+            (CLIENTS, i): node.clients[i] + use.clients - node.most[i],
+            **others,
+        }
+
+    def _choose(self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], rooms: Rooms) -> None:
+        """All choices for the slots from this one on. `start`: in the order of the slot's claim; `spent`: what the
+        cards chosen for this claim so far cost, each alone.
+        """
+        if slot == len(self._slots):
+            self._look(uses)
+            return
+        want = self._slots[slot]
+        claim = want.claim
+        order, costs = self._order[claim], self._alone[claim]
+        last_of_claim = slot + 1 == len(self._slots) or self._slots[slot + 1] is not want
+        missing = sum(other is want for other in self._slots[slot:])
+        for at in range(start, len(order) - missing + 1):
+            i = order[at]
+            # In this order the cards that follow cost no less.
+            if self._apart and not self._worth(sum(spent) + missing * costs[i]):
+                return
+            if not self._worth(costs[i]):
+                return
+            if self._found is not None and self._effort.spent:
+                return
+            before = uses.get(i, _Use())
+            if before.whole or (claim.whole and before.clients):
+                continue
+            left = fitting.charged(rooms, self._node, i, claim) if rooms else rooms
+            if left is None:
+                continue
+            now = uses | {i: before.plus(claim)}
+            if last_of_claim:
+                self._choose(slot + 1, 0, now, (), left)
+            else:
+                self._choose(slot + 1, at + 1, now, (*spent, costs[i]), left)
+
+    def _worth(self, cost: int) -> bool:
+        return self._found is None or cost < self._found.cost
+
+    def _look(self, uses: Mapping[int, _Use]) -> None:
+        needs = dict(self._needs)
+        for i, use in uses.items():
+            short = self._short(i, use)
+            if short is None:
+                return
+            needs |= short
+        # Where nothing else is short, only those on these cards matter.
+        among = self._things if self._needs else {thing.name: thing for i in uses for thing in self._on[i]}.values()
+        below = self._found.cost if self._found is not None else None
+        found = covering.cover(list(among), needs, self._allowed, self._effort, below)
+        if found is not None and self._good(found):
+            self._found = found
+
+
+def _cheapest_first(costs: Mapping[int, int]) -> list[int]:
+    return sorted(costs, key=lambda i: (costs[i], i))

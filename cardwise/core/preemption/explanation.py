@@ -1,0 +1,209 @@
+"""Why a pod waits or where it could go, by card and class of devices: the detail that refusal texts must not carry.
+
+And what would have to change for it to run, by the same search that finds whom preemption evicts.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement import fitting, placement
+from cardwise.core.placement.devices import Wanted
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.preemption import preemption
+from cardwise.core.values.verdict import Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardView:
+    """A card with its holders. `short` is how many MiB are missing for the request, 0 where it fits.
+
+    `closed` says why the card is not for the request, whatever is free on it: "type", "mps", "quota", or "" where it
+    is.
+    """
+
+    index: int
+    uuid: str
+    model: str
+    classes: frozenset[str]
+    healthy: bool
+    cordoned: bool
+    total: int
+    free: int
+    short: int
+    closed: str
+    holders: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesView:
+    """The devices of one class on a node, of which the request asks for `asked`, and who holds some of them.
+
+    A device may be in several classes, and then it is free in each.
+    """
+
+    device_class: str
+    asked: int
+    free: int
+    healthy: int
+    total: int
+    holders: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A node for a request: its score under the policy, or the refusal, each card, and each class of devices asked for.
+
+    There are no cards to see for a request that asks for devices only. `roomy`: it has what the pod takes beside cards,
+    as far as anybody has looked.
+    """
+
+    name: str
+    score: int | None
+    roomy: bool
+    refusal: Refusal | None
+    cards: tuple[CardView, ...]
+    devices: tuple[DevicesView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """The node where least has to go for the request: its cards of these indices, once these pods have ended.
+
+    `short`: MiB that are missing on them. Without holders, those that are ending already are enough.
+    """
+
+    node: str
+    cards: tuple[int, ...]
+    short: int
+    holders: tuple[Holding, ...]
+
+
+_LOOKED_AT: Final = 64  # nodes, those with the least missing on a card, for whom should go
+_PLENTY: Final = Load(1 << 60, 1 << 60, 1 << 30)  # what nodes have beside cards: that is not asked here
+
+
+def explain(
+    ledger: Ledger,
+    nodes: Iterable[str],
+    request: PodRequest,
+    policy: str,
+    rooms: Sequence[Room] = (),
+    *,
+    ranked: Mapping[str, int] | None = None,
+) -> list[NodeView]:
+    """Every node for the request, the best first, refused ones last.
+
+    `ranked`: how good the engine finds each node that takes the pod, where the policy compares all nodes.
+    """
+    scorer = placement.Scorer(request, policy, rooms)
+    wanted = Wanted(request.devices).counts
+    views = []
+    for name in nodes:
+        node = ledger.node(name)
+        score = scorer.score(node)
+        refused = isinstance(score, Refusal)
+        roomy = ranked is None or name in ranked
+        if ranked is not None and not refused:
+            score = ranked.get(name, score)
+        views.append(
+            NodeView(
+                name=name,
+                score=None if isinstance(score, Refusal) else score,
+                roomy=roomy,
+                refusal=score if isinstance(score, Refusal) else None,
+                cards=_cards(ledger, node, request, rooms, refused=refused) if node and request.containers else (),
+                devices=tuple(_devices(ledger, node, one, asked) for one, asked in wanted.items()) if node else (),
+            )
+        )
+    return sorted(views, key=lambda view: (view.score is None, not view.roomy, -(view.score or 0), view.name))
+
+
+def nearest(
+    ledger: Ledger, views: Iterable[NodeView], request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+) -> Nearest | None:
+    """Where the fewest pods would have to end, of equal ones those with the least memory; None where that helps not.
+
+    `views`: of the nodes that have refused it. Priorities and disruption budgets play no part: people are asked.
+    """
+    newcomer = preemption.Newcomer(request=request, load=Load(0, 0, 0), priority=1, policy=policy, rooms=rooms)
+    refused = [view for view in views if view.refusal is not None and view.refusal.resolvable]
+    found = []
+    for view in sorted(refused, key=lambda view: (_least_short(view), view.name))[:_LOOKED_AT]:
+        node = ledger.node(view.name)
+        here = {holding.uid: holding for holding in ledger.holdings(view.name)}
+        residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.mark)) for h in here.values()]
+        victims = preemption.best(preemption.Full(node=node, left=_PLENTY, residents=residents), newcomer)
+        if node is None or victims is None:
+            continue
+        holders = tuple(sorted((here[uid] for uid in victims.uids), key=lambda h: (h.namespace, h.name)))
+        chosen = victims.assignment.indices() if victims.assignment is not None else ()
+        cards = [card for card in view.cards if card.index in chosen]
+        found.append(
+            Nearest(
+                node=view.name,
+                cards=tuple(card.index for card in cards),
+                short=sum(card.short for card in cards),
+                holders=holders,
+            )
+        )
+    return min(found, key=lambda one: (len(one.holders), sum(h.assignment.mem for h in one.holders)), default=None)
+
+
+def _least_short(view: NodeView) -> int:
+    """Of its cards that may serve the request."""
+    return min((card.short for card in view.cards if not card.closed), default=0)
+
+
+def _cards(
+    ledger: Ledger, node: NodeState, request: PodRequest, rooms: Sequence[Room], *, refused: bool
+) -> tuple[CardView, ...]:
+    holders: dict[int, list[Holding]] = {}
+    for holding in ledger.holdings(node.name):
+        for position in {node.position(share) for share in holding.assignment.shares()} - {None}:
+            holders.setdefault(position or 0, []).append(holding)
+    views = []
+    for i, card in enumerate(node.cards):
+        claims, closed = fitting.served(node, i, request, rooms)
+        views.append(
+            CardView(
+                index=card.index,
+                uuid=card.uuid,
+                model=card.model,
+                classes=card.classes,
+                healthy=card.healthy,
+                cordoned=card.cordoned,
+                total=card.mem,
+                free=node.free[i],
+                short=_short(node, i, claims) if refused and claims else 0,
+                closed=closed,
+                holders=tuple(holders.get(i, ())),
+            )
+        )
+    return tuple(views)
+
+
+def _devices(ledger: Ledger, node: NodeState, device_class: str, asked: int) -> DevicesView:
+    here = [device for device in node.devices if device_class in device.classes]
+    uuids = {device.uuid for device in here}
+    return DevicesView(
+        device_class=device_class,
+        asked=asked,
+        free=sum(device.takes and device.uuid not in node.taken for device in here),
+        healthy=sum(device.healthy for device in here),
+        total=len(here),
+        holders=tuple(
+            holding
+            for holding in ledger.holdings(node.name)
+            if any(share.uuid in uuids for share in holding.assignment.device_shares())
+        ),
+    )
+
+
+def _short(node: NodeState, i: int, claims: Sequence[fitting.Claim]) -> int:
+    """MiB that are missing on the card for the largest share; whole cards are short of whatever others hold."""
+    largest = max(claim.mem for claim in claims)
+    return max(0, largest - node.free[i]) if largest else node.used[i]

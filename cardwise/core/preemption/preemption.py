@@ -1,0 +1,313 @@
+"""Who must go so that a pod fits on a full node: the fewest and least important pods that free what it lacks.
+
+kube-scheduler counts the sums of a node, so its victims may free no single card. Here cards are looked at one by one,
+and the node's sums beside them. What comes out is checked by the placement engine, and nobody is in it in vain:
+without the going of any one of them the pod does not fit.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final, NamedTuple
+
+from cardwise.core.api import policies
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement import fitting, placement
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.preemption import cardchoice, covering
+from cardwise.core.preemption.covering import MOST, Cover, Effort, Thing
+from cardwise.core.values.verdict import Refusal
+
+_MOST_CLASSES: Final = 6  # of devices in one request: each set of them is a need of its own
+
+
+class Resident(NamedTuple):
+    """A pod on the node. `going`: it ends by itself; `fixed`: nobody may evict it. `budgets`: those for disruption."""
+
+    uid: str
+    priority: int
+    load: Load = Load()
+    holding: Holding | None = None
+    budgets: tuple[str, ...] = ()
+    going: bool = False
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """A node. `left`: what it has for further pods beside cards, below 0 where it has too little. `allowed`: how many
+    pods each disruption budget lets go.
+    """
+
+    node: NodeState | None
+    left: Load
+    residents: Sequence[Resident]
+    allowed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newcomer:
+    """The pod that is to fit. `rooms`: what quotas leave to its namespace, whoever goes."""
+
+    request: PodRequest | None
+    load: Load
+    priority: int
+    policy: str = policies.DEFAULT
+    rooms: Sequence[Room] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victims:
+    """Those who must go, by UID; none where what is going already is enough. `violations`: of disruption budgets.
+
+    `highest`: of their priorities. `assignment`: the cards that the pod has then; None where it asks for none.
+    """
+
+    uids: tuple[str, ...]
+    violations: int = 0
+    highest: int | None = None
+    assignment: Assignment | None = None
+
+    @property
+    def harm(self) -> tuple[int, bool, int, int]:
+        """The smaller, the better."""
+        return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
+
+
+def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victims | None:
+    """The least harmful set of pods whose going makes the newcomer fit; None where there is none.
+
+    `chosen`: kube-scheduler's own victims, each of whom it needs to go. Where no sum of the node says why, the reason
+    is one that only it knows (ports, affinity), and they stay in the set.
+    """
+    return _Question(full, newcomer, chosen).answer()
+
+
+class _Sums(NamedTuple):
+    """What kube-scheduler counts of a node, as far as it is known here."""
+
+    cpu: int
+    memory: int
+    pods: int
+    gpu_mem: int
+    gpu_core: int
+    whole: int
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        return _Sums(*[mine + theirs for mine, theirs in zip(self, other, strict=True)])
+
+    def short(self, asked: "_Sums") -> dict[object, int]:
+        """What is missing. What is not asked for does not matter, as for kube-scheduler."""
+        named = zip(_Sums._fields, self, asked, strict=True)
+        return {name: need - left for name, left, need in named if need > max(0, left)}
+
+
+class _Node:
+    """The node without some of its pods."""
+
+    def __init__(self, state: NodeState | None, left: _Sums) -> None:
+        self.state = state
+        self.left = left
+
+    def without(self, gone: Iterable[Resident]) -> "_Node":
+        state, left = self.state.copy() if self.state is not None else None, self.left
+        for resident in gone:
+            left = left.plus(_sums(resident.load, resident.holding))
+            if state is None or resident.holding is None:
+                continue
+            for share in resident.holding.assignment.shares():
+                state.count(share, -1, resident.holding.party)
+            for device in resident.holding.assignment.device_shares():
+                state.count_device(device.uuid, -1)
+        return _Node(state, left)
+
+
+class _Question:
+    """What goes by itself, and what must go whatever is chosen, is out of `node` already."""
+
+    def __init__(self, full: Full, newcomer: Newcomer, chosen: Collection[str]) -> None:
+        self._newcomer = newcomer
+        self._allowed = full.allowed
+        self._residents = {resident.uid: resident for resident in full.residents}
+        self._asked = _asked(newcomer)
+        now = _Node(full.node, _left(full))
+        self._forced = self._unexplained(now, chosen)
+        known = [self._residents[uid] for uid in self._forced if uid in self._residents]
+        self._node = now.without([*known, *(r for r in full.residents if r.going and r.uid not in self._forced)])
+        self._charged = [Thing(resident.uid, {}, resident.budgets) for resident in known]
+        self._plan = self._plan_on(self._node.state)
+
+    def answer(self) -> Victims | None:
+        candidates = [
+            resident
+            for resident in self._residents.values()
+            if resident.priority < self._newcomer.priority
+            and not (resident.going or resident.fixed)
+            and resident.uid not in self._forced
+        ]
+        candidates.sort(key=lambda resident: (resident.priority, resident.uid))
+        found = self._cheapest(candidates)
+        if found is None:
+            return None
+        # With as few violations, the lowest priorities: whoever is above them stays.
+        priorities = sorted({resident.priority for resident in candidates})
+        low, high = 0, len(priorities) - 1
+        while low < high:
+            middle = (low + high) // 2
+            lower = self._cheapest([r for r in candidates if r.priority <= priorities[middle]])
+            if lower is not None and lower.cost // MOST <= found.cost // MOST:
+                found, high = lower, middle
+            else:
+                low = middle + 1
+        return self._told([self._residents[thing.name] for thing in found.things])
+
+    def _unexplained(self, now: _Node, chosen: Collection[str]) -> tuple[str, ...]:
+        """Those of the chosen without whose going the node's sums would do as well, so that something else is short.
+
+        kube-scheduler counts pods that are going like others, but none whose object is gone.
+        """
+        ghosts = [resident for resident in self._residents.values() if resident.going and resident.fixed]
+        known = [self._residents[uid] for uid in chosen if uid in self._residents]
+        forced = []
+        for uid in sorted(chosen):
+            one = self._residents.get(uid)
+            if one is not None and one.going:
+                continue
+            if one is None or one.fixed or one.priority >= self._newcomer.priority:
+                forced.append(uid)
+                continue
+            others = now.without([*ghosts, *(each for each in known if each is not one)])
+            if not self._short(others):
+                forced.append(uid)
+        return tuple(forced)
+
+    def _short(self, node: _Node) -> dict[object, int]:
+        """What is missing beside cards."""
+        asked = self._newcomer.request
+        short = node.left.short(self._asked)
+        if asked is not None and asked.devices and node.state is not None:
+            short |= _devices_short(node.state, asked)
+        return short
+
+    def _plan_on(self, state: NodeState | None) -> fitting.Plan | None:
+        if self._newcomer.request is None or state is None:
+            return None
+        return fitting.plan(fitting.claims(self._newcomer.request), state.registry, self._newcomer.rooms)
+
+    def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
+        """Of all ways to make room, whatever the priorities of these."""
+        things = [Thing(r.uid, self._amounts(r), r.budgets) for r in candidates]
+        short, left = self._short(self._node), self._left_of_budgets()
+        if self._newcomer.request is None:
+            return covering.cover(things, short, left, Effort())
+        if self._node.state is None or self._plan is None:
+            return None
+        state, plan = self._node.state, self._plan
+        return cardchoice.cheapest(state, plan, things, needs=short, allowed=left, good=self._is_good, effort=Effort())
+
+    def _amounts(self, resident: Resident) -> dict[object, int]:
+        found: dict[object, int] = dict(zip(_Sums._fields, _sums(resident.load, resident.holding), strict=True))
+        state, asked = self._node.state, self._newcomer.request
+        if state is not None and resident.holding is not None:
+            found |= cardchoice.amounts(state, resident.holding)
+            if asked is not None and asked.devices:
+                found |= _devices_freed(state, asked, resident.holding.assignment)
+        return found
+
+    def _left_of_budgets(self) -> dict[str, int]:
+        left = dict(self._allowed)
+        for thing in self._charged:
+            for budget in thing.budgets:
+                left[budget] = left.get(budget, 0) - 1
+        return left
+
+    def _is_good(self, found: Cover) -> bool:
+        return self._fits([self._residents[thing.name] for thing in found.things]) is not None
+
+    def _fits(self, gone: Sequence[Resident]) -> Assignment | bool | None:
+        """The cards that the newcomer has when these are gone, True where it asks for none; None: it does not fit."""
+        node = self._node.without(gone)
+        if node.left.short(self._asked):
+            return None
+        newcomer = self._newcomer
+        if newcomer.request is None:
+            return True
+        placed = placement.place_on(node.state, newcomer.request, newcomer.policy, newcomer.rooms)
+        return None if isinstance(placed, Refusal) else placed.assignment
+
+    def _told(self, gone: list[Resident]) -> Victims | None:
+        """Nobody goes in vain, also where the search has ended before it had found the cheapest."""
+        for one in sorted(gone, key=lambda resident: (-resident.priority, resident.uid)):
+            others = [resident for resident in gone if resident is not one]
+            if self._fits(others) is not None:
+                gone = others
+        fits = self._fits(gone)
+        if fits is None:
+            return None
+        known = [*gone, *(self._residents[uid] for uid in self._forced if uid in self._residents)]
+        charged = [Thing(resident.uid, {}, resident.budgets) for resident in known]
+        return Victims(
+            uids=tuple(sorted({resident.uid for resident in gone} | set(self._forced))),
+            violations=covering.exceeded(charged, self._allowed),
+            highest=max((resident.priority for resident in known), default=None),
+            assignment=fits if isinstance(fits, Assignment) else None,
+        )
+
+
+def _asked(newcomer: Newcomer) -> _Sums:
+    request, load = newcomer.request, newcomer.load
+    shares = [c for c in request.containers if not c.whole] if request is not None else []
+    whole = sum(c.cards for c in request.containers if c.whole) if request is not None else 0
+    return _Sums(load.cpu, load.memory, load.pods, sum(c.mem for c in shares), sum(c.core for c in shares), whole)
+
+
+def _sums(load: Load, holding: Holding | None) -> _Sums:
+    shares = holding.assignment.shares() if holding is not None else []
+    parts = [share for share in shares if not share.whole]
+    mem, core = sum(share.mem for share in parts), sum(share.core for share in parts)
+    return _Sums(load.cpu, load.memory, load.pods, mem, core, len(shares) - len(parts))
+
+
+def _left(full: Full) -> _Sums:
+    """As kube-scheduler has it: the sums of all cards, less what the pods ask of them."""
+    cards = full.node.cards if full.node is not None else []
+    held = _Sums(0, 0, 0, 0, 0, 0)
+    for resident in full.residents:
+        held = held.plus(_sums(Load(0, 0, 0), resident.holding))
+    load = full.left
+    each = full.node.core if full.node is not None else 0
+    mem, core = sum(card.mem for card in cards) - held.gpu_mem, each * len(cards) - held.gpu_core
+    return _Sums(load.cpu, load.memory, load.pods, mem, core, len(cards) - held.whole)
+
+
+# Devices that are no GPUs. There are enough for all classes if there are enough for each set of classes (Hall).
+
+
+def _sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
+    """Sets of the classes, and how many devices of them are asked for."""
+    counts: dict[str, int] = {}
+    for one in request.devices:
+        counts[one.device_class] = counts.get(one.device_class, 0) + one.count
+    names = sorted(counts)
+    sizes = range(1, len(names) + 1) if len(names) <= _MOST_CLASSES else (1, len(names))
+    found = [frozenset(some) for size in sizes for some in combinations(names, size)]
+    return [(some, sum(counts[name] for name in some)) for some in found]
+
+
+def _devices_short(node: NodeState, request: PodRequest) -> dict[object, int]:
+    free = [device for device in node.devices if device.takes and device.uuid not in node.taken]
+    short: dict[object, int] = {}
+    for some, need in _sets(request):
+        there = sum(not some.isdisjoint(device.classes) for device in free)
+        if there < need:
+            short[some] = need - there
+    return short
+
+
+def _devices_freed(node: NodeState, request: PodRequest, held: Assignment) -> dict[object, int]:
+    uuids = {share.uuid for share in held.device_shares()}
+    freed = [d for d in node.devices if d.uuid in uuids and d.takes and node.taken.get(d.uuid) == 1]
+    return {some: sum(not some.isdisjoint(device.classes) for device in freed) for some, _ in _sets(request)}

@@ -1,0 +1,41 @@
+"""Quantities as people write them in our own objects.
+
+Apart from `quantity`, which reads what Kubernetes reads: here `10GiB` is `10Gi`, as in the proposals that
+ResourceClass follows, and an amount of memory may be 0 or more than any card has.
+"""
+
+import re
+from fractions import Fraction
+
+from cardwise.core.values import quantity
+from cardwise.core.values.quantity import InvalidQuantity
+
+_BYTES = re.compile(r"[+-]?[\d.]+[KMGTPE]iB")
+_MIB = 1024**2
+_MOST = 2**53  # what every reader of JSON keeps exact
+
+
+def kubernetes(text: str) -> str:
+    """`10GiB` as Kubernetes spells it, `10Gi`; other texts as they are, so that refusals quote them."""
+    text = text.strip()
+    return text[:-1] if _BYTES.fullmatch(text) else text
+
+
+def parse(text: str | int) -> Fraction:
+    """The value of a quantity; `10GiB` and `10Gi` are bytes. Raises InvalidQuantity."""
+    return quantity.parse(kubernetes(str(text)))[0]
+
+
+def memory(text: str | int) -> int:
+    """MiB from 0: `65536` counts MiB, `64Gi` and `64GiB` count bytes. Raises InvalidQuantity.
+
+    `64G` is refused: as Kubernetes reads it beside MiB it would be 64,000,000,000 of them, and nobody means that.
+    """
+    value, is_bytes = quantity.parse(kubernetes(str(text)))
+    if str(text).strip()[-1:] in "MGTPE":
+        raise InvalidQuantity(f"{text} would be so many MiB, not bytes", "write MiB such as 65536, or 64Gi")
+    if is_bytes:
+        value /= _MIB
+    if value.denominator != 1 or not 0 <= value <= _MOST:
+        raise InvalidQuantity(f"{text} is no whole number of MiB from 0", "write MiB such as 65536, or 64Gi")
+    return value.numerator

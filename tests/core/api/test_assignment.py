@@ -1,0 +1,146 @@
+import json
+
+import pytest
+
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from tests.build import shares
+
+
+def test_the_five_annotations_of_gpushare():
+    written = assignment.encode(Assignment({"0": shares(8138, 1)}), assume_time_ns=1)
+    assert {key: value for key, value in written.items() if key.startswith("ALIYUN")} == {
+        "ALIYUN_COM_GPU_MEM_IDX": "1",
+        "ALIYUN_COM_GPU_MEM_POD": "8138",
+        "ALIYUN_COM_GPU_MEM_DEV": "16276",
+        "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+        "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1",
+    }
+    assert written[names.FRACTION_OF + "0"] == "0.5000"
+
+
+def test_several_cards_and_containers():
+    both = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
+    written = assignment.encode(both, assume_time_ns=1)
+    assert written[names.IDX] == "0,2"
+    assert written[names.POD_MEM] == "8100"
+    assert written[names.DEVICES_OF + "0"] == "GPU-n1-0,GPU-n1-2"
+    assert written[names.LIMIT_MIB_OF + "0"] == "4000"
+    assert written[names.GPUSHARE_ALLOCATION] == '{"0":{"2":100},"1":{"0":4000,"2":4000}}'
+    assert assignment.decode(written) == both
+
+
+def test_a_whole_card_says_so_and_other_shares_are_written_as_before():
+    given = Assignment({"0": (CardShare(0, "g", 9000, 100, 10_000, whole=True), CardShare(1, "h", 5000, 0, 10_000))})
+    written = assignment.encode(given, assume_time_ns=1)
+    shares_of = '[[0,"g",9000,100,10000,1],[1,"h",5000,0,10000]]'
+    assert written[names.ASSIGNMENT] == f'{{"v":1,"containers":{{"0":{shares_of}}}}}'
+    assert assignment.decode(written) == given
+
+
+def test_a_share_of_everything_is_no_whole_card_after_it_was_written():
+    given = Assignment({"0": (CardShare(0, "g", 10_000, 100, 10_000),)})
+    assert assignment.decode(assignment.encode(given, assume_time_ns=1)) == given
+
+
+@pytest.mark.parametrize(
+    ("five", "whole"),
+    [("10000,100,10000", True), ("9999,100,10000", False), ("10000,99,10000", False), ("10000,0,10000", False)],
+)
+def test_pods_that_were_bound_before_have_a_whole_card_where_they_have_all_of_it(five, whole):
+    read = assignment.decode({names.ASSIGNMENT: f'{{"v":1,"containers":{{"0":[[0,"g",{five}]]}}}}'})
+    assert [share.whole for share in read.shares()] == [whole]
+
+
+def test_fractions_round_down():
+    assert assignment.fraction(1, 3) == "0.3333"
+    assert assignment.fraction(16276, 16276) == "1.0000"
+    assert assignment.per_card_limit((CardShare(0, "a", 5, 0, 10), CardShare(1, "b", 5, 0, 20))) == (5, "0.2500")
+
+
+def test_pods_of_gpushare_are_read_from_its_annotations():
+    read = assignment.decode({names.IDX: "1", names.POD_MEM: "4069", names.DEV_MEM: "16276"})
+    assert read.legacy
+    assert [(s.index, s.mem) for s in read.shares()] == [(1, 4069)]
+
+
+def test_gpushare_counts_in_gib_where_its_card_does():
+    read = assignment.decode({names.IDX: "1", names.POD_MEM: "8", names.DEV_MEM: "15"})
+    assert [(s.index, s.mem, s.total) for s in read.shares()] == [(1, 8 * 1024, 15 * 1024)]
+    framework = {names.GPUSHARE_ALLOCATION: '{"0":{"1":10,"3":7}}', names.DEV_MEM: "139"}
+    assert [(s.index, s.mem) for s in assignment.decode(framework).shares()] == [(1, 10 * 1024), (3, 7 * 1024)]
+
+
+def test_the_framework_version_of_gpushare():
+    read = assignment.decode({names.GPUSHARE_ALLOCATION: '{"0":{"1":10},"1":{"1":5,"3":7}}'})
+    assert [(s.index, s.mem) for s in read.shares()] == [(1, 15), (3, 7)]
+
+
+def test_no_annotations_no_assignment():
+    assert assignment.decode({}) is None
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {names.ASSIGNMENT: "{"},
+        {names.ASSIGNMENT: "[]"},
+        {names.ASSIGNMENT: '{"v":2,"containers":{}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",-5,0,10]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",5,0]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,7,5,0,10]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,2]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,"1"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",10,100,10,1,1]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[["rdma"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[["rdma",7]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":{"0":[["","u"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{},"devices":[["rdma","u"]]}'},
+        {names.ASSIGNMENT: '{"v":1,"devices":{"0":[["rdma","u"]]}}'},
+        {names.ASSIGNMENT: '{"v":1,"containers":{"0":[[0,"g",5,0,true]]}}'},
+        {names.IDX: "-1", names.POD_MEM: "1"},
+        {names.IDX: "0"},
+        {names.GPUSHARE_ALLOCATION: "{}"},
+        {names.GPUSHARE_ALLOCATION: '{"0":3}'},
+        {names.ASSIGNMENT: "[" * 5000},
+        {names.GPUSHARE_ALLOCATION: "[" * 5000},
+    ],
+)
+def test_unreadable_annotations_are_an_error_of_their_own(annotations):
+    with pytest.raises(assignment.InvalidAssignment):
+        assignment.decode(annotations)
+
+
+RDMA = {
+    "0": (DeviceShare("rdma", "rdma-1"), DeviceShare("nic", "pci-n1-0000-3b-00.0")),
+    "1": (DeviceShare("rdma", "b"),),
+}
+
+
+def test_devices_are_written_beside_cards():
+    given = Assignment({"0": shares(100, 1)}, RDMA)
+    written = assignment.encode(given, assume_time_ns=1)
+    assert json.loads(written[names.ASSIGNMENT])["devices"] == {
+        "0": [["rdma", "rdma-1"], ["nic", "pci-n1-0000-3b-00.0"]],
+        "1": [["rdma", "b"]],
+    }
+    assert assignment.decode(written) == given
+    assert [share.uuid for share in given.device_shares()] == ["rdma-1", "pci-n1-0000-3b-00.0", "b"]
+    assert given.mem == 100
+
+
+def test_a_pod_with_devices_only_has_no_annotations_of_gpushare():
+    given = Assignment({}, RDMA)
+    written = assignment.encode(given, assume_time_ns=1)
+    assert written.keys() == {names.ASSIGNMENT}
+    assert assignment.decode(written) == given
+
+
+def test_without_devices_nothing_is_written_of_them():
+    written = assignment.encode(Assignment({"0": shares(100, 1)}), assume_time_ns=1)
+    assert written[names.ASSIGNMENT] == '{"v":1,"containers":{"0":[[1,"GPU-n1-1",100,0,16276]]}}'
+    assert assignment.decode(written).devices == {}

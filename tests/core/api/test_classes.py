@@ -1,0 +1,388 @@
+import json
+
+import pytest
+
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.classes import Classifier, Share
+from cardwise.core.values.invalid import InvalidRequest
+from tests.build import container, pod
+
+ANY_GPU = {"matchLabels": {"kind": "nvidia-gpu"}}
+OF_MODEL = "nvidia.tesla.k80"  # the class that `card` is in by the name of its model
+
+
+def resource_class(name="big", *, labels=None, annotations=None, **spec):
+    metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
+    return {"metadata": metadata, "spec": {"selector": ANY_GPU} | spec}
+
+
+def automatic(*models, **spec):
+    models = models or ("Tesla K80",)
+    written = classes.auto_spec(*models)
+    return {
+        "metadata": {
+            "name": classes.name_of_model(models[0]),
+            "labels": {names.AUTO_LABEL: "true"},
+            "annotations": {names.AUTO_SPEC: json.dumps(written)},
+        },
+        "spec": written | spec,
+    }
+
+
+def card(**differs):
+    of_k80 = {
+        "node": "n1", "index": 2, "uuid": "GPU-1", "model": "Tesla K80", "memory": 11441,
+        "properties": {"driver": "535.104.05", "computeCapability": "3.7"}, "own": {},
+    }  # fmt: skip
+    return classes.labels(**(of_k80 | differs))
+
+
+def test_a_class_without_a_share_stands_for_whole_cards():
+    parsed = classes.parse(resource_class())
+    assert (parsed.name, parsed.share, parsed.priority, parsed.auto, parsed.untouched) == ("big", None, 0, False, False)
+    assert parsed.selector.matches(card())
+
+
+def test_all_of_a_class():
+    parsed = classes.parse(resource_class(priority=-3, share={"memoryMiB": 8138, "corePercent": 25}))
+    assert parsed.share == Share(memory=8138, core=25)
+    assert parsed.priority == -3
+
+
+@pytest.mark.parametrize("amount", [8192, "8192", "8Gi", "8GiB", "8192MiB"])
+def test_memory_of_a_share_in_mib_or_as_a_quantity(amount):
+    assert classes.parse(resource_class(share={"memoryMiB": amount})).share == Share(memory=8192, core=0)
+
+
+@pytest.mark.parametrize("spelling", ["selector", "resourceSelector", "labelSelector"])
+def test_the_old_spellings_of_the_selector(spelling):
+    obj = {"metadata": {"name": "big"}, "spec": {spelling: [{"matchLabels": {"Model": "Tesla K80"}}]}}
+    assert classes.parse(obj).selector.matches(card())
+    obj["spec"][spelling] = []
+    with pytest.raises(InvalidRequest) as refused:
+        classes.parse(obj)
+    assert refused.value.field == f"spec.{spelling}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "says"),
+    [
+        ({"selector": None}, "spec.selector", "every card"),
+        ({"resourceSelector": ANY_GPU}, "spec.resourceSelector", "spec.selector is there as well; write one of them"),
+        ({"priorty": 1}, "spec.priorty", "is no field of a ResourceClass; write selector, .*share, priority"),
+        ({"priority": "high"}, "spec.priority", "whole number"),
+        ({"priority": True}, "spec.priority", "whole number"),
+        ({"priority": 2**31}, "spec.priority", "out of range"),
+        ({"share": 8138}, "spec.share", "memoryMiB, corePercent"),
+        ({"share": {}}, "spec.share.memoryMiB", "is missing"),
+        ({"share": {"memoryMiB": 0}}, "spec.share.memoryMiB", "not above zero"),
+        ({"share": {"memoryMiB": "1.5Mi"}}, "spec.share.memoryMiB", "write 1Mi or 2Mi"),
+        ({"share": {"memoryMiB": True}}, "spec.share.memoryMiB", "no amount of memory"),
+        ({"share": {"memoryMiB": 8, "corePercent": 0}}, "spec.share.corePercent", "from 1 to 100"),
+        ({"share": {"memoryMiB": 8, "corePercent": 101}}, "spec.share.corePercent", "from 1 to 100"),
+        ({"share": {"memoryMiB": 8, "corePercent": "50"}}, "spec.share.corePercent", "from 1 to 100"),
+        ({"share": {"memory": 8}}, "spec.share.memory", "is no field of a share; write memoryMiB, corePercent"),
+    ],
+)
+def test_a_bad_class_is_refused_by_its_field(spec, field, says):
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        classes.parse(resource_class(**spec))
+    assert refused.value.field == field
+
+
+def test_a_class_without_a_spec_is_refused():
+    with pytest.raises(InvalidRequest, match=r"spec\.selector"):
+        classes.parse({"metadata": {"name": "big"}})
+
+
+@pytest.mark.parametrize("name", ["nvidia.tesla.k80", "k80", "0", "a-b.c", "a" * 48, "gpus"])
+def test_good_names(name):
+    classes.check_name(name)
+    assert request.parse(pod(containers=[with_limit(f"{names.CLASS_PREFIX}{name}")])).containers[0].device_class == name
+
+
+def with_limit(resource):
+    return container() | {"resources": {"limits": {resource: "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "is no name of a class; write at most 48"),
+        ("a" * 49, "is no name of a class; write at most 48"),
+        ("Tesla", "is no name of a class"),
+        ("tesla k80", "is no name of a class"),
+        ("nvidia/k80", "is no name of a class"),
+        (".k80", "is no name of a class"),
+        ("k80-", "is no name of a class"),
+        ("a..b", "is no name of a class"),
+        ("k80\n", "is no name of a class"),
+        ("cpu", "means something else.*nvidia.cpu"),
+        ("pods", "means something else"),
+        ("hugepages-2mi", "means something else"),
+        ("requests.k80", "means something else"),
+        ("gpu", "means something else"),
+        ("share", "means something else"),
+        ("place", "means something else"),
+        ("bind", "means something else"),
+    ],
+)
+def test_bad_names(name, says):
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        classes.parse(resource_class(name))
+    assert refused.value.field == "metadata.name"
+
+
+def test_no_resource_of_ours_is_a_name_of_a_class():
+    for resource in names.OWN_RESOURCES:
+        with pytest.raises(InvalidRequest):
+            classes.check_name(resource.removeprefix(names.CLASS_PREFIX))
+
+
+def test_labels_of_a_card():
+    assert card() == {
+        "kind": "nvidia-gpu", "model": "Tesla K80", "memory": "11441Mi", "node": "n1", "hostname": "n1", "index": "2",
+        "uuid": "GPU-1", "driver": "535.104.05", "computecapability": "3.7",
+    }  # fmt: skip
+
+
+def test_what_is_measured_wins_over_what_people_wrote():
+    seen = card(properties={"Model": "a lie", "clock": "875"}, own={"clock": "9", "UUID": "a lie", "Team": "vision"})
+    assert seen["model"] == "Tesla K80"
+    assert seen["uuid"] == "GPU-1"
+    assert seen["clock"] == "875"
+    assert seen["team"] == "vision"
+
+
+def classifier(**selectors):
+    return Classifier(
+        classes.parse(resource_class(name, selector=selector, priority=priority))
+        for name, (selector, priority) in selectors.items()
+    )
+
+
+def big(bound):
+    return {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": [bound]}]}
+
+
+def test_a_card_is_in_every_class_that_selects_it():
+    types = classifier(
+        k80=({"matchLabels": {"model": "Tesla K80"}}, 1), big=(big("10Gi"), 5), huge=(big("40Gi"), 9), low=(ANY_GPU, -2)
+    )
+    found = types.classes_of(card())
+    assert found == {"k80", "big", "low", OF_MODEL}
+    assert types.priority_of(found) == 5
+    assert types.priority_of(frozenset({"low"})) == -2
+    assert types.priority_of(frozenset()) == 0
+    assert types.priority_of({"gone"}) == 0
+    assert types.priority_of({"low", OF_MODEL}) == 0
+
+
+def test_a_remembered_answer_is_only_for_equal_labels(monkeypatch):
+    monkeypatch.setattr(classes, "_REMEMBERED", 3)
+    types = classifier(big=(big("10Gi"), 0), spare=({"matchLabels": {"pool": "spare"}}, 0))
+    for _ in range(2):
+        for mib in range(10_238, 10_246):
+            assert ("big" in types.classes_of(card(memory=mib))) == (mib > 10_240)
+            assert "spare" in types.classes_of(card(memory=mib, own={"pool": "spare"}))
+            assert "spare" not in types.classes_of(card(memory=mib, own={"pool": ""}))
+        assert len(types._known) <= 3
+
+
+def test_selectors_are_asked_once_for_cards_that_look_alike_to_them():
+    types = classifier(k80=({"matchLabels": {"model": "Tesla K80"}}, 0))
+    for index in range(8):
+        types.classes_of(card(index=index, uuid=f"GPU-{index}"))
+    assert len(types._known) == 1
+
+
+def test_a_card_is_in_the_class_of_its_model_before_and_after_that_has_an_object():
+    for there in ((), (classes.parse(automatic()),)):
+        types = Classifier(there)
+        assert types.classes_of(card()) == {OF_MODEL}
+        (one,) = types.selecting(card())
+        assert (one.name, one.share, one.priority, one.other, one.auto) == (OF_MODEL, None, 0, False, True)
+        assert one.selector.matches(card())
+
+
+def test_a_new_spelling_of_a_model_is_in_the_class_before_that_says_so():
+    types = Classifier([classes.parse(automatic("NVIDIA A100"))])
+    assert types.classes_of(card(model="A100")) == {"nvidia.a100"}
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        automatic(share={"memoryMiB": 1}, selector={"matchLabels": {"node": "n2"}}),
+        resource_class(OF_MODEL, selector={"matchLabels": {"model": "another"}}),
+        resource_class(OF_MODEL, selector={"matchLabels": {"kind": "rdma"}}),
+    ],
+)
+def test_a_persons_class_of_that_name_says_itself_what_is_in_it(theirs):
+    assert Classifier([classes.parse(theirs)]).classes_of(card()) == frozenset()
+
+
+def test_a_card_without_a_model_and_a_device_are_in_the_class_of_none():
+    assert Classifier(()).classes_of(card(model="")) == frozenset()
+    assert Classifier(()).classes_of(device()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "accelerator"),
+    [
+        ("Tesla K80", "nvidia.tesla.k80", "nvidia-tesla-k80"),
+        ("Tesla V100-SXM2-16GB", "nvidia.tesla.v100-sxm2-16gb", "nvidia-tesla-v100-sxm2-16gb"),
+        ("NVIDIA A100-SXM4-80GB", "nvidia.a100-sxm4-80gb", "nvidia-a100-sxm4-80gb"),
+        ("NVIDIA GeForce RTX 3090", "nvidia.geforce.rtx.3090", "nvidia-geforce-rtx-3090"),
+        ("NVIDIA H100 80GB HBM3", "nvidia.h100.80gb.hbm3", "nvidia-h100-80gb-hbm3"),
+        ("NVIDIA RTX (PRO) 6000/Server", "nvidia.rtx.pro.6000-server", "nvidia-rtx-pro-6000-server"),
+        ("", "nvidia.gpu", "nvidia-gpu"),
+        ("NVIDIA", "nvidia.gpu", "nvidia-gpu"),
+        ("  ", "nvidia.gpu", "nvidia-gpu"),
+        ("x" * 80, "nvidia." + "x" * 41, "nvidia-" + "x" * 56),
+    ],
+)
+def test_names_of_models(model, name, accelerator):
+    assert classes.name_of_model(model) == name
+    assert classes.accelerator_of_model(model) == accelerator
+
+
+def test_an_automatic_class_selects_its_model_alone():
+    parsed = classes.parse(automatic())
+    assert (parsed.name, parsed.auto, parsed.untouched) == ("nvidia.tesla.k80", True, True)
+    assert parsed.selector.matches(card())
+    assert not parsed.selector.matches(card(model="Tesla K40"))
+
+
+def test_the_default_priority_of_the_api_server_is_no_persons_edit():
+    assert classes.auto_models(automatic(priority=0)) == ("Tesla K80",)
+
+
+def test_an_automatic_class_is_of_all_spellings_of_its_model():
+    made = automatic("NVIDIA A100", "A100")
+    assert classes.auto_models(made) == ("A100", "NVIDIA A100")
+    parsed = classes.parse(made)
+    assert parsed.untouched
+    assert [parsed.selector.matches(card(model=model)) for model in ("A100", "NVIDIA A100", "A10")] == [1, 1, 0]
+
+
+def test_a_copy_under_another_name_is_somebodys_own():
+    copy = automatic()
+    copy["metadata"]["name"] = "mine"
+    assert classes.auto_models(copy) == ()
+    assert not classes.parse(copy).untouched
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        automatic(priority=1),
+        automatic(share={"memoryMiB": 8138}),
+        automatic(selector={"matchLabels": {"model": "Tesla K40"}}),
+        automatic(selector={"matchExpressions": [{"key": "model", "operator": "In", "values": [7]}]}),
+        automatic() | {"spec": None},
+    ],
+)
+def test_an_edited_automatic_class_is_its_editors(edited):
+    assert classes.auto_models(edited) == ()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"labels": None},
+        {"labels": {names.AUTO_LABEL: "false"}},
+        {"annotations": None},
+        {"annotations": {names.AUTO_SPEC: "{"}},
+        {"annotations": {names.AUTO_SPEC: "null"}},
+    ],
+)
+def test_a_class_without_the_marks_is_a_persons(metadata):
+    obj = automatic()
+    obj["metadata"] |= metadata
+    assert classes.auto_models(obj) == ()
+
+
+def test_our_own_label_of_the_node_is_none_that_a_selector_sees():
+    own = {names.NODE_LABEL: "n1", "Rack": "a"}
+    seen = classes.labels(node="n1", index=0, uuid="u", model="m", memory=1, properties={}, own=own)
+    assert names.NODE_LABEL not in seen
+    assert seen["rack"] == "a"
+
+
+def device(kind="rdma", **differs):
+    of_mlx5 = {
+        "node": "n1", "index": 0, "uuid": "rdma-1", "model": "MT4119", "properties": {"vendor": "15b3"}, "own": {},
+    }  # fmt: skip
+    return classes.labels(**(of_mlx5 | differs), kind=kind)
+
+
+def kind_in(*kinds, operator="In"):
+    return {"matchExpressions": [{"key": "Kind", "operator": operator, "values": list(kinds)}]}
+
+
+def test_labels_of_a_device():
+    assert device() == {
+        "kind": "rdma", "model": "MT4119", "node": "n1", "hostname": "n1", "index": "0", "uuid": "rdma-1",
+        "vendor": "15b3",
+    }  # fmt: skip
+
+
+MELLANOX = {"matchLabels": {"vendor": "15b3"}}
+
+
+@pytest.mark.parametrize(
+    ("selector", "other"),
+    [
+        ({"matchLabels": {"kind": "rdma"}}, True),
+        ({"matchLabels": {"kind": "rdma", "vendor": "15b3"}}, True),
+        (kind_in("rdma", "nic"), True),
+        ([{"matchLabels": {"kind": "rdma"}}, kind_in("nic")], True),
+        (MELLANOX, False),
+        (kind_in("nvidia-gpu"), False),
+        (kind_in("rdma", operator="NotIn"), False),
+        ([MELLANOX, ANY_GPU], False),
+    ],
+)
+def test_a_class_is_of_devices_where_every_alternative_says_their_kind(selector, other):
+    assert classes.parse(resource_class(selector=selector)).other is other
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        [{"matchLabels": {"kind": "rdma"}}, MELLANOX],
+        [ANY_GPU, kind_in("rdma")],
+        kind_in("rdma", "nvidia-gpu"),
+    ],
+)
+def test_a_class_of_gpus_and_devices_is_refused(selector):
+    with pytest.raises(InvalidRequest, match=r"GPUs and other devices \(rdma\).*write a class for each") as refused:
+        classes.parse(resource_class(selector=selector))
+    assert refused.value.field == "spec.selector"
+
+
+def test_a_class_of_devices_has_no_share():
+    with pytest.raises(InvalidRequest, match="leave it out") as refused:
+        classes.parse(resource_class(selector=kind_in("rdma"), share={"memoryMiB": 1}))
+    assert refused.value.field == "spec.share"
+
+
+def test_devices_are_in_classes_of_devices_only_and_cards_in_those_of_cards():
+    types = classifier(
+        mellanox=(MELLANOX, 0),
+        rdma=({"matchLabels": {"kind": "rdma"}}, 0),
+        fast=(kind_in("rdma", "nic"), 0),
+        numbered=({"matchExpressions": [{"key": "index", "operator": "Exists"}]}, 0),
+        unfpga=(kind_in("fpga", operator="NotIn"), 0),
+    )
+    for _ in range(2):
+        assert types.classes_of(device()) == {"rdma", "fast"}
+        assert types.classes_of(device("nic")) == {"fast"}
+        assert types.classes_of(card(properties={"vendor": "15b3"})) == {"mellanox", "numbered", "unfpga", OF_MODEL}
+
+
+def test_what_is_remembered_of_cards_is_not_said_of_devices_that_look_alike():
+    types = classifier(mellanox=(MELLANOX, 0))
+    assert types.classes_of(card(properties={"vendor": "15b3"})) == {"mellanox", OF_MODEL}
+    assert types.classes_of(device()) == frozenset()

@@ -1,0 +1,153 @@
+import pytest
+
+from cardwise.core.api import quotas
+from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.quotas import Charge, Entry
+from cardwise.core.values.invalid import InvalidRequest
+
+
+def quota(*hard, **spec):
+    return {"metadata": {"namespace": "team-a", "name": "gpus"}, "spec": {"hard": list(hard)} | spec}
+
+
+def share(mem, core=0, *, whole=False):
+    return CardShare(0, "GPU-1", mem, core, 16276, whole)
+
+
+def test_all_of_a_quota():
+    parsed = quotas.parse(
+        quota(
+            {"class": "big", "shares": 5}, {"model": "Tesla K80", "memoryMiB": 65536}, {"cards": 0}, onExceed="Refuse"
+        )
+    )
+    assert (parsed.namespace, parsed.name, parsed.refuse) == ("team-a", "gpus", True)
+    assert parsed.entries == (
+        Entry(device_class="big", shares=5),
+        Entry(model="Tesla K80", memory=65536),
+        Entry(cards=0),
+    )
+
+
+@pytest.mark.parametrize("spec", [{}, {"onExceed": "Wait"}])
+def test_what_does_not_fit_waits_unless_said_otherwise(spec):
+    assert not quotas.parse(quota({"cards": 1}, **spec)).refuse
+
+
+@pytest.mark.parametrize(
+    ("written", "mib"),
+    [(65536, 65536), ("65536", 65536), ("64Gi", 65536), ("64GiB", 65536), ("64k", 64_000), (0, 0), ("4Pi", 2**32)],
+)
+def test_memory_in_mib_or_as_a_quantity(written, mib):
+    assert quotas.parse(quota({"memoryMiB": written})).entries[0].memory == mib
+
+
+@pytest.mark.parametrize(
+    ("entry", "covers"),
+    [
+        (Entry(), True),
+        (Entry(device_class="big"), True),
+        (Entry(device_class="huge"), False),
+        (Entry(model="Tesla K80"), True),
+        (Entry(model="big"), False),
+    ],
+)
+def test_an_entry_covers_the_cards_of_its_class_or_model(entry, covers):
+    assert entry.covers(frozenset({"big", "k80"}), "Tesla K80") is covers
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        (share(8138), Charge(1, 8138, 0)),
+        (share(16276, core=100, whole=True), Charge(1, 16276, 1)),
+        (share(16020, core=100, whole=True), Charge(1, 16020, 1)),  # with a headroom, of whatever day
+        (share(16276, core=100), Charge(1, 16276, 0)),  # all that there is, but not asked as a whole card
+    ],
+)
+def test_a_hold_on_one_card_is_charged(held, expected):
+    assert quotas.charge(held) == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "used", "charge", "takes"),
+    [
+        (Entry(shares=5), Charge(4, 0, 0), Charge(1, 9999, 1), True),
+        (Entry(shares=5), Charge(5, 0, 0), Charge(1, 1, 0), False),
+        (Entry(memory=100), Charge(1, 60, 0), Charge(1, 40, 0), True),
+        (Entry(memory=100), Charge(1, 60, 0), Charge(1, 41, 0), False),
+        (Entry(cards=1), Charge(1, 100, 1), Charge(1, 100, 1), False),
+        (Entry(cards=1), Charge(2, 200, 2), Charge(1, 100, 0), True),  # lowered below what is held: shares go on
+        (Entry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 0), True),
+        (Entry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 1), False),
+    ],
+)
+def test_room_takes_what_fits_under_each_limit(entry, used, charge, takes):
+    assert quotas.room(entry, used).takes(charge) is takes
+
+
+def test_room_below_nothing_is_told():
+    left = quotas.room(Entry(shares=1, memory=10), Charge(3, 30, 1))
+    assert (left.shares, left.memory, left.cards) == (-2, -20, None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "says"),
+    [
+        ("k80", "", "no entry; write class or model, and one or more of shares, memoryMiB, cards"),
+        ({}, "", "limits nothing; write one or more of shares, memoryMiB, cards"),
+        ({"class": "k80"}, "", "limits nothing; write one or more of shares, memoryMiB, cards"),
+        ({"class": "k80", "model": "Tesla K80", "cards": 1}, ".model", "write class or model, not both"),
+        ({"class": "", "cards": 1}, ".class", "no name; write a class, or leave it out for every card"),
+        ({"model": 80, "cards": 1}, ".model", "no name; write a model"),
+        ({"cards": -1}, ".cards", "-1 is out of range; write a whole number from 0"),
+        ({"cards": "2"}, ".cards", "whole number from 0"),
+        ({"shares": True}, ".shares", "whole number from 0"),
+        ({"shares": 1.5}, ".shares", "whole number from 0"),
+        ({"memoryMiB": -1}, ".memoryMiB", "no whole number of MiB from 0; write MiB such as 65536"),
+        ({"memoryMiB": "1.5Mi"}, ".memoryMiB", "no whole number of MiB"),
+        ({"memoryMiB": "64GB"}, ".memoryMiB", "not a quantity; write MiB such as 65536, or a quantity such as 64Gi"),
+        ({"memoryMiB": True}, ".memoryMiB", "no amount of memory"),
+        ({"memory": 1}, ".memory", "no field of an entry; write class, model, shares, memoryMiB, cards"),
+    ],
+)
+def test_a_bad_entry_is_refused_by_its_field(entry, field, says):
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        quotas.parse(quota({"class": "first", "cards": 1}, entry))
+    assert refused.value.field == f"spec.hard[1]{field}"
+
+
+@pytest.mark.parametrize(
+    ("selects", "field", "what"),
+    [
+        ({"class": "k80"}, ".class", "class k80"),
+        ({"model": "Tesla K80"}, ".model", "model Tesla K80"),
+        ({}, "", "every card"),
+    ],
+)
+def test_two_entries_for_the_same_cards_are_refused(selects, field, what):
+    hard = [{"class": "other", "cards": 1}, selects | {"cards": 1}, selects | {"shares": 1}]
+    with pytest.raises(InvalidRequest) as refused:
+        quotas.parse(quota(*hard))
+    assert refused.value.field == f"spec.hard[2]{field}"
+    assert refused.value.problem == f"{what} is limited by spec.hard[1] already"
+
+
+def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
+    assert len(quotas.parse(quota({"class": "k80", "cards": 1}, {"model": "k80", "cards": 1})).entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("obj", "field"),
+    [
+        ({}, "spec"),
+        ({"spec": {}}, "spec.hard"),
+        ({"spec": {"hard": []}}, "spec.hard"),
+        ({"spec": {"hard": {"cards": 1}}}, "spec.hard"),
+        (quota({"cards": 1}, onExceed="refuse"), "spec.onExceed"),
+        (quota({"cards": 1}, scopes=[]), "spec.scopes"),
+    ],
+)
+def test_a_bad_quota_is_refused_by_its_field(obj, field):
+    with pytest.raises(InvalidRequest) as refused:
+        quotas.parse(obj)
+    assert refused.value.field == field

@@ -1,0 +1,263 @@
+import pytest
+
+from cardwise.core.api import names, request
+from cardwise.core.api.request import DeviceRequest
+from cardwise.core.values.invalid import InvalidRequest
+from tests.build import container, pod
+from tests.core.others import asking, wanting
+
+
+def keys(parsed):
+    return [(c.key, c.mem, c.cards, c.whole) for c in parsed.containers]
+
+
+def test_a_pod_without_gpu_is_not_ours():
+    assert request.parse(pod(containers=[{"name": "x"}])) is None
+
+
+def test_share():
+    assert keys(request.parse(pod(gpu_mem="8Gi"))) == [("0", 8192, 1, False)]
+
+
+def test_whole_cards_by_either_name():
+    assert keys(request.parse(pod(gpu_count=2))) == [("0", 0, 2, True)]
+    assert keys(request.parse(pod(whole_gpu=2))) == [("0", 0, 2, True)]
+
+
+def test_split_share_before_and_after_the_webhook():
+    assert keys(request.parse(pod(gpu_mem=8000, gpu_count=2))) == [("0", 8000, 2, False)]
+    moved = pod(gpu_mem=8000, share=1, annotations={names.GPU_COUNTS: "main=2"})
+    assert keys(request.parse_mutated(moved)) == [("0", 8000, 2, False)]
+
+
+def test_an_amount_as_the_api_server_spells_it_has_passed_the_webhook():
+    assert keys(request.parse_mutated(pod(gpu_mem="10k", share=1))) == [("0", 10_000, 1, False)]
+
+
+def test_sidecars_count_like_containers():
+    sidecar = container("agent", gpu_mem=100) | {"restartPolicy": "Always"}
+    parsed = request.parse(pod(containers=[container(gpu_mem=200)], init=[{"name": "setup"}, sidecar]))
+    assert keys(parsed) == [("init-1", 100, 1, False), ("0", 200, 1, False)]
+    assert parsed.mem == parsed.largest_share == 300
+
+
+def typed(n, made=None, *, device_class="nvidia.tesla.k80", where="limits"):
+    made = made or container()
+    resources = made["resources"] | {where: made["resources"].get(where, {}) | {f"cardwise.dev/{device_class}": str(n)}}
+    return made | {"resources": resources}
+
+
+def asked(made, **more):
+    (found,) = request.parse(pod(containers=[made], **more)).containers
+    return found.device_class, found.cards, found.mem, found.whole
+
+
+SPLIT = {names.GPU_COUNTS: "main=2"}
+
+
+@pytest.mark.parametrize(
+    ("written", "after_the_webhook", "annotations", "means"),
+    [
+        (typed(2), typed(2, container(whole_gpu=2, share=1)), {}, (2, 0, True)),
+        (typed(2, container(gpu_count=2)), typed(2, container(whole_gpu=2, share=1)), {}, (2, 0, True)),
+        (typed(1, container(gpu_mem=800)), typed(1, container(gpu_mem=800, share=1)), {}, (1, 800, False)),
+        (typed(2, container(gpu_mem=800)), typed(2, container(gpu_mem=800, share=1)), SPLIT, (2, 800, False)),
+        # A class with a share: the webhook says how much three of it are before it asks here.
+        (typed(3, container(gpu_mem=900, share=1)), typed(3, container(gpu_mem=900, share=1)), {}, (1, 900, False)),
+    ],
+)
+def test_a_class_means_the_same_before_and_after_the_webhook(written, after_the_webhook, annotations, means):
+    assert asked(written) == ("nvidia.tesla.k80", *means)
+    assert asked(after_the_webhook, annotations=annotations) == ("nvidia.tesla.k80", *means)
+    assert request.parse_mutated(pod(containers=[after_the_webhook], annotations=annotations))
+
+
+def test_the_pods_annotation_names_the_class_of_containers_that_name_none():
+    several = [container("a", gpu_mem=10), typed(1, device_class="own"), container("c", gpu_count=2), {"name": "d"}]
+    parsed = request.parse(pod(containers=several, annotations={names.CLASS: "nvidia.tesla.k80"}))
+    assert [c.device_class for c in parsed.containers] == ["nvidia.tesla.k80", "own", "nvidia.tesla.k80"]
+
+
+def test_an_annotation_after_the_webhook_changes_nothing():
+    """The webhook has put it into the limits; users may still write it."""
+    several = [container("a", gpu_mem=10, share=1), typed(1, container("b", share=1, gpu_mem=5))]
+    noted = pod(containers=several, annotations={names.CLASS: "Not A Class!"})
+    assert request.parse_mutated(noted) == request.parse_mutated(pod(containers=several))
+
+
+def test_shares_of_different_classes_are_on_different_cards():
+    several = [
+        typed(1, container("a", gpu_mem=500, gpu_core=60)),
+        typed(1, container("b", gpu_mem=400, gpu_core=60), device_class="other"),
+        typed(1, container("c", gpu_mem=100, gpu_core=40)),
+    ]
+    assert request.parse(pod(containers=several)).largest_share == 600
+
+
+def both(limit, asked):
+    return {"name": "x", "resources": {"limits": {names.GPU_MEM: limit}, "requests": {names.GPU_MEM: asked}}}
+
+
+@pytest.mark.parametrize(
+    ("bad", "field", "says"),
+    [
+        (pod(gpu_mem=-1), "spec.containers[0].resources.limits[aliyun.com/gpu-mem]", "at least 1"),
+        (pod(gpu_mem="1.5"), "limits[aliyun.com/gpu-mem]", "write 1 or 2"),
+        (pod(gpu_count=0), "limits[aliyun.com/gpu-count]", "whole number from 1"),
+        (pod(containers=[both("8138", "4069")]), "requests[aliyun.com/gpu-mem]", "in limits only"),
+        (
+            pod(containers=[{"name": "x", "resources": {"requests": {names.GPU_MEM: "1"}}}]),
+            "limits[aliyun.com/gpu-mem]",
+            "is missing",
+        ),
+        (pod(containers=[{"name": "x"}], init=[container(gpu_mem=1)]), "spec.initContainers[0]", "restartPolicy"),
+        (pod(gpu_mem=10, whole_gpu=1), "limits[cardwise.dev/gpu]", "exclude each other"),
+        (pod(gpu_count=1, whole_gpu=2), "limits[aliyun.com/gpu-count]", "differs"),
+        (pod(gpu_mem=10001, gpu_count=2), "limits[aliyun.com/gpu-mem]", "write 10000 or 10002"),
+        (pod(gpu_core=10), "limits[aliyun.com/gpu-core.percentage]", "add aliyun.com/gpu-mem"),
+        (pod(gpu_core=10, gpu_count=1), "limits[aliyun.com/gpu-core.percentage]", "leave it out"),
+        (pod(gpu_mem=10, gpu_core=101), "spec.containers[0].resources.limits[aliyun.com/gpu-core.perc", "at most 100"),
+        (pod(gpu_mem=10, gpu_core=202, gpu_count=2), "limits[aliyun.com/gpu-core.percentage]", "at most 200"),
+        (
+            pod(containers=[container("a", gpu_mem=1, gpu_core=60), container("b", gpu_mem=1, gpu_core=41)]),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
+            "at most 40",
+        ),
+        (
+            pod(containers=[container("a", gpu_mem=1, gpu_core=100), container("b", gpu_mem=1, gpu_core=1)]),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
+            "in sum",
+        ),
+        (
+            pod(containers=[typed(1, typed(1), device_class="a")]),
+            "spec.containers[0].resources.limits[cardwise.dev/nvidia.tesla.k80]",
+            "cardwise.dev/a is asked for as well; ask for one class",
+        ),
+        (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "whole number from 1"),
+        (
+            pod(containers=[typed(2, where="requests")]),
+            "limits[cardwise.dev/nvidia.tesla.k80]",
+            "write cardwise.dev/nvidia.tesla.k80 in limits only",
+        ),
+        (
+            pod(containers=[typed(2, container(gpu_count=3))]),
+            "limits[aliyun.com/gpu-count]",
+            "differs from cardwise.dev/nvidia.tesla.k80; write only cardwise.dev/nvidia.tesla.k80",
+        ),
+        (pod(containers=[typed(2, container(gpu_count=3, gpu_mem=6))]), "limits[aliyun.com/gpu-count]", "differs"),
+        (pod(containers=[typed(2, container(gpu_mem=7))]), "limits[aliyun.com/gpu-mem]", "write 6 or 8"),
+        (pod(containers=[typed(1, container(gpu_core=10))]), "limits[aliyun.com/gpu-core.percentage]", "leave it out"),
+        (
+            pod(
+                containers=[
+                    typed(1, container("a", gpu_mem=1, gpu_core=60)),
+                    typed(1, container("b", gpu_mem=1, gpu_core=41)),
+                ]
+            ),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
+            "at most 40",
+        ),
+        (pod(containers=[{"name": "x"}], init=[typed(1)]), "spec.initContainers[0]", "restartPolicy"),
+        (pod(gpu_mem=1, annotations={names.POLICY: "random"}), "cardwise.dev/policy", "binpack, fgd, priced, spread"),
+        (pod(gpu_mem=2, share=1, annotations={names.GPU_COUNTS: "main=x"}), names.GPU_COUNTS, "not a quantity"),
+    ],
+)
+def test_bad_requests_name_the_field_and_the_remedy(bad, field, says):
+    with pytest.raises(InvalidRequest) as error:
+        request.parse(bad)
+    assert field in error.value.field
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pod(gpu_mem=10),
+        pod(gpu_mem="8Gi", share=1),
+        pod(gpu_count=1, share=1),
+        pod(gpu_mem=10, share=2),
+        pod(containers=[typed(1)]),
+        pod(containers=[typed(1, container(share=1))]),
+    ],
+)
+def test_a_pod_that_missed_the_webhook_is_recognised(raw):
+    with pytest.raises(InvalidRequest, match="not rewritten"):
+        request.parse_mutated(raw)
+
+
+def test_every_card_of_a_pod_has_100_percent_of_its_own():
+    several = [
+        container("a", gpu_mem=2, gpu_core=200, gpu_count=2),
+        container("b", gpu_mem=1, gpu_core=60),
+        container("c", gpu_mem=1, gpu_core=40),
+    ]
+    assert [c.core_per_card for c in request.parse(pod(containers=several)).containers] == [100, 60, 40]
+
+
+def test_what_the_webhook_notes_as_devices_are_no_cards():
+    made = asking(wanting(rdma=2, nic=1), wanting(container("b", gpu_mem=100), rdma=1))
+    assert request.parse(made) == request.parse_mutated(made)
+    assert keys(request.parse(made)) == [("1", 100, 1, False)]
+    assert request.parse(made).devices == (
+        DeviceRequest("0", "nic", 1),
+        DeviceRequest("0", "rdma", 2),
+        DeviceRequest("1", "rdma", 1),
+    )
+
+
+def test_one_class_of_cards_beside_classes_of_devices():
+    made = wanting(typed(2, container(whole_gpu=2)), rdma=1, nic=1)
+    parsed = request.parse_mutated(asking(made))
+    assert [(c.device_class, c.cards) for c in parsed.containers] == [("nvidia.tesla.k80", 2)]
+    assert [one.device_class for one in parsed.devices] == ["nic", "rdma"]
+
+
+def test_a_pod_may_ask_for_devices_only():
+    parsed = request.parse_mutated(asking({"name": "x"}, wanting(rdma=1)))
+    assert parsed.containers == ()
+    assert parsed.devices == (DeviceRequest("1", "rdma", 1),)
+    assert parsed.mem == parsed.largest_share == 0
+
+
+def test_sidecars_hold_devices_too():
+    sidecar = wanting(rdma=1) | {"restartPolicy": "Always"}
+    assert request.parse_mutated(asking({"name": "x"}, init=[sidecar])).devices == (DeviceRequest("init-0", "rdma", 1),)
+
+
+def test_classes_that_no_container_asks_for_are_none_of_the_pods():
+    assert request.parse(asking({"name": "x"})) is None
+    assert request.parse(asking(container(gpu_mem=1))).devices == ()
+
+
+def test_the_annotation_with_the_classes_of_devices():
+    written = request.write_device_classes(["rdma", "fpga", "rdma"])
+    assert written == "fpga,rdma"
+    assert request.read_device_classes({names.DEVICE_CLASSES: written}) == {"rdma", "fpga"}
+    assert request.read_device_classes({names.DEVICE_CLASSES: request.write_device_classes([])}) == frozenset()
+    assert request.read_device_classes({}) == frozenset()
+    assert names.is_placement_annotation(names.DEVICE_CLASSES)
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "1.5", "many"])
+def test_bad_numbers_of_devices(amount):
+    with pytest.raises(InvalidRequest) as refused:
+        request.parse(asking(wanting(rdma=amount)))
+    assert refused.value.field == "spec.containers[0].resources.limits[cardwise.dev/rdma]"
+    assert "write a" in refused.value.remedy
+
+
+def test_an_ordinary_init_container_holds_no_device():
+    with pytest.raises(InvalidRequest, match=r"hold a device.*restartPolicy") as refused:
+        request.parse(asking({"name": "x"}, init=[wanting(rdma=1)]))
+    assert refused.value.field == "spec.initContainers[0].resources.limits[cardwise.dev/rdma]"
+
+
+@pytest.mark.parametrize("limits", [{"cardwise.dev/rdma": "1"}, {"cardwise.dev/rdma": "1", names.SHARE: "2"}])
+def test_a_container_with_devices_that_missed_the_webhook_is_recognised(limits):
+    with pytest.raises(InvalidRequest, match="not rewritten"):
+        request.parse_mutated(asking(wanting(nic=1), {"name": "x", "resources": {"limits": limits}}))
+
+
+def test_without_the_annotation_a_device_is_not_taken_for_one_that_passed_the_webhook():
+    with pytest.raises(InvalidRequest, match="not rewritten"):
+        request.parse_mutated(pod(containers=[wanting(rdma=1)]))

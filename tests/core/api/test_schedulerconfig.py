@@ -1,0 +1,57 @@
+"""The stanzas that kube-scheduler is told of the extender by."""
+
+import pytest
+
+from cardwise.core.api import names, schedulerconfig
+
+FILES = {"ca_file": "ca", "cert_file": "cert", "key_file": "key"}
+
+
+def stanzas(**files: str) -> list[dict]:
+    return schedulerconfig.extender_stanzas(filter_url="https://a:1", bind_url="https://b:2", **files)
+
+
+def managed(stanza: dict) -> dict[str, bool]:
+    """By name, whether the scheduler leaves the resource to us."""
+    return {one["name"]: one["ignoredByScheduler"] for one in stanza["managedResources"]}
+
+
+def test_each_verb_is_asked_for_in_one_stanza():
+    fast, slow = stanzas()
+    verbs = {key: value for stanza in (fast, slow) for key, value in stanza.items() if key.endswith("Verb")}
+    assert verbs == {f"{verb}Verb": verb for verb in ("filter", "prioritize", "preempt", "bind")}
+    assert (fast["urlPrefix"], slow["urlPrefix"]) == (
+        "https://a:1" + names.EXTENDER_PREFIX,
+        "https://b:2" + names.EXTENDER_PREFIX,
+    )
+    assert "bindVerb" in slow
+
+
+def test_a_resource_is_in_one_stanza_and_only_markers_are_left_to_us():
+    fast, slow = map(managed, stanzas())
+    assert not fast.keys() & slow.keys(), "kube-scheduler refuses its configuration otherwise"
+    assert fast == {names.GPU_MEM: False, names.WHOLE_GPU: False, names.PLACE_MARKER: True}
+    assert slow == {names.SHARE: False, names.BIND_MARKER: True}
+
+
+def test_what_hangs_costs_the_scheduler_a_second_and_bind_alone_may_take_long():
+    fast, slow = stanzas()
+    assert (fast["httpTimeout"], slow["httpTimeout"]) == ("1s", "300s")
+
+
+def test_pods_that_ask_for_cards_wait_where_nobody_answers():
+    assert [stanza["ignorable"] for stanza in stanzas()] == [False, False]
+    assert all(stanza["nodeCacheCapable"] for stanza in stanzas())
+
+
+def test_with_files_both_are_asked_by_tls_and_without_neither():
+    told = {"insecure": False, "caFile": "ca", "certFile": "cert", "keyFile": "key"}
+    assert [(one["enableHTTPS"], one["tlsConfig"]) for one in stanzas(**FILES)] == [(True, told)] * 2
+    assert not any("enableHTTPS" in one or "tlsConfig" in one for one in stanzas())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_stanzas_share_nothing_that_one_could_change_for_the_other(index):
+    first = stanzas(**FILES)
+    first[index]["tlsConfig"]["caFile"] = "other"
+    assert first[1 - index]["tlsConfig"]["caFile"] == "ca"

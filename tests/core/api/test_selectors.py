@@ -1,0 +1,185 @@
+import pytest
+
+from cardwise.core.api import selectors
+from cardwise.core.values.invalid import InvalidRequest
+
+K80 = {"kind": "nvidia-gpu", "model": "Tesla K80", "memory": "11441Mi", "clock": "875", "driver": "535.104.05"}
+
+
+def expression(key, operator, *values):
+    return {"key": key, "operator": operator} | ({"values": list(values)} if values else {})
+
+
+def matches(labels, *expressions):
+    return selectors.parse({"matchExpressions": list(expressions)}).matches(labels)
+
+
+def test_all_labels_and_expressions_must_hold():
+    both = {"matchLabels": {"model": "Tesla K80"}, "matchExpressions": [expression("memory", "Gt", "10GiB")]}
+    assert selectors.parse(both).matches(K80)
+    assert not selectors.parse(both).matches(K80 | {"memory": "5Gi"})
+    assert not selectors.parse(both).matches(K80 | {"model": "Tesla K40"})
+
+
+def test_one_item_of_a_list_must_hold():
+    either = selectors.parse([
+        {"matchLabels": {"model": "Tesla V100"}},
+        {"matchExpressions": [expression("memory", "GtEq", "11Gi"), expression("clock", "Lt", 900)]},
+    ])  # fmt: skip
+    assert either.matches(K80)
+    assert either.matches({"model": "Tesla V100"})
+    assert not either.matches(K80 | {"clock": "900"})
+    assert either.keys == {"model", "memory", "clock"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "expected"),
+    [
+        ("In", ["Tesla K80", "x"], (True, False, False)),
+        ("NotIn", ["Tesla K80", "x"], (False, True, True)),
+        ("Exists", [], (True, True, False)),
+        ("DoesNotExist", [], (False, False, True)),
+    ],
+)
+def test_presence_and_membership_follow_kubernetes_also_without_the_label(operator, values, expected):
+    asked = expression("model", operator, *values)
+    got = tuple(matches(labels, asked) for labels in ({"model": "Tesla K80"}, {"model": "other"}, {}))
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "less", "equal", "more"),
+    [
+        ("Gt", False, False, True),
+        ("GtEq", False, True, True),
+        ("Lt", True, False, False),
+        ("LtEq", True, True, False),
+    ],
+)
+def test_quantities_compare_as_numbers(operator, less, equal, more):
+    asked = expression("memory", operator, "10GiB")
+    got = [matches({"memory": value}, asked) for value in ("9999Mi", "10240Mi", "10241MiB")]
+    assert got == [less, equal, more]
+
+
+@pytest.mark.parametrize("operator", ["Gt", "GtEq", "Lt", "LtEq"])
+@pytest.mark.parametrize("labels", [{}, {"driver": "535.104.05"}, {"driver": ""}])
+def test_a_label_that_is_missing_or_no_quantity_compares_with_nothing(operator, labels):
+    assert not matches(labels, expression("driver", operator, "1"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "value"), [("KiB", "1024"), ("MiB", "1024Ki"), ("TiB", "1024GiB"), ("PiB", "1024TiB")]
+)
+def test_units_with_a_b(unit, value):
+    assert matches({"memory": f"1{unit}"}, expression("memory", "In", value))
+
+
+def test_equal_amounts_are_equal_however_they_are_written():
+    assert matches({"memory": "16276Mi"}, expression("memory", "In", "16276MiB"))
+    assert not matches({"memory": "16276Mi"}, expression("memory", "NotIn", "16276MiB"))
+    assert selectors.parse({"matchLabels": {"memory": "16Gi"}}).matches({"memory": "16384Mi"})
+    assert not selectors.parse({"matchLabels": {"memory": "16Gi"}}).matches({"memory": "16276Mi"})
+
+
+def test_text_is_compared_to_the_letter():
+    assert not matches(K80, expression("model", "In", "tesla k80"))
+    assert not matches({"driver": "535.104.5"}, expression("driver", "In", "535.104.05"))
+
+
+def test_keys_are_compared_without_regard_to_case():
+    selector = selectors.parse({"matchLabels": {"Kind": "nvidia-gpu"}})
+    assert selector.keys == {"kind"}
+    assert selector.matches(K80)
+
+
+def test_numbers_of_yaml_are_text():
+    assert matches({"computecapability": "8.6"}, expression("computeCapability", "In", 8.6))
+    assert matches({"computecapability": "8.0"}, expression("computeCapability", "GtEq", 8))
+    assert selectors.parse({"matchLabels": {"index": 0}}).matches({"index": "0"})
+
+
+@pytest.mark.parametrize("value", ["10GiB", ["10GiB"], 10_737_418_240])
+def test_one_value_to_compare_with_needs_no_list(value):
+    selector = selectors.parse({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": value}]})
+    assert selector.matches({"memory": "11Gi"})
+    assert not selector.matches({"memory": "10Gi"})
+
+
+def test_equal_selectors_are_equal():
+    one = {"matchExpressions": [expression("memory", "In", "1Gi", "2Gi")]}
+    other = {"matchExpressions": [expression("Memory", "In", "2Gi", "1Gi")], "matchLabels": {}}
+    assert selectors.parse(one) == selectors.parse(other)
+    assert selectors.parse(one) != selectors.parse({"matchExpressions": [expression("memory", "NotIn", "1Gi", "2Gi")]})
+
+
+@pytest.mark.parametrize("empty", [None, {}, [], {"matchLabels": {}}, {"matchExpressions": []}, {"matchLabels": None}])
+def test_an_empty_selector_is_refused(empty):
+    with pytest.raises(
+        InvalidRequest, match=r"^spec\.selector: an empty selector would be every card; write matchLabels"
+    ):
+        selectors.parse(empty)
+
+
+def test_an_empty_alternative_is_refused_by_its_place():
+    with pytest.raises(InvalidRequest) as refused:
+        selectors.parse([{"matchLabels": {"model": "x"}}, {}], "spec.resourceSelector")
+    assert refused.value.field == "spec.resourceSelector[1]"
+
+
+@pytest.mark.parametrize(
+    ("selector", "field", "problem", "remedy"),
+    [
+        ("K80", "", "no selector", "matchLabels"),
+        (["K80"], "[0]", "no selector", "matchLabels"),
+        ({"matchLabel": {}}, ".matchLabel", "no field", "matchLabels or matchExpressions"),
+        ({"matchLabels": ["model"]}, ".matchLabels", "no map", "model: Tesla K80"),
+        ({"matchLabels": {"model": None}}, ".matchLabels[model]", "neither text nor a number", "quotes"),
+        ({"matchLabels": {"ecc": True}}, ".matchLabels[ecc]", "neither text nor a number", "quotes"),
+        ({"matchExpressions": {"key": "x"}}, ".matchExpressions", "no list", "key, operator, values"),
+        ({"matchExpressions": ["x"]}, ".matchExpressions[0]", "no expression", "key, operator, values"),
+    ],
+)
+def test_a_malformed_selector_is_refused_by_its_field(selector, field, problem, remedy):
+    with pytest.raises(InvalidRequest) as refused:
+        selectors.parse(selector)
+    assert refused.value.field == f"spec.selector{field}"
+    assert problem in refused.value.problem
+    assert remedy in refused.value.remedy
+
+
+ALL_OPERATORS = "In, NotIn, Exists, DoesNotExist, Gt, Lt, GtEq, LtEq"
+
+
+@pytest.mark.parametrize(
+    ("item", "field", "problem", "remedy"),
+    [
+        (expression("memory", "Ge", "1"), "operator", "'Ge' is no operator", ALL_OPERATORS),
+        (expression("memory", "in", "1"), "operator", "'in' is no operator", ALL_OPERATORS),
+        ({"key": "memory"}, "operator", "is missing", ALL_OPERATORS),
+        (expression("memory", ["In"], "1"), "operator", "is no operator", ALL_OPERATORS),
+        ({"operator": "Exists"}, "key", "is missing", "model, memory"),
+        (expression("", "Exists"), "key", "is no label", "model, memory"),
+        (expression(7, "Exists"), "key", "is no label", "model, memory"),
+        (expression("memory", "Gt"), "values", "exactly one value", "10GiB"),
+        (expression("memory", "Lt", "1", "2"), "values", "exactly one value", "10GiB"),
+        (expression("memory", "GtEq", "much"), "values[0]", "'much' is not a quantity", "10GiB"),
+        (expression("memory", "LtEq", "10GB"), "values[0]", "'10GB' is not a quantity", "10GiB"),
+        (expression("memory", "LtEq", "10 GiB"), "values[0]", "'10 GiB' is not a quantity", "10GiB"),
+        (expression("memory", "Gt") | {"values": "much"}, "values", "'much' is not a quantity", "10GiB"),
+        (expression("memory", "Gt", False), "values[0]", "neither text nor a number", "quotes"),
+        (expression("model", "In"), "values", "In needs values", "at least one value"),
+        (expression("model", "NotIn") | {"values": []}, "values", "NotIn needs values", "at least one value"),
+        (expression("model", "In") | {"values": "K80"}, "values", "'K80' is no list", "at least one value"),
+        (expression("model", "In", "a", None), "values[1]", "neither text nor a number", "quotes"),
+        (expression("model", "Exists", "x"), "values", "Exists takes no values", "leave them out"),
+        (expression("model", "DoesNotExist") | {"values": "x"}, "values", "DoesNotExist takes no values", "leave them"),
+        (expression("model", "In", "x") | {"value": "x"}, "value", "no field", "key, operator, values"),
+    ],
+)
+def test_a_bad_expression_is_refused_by_its_field(item, field, problem, remedy):
+    with pytest.raises(InvalidRequest) as refused:
+        selectors.parse([{"matchLabels": {"a": "b"}}, {"matchExpressions": [expression("a", "Exists"), item]}])
+    assert refused.value.field == f"spec.selector[1].matchExpressions[1].{field}"
+    assert problem in refused.value.problem
+    assert remedy in refused.value.remedy

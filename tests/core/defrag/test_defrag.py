@@ -1,0 +1,272 @@
+"""Who is moved so that something big fits again."""
+
+from dataclasses import replace
+
+import pytest
+
+from cardwise.cli.deciding import Deciding
+from cardwise.core.api import quotas
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.quotas import Entry
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.defrag.defrag import plan
+from cardwise.core.defrag.moving import Goal, Movable, World
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement
+from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.workload import Workload
+from tests.build import cards, shares
+
+SIZE = 1000  # MiB of each card
+NO_LOAD = Load(0, 0, 0)
+
+
+class Placer:
+    """The engine node by node; `left` is what nodes have beside cards."""
+
+    def __init__(self, ledger: Ledger, **left: Load) -> None:
+        self.ledger = ledger
+        self.rooms = left
+
+    def place(self, request, load, policy, nodes=None, rooms=()):
+        names = [node.name for node in self.ledger.nodes() if nodes is None or node.name in nodes]
+        found = placement.place(
+            self.ledger, [name for name in names if self._roomy(name, load)], request, policy, rooms
+        )
+        return found if isinstance(found, Placement) else None
+
+    def take(self, node, load, sign=1):
+        if node in self.rooms:
+            left = self.rooms[node]
+            self.rooms[node] = Load(left.cpu - sign * load.cpu, left.memory, left.pods)
+
+    def left(self, node):
+        return self.rooms.get(node, Load(1 << 40, 1 << 40, 100))
+
+    def _roomy(self, node, load):
+        return self.left(node).cpu >= load.cpu
+
+
+def share(mem: int, count: int = 1) -> PodRequest:
+    return PodRequest(containers=(ContainerRequest(key="0", name="main", cards=count, mem=mem),))
+
+
+WHOLE = share(0)
+
+
+def free_cards(count: int) -> Goal:
+    return Goal(request=WHOLE, load=NO_LOAD, count=count, policy="binpack")
+
+
+def fit(mem: int, count: int = 1) -> Goal:
+    return Goal(request=share(mem), load=NO_LOAD, count=count, policy="binpack")
+
+
+def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[Movable]]:
+    """Nodes of cards, and on each card pods of these sizes, named a, b, c... in that order; all may be moved."""
+    ledger = Ledger()
+    movables = []
+    for node, of_cards in nodes.items():
+        ledger.set_cards(node, cards(*[SIZE] * len(of_cards), node=node))
+        for index, mems in enumerate(of_cards):
+            for mem in mems:
+                uid = chr(ord("a") + len(movables))
+                held = shares(mem, index, node=node, total=SIZE)
+                ledger.hold(Holding(uid, "default", uid, node, Assignment({"0": held})))
+                movables.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
+    return ledger, movables
+
+
+def world(ledger: Ledger, **left: Load) -> World:
+    return World(ledger, Placer(ledger, **left), lambda _: ())
+
+
+def moves(found) -> list[str]:
+    """Such as "a: n1/0 > n2/1"."""
+    where = [
+        (move.before.uid, *(f"{at.node}/{at.assignment.indices()[0]}" for at in (move.before, move.after)))
+        for move in found.moves
+    ]
+    return [f"{uid}: {before} > {after}" for uid, before, after in where]
+
+
+def test_the_card_with_the_fewest_pods_is_cleared():
+    ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
+    found = plan(world(ledger), free_cards(1), pods)
+    assert moves(found) == ["c: n1/1 > n2/0"]
+    assert (found.fits, found.exact) == ((0, 1), True)
+
+
+def test_nothing_is_moved_where_it_fits_already():
+    ledger, pods = cluster(n1=[[], [300]])
+    found = plan(world(ledger), free_cards(1), pods)
+    assert (found.moves, found.fits) == ((), (1,))
+
+
+def test_a_share_fits_where_the_holes_are_joined():
+    ledger, pods = cluster(n1=[[300, 400]], n2=[[400, 250]])
+    assert moves(plan(world(ledger), fit(500), pods)) == ["d: n2/0 > n1/0"]
+
+
+def test_the_world_is_as_before():
+    ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
+    before = {one.uid: one for one in ledger.holdings()}
+    plan(world(ledger), free_cards(2), pods)
+    assert {one.uid: one for one in ledger.holdings()} == before
+    assert [list(node.free) for node in ledger.nodes()] == [[800, 700], [400]]
+
+
+def test_who_would_come_back_to_its_card_is_not_moved():
+    """Spread puts what is evicted onto the emptiest card: that is the one it has just left."""
+    ledger, pods = cluster(n1=[[100], [600]])
+    spreading = [replace(pod, policy="spread") for pod in pods]
+    assert plan(world(ledger), free_cards(1), spreading, cordon=False).fits[-1] == 0
+    assert moves(plan(world(ledger), free_cards(1), pods, cordon=False)) == ["a: n1/0 > n1/1"]
+
+
+def test_who_would_come_back_to_its_card_is_moved_where_that_is_cordoned_meanwhile():
+    ledger, pods = cluster(n1=[[100], [600]])
+    found = plan(world(ledger), free_cards(1), [replace(pod, policy="spread") for pod in pods])
+    assert (moves(found), found.cordons, found.exact) == (["a: n1/0 > n1/1"], True, True)
+    assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
+
+
+def test_nothing_is_cordoned_where_that_saves_no_move():
+    ledger, pods = cluster(n1=[[100], [600]])
+    assert not plan(world(ledger), free_cards(1), pods).cordons
+
+
+def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
+    ledger, pods = cluster(n1=[[100], [600], [200]])
+    closed = [replace(card, cordoned=card.index == 0) for card in cards(SIZE, SIZE, SIZE)]
+    ledger.set_cards("n1", closed)
+    found = plan(world(ledger), free_cards(2), [replace(pod, policy="spread") for pod in pods])
+    assert found.fits[-1] < 2
+    node = ledger.node("n1")
+    assert node is not None
+    assert node.cards == closed
+
+
+def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
+    """While the old pod is there its card is the fullest that has room, so the new one would join it there."""
+    ledger, pods = cluster(n1=[[200, 400]], n2=[[300]])
+    # Of n1's 400 MiB free with the old one there, 200 are taken by the new: the same card again.
+    only = [pod for pod in pods if pod.uid == "a"]
+    assert plan(world(ledger), fit(800), only, cordon=False).fits[-1] == 0
+
+
+def test_pods_that_may_not_move_stay():
+    ledger, pods = cluster(n1=[[100], [300]], n2=[[500]])
+    found = plan(world(ledger), free_cards(1), [pod for pod in pods if pod.uid != "a"])
+    assert moves(found) == ["b: n1/1 > n2/0"]
+    assert plan(world(ledger), free_cards(1), []).fits[-1] == 0
+
+
+def test_no_more_moves_than_allowed():
+    ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[400]])
+    assert moves(plan(world(ledger), free_cards(1), pods, most=1)) == ["e: n2/0 > n1/1"]
+    ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[200, 200]])
+    assert plan(world(ledger), free_cards(1), pods, most=1).fits[-1] == 0
+    assert len(plan(world(ledger), free_cards(1), pods, most=2).moves) == 2
+
+
+def test_of_equal_plans_the_least_important_pods_go():
+    ledger, pods = cluster(n1=[[300], [300], [400]])
+    important = [
+        Movable(uid=one.uid, request=one.request, load=NO_LOAD, policy="binpack", priority=7 if one.uid == "a" else 0)
+        for one in pods
+    ]
+    assert moves(plan(world(ledger), free_cards(1), important)) == ["b: n1/1 > n1/2"]
+
+
+def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
+    ledger, pods = cluster(n1=[[300], [400]], n2=[[500]])
+    (first,) = [pod for pod in pods if pod.uid == "a"]
+    to_n2 = Movable(uid="a", request=first.request, load=NO_LOAD, policy="binpack", nodes=frozenset({"n2"}))
+    assert moves(plan(world(ledger), free_cards(1), [to_n2])) == ["a: n1/0 > n2/0"]
+    busy = Movable(uid="a", request=first.request, load=Load(500, 0), policy="binpack", nodes=frozenset({"n2"}))
+    assert plan(world(ledger, n2=Load(400, 0, 10)), free_cards(1), [busy]).fits[-1] == 0
+    assert plan(world(ledger, n2=Load(600, 0, 10)), free_cards(1), [busy]).fits[-1] == 1
+
+
+def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
+    ledger, pods = cluster(n1=[[300], [400]])
+    full = [quotas.room(Entry(memory=700), quotas.NOTHING)]
+    assert plan(World(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fits[-1] == 1
+    tight = [quotas.room(Entry(memory=299), quotas.NOTHING)]
+    assert plan(World(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fits[-1] == 0
+
+
+def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
+    nodes = {f"n{i:02d}": [[300], [250], [200], [100]] for i in range(10)}
+    ledger, pods = Ledger(), []
+    for node, of_cards in nodes.items():
+        ledger.set_cards(node, cards(*[SIZE] * 4, node=node))
+        for index, (mem,) in enumerate(of_cards):
+            uid = f"{node}-{index}"
+            ledger.hold(Holding(uid, "d", uid, node, Assignment({"0": shares(mem, index, node=node, total=SIZE)})))
+            pods.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
+    found = plan(world(ledger), free_cards(8), pods, effort=500)
+    assert found.fits[-1] == 8
+    assert 8 <= len(found.moves) <= 12
+    assert found.least < 8
+    assert not found.exact
+    assert ledger.holding("n00-0").node == "n00"
+
+
+def test_somebody_makes_way_for_another():
+    """The 250 fits nowhere until the 100 has left the second card for the third."""
+    ledger, pods = cluster(n1=[[250], [100, 700], [800, 50]])
+    may = [pod for pod in pods if pod.mem in (250, 100)]
+    found = plan(world(ledger), free_cards(1), may)
+    assert moves(found) == ["b: n1/1 > n1/2", "a: n1/0 > n1/1"]
+    assert found.fits == (0, 0, 1)
+
+
+def many(nodes: int, each: int, size: int, policy: str) -> tuple[Ledger, list[Movable]]:
+    """On each card one pod of 4000 MiB."""
+    ledger, pods = Ledger(), []
+    for node in (f"n{i:02d}" for i in range(nodes)):
+        ledger.set_cards(node, cards(*[size] * each, node=node))
+        for i in range(each):
+            uid = f"{node}-{i}"
+            ledger.hold(Holding(uid, "d", uid, node, Assignment({"0": shares(4000, i, node=node, total=size)})))
+            pods.append(Movable(uid=uid, request=share(4000), load=NO_LOAD, policy=policy, mem=4000))
+    return ledger, pods
+
+
+@pytest.mark.parametrize(("nodes", "each", "goal"), [(4, 8, 6), (4, 8, 24), (20, 2, 30)])
+def test_of_each_node_as_many_cards_are_freed_as_can_be(nodes, each, goal):
+    """Four of the pods have room on one card."""
+    ledger, pods = many(nodes, each, 16_276, "binpack")
+    found = plan(world(ledger), free_cards(goal), pods, effort=500)
+    assert (found.fits[-1], len(found.moves), found.cordons) == (goal, goal, False)
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(4, 8), (20, 2)])
+def test_of_more_cards_than_can_be_freed_as_many_are_as_can_be(nodes, each):
+    ledger, pods = many(nodes, each, 16_276, "binpack")
+    most = nodes * each * 3 // 4
+    beyond = plan(world(ledger), free_cards(most + 1), pods, effort=500)
+    assert (beyond.fits[-1], beyond.searched) == (most, False)
+
+
+@pytest.mark.parametrize(("goal", "moved"), [(1, 1), (3, 3), (26, 26)])
+def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(goal, moved):
+    """Three of the pods have room on one card; the workload is of half cards."""
+    ledger, pods = many(5, 8, 15_360, "priced")
+    workload = Workload()
+    for mem in (4000, 8138):
+        workload.saw(Ask(1, mem, 0, "", 0, 0), 50)
+    engine = Deciding(ledger, {}, workload.dump())
+    asked = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
+    assert plan(World(ledger, engine, lambda _: ()), asked, pods, cordon=False, effort=100).fits[-1] == 0
+    found = plan(World(ledger, engine, lambda _: ()), asked, pods, effort=100)
+    assert (found.fits[-1], len(found.moves), found.cordons) == (goal, moved, True)
+
+
+def test_a_search_that_saw_everything_says_so():
+    ledger, pods = cluster(n1=[[300], [800]])
+    assert plan(world(ledger), free_cards(1), pods).searched
+    assert not plan(world(ledger), free_cards(1), pods, effort=1).searched

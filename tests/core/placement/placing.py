@@ -1,0 +1,37 @@
+"""Ledgers of cards of several types, and the engine asked about a pod."""
+
+from cardwise.core.api import quotas, request
+from cardwise.core.api.cards import Card
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Ledger
+from tests.build import container, pod
+
+
+def place(ledger, policy="binpack", **asked):
+    return placement.place(ledger, [n.name for n in ledger.nodes()], request.parse(pod(**asked)), policy)
+
+
+K80, V100 = ({"mem": 11441, "model": "Tesla K80", "classes": frozenset({"k80"})},
+             {"mem": 16160, "model": "Tesla V100", "classes": frozenset({"v100", "fast"}), "priority": 5})  # fmt: skip
+
+
+def typed_ledger(**nodes):
+    """Nodes of cards such as K80."""
+    ledger = Ledger()
+    for node, kinds in nodes.items():
+        ledger.set_cards(node, [Card(index=i, uuid=f"GPU-{node}-{i}", **kind) for i, kind in enumerate(kinds)])
+    return ledger
+
+
+def of_class(device_class, **asked):
+    made = container(device_class, **asked)
+    made["resources"]["limits"][f"cardwise.dev/{device_class}"] = str(asked.get("gpu_count", 1))
+    return made
+
+
+def quota(ledger, *entries):
+    return [quotas.room(entry, ledger.used("default", entry)) for entry in entries]
+
+
+def where(placed):
+    return placed.node, placed.assignment.indices()

@@ -1,0 +1,66 @@
+"""Nodes with something free on their cards, and an engine that knows what comes."""
+
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.workload import learn
+from cardwise.core.values.quantity import MiB, Percent
+
+CARD = 1000
+NO_CARD = PodRequest(containers=())
+
+
+class Rooms(dict):
+    def left(self, node):
+        return self.get(node)
+
+
+def share(mem, core=0, device_class=""):
+    one = ContainerRequest(key="0", name="main", cards=1, mem=MiB(mem), core=Percent(core), device_class=device_class)
+    return PodRequest(containers=(one,))
+
+
+def whole(cards=1, device_class=""):
+    return PodRequest(containers=(ContainerRequest(key="0", name="main", cards=cards, device_class=device_class),))
+
+
+def load(cpu=1000, memory=1000):
+    return Load(cpu, memory, 1)
+
+
+def world(*, seen=((share(500), load()),), classes=frozenset(), **nodes):
+    """Nodes with so many MiB free on each card, like n1=[1000, 300], and policies that know what comes."""
+    ledger, rooms = Ledger(), Rooms()
+    for name, frees in nodes.items():
+        ledger.set_cards(
+            name,
+            [Card(index=i, uuid=f"{name}-{i}", mem=MiB(CARD), model="m", classes=classes) for i in range(len(frees))],
+        )
+        rooms[name] = Load(100_000, 100_000, 100)
+    engine = Engine(ledger, rooms)
+    for name, frees in nodes.items():
+        for i, free in enumerate(frees):
+            if free < CARD:
+                fill(ledger, name, i, CARD - free)
+    knows(engine, seen)
+    return ledger, rooms, engine
+
+
+def fill(ledger, node, index, mem):
+    """Somebody holds so much of the card."""
+    only = Ledger()
+    only.set_cards(node, [card for card in ledger.node(node).cards if card.index == index])
+    placed = Engine(only, Rooms({node: Load(0, 0, 1)})).place(share(mem), Load(0, 0, 1), "binpack")
+    ledger.hold(Holding(f"{node}-{index}-{mem}", "others", "x", node, placed.assignment))
+
+
+def knows(engine, seen):
+    for request, of_load in seen:
+        engine.saw(request, of_load)
+    engine.adopt(learn(engine.study()))
+
+
+def warm(engine):
+    while engine.warm(64):
+        pass

@@ -1,0 +1,120 @@
+"""Which devices that are no GPUs a pod gets on a node, and what a node without enough of them says."""
+
+import pytest
+
+from cardwise.core.api.request import DeviceRequest
+from cardwise.core.placement.devices import Wanted, in_order, is_good
+from cardwise.core.values.verdict import Refusal
+from tests.core.others import device, devices, holding, uuid
+
+
+def wanted(*asked):
+    """`("0", "rdma", 2)`, and so on."""
+    return Wanted([DeviceRequest(*one) for one in asked])
+
+
+def given(here, taken, *asked):
+    found = wanted(*asked).grant(here, taken)
+    if isinstance(found, Refusal):
+        return found
+    return {key: [(share.device_class, share.uuid) for share in shares] for key, shares in found[1].items()}
+
+
+def test_containers_get_free_devices_in_their_order_the_lowest_first():
+    here = devices(5)
+    assert given(here, {uuid(1): 1}, ("0", "rdma", 1), ("2", "rdma", 2)) == {
+        "0": [("rdma", "rdma-n1-0")],
+        "2": [("rdma", "rdma-n1-2"), ("rdma", "rdma-n1-3")],
+    }
+
+
+def test_a_container_gets_devices_of_several_classes():
+    here = [*devices(2, kind="nic"), *devices(2)]
+    assert given(here, {}, ("0", "nic", 1), ("0", "rdma", 2)) == {
+        "0": [("nic", "nic-n1-0"), ("rdma", "rdma-n1-0"), ("rdma", "rdma-n1-1")]
+    }
+
+
+def test_a_device_of_two_classes_is_left_to_the_class_that_has_no_other():
+    here = [device(0, "any", "fast"), device(1, "any")]
+    assert given(here, {}, ("0", "any", 1), ("0", "fast", 1)) == {"0": [("any", "rdma-n1-1"), ("fast", "rdma-n1-0")]}
+
+
+def test_exchanges_may_go_through_several_classes():
+    here = [device(0, "a", "c"), device(1, "a", "b"), device(2, "b")]
+    assert given(here, {}, ("0", "a", 1), ("0", "b", 1), ("0", "c", 1)) == {
+        "0": [("a", "rdma-n1-1"), ("b", "rdma-n1-2"), ("c", "rdma-n1-0")]
+    }
+
+
+def test_after_exchanges_the_lowest_still_go_to_the_first_container():
+    here = [device(0, "t"), device(1, "a", "t"), device(2, "a")]
+    assert given(here, {}, ("0", "a", 1), ("1", "t", 1), ("2", "t", 1)) == {
+        "0": [("a", "rdma-n1-2")],
+        "1": [("t", "rdma-n1-0")],
+        "2": [("t", "rdma-n1-1")],
+    }
+
+
+def test_only_healthy_devices_that_nobody_holds_are_free():
+    here = [device(0, healthy=False), *devices(4)[1:]]
+    assert wanted(("0", "rdma", 2)).room(here, {uuid(2): 1}) == 2
+    assert given(here, {uuid(2): 1}, ("0", "rdma", 2)) == {"0": [("rdma", "rdma-n1-1"), ("rdma", "rdma-n1-3")]}
+
+
+def test_only_devices_of_the_classes_asked_for_are_counted():
+    here = [*devices(3, kind="nic"), *devices(2)]
+    assert wanted(("0", "rdma", 1)).room(here, {}) == 2
+    assert wanted(("0", "rdma", 1), ("0", "nic", 1)).room(here, {}) == 5
+
+
+@pytest.mark.parametrize(
+    ("here", "taken", "asked", "why"),
+    [
+        ([], {}, [("0", "rdma", 1)], Refusal.NO_SUCH_DEVICE),
+        (devices(3, kind="nic"), {}, [("0", "rdma", 1)], Refusal.NO_SUCH_DEVICE),
+        (devices(1), {}, [("0", "rdma", 2)], Refusal.NO_SUCH_DEVICE),
+        (devices(1), {}, [("0", "rdma", 1), ("1", "rdma", 1)], Refusal.NO_SUCH_DEVICE),
+        (devices(2, "a", "b"), {}, [("0", "a", 2), ("1", "b", 1)], Refusal.NO_SUCH_DEVICE),
+        # Enough in number, but not for who wants what.
+        (
+            [device(0, "a", "b"), device(1, "c"), device(2, "c")],
+            {},
+            [("0", "a", 1), ("0", "b", 1), ("0", "c", 1)],
+            Refusal.NO_SUCH_DEVICE,
+        ),
+        (devices(2), {uuid(0): 1}, [("0", "rdma", 2)], Refusal.NO_DEVICE),
+        (devices(1, healthy=False), {}, [("0", "rdma", 1)], Refusal.NO_DEVICE),
+        ([device(0, "a", "b"), device(1, "b")], {uuid(1): 1}, [("0", "a", 1), ("0", "b", 1)], Refusal.NO_DEVICE),
+        (devices(2), {}, [("0", "rdma", 10**12)], Refusal.NO_SUCH_DEVICE),
+    ],
+)
+def test_a_node_without_enough_says_whether_waiting_can_help(here, taken, asked, why):
+    assert wanted(*asked).room(here, taken) is why
+    assert given(here, taken, *asked) is why
+    assert why.resolvable == (why is Refusal.NO_DEVICE)
+
+
+def test_many_devices_of_one_class_are_no_effort():
+    here = devices(1024, "vf", "any")
+    granted = given(here, {}, ("0", "vf", 512), ("1", "any", 512))
+    assert [len(granted[key]) for key in "01"] == [512, 512]
+
+
+def test_the_order_of_a_nodes_devices_is_that_of_their_numbers():
+    shuffled = [device(10), device(2), device(2, kind="nic"), device(0)]
+    assert [one.uuid for one in in_order(shuffled)] == ["nic-n1-2", "rdma-n1-0", "rdma-n1-2", "rdma-n1-10"]
+
+
+@pytest.mark.parametrize(
+    ("here", "taken", "good"),
+    [
+        (devices(2), {uuid(0): 1, uuid(1): 1}, True),
+        (devices(1), {uuid(0): 1, uuid(1): 1}, False),  # one is gone
+        ([device(0), device(1, healthy=False)], {uuid(0): 1, uuid(1): 1}, False),
+        ([device(0), device(1, "other")], {uuid(0): 1, uuid(1): 1}, False),
+        (devices(2), {uuid(0): 1, uuid(1): 2}, False),  # another pod was given it as well
+    ],
+)
+def test_a_plan_stands_while_its_devices_are_there_and_nobody_elses(here, taken, good):
+    assert is_good(holding("u", 0, 1).assignment, here, taken) is good

@@ -1,0 +1,217 @@
+"""What a namespace holds, while the cards come, go and come back."""
+
+import pytest
+
+from cardwise.core.api import quotas, request
+from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.quotas import NOTHING, Charge, Entry
+from cardwise.core.placement import placement
+from cardwise.core.placement.kinds import UNKNOWN
+from cardwise.core.placement.ledger import Holding, Ledger
+from tests.build import P100, cards, holding, pod
+from tests.core import others
+
+OF_A, OF_B, P100S, EVERY_CARD = Entry(device_class="a"), Entry(device_class="b"), Entry(model="P100"), Entry()
+GPUSHARE = Holding("u", "default", "u", "n1", Assignment({"pod": (CardShare(0, "", 100, 0, P100),)}))
+
+
+def card(*classes, index=0, model="P100"):
+    return Card(index=index, uuid=f"GPU-n1-{index}", mem=P100, model=model, classes=frozenset(classes))
+
+
+def used(ledger, *entries):
+    return [ledger.used("default", entry).memory for entry in entries]
+
+
+@pytest.fixture
+def ledger():
+    """One card of class a on n1."""
+    made = Ledger()
+    made.set_cards("n1", [card("a")])
+    return made
+
+
+@pytest.mark.parametrize("held", [holding("u", 100, 0), GPUSHARE], ids=["ours", "gpushare's"])
+def test_what_is_held_counts_as_before_while_its_card_is_away(ledger, held):
+    ledger.hold(held)
+    ledger.set_cards("n1", [])
+    assert used(ledger, OF_A, P100S, EVERY_CARD, OF_B) == [100, 100, 100, 0]
+    ledger.set_cards("n1", [card("a", index=1)])
+    assert used(ledger, OF_A, P100S, EVERY_CARD, OF_B) == [100, 100, 100, 0], "another card came"
+    ledger.set_cards("n1", [card("b", model="V100")])
+    assert used(ledger, OF_A, P100S, EVERY_CARD, OF_B) == [0, 0, 100, 100], "it is back as what it is now"
+
+
+def test_a_card_that_was_never_seen_counts_everywhere_until_it_is(ledger):
+    ledger.hold(holding("u", 100, 7))
+    assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [100, 100, 100, 100]
+    assert ledger.kind("n1", holding("u", 100, 7).assignment.shares()[0]) == UNKNOWN
+    ledger.set_cards("n1", [card("a"), card("b", index=7)])
+    assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [0, 100, 100, 100]
+
+
+def test_a_card_is_remembered_for_all_who_hold_it_until_the_last_is_gone(ledger):
+    ledger.hold(holding("u", 100, 0))
+    ledger.set_cards("n1", [])
+    ledger.hold(holding("v", 10, 0))
+    ledger.release("u")
+    assert used(ledger, OF_A) == [10], "one pod that came while it was away holds it yet"
+    ledger.release("v")
+    ledger.hold(holding("w", 1, 0))
+    assert used(ledger, OF_A, OF_B, EVERY_CARD) == [1, 1, 1], "it is forgotten with the last"
+
+
+def test_a_kind_is_gone_with_the_last_card_that_is_remembered(ledger):
+    ledger.set_cards("n2", [Card(index=0, uuid="GPU-n2-0", mem=P100, classes=frozenset({"b"}))])
+    ledger.hold(holding("u", 100, 0))
+    ledger.set_cards("n1", [])
+    kind = ledger.kind("n1", holding("u", 100, 0).assignment.shares()[0])
+    assert ledger.kinds.get(kind).classes == {"a"}
+    ledger.release("u")
+    with pytest.raises(KeyError):
+        ledger.kinds.get(kind)
+    assert ledger.kinds.allowed("b") is None, "all that there are"
+
+
+def test_a_kind_is_gone_when_the_card_is_back_as_another(ledger):
+    ledger.hold(holding("u", 100, 0))
+    was = ledger.node("n1").kinds[0]
+    ledger.set_cards("n1", [])
+    ledger.set_cards("n1", [card("b")])
+    with pytest.raises(KeyError):
+        ledger.kinds.get(was)
+
+
+def test_the_way_back_knows_what_the_card_was(ledger):
+    ledger.hold(holding("u", 100, 0))
+    ledger.set_cards("n1", [])
+    back = ledger.release("u")
+    assert used(ledger, OF_A, EVERY_CARD) == [0, 0]
+    back()
+    assert used(ledger, OF_A, EVERY_CARD) == [100, 100]
+    back = ledger.hold(holding("u", 50, 0))
+    assert used(ledger, OF_A) == [50], "the pod holds the card without a break"
+    back()
+    assert used(ledger, OF_A) == [100]
+    back = ledger.hold(holding("u", 50, 0, node="n2"))
+    assert used(ledger, OF_A, OF_B, EVERY_CARD) == [50, 50, 50], "of that one nothing is known"
+    back()
+    assert used(ledger, OF_A, OF_B) == [100, 0]
+
+
+def test_the_way_back_knows_what_the_card_became_since(ledger):
+    ledger.hold(holding("u", 100, 0))
+    back = ledger.hold(holding("u", 50, 0))
+    ledger.set_cards("n1", [card("b")])
+    ledger.set_cards("n1", [])
+    back()
+    assert used(ledger, OF_A, OF_B) == [0, 100]
+
+
+def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledger):
+    placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=100)), "binpack")
+    ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+    ledger.set_cards("n1", [])
+    full = quotas.room(Entry(device_class="a", shares=0), NOTHING)
+    assert placement.exceeded(ledger, placed, [full]) == [full.entry]
+
+
+def test_a_whole_card_counts_as_one_whatever_the_headroom_is_today():
+    before, now, nobody = Ledger(headroom=1000), Ledger(headroom=10), Ledger()
+    before.set_cards("n1", [card()])
+    placed = placement.place(before, ["n1"], request.parse(pod(gpu_count=1)), "binpack")
+    for ledger in (before, now, nobody):
+        ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+        assert ledger.used("default", EVERY_CARD) == Charge(1, P100 - 1000, 1)
+
+
+def test_all_of_a_card_in_a_share_is_no_whole_card(ledger):
+    placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=P100, gpu_core=100)), "binpack")
+    ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+    assert ledger.used("default", EVERY_CARD) == Charge(1, P100, 0)
+
+
+def taken(ledger, node="n1"):
+    return ledger.node(node).taken
+
+
+def test_a_device_is_taken_while_somebody_holds_it():
+    ledger = Ledger()
+    ledger.set_devices("n1", others.devices(2))
+    back = ledger.hold(others.holding("u", 1))
+    assert taken(ledger) == {"rdma-n1-1": 1}
+    back()
+    assert taken(ledger) == {}
+    ledger.hold(others.holding("u", 1))
+    ledger.hold(others.holding("u", 0))
+    assert taken(ledger) == {"rdma-n1-0": 1}, "what the pod held before is free"
+    back = ledger.release("u")
+    assert taken(ledger) == {}
+    back()
+    assert taken(ledger) == {"rdma-n1-0": 1}
+
+
+def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
+    ledger = Ledger()
+    ledger.hold(others.holding("u", 0))
+    ledger.set_devices("n1", others.devices(2))
+    assert placement.place(ledger, ["n1"], others.asked(others.wanting(rdma=1)), "binpack").assignment.devices == {
+        "0": (DeviceShare("rdma", "rdma-n1-1"),)
+    }
+    ledger.set_devices("n1", [])
+    ledger.set_devices("n1", others.devices(1))
+    assert taken(ledger) == {"rdma-n1-0": 1}
+    ledger.release("u")
+    assert taken(ledger) == {}
+
+
+def test_cards_and_devices_come_and_go_without_each_other(ledger):
+    both = others.holding("u", 0, containers=holding("u", 100, 0).assignment.containers)
+    ledger.hold(both)
+    ledger.set_devices("n1", others.devices(1))
+    ledger.set_cards("n1", [])
+    assert (taken(ledger), used(ledger, OF_A)) == ({"rdma-n1-0": 1}, [100])
+    ledger.set_devices("n1", [])
+    ledger.set_cards("n1", [card("a")])
+    assert (taken(ledger), ledger.node("n1").free) == ({"rdma-n1-0": 1}, [P100 - 100])
+
+
+def test_a_node_is_forgotten_with_the_last_that_is_on_it():
+    ledger = Ledger()
+    ledger.set_devices("n1", others.devices(1))
+    ledger.set_cards("n1", cards(P100))
+    ledger.hold(others.holding("u", 0))
+    ledger.set_cards("n1", [])
+    ledger.set_devices("n1", [])
+    assert ledger.node("n1") is not None
+    ledger.release("u")
+    assert ledger.node("n1") is None
+    ledger.set_devices("n1", others.devices(1))
+    ledger.set_cards("n1", [])
+    assert ledger.node("n1") is not None
+
+
+def test_a_device_that_is_given_twice_is_told():
+    ledger = Ledger()
+    ledger.hold(others.holding("u", 0, 1))
+    assert ledger.violations() == []
+    ledger.hold(others.holding("v", 1, 2))
+    assert ledger.violations() == ["n1 device rdma-n1-1: is given 2 times"]
+    ledger.release("u")
+    assert ledger.violations() == []
+
+
+def test_a_copy_has_counts_of_its_own():
+    ledger = Ledger()
+    ledger.set_devices("n1", others.devices(1))
+    twin = ledger.node("n1").copy()
+    twin.count_device("rdma-n1-0", 1)
+    assert (twin.devices, twin.taken, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})
+
+
+def test_devices_are_nothing_that_quotas_of_cards_count():
+    ledger = Ledger()
+    ledger.hold(others.holding("u", 0))
+    assert ledger.used("default", EVERY_CARD) == NOTHING
+    assert list(ledger.namespaces()) == []

@@ -1,0 +1,152 @@
+"""The figures of Alibaba's articles, types of cards, and devices that are no GPUs."""
+
+import pytest
+
+from cardwise.core.api.assignment import DeviceShare
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.values.verdict import Refusal
+from tests.build import P100, cards, container, holding, ledger_with_free
+from tests.core import others
+from tests.core.placement.placing import K80, V100, of_class, place, typed_ledger, where
+
+
+def test_the_node_where_one_card_fits_not_where_the_sum_fits():
+    ledger = ledger_with_free(n1=[4069, 0], n2=[4069, 4069], n3=[8138, 0])
+    assert where(place(ledger, gpu_mem=8138)) == ("n3", [0])
+
+
+def test_the_card_with_the_smallest_free_memory_that_fits():
+    assert where(place(ledger_with_free(n1=[12207, 8138, 4069, 16276]), gpu_mem=8138)) == ("n1", [1])
+
+
+def test_spread_takes_the_emptiest_card():
+    ledger = ledger_with_free(n1=[12207, 8138, 4069, 16276], n2=[16000, 0])
+    assert where(place(ledger, "spread", gpu_mem=8138)) == ("n1", [3])
+
+
+def test_three_replicas_of_1024_land_on_one_card():
+    ledger = ledger_with_free(n1=[P100, P100], n2=[P100, P100], n3=[P100, P100])
+    seen = set()
+    for i in range(3):
+        node, (index,) = where(place(ledger, gpu_mem=1024))
+        ledger.hold(holding(f"r{i}", 1024, index, node=node))
+        seen.add((node, index))
+    assert len(seen) == 1
+
+
+def test_whole_cards_take_empty_ones_only_and_several_containers_stay_together():
+    ledger = ledger_with_free(n1=[P100 - 1, P100, P100])
+    assert where(place(ledger, gpu_count=2)) == ("n1", [1, 2])
+    mixed = [container("a", gpu_count=1), container("b", gpu_mem=500), container("c", gpu_mem=600)]
+    placed = place(ledger, containers=mixed)
+    by_container = {key: [s.index for s in shares] for key, shares in placed.assignment.containers.items()}
+    assert by_container == {"0": [1], "1": [0], "2": [0]}
+
+
+def test_a_split_share_takes_different_cards():
+    assert where(place(ledger_with_free(n1=[5000, 9000, 4000]), gpu_mem=8000, gpu_count=2)) == ("n1", [0, 2])
+
+
+def test_mixed_cards_in_one_node():
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(11441, 24576, 11441))
+    assert where(place(ledger, gpu_mem=12000)) == ("n1", [1])
+    assert where(place(ledger, gpu_mem=11000)) == ("n1", [0])
+
+
+def test_a_class_is_told_apart_card_by_card():
+    ledger = typed_ledger(n1=[K80, V100], n2=[K80, K80])
+    assert where(place(ledger, containers=[of_class("v100", gpu_mem=100)])) == ("n1", [1])
+    assert where(place(ledger, containers=[of_class("k80", gpu_count=2)])) == ("n2", [0, 1])
+    refused = place(ledger, containers=[of_class("v100", gpu_count=2)]).refusals
+    assert refused == {"n1": Refusal.TOO_FEW_CARDS, "n2": Refusal.NO_SUCH_TYPE}
+    refused = place(ledger, containers=[of_class("k80", gpu_mem=12000)]).refusals
+    assert refused == {"n1": Refusal.CARD_TOO_SMALL, "n2": Refusal.CARD_TOO_SMALL}
+    assert set(place(ledger, containers=[of_class("a100", gpu_mem=1)]).refusals.values()) == {Refusal.NO_SUCH_TYPE}
+
+
+def test_containers_of_a_pod_share_a_card_per_class():
+    several = [of_class("k80", gpu_mem=10), of_class("v100", gpu_mem=10), of_class("k80", gpu_mem=20)]
+    placed = place(typed_ledger(n1=[V100, K80, K80]), containers=[*several, container("any", gpu_count=1)])
+    by_container = [[s.index for s in placed.assignment.containers[key]] for key in "0123"]
+    assert by_container == [[1], [0], [1], [2]]
+
+
+def test_scarce_cards_stay_free_for_who_asks_for_them():
+    ledger = typed_ledger(n1=[V100, K80], n2=[V100])
+    ledger.hold(holding("v", 16000, 0, node="n2", total=16160))
+    for policy in ("binpack", "spread"):
+        assert where(place(ledger, policy, gpu_mem=100)) == ("n1", [1])
+        assert where(place(ledger, policy, gpu_mem=12000)) == ("n1", [0])
+        assert where(place(ledger, policy, gpu_count=1)) == ("n1", [1])
+        assert place(ledger, policy, containers=[of_class("fast", gpu_mem=100)]).assignment.shares()[0].total == 16160
+
+
+def ledger_with_devices(**nodes):
+    """Nodes with so many RDMA devices."""
+    ledger = Ledger()
+    for node, count in nodes.items():
+        ledger.set_devices(node, others.devices(count, node=node))
+    return ledger
+
+
+def place_wanting(ledger, *containers, policy="binpack", nodes=None):
+    nodes = nodes or [node.name for node in ledger.nodes()]
+    return placement.place(ledger, nodes, others.asked(*containers), policy)
+
+
+@pytest.mark.parametrize(("policy", "node"), [("binpack", "n2"), ("spread", "n3")])
+def test_devices_alone_go_where_the_fewest_or_the_most_are_free(policy, node):
+    ledger = ledger_with_devices(n1=4, n2=4, n3=8, n4=1)
+    ledger.hold(others.holding("u", 0, 2, node="n2"))
+    ledger.set_devices("n1", [*others.devices(4), *others.devices(9, kind="nic")])
+    placed = place_wanting(ledger, others.wanting(rdma=2), policy=policy)
+    assert placed.node == node
+    assert placed.assignment.containers == {}
+    first = 1 if node == "n2" else 0
+    uuids = [others.uuid(i, node=node) for i in (first, 3 if node == "n2" else 1)]
+    assert placed.assignment.devices == {"0": tuple(DeviceShare("rdma", uuid) for uuid in uuids)}
+    same = placement.place_on(ledger.node(node), others.asked(others.wanting(rdma=2)), policy)
+    assert same == placed
+    scorer = placement.Scorer(others.asked(others.wanting(rdma=2)), policy)
+    assert scorer.score(ledger.node(node)) == placed.score
+
+
+@pytest.mark.parametrize(("policy", "node"), [("binpack", "n3"), ("spread", "n4")])
+def test_cards_are_looked_for_where_the_devices_are(policy, node):
+    ledger = ledger_with_free(n1=[100], n2=[16000], n3=[200], n4=[3000])
+    for name in ("n2", "n3", "n4"):
+        ledger.set_devices(name, others.devices(1, node=name))
+    ledger.hold(others.holding("u", 0, node="n2"))
+    placed = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), policy=policy)
+    assert where(placed) == (node, [0])
+    assert placed.assignment.devices == {"0": (DeviceShare("rdma", others.uuid(0, node=node)),)}
+
+
+def test_each_node_says_what_it_lacks_devices_first():
+    ledger = ledger_with_free(n1=[16000], n2=[16000], n3=[50], n4=[])
+    for name in ("n2", "n3", "n4"):
+        ledger.set_devices(name, others.devices(1, node=name))
+    ledger.hold(others.holding("u", 0, node="n2"))
+    nodes = ["n1", "n2", "n3", "n4", "unknown"]
+    found = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), nodes=nodes)
+    assert found.refusals == {
+        "n1": Refusal.NO_SUCH_DEVICE,
+        "n2": Refusal.NO_DEVICE,
+        "n3": Refusal.NO_MEMORY,
+        "n4": Refusal.NOT_OURS,
+        "unknown": Refusal.NO_SUCH_DEVICE,
+    }
+    asked = others.asked(others.wanting(container(gpu_mem=100), rdma=1))
+    for node, refusal in found.refusals.items():
+        assert placement.place_on(ledger.node(node), asked, "binpack") is refusal
+
+
+def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first():
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(6000, 10000))
+    several = [container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]
+    placed = place(ledger, containers=several)
+    found = {key: [(one.index, one.mem) for one in of] for key, of in placed.assignment.containers.items()}
+    assert found == {"0": [(1, 6000)], "1": [(0, 4000), (1, 4000)]}

@@ -1,0 +1,182 @@
+"""What a node or a card refuses: its clients, its cores, the headroom, and cards that are out of use."""
+
+from dataclasses import replace
+
+import pytest
+
+from cardwise.core.api import request
+from cardwise.core.api.cards import Card
+from cardwise.core.placement import placement, searching
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.preemption import explanation
+from cardwise.core.values.verdict import Refusal
+from tests.build import cards, container, holding, ledger_with_free, pod
+from tests.core.placement.placing import place
+
+
+def out_of_use(*mems, **state):
+    return [Card(index=i, uuid=f"g{i}", mem=mem, **state) for i, mem in enumerate(mems)]
+
+
+def sick(*mems):
+    return out_of_use(*mems, healthy=False)
+
+
+def cordoned(*mems):
+    return out_of_use(*mems, cordoned=True)
+
+
+@pytest.mark.parametrize(
+    ("node_cards", "asked", "refusal"),
+    [
+        ([], {"gpu_mem": 1}, Refusal.NOT_OURS),
+        (cards(100, 100), {"gpu_mem": 150}, Refusal.CARD_TOO_SMALL),
+        (cards(100, 100), {"gpu_count": 3}, Refusal.TOO_FEW_CARDS),
+        (sick(100), {"gpu_mem": 50}, Refusal.UNHEALTHY),
+        (sick(100), {"gpu_count": 1}, Refusal.UNHEALTHY),
+        (cordoned(100), {"gpu_mem": 50}, Refusal.CORDONED),
+        (cordoned(100), {"gpu_count": 1}, Refusal.CORDONED),
+        (cordoned(100, 100), {"gpu_mem": 100, "gpu_count": 2}, Refusal.CORDONED),
+        ([*sick(100), *cordoned(100, 100)[1:]], {"gpu_count": 2}, Refusal.UNHEALTHY),
+        (cordoned(100), {"gpu_mem": 150}, Refusal.CARD_TOO_SMALL),
+    ],
+)
+def test_refusals(node_cards, asked, refusal):
+    ledger = Ledger()
+    ledger.set_cards("n1", node_cards)
+    placed = placement.place(ledger, ["n1"], request.parse(pod(**asked)), "binpack")
+    assert placed.refusals == {"n1": refusal}
+
+
+def test_fragmented_memory_is_refused_with_gpushares_text():
+    refused = place(ledger_with_free(n1=[4069, 4069]), gpu_mem=8138).refusals["n1"]
+    assert refused.text == "Insufficient GPU Memory in one device"
+    assert refused.resolvable
+
+
+def test_clients_and_cores_are_counted_per_card():
+    ledger = Ledger(max_clients=1)
+    ledger.set_cards("n1", cards(100))
+    ledger.hold(holding("u", 10, 0, total=100))
+    assert place(ledger, gpu_mem=10).refusals["n1"] is Refusal.TOO_MANY_CLIENTS
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(100))
+    placed = place(ledger, gpu_mem=10, gpu_core=60)
+    ledger.hold(Holding("u", "d", "u", "n1", placed.assignment))
+    assert place(ledger, gpu_mem=10, gpu_core=41).refusals["n1"] is Refusal.NO_CORE
+    assert place(ledger, gpu_mem=10, gpu_core=40).node == "n1"
+
+
+def test_cores_are_given_twice_where_the_setting_says_so_and_no_more():
+    ledger = Ledger(core=150)
+    ledger.set_cards("n1", cards(100, 100))
+    whole = place(ledger, whole_gpu=1)
+    ledger.hold(Holding("w", "d", "w", "n1", whole.assignment))
+    for uid, core, fits in (("a", 60, True), ("b", 60, True), ("c", 31, False), ("d", 30, True), ("e", 1, False)):
+        placed = place(ledger, gpu_mem=10, gpu_core=core)
+        if fits:
+            ledger.hold(Holding(uid, "d", uid, "n1", placed.assignment))
+        else:
+            assert placed.refusals["n1"] is Refusal.NO_CORE
+    assert ledger.node("n1").copy().free_core == [50, 0]
+
+
+def test_headroom_is_kept_back():
+    ledger = Ledger(headroom=100)
+    ledger.set_cards("n1", cards(1000))
+    assert place(ledger, gpu_mem=901).refusals["n1"] is Refusal.CARD_TOO_SMALL
+    assert place(ledger, gpu_mem=2000, gpu_count=2).refusals["n1"] is Refusal.TOO_FEW_CARDS
+    assert place(ledger, gpu_mem=901, gpu_core=10).refusals["n1"] is Refusal.CARD_TOO_SMALL
+    assert place(ledger, gpu_mem=900).node == "n1"
+
+
+def test_a_whole_card_is_what_the_headroom_leaves_of_it():
+    ledger = Ledger(headroom=100)
+    ledger.set_cards("n1", cards(1000))
+    (share,) = place(ledger, gpu_count=1).assignment.shares()
+    assert (share.mem, share.total) == (900, 1000)
+    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_count=2)), "binpack")
+    assert [card.short for card in view.cards] == [0]
+
+
+def test_a_card_of_which_the_headroom_leaves_nothing_is_not_given_away_whole():
+    ledger = Ledger(headroom=100)
+    ledger.set_cards("n1", cards(100, 100))
+    assert place(ledger, gpu_count=1).refusals["n1"] is Refusal.NO_WHOLE_CARD
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("core", [{}, {"gpu_core": 10}])
+def test_every_container_is_a_client_of_the_card(policy, core):
+    ledger = Ledger(max_clients=4)
+    ledger.set_cards("n1", cards(1000))
+    for i in range(2):
+        ledger.hold(holding(f"h{i}", 1, 0, total=1000))
+    two = [container(name, gpu_mem=1, **core) for name in "ab"]
+    assert place(ledger, policy, containers=[*two, container("c", gpu_mem=1)]).refusals == {
+        "n1": Refusal.TOO_MANY_CLIENTS
+    }
+    placed = place(ledger, policy, containers=two)
+    ledger.hold(Holding("two", "d", "two", "n1", placed.assignment))
+    assert ledger.node("n1").clients == [4]
+
+
+def test_containers_that_an_earlier_claim_brought_are_clients_too():
+    ledger = Ledger(max_clients=2)
+    ledger.set_cards("n1", cards(100, 100))
+    together = [container("a", gpu_mem=20), container("b", gpu_mem=20)]
+    placed = place(ledger, containers=[*together, container("c", gpu_mem=20, gpu_count=2)])
+    assert isinstance(placed, placement.Unplaceable)
+
+
+def test_a_cordoned_card_gets_nothing_new_and_what_is_on_it_stays_counted():
+    ledger = Ledger()
+    free, busy = cards(100, 100)
+    ledger.set_cards("n1", [free, busy])
+    ledger.hold(holding("u", 60, 1, total=100))
+    ledger.set_cards("n1", [free, replace(busy, cordoned=True)])
+    node = ledger.node("n1")
+    assert (node.used, node.free) == ([0, 60], [100, 40])
+    (share,) = place(ledger, gpu_mem=40).assignment.shares()
+    assert share.index == 0, "binpack would have taken the other one"
+    assert place(ledger, gpu_count=2).refusals["n1"] is Refusal.CORDONED
+    assert place(ledger, gpu_mem=80, gpu_count=2).refusals["n1"] is Refusal.CORDONED
+    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_count=2)), "binpack")
+    assert [card.cordoned for card in view.cards] == [False, True]
+    ledger.set_cards("n1", [free, busy])
+    (share,) = place(ledger, gpu_mem=40).assignment.shares()
+    assert share.index == 1
+
+
+@pytest.mark.parametrize(
+    ("frees", "asked", "refusal"),
+    [
+        ([16276, 16276], [{"gpu_count": 2}, {"gpu_mem": 1024}], Refusal.NEVER_TOGETHER),
+        ([16276, 16276], [{"gpu_count": 1}, {"gpu_mem": 8192, "gpu_count": 2}], Refusal.NEVER_TOGETHER),
+        ([16276, 4096], [{"gpu_count": 1}, {"gpu_mem": 8138}], Refusal.TOGETHER),
+        ([16276, 4096], [{"gpu_count": 1}, {"gpu_mem": 4096}], None),
+        ([16276, 4096], [{"gpu_count": 1}, {"gpu_mem": 4096, "gpu_count": 4}], Refusal.TOO_FEW_CARDS),
+        ([16276, 100], [{"gpu_count": 1}, {"gpu_mem": 16000, "gpu_count": 2}], Refusal.NO_MEMORY),
+    ],
+)
+def test_requests_that_would_fit_alone_are_refused_for_being_together(frees, asked, refusal):
+    several = [container(f"c{i}", **one) for i, one in enumerate(asked)]
+    placed = placement.place_on(ledger_with_free(n1=frees).node("n1"), request.parse(pod(containers=several)), "spread")
+    assert (placed if isinstance(placed, Refusal) else None) is refusal
+
+
+def test_other_pods_could_make_room_only_where_all_requests_fit_the_empty_cards():
+    assert Refusal.TOGETHER.resolvable
+    assert not Refusal.NEVER_TOGETHER.resolvable
+
+
+def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):
+    """A lock is held meanwhile. Once it is spent, the policy's first choices are all that is tried."""
+    monkeypatch.setattr(searching, "_STEPS_IN_ALL", 2)
+    several = request.parse(pod(containers=[container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]))
+    fits_nowhere, fits = [9000, 9500, 100], [6000, 10000]
+    ledger = ledger_with_free(n1=fits_nowhere, n2=fits)
+    found = placement.place(ledger, ["n1", "n2"], several, "binpack")
+    assert isinstance(found, placement.Unplaceable)
+    assert set(found.refusals.values()) == {Refusal.TOGETHER}
+    assert placement.place(ledger, ["n2"], several, "binpack").node == "n2"

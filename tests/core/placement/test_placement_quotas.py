@@ -1,0 +1,67 @@
+"""What quotas do to placement: they steer it, refuse, and count what is used."""
+
+from cardwise.core.api import request
+from cardwise.core.api.quotas import Charge, Entry
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.verdict import Refusal
+from tests.build import P100, container, ledger_with_free, pod
+from tests.core import others
+from tests.core.placement.placing import K80, V100, of_class, place, quota, typed_ledger, where
+
+
+def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
+    ledger = typed_ledger(n1=[K80, V100], n2=[K80])
+    full = quota(ledger, Entry(model="Tesla K80", memory=999))
+
+    def ask(rooms, **asked):
+        made = request.parse(pod(**asked))
+        return placement.place(ledger, ["n1", "n2"], made, "binpack", rooms)
+
+    assert where(ask(full, gpu_mem=999)) == ("n1", [0])
+    assert where(ask(full, gpu_mem=1000)) == ("n1", [1])
+    assert ask(full, gpu_mem=17000).refusals["n1"] is Refusal.CARD_TOO_SMALL, "the quota is not why"
+    named = ask(full, containers=[of_class("k80", gpu_mem=1000)])
+    assert set(named.refusals.values()) == {Refusal.QUOTA}
+    assert not Refusal.QUOTA.resolvable, "nobody else's pods are preempted for it"
+    assert ask(quota(ledger, Entry(cards=1)), gpu_count=2).refusals == {
+        "n1": Refusal.QUOTA,
+        "n2": Refusal.TOO_FEW_CARDS,
+    }
+
+
+def test_a_quota_counts_all_cards_of_a_request_together():
+    ledger = typed_ledger(n1=[K80, K80, V100])
+    one = quota(ledger, Entry(device_class="k80", shares=1))
+    split = request.parse(pod(gpu_mem=200, gpu_count=2))
+    assert where(placement.place(ledger, ["n1"], split, "binpack", one)) == ("n1", [0, 2])
+    unlimited = placement.place(ledger, ["n1"], split, "binpack")
+    assert where(unlimited) == ("n1", [0, 1])
+    assert placement.exceeded(ledger, unlimited, one) == [one[0].entry]
+    assert placement.place_on(ledger.node("n1"), split, "binpack", quota(ledger, Entry(shares=1))) is Refusal.QUOTA
+
+
+def test_what_a_namespace_has_used_of_a_quota():
+    ledger = typed_ledger(n1=[K80, V100])
+    every, k80 = Entry(shares=9), Entry(device_class="k80", shares=9)
+    placed = place(ledger, containers=[of_class("k80", gpu_count=1), of_class("v100", gpu_mem=100)])
+    ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+    assert ledger.used("default", every) == Charge(2, 11541, 1)
+    assert ledger.used("default", k80) == Charge(1, 11441, 1)
+    assert ledger.used("other", every) == Charge()
+    ledger.set_cards("n1", [])
+    assert ledger.used("default", every) == Charge(2, 11541, 1), "held on cards that nobody reports now"
+    assert ledger.used("default", k80) == Charge(1, 11441, 1), "it counts as what it was until it is back"
+    ledger.release("u")
+    assert ledger.used("default", every) == Charge()
+
+
+def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():
+    ledger = ledger_with_free(n1=[P100])
+    ledger.set_devices("n1", others.devices(1))
+    full = quota(ledger, Entry(shares=0))
+    alone, beside = others.asked(others.wanting(rdma=1)), others.asked(others.wanting(container(gpu_mem=1), rdma=1))
+    placed = placement.place(ledger, ["n1"], alone, "binpack", full)
+    assert placed.node == "n1"
+    assert placement.exceeded(ledger, placed, full) == []
+    assert placement.place(ledger, ["n1"], beside, "binpack", full).refusals == {"n1": Refusal.QUOTA}

@@ -1,0 +1,245 @@
+"""The engine and its scored policies: known answers, and what a pod gets."""
+
+import pytest
+
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.scored.asks import Ask, Shape
+from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.grid import Grid, order_of
+from cardwise.core.placement.scored.scoring import Known, Market, Weighted
+from cardwise.core.placement.scored.steps import fit
+from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
+from cardwise.core.values.quantity import MiB
+from tests.core.placement.scoredworlds import CARD, NO_CARD, Rooms, knows, load, share, whole, world
+
+
+def cards_of(placed):
+    return [one.index for one in placed.assignment.shares()]
+
+
+# FGD, by the formula of the paper.
+
+
+def fragmentation(*workload):
+    total = sum(weight for _, weight in workload)
+    weighted = [Weighted(Shape(ask), weight / total) for ask, weight in workload]
+    return Fragmentation(Market(weighted, yardstick=float(CARD), prices={}))
+
+
+def lines(**nodes):
+    ledger, rooms, _ = world(**nodes)
+    grid = Grid()
+    for name in nodes:
+        grid.set(name, ledger.node(name), rooms.left(name))
+    return grid.lines.pick(slice(0, len(nodes)))
+
+
+WHOLE, HALF, NO_GPU = Ask(1, 0, 0, "", 4000, 0), Ask(1, 500, 0, "", 2000, 0), Ask(0, 0, 0, "", 1000, 0)
+
+
+def fragments(policy, of):
+    return float(of.free.sum() - policy.useful(of).sum())
+
+
+def test_cards_that_are_too_small_for_a_request_are_fragments_to_it():
+    policy = fragmentation((WHOLE, 1), (HALF, 1))
+    assert fragments(policy, lines(n=[1000, 300])) == pytest.approx(300)  # to both
+    assert fragments(policy, lines(n=[700, 300])) == pytest.approx((1000 + 300) / 2)  # a whole one has no place
+
+
+def test_all_is_a_fragment_to_who_needs_no_card_or_finds_no_cpu():
+    assert fragments(fragmentation((WHOLE, 1), (NO_GPU, 1)), lines(n=[1000])) == pytest.approx(500)
+    starving = Ask(1, 500, 0, "", 200_000, 0)
+    assert fragments(fragmentation((HALF, 1), (starving, 1)), lines(n=[1000])) == pytest.approx(500)
+
+
+def test_requests_beyond_the_most_frequent_95_percent_do_not_count():
+    rare = Ask(1, 900, 0, "", 0, 0)
+    assert fragments(fragmentation((HALF, 97), (rare, 3)), lines(n=[700])) == 0.0
+    assert fragments(fragmentation((HALF, 9), (rare, 1)), lines(n=[700])) == pytest.approx(70)
+
+
+def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
+    policy = fragmentation((WHOLE, 1), (HALF, 1))
+    of = lines(n=[1000, 300])
+    shape = Shape(Ask(1, 300, 0, "", 0, 0))
+    tally = policy.tally(of)
+    known = Known(tally, policy.worth(tally, of.cpu, of.memory))
+    found = policy.scores(of, known, shape, fit(of, shape).usable)
+    # Card 1: 300 fragments go, so sigmoid(0.3) = 0.574. Card 0: they become 650, so sigmoid(-0.35) = 0.413.
+    assert (found.points[0], found.card[0]) == (57, 1)
+
+
+def test_fgd_counts_free_cards_in_cards_whatever_their_size():
+    small = fragmentation((WHOLE, 1), (HALF, 1))
+    big = Fragmentation(Market([Weighted(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
+    assert small.useful(lines(n=[1000])).sum() == pytest.approx(1000)
+    assert big.useful(lines(n=[1000])).sum() == 0.0
+
+
+# What a pod gets.
+
+
+@pytest.mark.parametrize("policy", ["fgd", "priced"])
+def test_a_share_goes_where_it_leaves_what_others_can_use(policy):
+    # The workload is halves: 500 of a fresh card leave one; 700 can lose 200 and still hold a half.
+    _, _, engine = world(n1=[1000], n2=[700])
+    placed = engine.place(share(200), load(), policy)
+    assert (placed.node, cards_of(placed)) == ("n2", [0])
+
+
+def test_binpack_would_take_the_half_that_fgd_leaves():
+    _, _, engine = world(n1=[500], n2=[700])
+    assert engine.place(share(200), load(), "binpack").node == "n1"
+    assert engine.place(share(200), load(), "fgd").node == "n2"
+    assert engine.place(share(200), load(), "priced").node == "n2"
+    assert engine.place(share(200), load(), "spread").node == "n2"
+
+
+@pytest.mark.parametrize("policy", ["fgd", "priced"])
+def test_equal_nodes_are_taken_in_an_order_of_our_own(policy):
+    names = [f"n{i}" for i in range(20)]
+    _, _, engine = world(**{name: [1000, 1000] for name in names})
+    assert engine.place(share(500), load(), policy).node == min(names, key=order_of)
+    assert engine.place(share(500), load(), policy, nodes={"n3", "n7"}).node == min("n3", "n7", key=order_of)
+
+
+@pytest.mark.parametrize("policy", ["binpack", "fgd", "priced"])
+def test_a_node_without_cpu_memory_or_place_for_a_pod_is_not_taken(policy):
+    _, rooms, engine = world(n1=[1000], n2=[1000], n3=[1000], n4=[1000])
+    rooms |= {"n1": Load(500, 9000, 9), "n2": Load(9000, 500, 9), "n3": Load(9000, 9000, 0)}
+    for name in rooms:
+        engine.touch(name)
+    assert engine.place(share(500), load(), policy).node == "n4"
+    del rooms["n4"]
+    engine.touch("n4")
+    assert engine.place(share(500), load(), policy) is None
+
+
+@pytest.mark.parametrize("policy", ["fgd", "priced"])
+def test_whole_cards_and_several_shares_are_given_together(policy):
+    _, _, engine = world(seen=((whole(2), load()), (share(500), load())), n1=[1000, 400, 1000], n2=[1000, 500])
+    assert engine.place(whole(2), load(), policy).node == "n1"
+    split = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=2, mem=MiB(1000)),))
+    placed = engine.place(split, load(), policy, nodes={"n1"})
+    assert [(one.index, one.mem) for one in placed.assignment.shares()] == [(0, 500), (2, 500)]
+    assert engine.place(whole(3), load(), policy) is None
+
+
+@pytest.mark.parametrize("policy", ["fgd", "priced"])
+def test_percent_of_cores_are_counted(policy):
+    ledger, _, engine = world(seen=((share(100, core=60), load()),), n1=[1000, 1000])
+    for name in ("a", "b"):
+        placed = engine.place(share(100, core=60), load(), policy)
+        ledger.hold(Holding(name, "ns", name, placed.node, placed.assignment))
+    assert ledger.node("n1").free_core == [40, 40]
+    assert engine.place(share(100, core=60), load(), policy) is None
+
+
+@pytest.mark.parametrize("policy", ["binpack", "fgd", "priced"])
+def test_a_pod_that_asks_for_no_card_gets_a_node_with_room(policy):
+    _, rooms, engine = world(n1=[1000], n2=[1000])
+    rooms["n1"] = Load(10, 10, 10)
+    engine.touch("n1")
+    placed = engine.place(NO_CARD, load(), policy)
+    assert placed.node == "n2"
+    assert not placed.assignment.containers
+
+
+def test_who_names_no_model_stays_off_the_scarce_one():
+    ledger, rooms = Ledger(), Rooms()
+    for name in ("common-1", "common-2", "common-3", "scarce"):
+        of = "scarce" if name == "scarce" else "common"
+        ledger.set_cards(name, [Card(index=0, uuid=name, mem=MiB(CARD), model=of, classes=frozenset({of}))])
+        rooms[name] = Load(100_000, 100_000, 10)
+    engine = Engine(ledger, rooms)
+    knows(engine, [(whole(), load()), (whole(device_class="scarce"), load())])
+    for i in range(3):
+        placed = engine.place(whole(), load(), "priced")
+        assert placed.node != "scarce"
+        ledger.hold(Holding(str(i), "ns", "p", placed.node, placed.assignment))
+    assert engine.place(whole(device_class="scarce"), load(), "priced").node == "scarce"
+
+
+def test_a_class_limits_the_cards():
+    ledger, _, engine = world(n1=[1000], n2=[1000])
+    ledger.set_cards("n3", [Card(index=0, uuid="n3-0", mem=MiB(CARD), classes=frozenset({"fast"}))])
+    engine._rooms["n3"] = Load(100_000, 100_000, 10)
+    assert engine.place(share(500, device_class="fast"), load(), "fgd").node == "n3"
+    assert engine.place(share(500, device_class="slow"), load(), "fgd") is None
+
+
+@pytest.mark.parametrize("policy", ["fgd", "priced"])
+def test_before_anything_is_learned_and_for_what_is_too_manifold_binpack_decides(policy):
+    ledger, rooms, taught = world(n1=[500], n2=[700])
+    fresh = Engine(ledger, rooms)
+    assert fresh.place(share(200), load(), policy).node == "n1"
+    two = PodRequest(containers=(*share(200).containers, ContainerRequest(key="1", name="side", cards=1)))
+    assert taught.place(two, load(), policy) is None  # a share and a whole card: no node has both
+    with_device = PodRequest(containers=(), devices=(DeviceRequest("0", "rdma", 1),))
+    assert taught.place(with_device, load(), policy) is None
+
+
+def test_scores_say_the_order_in_which_nodes_would_be_taken():
+    _, _, engine = world(n1=[500], n2=[700], n3=[100])
+    scores = engine.scores(share(200), load(), "fgd", ["n1", "n2", "n3", "unknown"])
+    assert sorted(scores) == ["n1", "n2"]
+    assert max(scores, key=scores.__getitem__) == engine.place(share(200), load(), "fgd").node
+    assert engine.scores(share(200), load(), "binpack", ["n1"]) is None
+
+
+# The workload.
+
+
+def test_the_workload_survives_as_text():
+    engine = world(seen=[(share(500), load()), (share(500), load()), (whole(8, "a100"), load(cpu=9))])[2]
+    again = Workload()
+    again.load(engine.workload.dump())
+    assert again.counts == engine.workload.counts
+    assert again.dump() == engine.workload.dump()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"version":2,"asks":[]}',
+        '{"version":1,"asks":[[1,2]]}',
+        '{"version":1,"asks":[[-1,0,0,"",0,0,1]]}',
+    ],
+)
+def test_a_workload_that_is_none_is_refused_and_changes_nothing(text):
+    workload = Workload()
+    workload.saw(Ask(1, 500, 0, "", 0, 0))
+    with pytest.raises(InvalidWorkload):
+        workload.load(text)
+    assert workload.counts == {Ask(1, 500, 0, "", 0, 0): 1.0}
+
+
+def test_it_is_learned_anew_when_it_has_grown_by_half():
+    workload = Workload()
+    due = []
+    for count in range(1, 60):
+        workload.saw(Ask(1, 500, 0, "", 0, 0))
+        if workload.due:
+            due.append(count)
+            workload.learning()
+    assert due == [16, 24, 36, 54]
+
+
+def test_what_was_seen_long_ago_fades_and_the_rarest_are_forgotten():
+    workload = Workload()
+    for _ in range(15_000):
+        workload.saw(Ask(1, 500, 0, "", 0, 0))
+    for i in range(2000):
+        workload.saw(Ask(1, 100, 0, "", i, 0))
+    assert len(workload.counts) <= 512
+    assert workload.counts[Ask(1, 500, 0, "", 0, 0)] == 15_000
+    for _ in range(40_000):
+        workload.saw(Ask(1, 300, 0, "", 0, 0))
+    assert workload.counts[Ask(1, 500, 0, "", 0, 0)] < workload.counts[Ask(1, 300, 0, "", 0, 0)] / 2

@@ -1,0 +1,199 @@
+"""The engine where a decision must not look at all nodes: what it leaves to `warm`, and what it never gets wrong."""
+
+import random
+
+import numpy as np
+import pytest
+
+from cardwise.core.api.cards import Card
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.scored.asks import Ask, Shape
+from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.grid import Grid
+from cardwise.core.placement.scored.knowledge import Knowledge
+from cardwise.core.placement.scored.pricing import Pricing
+from cardwise.core.placement.scored.rows import SAMPLE, Row
+from cardwise.core.placement.scored.scoring import Market, Weighted
+from cardwise.core.values.quantity import MiB
+from tests.core.placement.scoredworlds import CARD, fill, knows, load, share, warm, world
+
+
+def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
+    names = [f"n{i}" for i in range(1200)]
+    ledger, rooms, _ = world(**{name: [1000] for name in names}, best=[150])
+    engine = Engine(ledger, rooms, at_once=100)
+    assert not engine.decides("priced")  # of 1200 nodes none has been looked at yet
+    warm(engine)
+    assert not engine.decides("priced")  # nothing has been learned
+    knows(engine, [(share(470), load())])
+    assert engine.place(share(150), load(), "priced").node == "best"  # as `binpack` has it
+    warm(engine)
+    assert engine.decides("priced")
+    assert engine.place(share(150), load(), "priced") is not None  # scores a sample
+    assert not engine.warm(64), "of sizes that come but once nothing is scored beforehand"
+    assert engine.place(share(150), load(), "priced") is not None
+    assert engine.warm(64)
+    warm(engine)
+    # A fresh card would lose its place for a second 470.
+    assert engine.place(share(150), load(), "priced").node == "best"
+
+
+def test_what_is_learned_anew_is_looked_at_part_by_part_and_the_old_holds_until_then():
+    ledger, rooms, _ = world(n1=[500], n2=[700])
+    engine = Engine(ledger, rooms, at_once=1)
+    knows(engine, [(share(500), load())])
+    engine.place(share(200), load(), "fgd")
+    warm(engine)
+    assert engine.place(share(200), load(), "fgd").node == "n2"  # a 500 fits beside it, none on n1
+    knows(engine, [(share(700), load())] * 99)
+    assert engine.place(share(200), load(), "fgd").node == "n2"
+    warm(engine)
+    assert engine.place(share(200), load(), "fgd").node == "n1"  # now 700 is what cards are kept for
+
+
+def bounded(frees, at_once=20):
+    """An engine that is ready to decide by `priced` among more nodes than it scores at once."""
+    ledger, rooms, _ = world(**frees)
+    engine = Engine(ledger, rooms, at_once=at_once)
+    warm(engine)
+    knows(engine, [(share(470), load())])
+    engine.place(share(150), load(), "priced")
+    warm(engine)
+    assert engine.decides("priced")
+    return ledger, rooms, engine
+
+
+def test_where_all_that_fits_has_changed_a_node_is_found_all_the_same():
+    _, _, engine = bounded({f"n{i}": [1000] for i in range(200)})
+    for i in range(200):
+        engine.touch(f"n{i}")
+    among = {f"n{i}" for i in range(100, 200)}
+    assert engine.place(share(150), load(), "priced", among).node in among
+
+
+def test_what_has_just_got_room_is_found_before_a_pod_is_refused():
+    ledger, rooms, engine = bounded({f"n{i}": [100] for i in range(200)})
+    assert engine.place(share(150), load(), "priced") is None
+    ledger.release("n77-0-900")
+    for name in sorted(rooms):
+        engine.touch(name)
+    assert engine.place(share(150), load(), "priced").node == "n77"
+
+
+def test_scarce_cards_are_not_given_away_because_others_have_changed():
+    ledger, _, engine = bounded({f"n{i}": [1000] for i in range(100)} | {f"z{i}": [1000] for i in range(30)})
+    for i in range(30):
+        scarce = Card(index=0, uuid=f"z{i}-0", mem=MiB(CARD), model="m", classes=frozenset({"gold"}), priority=5)
+        ledger.set_cards(f"z{i}", [scarce])
+    warm(engine)
+    assert engine.place(share(150), load(), "priced").node.startswith("n")
+    for i in range(100):
+        engine.touch(f"n{i}")
+    assert engine.place(share(150), load(), "priced").node.startswith("n")
+
+
+def test_nodes_that_have_just_filled_get_no_score():
+    ledger, rooms, engine = bounded({f"n{i}": [1000] for i in range(100)})
+    for i in range(60):
+        fill(ledger, f"n{i}", 0, CARD)
+    scores = engine.scores(share(150), load(), "priced", set(rooms))
+    assert set(scores) == {f"n{i}" for i in range(60, 100)}
+
+
+def test_among_a_few_nodes_it_decides_as_if_it_knew_all():
+    draw = random.Random(5)
+    frees = {f"n{i}": [draw.randrange(0, CARD, 10) for _ in range(4)] for i in range(300)}
+    _, _, engine = bounded(frees, at_once=30)
+    _, _, all_knowing = bounded(frees, at_once=None)
+    for mem in range(100, 900, 20):
+        among = set(draw.sample(sorted(frees), 20))
+        found, best = (one.place(share(mem), load(), "priced", among) for one in (engine, all_knowing))
+        assert (found and found.node) == (best and best.node)
+
+
+@pytest.mark.parametrize("many", [290, 310, 590])
+def test_the_few_nodes_with_room_among_those_that_a_pod_may_have_are_found(many):
+    roomy = {f"n{i}" for i in range(600 - many, 600 - many + 3)}
+    others = {f"n{i}" for i in range(600 - many)}
+    frees = {f"n{i}": [1000 if f"n{i}" in others | roomy else 50] for i in range(600)}
+    _, _, engine = bounded(frees, at_once=30)
+    among = {name for name in frees if name not in others}
+    for mem in range(100, 900, 40):
+        placed = engine.place(share(mem), load(), "priced", among)
+        assert placed is not None
+        assert placed.node in roomy
+
+
+def test_a_decision_that_finds_no_room_has_asked_once():
+    _, rooms, engine = bounded({f"n{i}": [100] for i in range(200)})
+    for name in sorted(rooms):
+        engine.touch(name)
+    assert engine.place(share(777), load(), "priced") is None
+    assert [row.asked for row in engine._rows.values() if row.shape.ask.mem == 777] == [1]
+
+
+class FirstOnes:
+    """In place of a generator: draws in order."""
+
+    def choice(self, slots, count, *, replace):
+        assert not replace
+        return slots[:count]
+
+    def shuffle(self, slots):
+        pass
+
+
+def row_of(fitting, nodes):
+    """A row in which the first `fitting` of so many nodes take a share of 500."""
+    ledger, rooms, _ = world(**{f"n{i:04d}": [1000 if i < fitting else 100] for i in range(nodes)})
+    grid = Grid()
+    for name in sorted(rooms):
+        grid.set(name, ledger.node(name), rooms.left(name))
+    shape = Shape(Ask(1, 500, 0, "", 0, 0))
+    scoring = Fragmentation(Market([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
+    return grid, rooms, ledger, Row(grid, Knowledge(grid, scoring), shape)
+
+
+@pytest.mark.parametrize("fitting", [SAMPLE - 1, SAMPLE, SAMPLE + 1, 4 * SAMPLE + 40])
+def test_a_sample_hides_no_node_that_fits(fitting):
+    grid, _, _, row = row_of(fitting, 4 * SAMPLE + 100)
+    row.bring_up(20, FirstOnes())
+    scored = int((row.points[: len(grid)] > -np.inf).sum())
+    assert scored == min(fitting, SAMPLE)
+    row.refresh(row.stale())
+    assert int((row.points[: len(grid)] > -np.inf).sum()) == fitting
+
+
+def test_a_row_is_as_far_behind_as_all_nodes_when_these_have_become_more_than_there_was_place_for():
+    grid, rooms, ledger, row = row_of(10, 60)
+    row.refresh(row.stale())
+    assert row.behind() == 0
+    for i in range(10):
+        grid.set(f"m{i}", ledger.node("n0000"), rooms.left("n0000"))
+    assert row.behind() >= len(row.stale()) >= 70
+
+
+def test_nodes_that_have_gone_are_not_surveyed():
+    ledger, rooms, _ = world(**{f"n{i}": [1000, 1000] for i in range(10)})
+    grid, alone = Grid(), Grid()
+    for name in sorted(rooms):
+        grid.set(name, ledger.node(name), rooms.left(name))
+    for name in sorted(rooms)[1:]:
+        grid.set(name, None, None)
+    alone.set("n0", ledger.node("n0"), rooms.left("n0"))
+    policy = Pricing(Market([Weighted(Shape(Ask(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={}))
+    seen = [policy.survey(of.lines, policy.tally(of.lines)) for of in (grid, alone)]
+    assert np.array_equal(*seen)
+    assert seen[0][0] == 1  # of the pair of cards, one copy on one node
+
+
+def test_a_holding_on_a_node_that_has_changed_is_never_above_its_card():
+    ledger, _, engine = bounded({f"n{i}": [1000] for i in range(60)})
+    for count in range(200):
+        placed = engine.place(share(470), load(), "priced")
+        if placed is None:
+            break
+        ledger.hold(Holding(f"p{count}", "ns", "p", placed.node, placed.assignment))
+    assert count == 120
+    assert all(free >= 0 for node in ledger.nodes() for free in node.free)

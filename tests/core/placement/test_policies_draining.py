@@ -1,0 +1,94 @@
+"""Where pods come and go, `priced` leaves those nodes alone that will soon be empty."""
+
+import numpy as np
+import pytest
+
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import place_on
+from cardwise.core.placement.scored.asks import Ask, Shape
+from cardwise.core.placement.scored.draining import Draining
+from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.grid import NEVER
+from cardwise.core.placement.scored.workload import learn
+from cardwise.core.values.quantity import MiB
+
+LOAD = Load(0, 0, 1)
+
+
+def whole(cards):
+    return PodRequest(containers=(ContainerRequest(key="0", name="main", cards=cards),))
+
+
+class Busy:
+    """Nodes of four cards, on which so many pods of one card each come and go as the names say."""
+
+    def __init__(self, **nodes):
+        self.ledger, self.at = Ledger(), 0
+        for name in nodes:
+            self.ledger.set_cards(name, [Card(index=i, uuid=f"{name}-{i}", mem=MiB(1000)) for i in range(4)])
+        self.engine = Engine(self.ledger, self)
+        for name, pods in nodes.items():
+            for _ in range(pods):
+                self.put(name)
+        for cards, often in ((1, 40), (4, 2)):
+            for _ in range(often):
+                self.engine.saw(whole(cards), LOAD)
+        self.engine.adopt(learn(self.engine.study()))
+
+    def left(self, node):
+        return Load(1000, 1000, 100) if self.ledger.node(node) else None
+
+    def put(self, node):
+        placed = place_on(self.ledger.node(node), whole(1), "binpack")
+        self.at += 1
+        self.ledger.hold(Holding(f"{self.at}", "ns", "p", node, placed.assignment))
+        self.engine.place(whole(1), LOAD, "binpack")  # it sees what has changed
+        return f"{self.at}"
+
+    def come_and_go(self, node):
+        """So often that everybody has looked at it."""
+        for _ in range(220):
+            uid = self.put(node)
+            self.ledger.release(uid)
+            self.engine.place(whole(1), LOAD, "priced")
+
+
+@pytest.mark.parametrize("nodes", [{"a": 1, "b": 3}, {"b": 1, "a": 3}])
+def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes):
+    busy = Busy(**nodes)
+    busy.come_and_go("a")
+    fullest = max(nodes, key=nodes.__getitem__)
+    assert busy.engine.place(whole(1), LOAD, "priced").node == fullest
+
+
+def draining(*workload):
+    """Requests for so many cards, each with its weight."""
+    made = Draining([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
+    made.weigh(np.array([weight for *_, weight in workload]))
+    return made
+
+
+def worth(of, clients, kind=None):
+    counts = np.array([clients])
+    return float(of.worth(counts, np.zeros_like(counts) if kind is None else np.array([kind]))[0])
+
+
+def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
+    of = draining((2, 0, None, 1.0))
+    empty, one, two, four = (worth(of, clients) for clients in ([0, 0, 9], [0, 1, 9], [1, 1, 9], [2, 2, 9]))
+    assert empty > one > two > four > 0
+    assert two / one == pytest.approx(one / empty)
+    assert worth(of, [0, NEVER, NEVER]) == 0
+    assert worth(of, [0]) == 0
+
+
+def test_only_requests_for_several_whole_cards_wait_for_nodes_to_be_empty():
+    assert worth(draining((1, 0, None, 1.0), (2, 500, None, 1.0)), [0, 0]) == 0
+
+
+def test_cards_that_the_request_cannot_have_do_not_count():
+    of = draining((2, 0, frozenset({1}), 1.0))
+    assert worth(of, [0, 0, 1], kind=[0, 1, 1]) == worth(of, [9, 0, 1], kind=[0, 1, 1]) > 0
+    assert worth(of, [0, 0, 1], kind=[0, 0, 1]) == 0

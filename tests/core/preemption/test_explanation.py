@@ -1,0 +1,48 @@
+"""What explain says: which cards and devices are free, who holds them, and why they are not for the request."""
+
+from cardwise.core.api import request
+from cardwise.core.api.quotas import Entry
+from cardwise.core.preemption import explanation
+from cardwise.core.values.verdict import Refusal
+from tests.build import container, ledger_with_free, pod
+from tests.core import others
+from tests.core.placement.placing import K80, V100, of_class, quota, typed_ledger
+
+
+def test_explain_says_which_cards_are_not_for_the_request():
+    ledger = typed_ledger(n1=[K80, V100, {"mem": 1000}])
+    rooms = quota(ledger, Entry(device_class="k80", shares=0))
+    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", rooms)
+    assert [(c.closed, c.short) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
+    asked = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))
+    (view,) = explanation.explain(ledger, ["n1"], asked, "binpack", rooms)
+    assert view.refusal is Refusal.QUOTA
+    assert [c.closed for c in view.cards] == ["quota", "type", "type"]
+    assert [c.classes for c in view.cards] == [{"k80"}, {"v100", "fast"}, set()]
+    (view,) = explanation.explain(ledger, ["n1"], asked, "binpack")
+    assert (view.refusal, [c.closed for c in view.cards]) == (None, ["", "type", "type"])
+
+
+def test_explain_says_how_much_each_card_is_short_and_who_holds_it():
+    ledger = ledger_with_free(n1=[4069, 2000])
+    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=8138)), "binpack")
+    assert view.refusal is Refusal.NO_MEMORY
+    assert [(c.short, [h.name for h in c.holders]) for c in view.cards] == [(4069, ["n1-0"]), (6138, ["n1-1"])]
+
+
+def test_explain_says_how_many_devices_of_each_class_are_free_where():
+    ledger = ledger_with_free(n1=[16000])
+    ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False), others.device(0, kind="nic")])
+    ledger.hold(others.holding("u", 1, 2))
+    asked = others.asked(others.wanting(rdma=1), others.wanting(rdma=1, nic=1))
+    view, _ = explanation.explain(ledger, ["n1", "n2"], asked, "binpack")
+    assert (view.refusal, view.cards) == (Refusal.NO_DEVICE, ())
+    assert [
+        (d.device_class, d.asked, d.free, d.healthy, d.total, [h.name for h in d.holders]) for d in view.devices
+    ] == [
+        ("rdma", 2, 1, 3, 4, ["u"]),
+        ("nic", 1, 1, 1, 1, []),
+    ]
+    beside = others.asked(others.wanting(container(gpu_mem=1), rdma=1))
+    (fits,) = explanation.explain(ledger, ["n1"], beside, "binpack")
+    assert (fits.refusal, [card.free for card in fits.cards], [d.free for d in fits.devices]) == (None, [16000], [1])
