@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -116,6 +117,13 @@ class Disk(RuleBasedStateMachine):
 
 TestDisk = Disk.TestCase
 TestDisk.settings = settings(max_examples=examples(30, soak=600), stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(("mib", "percent", "fits"), [(200, 100, True), (199, 100, False), (200, 99, False)])
+def test_a_card_is_given_to_its_last_mib_and_percent_and_no_further(tmp_path, mib, percent, fits):
+    store = GrantStore(tmp_path / "grants", core=percent)
+    assert store.claim(grant("first", "a", 0, 40, 10), {"GPU-0": mib}) is None
+    assert (store.claim(grant("second", "a", 0, 60, 40), {"GPU-0": mib}) is None) is fits
 
 
 def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_path):

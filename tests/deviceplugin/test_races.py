@@ -126,6 +126,26 @@ def test_an_adopted_grant_takes_no_slot_from_a_newer_one(node):
     assert GrantStore(node.grants._folder).owner("s001").pod_uid == "next"
 
 
+def test_what_is_granted_while_the_proof_is_sought_stays(node):
+    """The answers are from before: they say nothing of the container that starts now."""
+    node.prestart(grant("u1", "s001", 0))
+
+    def ask(*_: object) -> None:
+        node.prestart(grant("u1", "s001", 0))  # and so the pod is gone for the API server, but not for the kubelet
+
+    pods = SimpleNamespace(known=lambda uid: None, synced=True, ask=ask)
+    containers = SimpleNamespace(alive=lambda uids: {})
+    releaser = Releaser(
+        pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
+    )
+    releaser.free({"u1"})
+    assert node.grants.owner("s001").pod_uid == "u1"
+    assert node.device("s001") == "/dev/nvidia0"
+    pods.ask = lambda *_: None
+    releaser.free({"u1"})
+    assert node.grants.all() == []
+
+
 def test_a_round_goes_on_while_a_start_frees(node):
     releaser = Releaser(
         pods=SimpleNamespace(), containers=None, grants=node.grants, delivery=node.delivery, on_change=lambda: None
