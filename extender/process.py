@@ -29,8 +29,8 @@ from extender.api.metrics import Levels, Metrics, Sources
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from extender.cache import statelock
-from extender.cache.decisions import Patience
 from extender.cache.requests import Requests
+from extender.cache.reservations import Patience
 from extender.controllers.aheadwriter import AheadWriter
 from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics

@@ -1,31 +1,30 @@
-"""The ledger, fed by what the API server tells and by what this process has decided but not yet seen confirmed.
+"""The one edge of all that the extender knows: what the API server tells goes in here, and what filter and bind decide.
 
-`holdings` brings the ledger to what holds; this takes what is told, and decides. One lock; nothing here waits or does
-I/O.
+One lock; nothing here waits or does I/O. Who has room, and for which reason, is in the table of `cache.reservations`.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.kinds import UNKNOWN
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.verdict import Refusal
-from extender.cache.decisions import Begun, Decided, Patience, Stage, Waiter
 from extender.cache.holdings import Holdings
 from extender.cache.inventory import Report
 from extender.cache.limits import Brake
 from extender.cache.nodeload import NodeLoads
 from extender.cache.placing import Ask, Placing, Who
 from extender.cache.policies import Policies
+from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
 from extender.gangs.ganglock import LockedGangs
@@ -37,6 +36,7 @@ from extender.queue.ahead import Ahead, Nominee
 from extender.queue.waiters import Waiters
 from extender.records.nodeinfo import NodeRoom, Placed
 from extender.records.objects import CardRecord
+from extender.records.podref import PodRef
 from extender.records.projection import PodRecord
 
 
@@ -58,7 +58,7 @@ class State:
         self._lock = StateLock(clock)
         self._ledger = Ledger(headroom=headroom, max_clients=max_clients, core=core)
         self._held = held = Holdings(self._ledger, self.patience, clock)
-        self._inventory, self._claims, self._limits = held.inventory, held.claims, held.limits
+        self._inventory, self._reservations, self._limits = held.inventory, held.reservations, held.limits
         self._loads = held.loads
         self.waiters = Waiters(self._lock, held, clock)
         self.policies = Policies(self._lock, self._ledger, self._loads, held.count_cards)
@@ -74,7 +74,7 @@ class State:
         self.preemption = Preemption(self._lock, for_preemption, clock)
         for_gangs = gangwords.Books(
             ledger=self._ledger,
-            claims=self._claims,
+            reservations=self._reservations,
             loads=self._loads,
             waiting=held.waiting,
             freed=lambda: held.freed,
@@ -89,13 +89,10 @@ class State:
         self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
         self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
-        # Pods without cards: what threads are posting of them; and of which nobody knows whether they will be bound.
-        self._posting: Counter[str] = Counter()
-        self._unheard: set[str] = set()
-        self._placing = Placing(self._ledger, held, self._claims, self.policies, self.preemption.kept)
+        self._placing = Placing(self._ledger, held, self.policies, self.preemption.kept)
         for_ahead = ahead.Books(
             ledger=self._ledger,
-            claims=self._claims,
+            reservations=self._reservations,
             loads=self._loads,
             ready=held.count_cards,
             place=self._placing.place_ahead,
@@ -152,7 +149,6 @@ class State:
             self._loads.remove_pod(pod.uid)
             self.ahead.over(pod.uid)
             self._gangs.drop(pod.uid)
-            self._unheard.discard(pod.uid)
 
     def set_other(self, key: str, placed: Placed) -> None:
         """A pod that is none of ours is on its node. `key`: unique among all pods."""
@@ -170,8 +166,8 @@ class State:
             heard = self._inventory.set_card(name, card)
             noted = {Report(one.uid, card.node) for one in card.status.terminating} if first else set()
             for report in noted:
-                self._claims.noted(report)
-            ended = {report.uid for report in heard.silent if self._claims.unreported(report)}
+                self._reservations.noted(report)
+            ended = {report.uid for report in heard.silent if self._reservations.unreported(report)}
             self._settle_reports({*heard.reported, *heard.silent, *noted}, ended)
             return heard.problem
 
@@ -219,7 +215,7 @@ class State:
     def decided(self, uid: str) -> Decided | None:
         """Where the pod is or may be bound already."""
         with self._lock:
-            return self._claims.decided(uid)
+            return self._reservations.decided(uid)
 
     def plan(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> Placement | Unplaceable | Decided:
         """The best node, held for the pod until its bind comes; in place of an earlier plan.
@@ -228,14 +224,13 @@ class State:
         """
         uid = ask.uid
         with self._lock:
-            decided = self._claims.decided(uid)
+            decided = self._reservations.decided(uid)
             if decided is not None:
                 return decided
             self._held.count_cards()
             self.ahead.comes(uid, ask.nodes)
             before = self._ledger.holding(uid)
-            if self._claims.drop(uid):
-                self._ledger.release(uid)  # the pod's own plan is no obstacle, on a card or in a quota
+            self._ledger.release(uid)  # the pod's own plan is no obstacle, on a card or in a quota
 
             def fits() -> list[str]:
                 found = self._placing.place(ask)
@@ -247,9 +242,10 @@ class State:
             ):
                 placed = self._placing.place(ask)
             if isinstance(placed, Unplaceable):
+                self._reservations.give_up(uid)
                 self._held.refused(uid)
             else:
-                self._claims.decide(ask.holding(placed, Stage.PLANNED), Stage.PLANNED)
+                self._placing.hold(ask, placed, Phase.RESERVED)
                 self._held.waiting.satisfied(uid)
             self._held.settle(uid, before)
             return placed
@@ -258,7 +254,7 @@ class State:
         """As `plan`, but all nodes that fit with their scores, and nothing is held."""
         uid = ask.uid
         with self._lock:
-            decided = self._claims.decided(uid)
+            decided = self._reservations.decided(uid)
             if decided is not None:
                 return decided
             self.ahead.comes(uid, ask.nodes)
@@ -278,99 +274,81 @@ class State:
             return self._placing.score(ask)[0]
 
     def begin_bind(
-        self, uid: str, who: Who, request: PodRequest, node: str, policy: str, *, term: int = 0
+        self, uid: str, who: Who, request: PodRequest | None, node: str, policy: str, *, term: int = 0
     ) -> Begun | Decided | Refusal:
         """The cards to write, held until `finish_bind`: those of the plan where they still hold, else chosen now.
 
-        `term`: in which this process may post (leadership.py). What is unsure since an earlier one is not posted again:
-        another extender may have given the cards away meanwhile.
+        `request`: None for a pod that asks for no card. `term`: in which this process may post (leadership.py). What is
+        unconfirmed since an earlier one is not posted again: another extender may have given the cards away meanwhile.
         """
         with self._lock:
-            decided = self._claims.decided(uid)
-            tentative = self._claims.tentative(uid)
-            kept = tentative if tentative is not None and tentative.holding.node == node else None
-            unsure = kept is not None and kept.stage is Stage.UNSURE and kept.term == term
+            one = self._reservations.get(uid)
+            if one is not None and one.node != node:
+                one = None
+            unsure = one is not None and one.phase is Phase.UNCONFIRMED and one.term == term
+            decided = self._reservations.decided(uid)
             if decided is not None and not unsure:
                 return decided
             if not self._gangs.may_post(uid, node):
                 return Refusal.GANG_BACKS_OFF
-            self._held.count_cards()
-            if kept is not None and (unsure or self._held.good(kept.holding, request)):
-                # Unsure: it may be written already, so no other cards will do.
-                holding = replace(kept.holding, mark=Stage.BINDING.value)
+            before = self._ledger.holding(uid)
+            chosen: Assignment | Refusal | None = None
+            if one is not None and unsure:
+                chosen = one.assignment  # it may be written already, so no other cards will do
+            elif request is not None:
+                chosen = self._choose(Ask(uid, who, request, (node,), policy), node)
+            if isinstance(chosen, Refusal):
+                self._reservations.give_up(uid)
+                self._gangs.unclaimed(uid)
             else:
-                self._claims.drop(uid)
-                self._held.refresh(uid)
-                ask = Ask(uid, who, request, (node,), policy)
-                placed = self._placing.place_on(ask, node)
-                if isinstance(placed, Refusal):
-                    self._gangs.unclaimed(uid)
-                    return placed
-                holding = ask.holding(placed, Stage.BINDING)
-            self._claims.decide(holding, Stage.BINDING, term)
-            self._gangs.begins(uid)
+                party = request.party if request is not None else COMMON
+                self._reservations.begin(PodRef(uid, *who), node, chosen, party=party, term=term)
+            self._held.settle(uid, before)
+            return chosen if isinstance(chosen, Refusal) else Begun(assignment=chosen, unsure=unsure)
+
+    def finish_bind(self, uid: str, phase: Phase | None) -> None:
+        """How the posting ended: ASSUMED, UNCONFIRMED, or None for surely not, by this call or by one before."""
+        with self._lock:
+            keeps = phase is None and self._gangs.keeps(uid)
+            self._reservations.posted(uid, Phase.WAITING if keeps else phase)
+            self._gangs.posted(uid, surely_not=phase is None)
             self._held.refresh(uid)
-            return Begun(assignment=holding.assignment, unsure=unsure)
-
-    def begin_plain(self, uid: str, node: str) -> Refusal | None:
-        """As `begin_bind`, for a pod that asks for no card."""
-        with self._lock:
-            if not self._gangs.may_post(uid, node):
-                return Refusal.GANG_BACKS_OFF
-            self._gangs.begins(uid)
-            self._posting[uid] += 1
-            return None
-
-    def finish_bind(self, uid: str, stage: Stage | None) -> None:
-        """How the posting ended: BOUND, UNSURE, or None for surely not, neither by this call nor by one before."""
-        with self._lock:
-            tentative = self._claims.tentative(uid)
-            if self._claims.posted(uid, stage) and tentative is not None:
-                self._gangs.posted(uid, tentative.holding, stage)
-                self._held.refresh(uid)
-            else:
-                self._gangs.posted(uid, None, stage)
-                self._posting -= Counter([uid])
-                if stage is Stage.UNSURE:
-                    self._unheard.add(uid)
-                elif stage is Stage.BOUND:
-                    self._unheard.discard(uid)
 
     def unheard(self) -> set[str]:
-        """The pods of which a Binding of this process may land yet. Their cards count meanwhile."""
+        """The pods of which a Binding of this process may land yet. What they hold counts meanwhile."""
         with self._lock:
-            return self._claims.unheard() | self._posting.keys() | self._unheard
+            return self._reservations.unheard()
 
     def forget_plans(self) -> None:
         """Another extender decides from now on, or has until now: what is planned here and not posted ends."""
         with self._lock:
             self._gangs.forget()
             self.preemption.forget()
-            self.ahead.forget()
-            for uid in self._claims.drop_plans():
+            for uid in self._reservations.drop_plans():
                 self._held.refresh(uid)
 
     # What time does.
 
-    def tick(self) -> list[Holding]:
-        """Ends what is over; returns decisions that should have been confirmed by now, for someone to look up."""
+    def tick(self) -> list[PodRef]:
+        """Ends what is over; returns the pods that should have been seen bound by now, for someone to look up."""
         with self._lock:
-            for uid in (*self._claims.drop_plans(older=self.patience.hold), *self._claims.drop_ghosts()):
-                self._held.refresh(uid)
-            self.ahead.sweep()
-            return self._claims.unconfirmed()
+            for over in self._reservations.expire():
+                self._held.refresh(over.pod.uid)
+                if over.phase is Phase.NOMINATED:
+                    self.ahead.expired(over.pod.uid)
+            return self._reservations.unconfirmed()
 
     def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:
         """What a consistent read said of a decision from `tick`."""
         with self._lock:
-            if self._claims.looked_up(uid, bound=bound, exists=exists):
+            if self._reservations.looked_up(uid, bound=bound, exists=exists):
                 self._gangs.unclaimed(uid)
                 self._held.refresh(uid)
 
     def look_up_failed(self, uid: str) -> None:
         """A decision from `tick` could not be looked up, or not be made void: it stays, and is tried again later."""
         with self._lock:
-            self._claims.look_up_failed(uid)
+            self._reservations.look_up_failed(uid)
 
     def brake(self, namespace: str, request: PodRequest) -> Brake | None:
         """The entry of a quota that a pod waits for."""
@@ -401,7 +379,7 @@ class State:
             nodes, self._bound_on = self._bound_on, set()
             return {node for node in nodes if self._given_twice(node)}
 
-    def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[Waiter]]:
+    def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[PodRef]]:
         """The cards and devices of the node that are given away more than whole, with what they have (MiB, or 1); the
         UUIDs of its cards by index; and the pods that are bound there and hold something, not what a node says of some.
         """
@@ -412,23 +390,23 @@ class State:
                 self._given_twice(node),
                 {card.index: card.uuid for card in state.cards} if state is not None else {},
                 [
-                    Waiter(each.uid, each.namespace, each.name)
+                    PodRef(each.uid, each.namespace, each.name)
                     for each in self._ledger.holdings(node)
-                    if self._claims.bound_on(each.uid, node)
+                    if self._reservations.is_bound(each.uid, node)
                 ],
             )
 
     def marks(self) -> dict[str, int]:
         """Holdings by mark, for metrics."""
         with self._lock:
-            return self._claims.counts()
+            return self._reservations.marks()
 
     # Everything below runs under the lock.
 
     def _settle_reports(self, reports: Collection[Report], ended: Collection[str] = ()) -> None:
-        """`ended`: pods that the claims knew until now. What only a node names is never taken for a pod's UID."""
+        """`ended`: pods that had a reservation until now. What only a node names is never taken for a pod's UID."""
         for report in reports:
-            known = report.uid in ended or self._claims.knows(report.uid)
+            known = report.uid in ended or self._reservations.get(report.uid) is not None
             if known:
                 self._held.refresh(report.uid)  # with what nodes say of it
             if not known or not self._inventory.reports(*report):
@@ -442,17 +420,28 @@ class State:
         return sizes | {uuid: 1 for uuid, holds in state.taken.items() if holds > 1}
 
     def _set_bound(self, pod: PodRecord) -> None:
-        self._unheard.discard(pod.uid)
         self.waiters.over(pod.uid)
         self.preemption.over(pod.uid)
-        if pod.finished:
-            self._held.leave(pod.uid, ended=pod.ended)
-        elif pod.assignment is not None:
-            self._claims.bound(pod)
-            self._held.refresh(pod.uid)
-            self._bound_on.add(pod.node)
         if pod.placed is not None:
             self._loads.set_pod(pod.uid, pod.placed)
         else:
             self._loads.remove_pod(pod.uid)
+        if pod.finished:
+            self._held.leave(pod.uid, ended=pod.ended)
+        else:
+            self._reservations.bound(pod)
+            self._held.refresh(pod.uid)
+            if pod.assignment is not None:
+                self._bound_on.add(pod.node)
         self.ahead.over(pod.uid)
+
+    def _choose(self, ask: Ask, node: str) -> Assignment | Refusal:
+        """The cards of the pod's plan for the node where they still hold, else others there."""
+        self._held.count_cards()
+        one = self._reservations.get(ask.uid)
+        plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None
+        if plan is not None and self._held.good(plan, ask.request):
+            return plan.assignment
+        self._ledger.release(ask.uid)
+        placed = self._placing.place_on(ask, node)
+        return placed if isinstance(placed, Refusal) else placed.assignment

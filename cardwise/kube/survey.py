@@ -271,7 +271,7 @@ def is_uid(uid: str) -> bool:
 
 
 def believable(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
-    """What the node says is held of its card, as far as the card goes; see `extender/cache/claims.py`."""
+    """What the node says is held of its card, as far as the card goes; see `extender/cache/reservations.py`."""
     left = resource.spec.memory_mib
     for held in (resource.status.held or ())[:MOST_HELD]:
         if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE and is_uid(held.pod_uid):

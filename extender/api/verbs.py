@@ -15,12 +15,13 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.verdict import Refusal
 from cardwise.kube import loads
-from extender.cache.decisions import Decided, Stage, Waiter
 from extender.cache.placing import Ask
 from extender.cache.requests import Requests
+from extender.cache.reservations import MARKS, Decided, Phase
 from extender.controllers.notices import Full
 from extender.queue.ahead import YOUNGEST
 from extender.records import aheadpods, members, wishes
+from extender.records.podref import PodRef
 from extender.records.projection import Claimant
 from extender.records.wire import (
     FilterArgs,
@@ -35,7 +36,8 @@ from extender.state import State
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority
 
-_UNSEEN = (Stage.PLANNED.value, Stage.HELD.value, Stage.BINDING.value)  # counted as used, but no pod is there yet
+# Counted as used, but no pod is there yet.
+_UNSEEN = (MARKS[Phase.RESERVED], MARKS[Phase.WAITING], MARKS[Phase.BINDING])
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is tried again"
 
 
@@ -48,7 +50,7 @@ class Preferences:
     preempt_fragmented: bool = False
 
 
-Notice = Callable[[Waiter, Full], None]
+Notice = Callable[[PodRef, Full], None]
 
 
 def filter_nodes(
@@ -100,7 +102,7 @@ def filter_nodes(
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
             brake = state.brake(who[0], asked)
             if brake is not None:
-                notice(Waiter(uid, *who), Full(*brake))
+                notice(PodRef(uid, *who), Full(*brake))
         return _refused(found.refusals)
     if not isinstance(found, dict):
         return _fits(args, [found.node])

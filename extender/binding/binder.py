@@ -15,7 +15,6 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import PodRequest
-from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.verdict import Refusal
 from cardwise.kube import errors, paths
@@ -23,10 +22,11 @@ from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.binding.calm import Calm
 from extender.binding.waits import Line, Waits
-from extender.cache.decisions import Decided, Stage, Waiter
 from extender.cache.requests import Requests
+from extender.cache.reservations import Decided, Phase
 from extender.leadership.fence import Fate, Fence, in_parallel
 from extender.leadership.leadership import Alone, Leadership
+from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
 from extender.state import State
 
@@ -39,6 +39,7 @@ _LOOK_UPS = 8  # at once
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, there and here
 _GATHERING = 0.75  # of the time of a call, that a member may wait for the others of its gang
+_DONE = (Phase.ASSUMED, Phase.BOUND)
 _NOT_OURS = "this extender does not hold the lease any more; another one answers"
 
 
@@ -144,43 +145,25 @@ class Binder:
 
     def _bind(self, args: BindArgs, deadline: float, term: int) -> str:
         decided = self._state.decided(args.pod_uid)
-        if decided is not None and decided.stage is Stage.BOUND:
+        if decided is not None and decided.phase in _DONE:
             return _already(decided, args)
         asked, version = self._requests.take(args.pod_uid) or self._read_request(args)
-        if asked is None:
-            return self._bind_plain(args, version, deadline, term)
         who = (args.pod_namespace, args.pod_name)
-        policy = asked.policy or self._policy
+        policy = (asked.policy if asked is not None else None) or self._policy
         begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, policy, term=term)
         if isinstance(begun, Decided):
             return _already(begun, args)
         if isinstance(begun, Refusal):
             raise Failed("refused", begun.text)
-        stage: Stage | None = Stage.UNSURE  # what holds if anything unforeseen is raised
+        phase: Phase | None = Phase.UNCONFIRMED  # what holds if anything unforeseen is raised
         try:
             self._post(self._binding(args, begun.assignment, version, term), deadline, term, unsure=begun.unsure)
-            stage = Stage.BOUND
+            phase = Phase.ASSUMED
         except Failed as failed:
-            stage = Stage.UNSURE if failed.unsure else None
+            phase = Phase.UNCONFIRMED if failed.unsure else None
             raise
         finally:
-            self._state.finish_bind(args.pod_uid, stage)
-        return "bound"
-
-    def _bind_plain(self, args: BindArgs, version: str, deadline: float, term: int) -> str:
-        """For a pod that asks for no card: it came by its marker."""
-        refusal = self._state.begin_plain(args.pod_uid, args.node)
-        if refusal is not None:
-            raise Failed("refused", refusal.text)
-        stage: Stage | None = Stage.UNSURE
-        try:
-            self._post(self._binding(args, None, version, term), deadline, term, unsure=False)
-            stage = Stage.BOUND
-        except Failed as failed:
-            stage = Stage.UNSURE if failed.unsure else None
-            raise
-        finally:
-            self._state.finish_bind(args.pod_uid, stage)
+            self._state.finish_bind(args.pod_uid, phase)
         return "bound"
 
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
@@ -310,10 +293,9 @@ def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock 
     if term is None and leadership.resumes():
         return
 
-    def one(holding: Holding) -> None:
+    def one(pod: PodRef) -> None:
         if clock.now() >= until:
             return
-        pod = Waiter(holding.uid, holding.namespace, holding.name)
         try:
             fate = fence.read(pod, timeout=_ASK_SECONDS)
             if fate is Fate.WAITS and term is not None:
@@ -322,16 +304,16 @@ def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock 
             _log.info("cannot look up a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
             fate = Fate.UNPROVEN
         if fate is Fate.UNPROVEN:
-            state.look_up_failed(holding.uid)
+            state.look_up_failed(pod.uid)
         else:
             bound = fate in (Fate.BOUND, Fate.TAKEN)
-            state.looked_up(holding.uid, bound=bound, exists=fate is not Fate.GONE)
+            state.looked_up(pod.uid, bound=bound, exists=fate is not Fate.GONE)
 
     in_parallel(one, due, _LOOK_UPS)
 
 
 def _already(decided: Decided, args: BindArgs) -> str:
-    if decided.stage is not Stage.BOUND:
+    if decided.phase not in _DONE:
         raise Failed("busy", "another bind of this pod is under way")
     if decided.node != args.node:
         raise Failed("taken", f"the pod is bound to node {decided.node} already")

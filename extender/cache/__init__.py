@@ -4,6 +4,5 @@ Comes in: records, and what filter and bind decide. Goes out: where a pod fits (
 
 Nothing here locks but what says so: `extender.state` holds the one lock, `statelock`.
 
-Read first: `decisions` (the stages of a decision), `claims` (what each pod may have), `holdings` (how the ledger
-follows).
+Read first: `reservations` (who has room, and the life of each row), `holdings` (how ledger and sums follow).
 """

@@ -1,9 +1,8 @@
-"""Who holds what, brought together: the ledger follows claims, cards, nodes and quotas.
+"""The ledger of cards and the sums of nodes, kept true to the table of reservations and to what nodes report.
 
-Apart from `state`, which locks, and decides: this only keeps the picture true. Not thread-safe. A share is held while
-its pod exists and is not finished, then while its node reports it or until a grace time is over
-(docs/design/0001-contracts.md). Who counts when is in `claims`, what nodes report in `inventory`, what quotas leave in
-`limits`, who waits in `wakeups`.
+Nobody else adds to them or subtracts, but for a moment, to ask what would be. A share is held while its pod exists and
+is not finished, then while its node reports it or until a grace time is over (docs/design/0001-contracts.md). Not
+thread-safe: the state locks.
 """
 
 from collections.abc import Iterator
@@ -17,13 +16,12 @@ from cardwise.core.placement.devices import is_good
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.mpstaints import minded
 from cardwise.core.placement.placement import Placement
-from extender.cache import claims
-from extender.cache.claims import Claims
-from extender.cache.decisions import Patience
 from extender.cache.inventory import Inventory, Report
 from extender.cache.limits import Limits
 from extender.cache.nodeload import NodeLoads
+from extender.cache.reservations import Patience, Reservations, stray_uid
 from extender.cache.wakeups import Waiting
+from extender.records.nodeinfo import Placed
 
 
 class Holdings:
@@ -32,7 +30,7 @@ class Holdings:
     def __init__(self, ledger: Ledger, patience: Patience, clock: Clock) -> None:
         self.ledger = ledger
         self.inventory = Inventory()
-        self.claims = Claims(self.inventory, patience, clock)
+        self.reservations = Reservations(self.inventory, patience, clock)
         self.limits = Limits()
         self.loads = NodeLoads()
         self.waiting = Waiting()
@@ -46,23 +44,28 @@ class Holdings:
 
     def leave(self, uid: str, *, ended: bool) -> None:
         """The pod is gone, or has ended: surely so where `ended`."""
-        self.claims.left(uid, ended=ended)
+        self.reservations.left(uid, ended=ended)
         self.refresh(uid, seen=True)
 
     def refresh(self, uid: str, *, seen: bool = False) -> None:
-        """Bring the ledger to what holds. `seen`: the scheduler sees the cause itself."""
+        """Bring ledger and sums to what holds. `seen`: the scheduler sees the cause itself."""
         self.settle(uid, self.ledger.holding(uid), seen=seen)
 
     def settle(self, uid: str, before: Holding | None, *, seen: bool = False) -> None:
         """As `refresh`. `before`: what the pod has held so far, though the ledger may not have it any more."""
-        self._bring(uid, self.claims.holding(uid), before, seen=seen)
+        self._bring(uid, self.reservations.holding(uid), before, seen=seen)
+        one = self.reservations.get(uid)
+        if one is not None and one.load is not None:
+            self.loads.plan(uid, Placed(one.node, one.load))
+        else:
+            self.loads.unplan([uid])
         for node in self.inventory.held().get(uid, ()):
             self.settle_stray(Report(uid, node), seen=seen)
 
     def settle_stray(self, report: Report, *, seen: bool = False) -> None:
         """As `refresh`, of what the node says of a pod that nobody knows there."""
-        uid = claims.stray_uid(report)
-        self._bring(uid, self.claims.stray(report), self.ledger.holding(uid), seen=seen)
+        uid = stray_uid(report)
+        self._bring(uid, self.reservations.stray(report), self.ledger.holding(uid), seen=seen)
 
     def _bring(self, uid: str, now: Holding | None, before: Holding | None, *, seen: bool) -> None:
         if now is None:

@@ -10,14 +10,14 @@ from typing import NamedTuple
 from cardwise.core.api import policies
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.verdict import Refusal
-from extender.cache.claims import Claims
-from extender.cache.decisions import Stage
 from extender.cache.holdings import Holdings
 from extender.cache.policies import Policies
+from extender.cache.reservations import Phase
 from extender.records.aheadpods import Prospect
+from extender.records.podref import PodRef
 
 Who = tuple[str, str]  # namespace and name of a pod
 
@@ -34,11 +34,6 @@ class Ask(NamedTuple):
     policy: str
     load: Load | None = None
 
-    def holding(self, placed: Placement, stage: Stage) -> Holding:
-        """What it holds there."""
-        namespace, name = self.who
-        return Holding(self.uid, namespace, name, placed.node, placed.assignment, stage.value, self.request.party)
-
 
 class Placing:
     """`kept`: what is kept from a pod for others, as long as it is entered."""
@@ -47,13 +42,11 @@ class Placing:
         self,
         ledger: Ledger,
         held: Holdings,
-        claims: Claims,
         scored: Policies,
         kept: Callable[[Collection[str], int], AbstractContextManager[None]],
     ) -> None:
         self._ledger = ledger
         self._held = held
-        self._claims = claims
         self._scored = scored
         self._kept = kept
 
@@ -89,8 +82,20 @@ class Placing:
         load = pod.load if policy in policies.SCORED or self._scored.active else None
         return self.place(Ask(pod.uid, (pod.namespace, pod.name), pod.request, nodes, policy, load))
 
+    def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
+        """The pod is to have this. The ledger follows later."""
+        pod, party = PodRef(ask.uid, *ask.who), ask.request.party
+        self._held.reservations.plan(pod, placed.node, placed.assignment, phase, party=party)
+
     def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
-        """As filter's plan, until its bind comes."""
-        ask = Ask(pod.uid, (pod.namespace, pod.name), pod.request, (), "")
-        self._claims.decide(ask.holding(placed, Stage.PLANNED), Stage.PLANNED)
+        """The pod is to have this before kube-scheduler comes to it."""
+        self._held.reservations.plan(
+            PodRef(pod.uid, pod.namespace, pod.name),
+            placed.node,
+            placed.assignment,
+            Phase.NOMINATED,
+            party=pod.request.party,
+            load=pod.load,
+            prospect=pod,
+        )
         self._held.refresh(pod.uid)

@@ -13,8 +13,8 @@ from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef, Recorder
 from cardwise.kube.eviction import evict
-from extender.cache.decisions import Waiter
 from extender.preemption.preemption import Eviction, Preemption
+from extender.records.podref import PodRef
 
 _log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ class Evictions:
         self._active = active
         self._clock = clock
         self._next = float("-inf")
-        self._left: list[tuple[Eviction, Waiter, float, int]] = []  # to be tried again at a time, and how often yet
+        self._left: list[tuple[Eviction, PodRef, float, int]] = []  # to be tried again at a time, and how often yet
 
     def step(self) -> None:
         """One round."""
@@ -74,7 +74,7 @@ class Evictions:
             if not self._evict(eviction, victim):
                 self._left.append((eviction, victim, now + _AGAIN, tries - 1))
 
-    def _may_go(self, victim: Waiter) -> bool:
+    def _may_go(self, victim: PodRef) -> bool:
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid, dry_run=True)
         except errors.NotFound:
@@ -84,7 +84,7 @@ class Evictions:
             return False
         return True
 
-    def _evict(self, eviction: Eviction, victim: Waiter) -> bool:
+    def _evict(self, eviction: Eviction, victim: PodRef) -> bool:
         """Whether that is done with."""
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid)

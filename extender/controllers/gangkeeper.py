@@ -17,8 +17,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.eviction import evict
-from extender.cache.decisions import Waiter
 from extender.controllers.gangtelling import rolled_back
+from extender.records.podref import PodRef
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -66,7 +66,7 @@ class GangKeeper:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, writes: Iterable[tuple[Waiter, Callable[[], None]]], again: float) -> None:
+    def _write(self, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
         """Those that are due, each not again for so many seconds. The oldest members come first."""
         now = self._clock.now()
         if len(self._not_before) > _MOST:
@@ -81,7 +81,7 @@ class GangKeeper:
         for done in [self._pool.submit(write) for _, write in due]:
             done.result()
 
-    def _free(self, pod: Waiter) -> None:
+    def _free(self, pod: PodRef) -> None:
         """Takes the gate away. Idempotent; a pod that was made anew under the name is another one: a patch that would
         change its UID is Invalid.
         """
@@ -94,7 +94,7 @@ class GangKeeper:
         except errors.KubeError as error:
             _log.warning("cannot take a gate away; it is tried again", pod=pod.pod, uid=pod.uid, error=str(error))
 
-    def _evict(self, pod: Waiter, why: str) -> None:
+    def _evict(self, pod: PodRef, why: str) -> None:
         if not self._active() or not self._state.gangs.evicts(pod.uid):
             return  # the writes before it took a while, and its gang may have come to run
         try:

@@ -15,13 +15,13 @@ from cardwise.core.gangs.gangs import Phase
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventKind, ObjectRef, Recorder
-from extender.cache.decisions import Waiter
 from extender.controllers import statuses
 from extender.controllers.schedule import Key, Pace, Schedule
 from extender.controllers.sightings import Seen
 from extender.gangs import podgroups
 from extender.gangs.gangviews import View
 from extender.gangs.podgroups import GroupRecord
+from extender.records.podref import PodRef
 
 _log = structlog.get_logger(__name__)
 
@@ -196,10 +196,10 @@ def _running(seen: GroupRecord | None) -> bool:
     return seen is not None and seen.status.get("phase") == Phase.RUNNING
 
 
-def _ref(pod: Waiter) -> ObjectRef:
+def _ref(pod: PodRef) -> ObjectRef:
     return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
 
 
-def rolled_back(pod: Waiter, why: str) -> tuple[ObjectRef, str, str]:
+def rolled_back(pod: PodRef, why: str) -> tuple[ObjectRef, str, str]:
     """The event of a member that is evicted."""
     return _ref(pod), "GangRolledBack", f"{why}; the pod is evicted, and the gang is tried as a whole"

@@ -13,10 +13,10 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef, Recorder
-from extender.cache.decisions import Waiter
 from extender.controllers import statuses
 from extender.controllers.sightings import Sightings
 from extender.records.objects import QuotaRecord
+from extender.records.podref import PodRef
 
 _QUIET = 300.0  # seconds in which a pod is told of quota once
 _REMEMBERED = 50_000  # pods
@@ -40,7 +40,7 @@ class Notices:
         seen: Sightings,
         *,
         active: Callable[[], bool],
-        waiting_for: Callable[[str], Iterable[Waiter]],
+        waiting_for: Callable[[str], Iterable[PodRef]],
         clock: Clock = SYSTEM,
     ) -> None:
         self._events = events
@@ -65,7 +65,7 @@ class Notices:
             for pod in self._waiting_for(name):
                 self._events.record(_ref(pod), "ResourceClassDeleted", text, "Warning")
 
-    def waits_for_quota(self, pod: Waiter, full: Full) -> None:
+    def waits_for_quota(self, pod: PodRef, full: Full) -> None:
         """The pod could be placed but for this entry. Returns at once."""
         now = self._clock.now()
         with self._lock:
@@ -83,7 +83,7 @@ class Notices:
         self._events.record(about, statuses.NO_SUCH_CLASS, text, "Warning")
 
 
-def _ref(pod: Waiter) -> ObjectRef:
+def _ref(pod: PodRef) -> ObjectRef:
     return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
 
 

@@ -19,7 +19,7 @@ from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef, Recorder
 from cardwise.kube.eviction import evict
-from extender.cache.decisions import Waiter
+from extender.records.podref import PodRef
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -31,7 +31,7 @@ _SETTLES = 3.0  # seconds from a suspicion to a look
 class _Holder(NamedTuple):
     """A bound pod as it is now. `since`: when it was bound."""
 
-    pod: Waiter
+    pod: PodRef
     version: str
     since: tuple[str, int]
     held: dict[str, int]  # MiB of a card, 1 of a device, by UUID
@@ -99,7 +99,7 @@ class Overfull:
                 self._evict(victim, node, uuid)
                 holders.remove(victim)
 
-    def _read(self, pod: Waiter, node: str, uuid_of: Mapping[int, str]) -> _Holder | None:
+    def _read(self, pod: PodRef, node: str, uuid_of: Mapping[int, str]) -> _Holder | None:
         try:
             found = self._client.get(paths.pods(pod.namespace, pod.name))
         except errors.NotFound:

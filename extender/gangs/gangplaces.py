@@ -1,23 +1,23 @@
 """Where members of gangs go: what kube-scheduler has offered, what was tried in vain, and the plans that hold cards.
 
-Apart from the gangs, who say what is to be planned when: this carries it out on ledger, claims and loads. Cards of a
-plan are claims of the stage HELD. Not thread-safe: the state locks.
+The gangs say what is to be planned when; a plan is one reservation in the phase WAITING for each member. Not
+thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cardwise.clock import Clock
+from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Nodes, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.placement.ledger import Holding
-from extender.cache.decisions import Stage
+from extender.cache.reservations import MARKS, Phase
 from extender.gangs.gangwords import Books
 from extender.gangs.reserve import Reserve
-from extender.records.nodeinfo import Placed
+from extender.records.podref import PodRef
 
 COSTLY = 10  # what has failed is not tried again before this many times as long as it took
 CHEAP = 0.002  # seconds that it may take without being called costly
@@ -118,7 +118,7 @@ class Places:
         books = self._books
         self.give_up(member.uid for member in members)
         for member in members:
-            if books.claims.decided(member.uid) is not None:
+            if books.reservations.decided(member.uid) is not None:
                 gang.reason = f"{member.name} may be bound already; that is found out first"
                 return False
         offers = self._offers.get(gang.key, {})
@@ -142,10 +142,15 @@ class Places:
             return False
         for member in members:
             holding = found.holdings.get(member.uid)
-            if holding is not None:
-                books.claims.decide(holding, Stage.HELD)
-                books.settle(member.uid, None)
-            books.loads.plan(member.uid, Placed(found.nodes[member.uid], member.load))
+            books.reservations.plan(
+                PodRef(member.uid, gang.namespace, member.name),
+                found.nodes[member.uid],
+                holding.assignment if holding is not None else None,
+                Phase.WAITING,
+                party=holding.party if holding is not None else COMMON,
+                load=member.load,
+            )
+            books.settle(member.uid, None)
         gang.hold(found.nodes, now)
         return True
 
@@ -193,16 +198,10 @@ class Places:
     def give_up(self, uids: Iterable[str]) -> None:
         """These members are planned nowhere. What is posted already stands."""
         books = self._books
-        uids = list(uids)
         for uid in uids:
             before = books.ledger.holding(uid)
-            if books.claims.release_plan(uid):
+            if books.reservations.give_up(uid):
                 books.settle(uid, before)
-        books.loads.unplan(uids)
-
-    def keep(self, holding: Holding) -> None:
-        """The member could not be posted; what it was to have stays its own."""
-        self._books.claims.decide(replace(holding, mark=Stage.HELD.value), Stage.HELD)
 
     def broken(self, gang: Gang) -> str:
         """What of the plan is not good any more, or ""."""
@@ -221,7 +220,7 @@ class Places:
         return Terms(
             namespace=gang.namespace,
             policy=self._policy,
-            mark=Stage.HELD.value,
+            mark=MARKS[Phase.WAITING],
             rooms=lambda: books.rooms(gang.namespace),
             offers=offers,
             avoided=gang.avoided(now),

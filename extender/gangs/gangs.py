@@ -12,9 +12,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangplan import Nodes, Planned
 from cardwise.core.gangs.gangs import Ended, Group, Member, Phase, Rank
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.verdict import Refusal
-from extender.cache.decisions import Stage
 from extender.gangs.gangplaces import CHEAP, COSTLY, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwakes import Wakes
@@ -37,7 +35,6 @@ class Gangs:
         self._holds: dict[str, Hold] = {}
         self._wakes = Wakes(books.waiting)
         self._next_round = float("-inf")
-        self._posting: set[str] = set()  # members that a thread is posting
         self._places = Places(books, settings.policy, clock)
         self._stopped = ""
 
@@ -68,7 +65,6 @@ class Gangs:
         key = self._of.pop(uid, None)
         if key is None:
             return
-        self._posting.discard(uid)
         gang, now = self._gangs[key], self._clock.now()
         self._void(gang, gang.drop(uid, now))
         self._stand_back(gang, now)
@@ -150,34 +146,26 @@ class Gangs:
         gang = self.of(uid)
         return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
 
-    def begins(self, uid: str) -> None:
-        """A member is being posted."""
+    def keeps(self, uid: str) -> bool:
+        """Whether a pod that could not be posted keeps its place: its gang only goes forward."""
         gang = self.of(uid)
-        if gang is not None:
-            self._posting.add(uid)
+        return gang is not None and not gang.ran and uid in gang.plan
 
-    def posted(self, uid: str, holding: Holding | None, stage: Stage | None) -> None:
-        """How it ended, as `State.finish_bind` has it; `holding`: what it was posted with.
-
-        A member that could not be posted keeps its place: its gang only goes forward.
-        """
-        self._posting.discard(uid)
+    def posted(self, uid: str, *, surely_not: bool) -> None:
+        """How the posting of a member ended."""
         gang = self.of(uid)
         if gang is None or gang.ran:
             return
-        if stage is not None:
+        if surely_not:
+            self._stand_back(gang, self._clock.now())
+        else:
             gang.posts(uid, self._clock.now())
-            return
-        if holding is not None and uid in gang.plan:
-            self._places.keep(holding)
-        self._stand_back(gang, self._clock.now())
 
     def unclaimed(self, uid: str) -> None:
-        """The cards of a member are not claimed any more, though its gang goes forward: it must be planned anew."""
+        """A member has no reservation any more, though its gang goes forward: it must be planned anew."""
         gang = self.of(uid)
-        if gang is not None and self._books.claims.holding(uid) is None:
+        if gang is not None and self._books.reservations.get(uid) is None:
             gang.unplan(uid)
-            self._books.loads.unplan([uid])
             self._stand_back(gang, self._clock.now())
 
     def would_place(
@@ -291,7 +279,7 @@ class Gangs:
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
         """The scheduler does not offer the node that the member was planned on."""
-        if uid in self._posting or self._books.claims.decided(uid) is not None:
+        if self._books.reservations.decided(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid(uid, node, now)
         # Who has passed filter may be on its way to bind; and what is posted is posted.
@@ -382,7 +370,7 @@ class Gangs:
         if not gang.forsaken:
             return
         there = [member.uid for member in gang.there]
-        if not any(uid in self._posting or self._books.claims.decided(uid) is not None for uid in there):
+        if not any(self._books.reservations.decided(uid) is not None for uid in there):
             self._void(gang, gang.stand_back(now))
 
     def _end(self, gang: Gang, reason: str) -> None:

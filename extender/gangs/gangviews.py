@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cardwise.core.gangs.gangs import Member, Phase
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Ledger
-from extender.cache.decisions import Waiter
+from extender.records.podref import PodRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class View:
     phase: Phase
     reason: str
     minimum: int
-    there: tuple[Waiter, ...]
+    there: tuple[PodRef, ...]
     bound: int
     waiting_for: tuple[str, ...]
     held: tuple[tuple[str, int, int], ...]
@@ -50,6 +50,6 @@ def view(gang: Gang, ledger: Ledger) -> View:
     )
 
 
-def waiter(gang: Gang, member: Member) -> Waiter:
+def waiter(gang: Gang, member: Member) -> PodRef:
     """The pod, for those who write about it."""
-    return Waiter(member.uid, gang.namespace, member.name)
+    return PodRef(member.uid, gang.namespace, member.name)

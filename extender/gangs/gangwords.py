@@ -1,6 +1,6 @@
 """What is said about gangs between the state, the verbs, the keeper and who tells of them.
 
-Apart from the gangs, as `decisions` is from the state: these are the words, what is decided is there.
+Words and settings only; what is decided is in `gangs`.
 """
 
 import threading
@@ -14,11 +14,11 @@ from cardwise.core.api.quotas import Room
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Patience
 from cardwise.core.placement.ledger import Holding, Ledger
-from extender.cache.claims import Claims
-from extender.cache.decisions import Waiter
 from extender.cache.nodeload import NodeLoads
+from extender.cache.reservations import Reservations
 from extender.cache.wakeups import Waiting
 from extender.queue.ahead import Ahead
+from extender.records.podref import PodRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,14 @@ class Hold:
 
 class Books(NamedTuple):
     """The parts of the state that plans are made of. `freed` counts the times at which room may have come on cards or
-    in quotas; `settle` brings the ledger to the claims for one pod, which held what is handed in; `good`: whether a
+    in quotas; `settle` brings the ledger to the reservations for one pod, which held this; `good`: whether a
     holding still stands; `rooms`: what quotas leave to a namespace; `kept`: around a plan for these pods of this
     priority, for what is kept from them; `may`: whether a gang of this priority may be planned now, see `turns`;
     `nominated`: the node where others have gone for the pod, or "".
     """
 
     ledger: Ledger
-    claims: Claims
+    reservations: Reservations
     loads: NodeLoads
     waiting: Waiting
     freed: Callable[[], int]
@@ -70,5 +70,5 @@ class Books(NamedTuple):
 class Work(NamedTuple):
     """What is to be written now: gates to take away, and members to evict with what to tell about each."""
 
-    free: list[Waiter]
-    evict: list[tuple[Waiter, str]]
+    free: list[PodRef]
+    evict: list[tuple[PodRef, str]]

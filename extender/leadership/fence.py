@@ -20,7 +20,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef, Recorder
-from extender.cache.decisions import Waiter
+from extender.records.podref import PodRef
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -59,7 +59,7 @@ class Fence:
         self._clock = clock
         self._events = events
 
-    def void(self, pod: Waiter, word: str, *, timeout: float = _TIMEOUT) -> Fate:
+    def void(self, pod: PodRef, word: str, *, timeout: float = _TIMEOUT) -> Fate:
         """Changes the pod in the name of the term `word`. Raises KubeError where it is not known whether it could.
 
         By its status, which hardly any webhook or policy of others wants to see. The time makes it a change each time:
@@ -82,7 +82,7 @@ class Fence:
             self._tell(pod, error)
             return Fate.UNPROVEN
 
-    def void_all(self, pods: Sequence[Waiter], word: str, still: Callable[[], bool]) -> Swept | None:
+    def void_all(self, pods: Sequence[PodRef], word: str, still: Callable[[], bool]) -> Swept | None:
         """None: `still` says no, and they are not all void.
 
         All are tried once, and then those again that could not be changed, for `_PATIENCE` in all: however many there
@@ -108,7 +108,7 @@ class Fence:
             self._clock.sleep(backoff.next(max((error.retry_after or 0.0 for _, error in failed), default=None)))
         return None
 
-    def _try(self, pod: Waiter, word: str, still: Callable[[], bool]) -> Fate | errors.KubeError | None:
+    def _try(self, pod: PodRef, word: str, still: Callable[[], bool]) -> Fate | errors.KubeError | None:
         if not still():
             return None
         try:
@@ -116,13 +116,13 @@ class Fence:
         except errors.KubeError as error:
             return error
 
-    def _tell(self, pod: Waiter, error: errors.KubeError) -> None:
+    def _tell(self, pod: PodRef, error: errors.KubeError) -> None:
         _log.warning("a waiting pod cannot be changed", pod=pod.pod, uid=pod.uid, error=str(error))
         if self._events is not None:
             text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
             self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "CannotBeFenced", text, "Warning")
 
-    def read(self, pod: Waiter, *, timeout: float = _TIMEOUT) -> Fate:
+    def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> Fate:
         """What became of it, as etcd has it; changes nothing."""
         try:
             return _fate(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)

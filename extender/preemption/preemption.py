@@ -18,7 +18,6 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
 from cardwise.kube.budgets import Budget, Budgets
-from extender.cache.decisions import Waiter
 from extender.cache.nodeload import NodeLoads
 from extender.cache.slices import slices
 from extender.cache.statelock import StateLock
@@ -28,6 +27,7 @@ from extender.queue.nominations import NOMINATED, Nominations, Place
 from extender.queue.stuck import Stuck
 from extender.queue.turns import Turns
 from extender.records.nodeinfo import Occupant
+from extender.records.podref import PodRef
 from extender.records.projection import Claimant
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
@@ -58,7 +58,7 @@ class Eviction:
 
     claimant: Claimant
     node: str
-    victims: tuple[Waiter, ...]
+    victims: tuple[PodRef, ...]
 
 
 class Preemption:
@@ -372,5 +372,5 @@ def _sum(left: Load, loads: Iterable[Load], sign: int) -> Load:
     return left
 
 
-def _waiter(one: Occupant) -> Waiter:
-    return Waiter(one.uid, one.namespace, one.name)
+def _waiter(one: Occupant) -> PodRef:
+    return PodRef(one.uid, one.namespace, one.name)

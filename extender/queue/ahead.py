@@ -1,8 +1,8 @@
 """Nominating ahead, part of the state: waiting pods are given a node and cards before kube-scheduler comes to them.
 
 The scheduler tries the node that a pod's status names first and alone, which in a big cluster is many times as fast as
-trying all (docs/design/0010-nominating-ahead.md). What is decided here is a plan like filter's and ends as one: the
-scheduler's own filters and filter and bind stand as ever. Apart from the state, whose lock it shares.
+trying all (docs/design/0010-nominating-ahead.md). What is decided here is a reservation in the phase NOMINATED and ends
+as filter's do: the scheduler's own filters and filter and bind stand as ever. Shares the state's lock.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,12 +20,11 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
-from extender.cache.claims import Claims
 from extender.cache.nodeload import NodeLoads
+from extender.cache.reservations import Phase, Reservation, Reservations
 from extender.cache.statelock import StateLock
 from extender.records.aheadnodes import Ground, Grounds
 from extender.records.aheadpods import Prospect
-from extender.records.nodeinfo import Placed
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
 WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
@@ -81,13 +80,13 @@ class Nominee(NamedTuple):
 
 
 class Books(NamedTuple):
-    """The parts of the state. `place`: as filter would, held by nobody yet; `hold`: for the pod until its bind, as a
-    plan of filter's; `settle`: brings the ledger to the claims for a pod; `rooms`: what quotas leave to a namespace;
+    """The parts of the state. `place`: as filter would, held by nobody yet; `hold`: for the pod until its bind;
+    `settle`: brings the ledger to the reservations for a pod; `rooms`: what quotas leave to a namespace;
     `reserved`: nodes that are kept from a pod for a gang; `may`: whether a pod of this priority may be placed now.
     """
 
     ledger: Ledger
-    claims: Claims
+    reservations: Reservations
     loads: NodeLoads
     ready: Callable[[], None]
     place: Callable[[Prospect, Collection[str], str], Placement | Unplaceable]
@@ -99,19 +98,6 @@ class Books(NamedTuple):
 
 
 _Place = tuple[int, str]  # in the queue: priority, the highest first, and time of creation
-
-
-@dataclass(slots=True, eq=False)
-class _Ahead:
-    """A pod that holds something. `met`: kube-scheduler is at it, so it is a plan like any other."""
-
-    prospect: Prospect
-    node: str
-    met: bool = False
-
-    @property
-    def place(self) -> _Place:
-        return _place(self.prospect)
 
 
 class Ahead:
@@ -129,7 +115,6 @@ class Ahead:
         self._done: dict[str, None] = {}  # who was decided about once, or was tried: they go the ordinary way
         self._queues: dict[str, list[tuple[_Place, int, str]]] = {}  # by scheduler
         self._served: frozenset[str] = frozenset()  # the schedulers that ask this extender
-        self._of: dict[str, _Ahead] = {}
         self._named: dict[str, Nominee] = {}  # as statuses say
         self._unheld: dict[str, float] = {}  # since when nothing is held for a name
         self._doubts: dict[bytes, tuple[int, float]] = {}  # how often refused, and until when none is tried
@@ -176,7 +161,6 @@ class Ahead:
         """The pod is bound, or is no more; `loads` know."""
         self._waiting.pop(uid, None)
         self._done.pop(uid, None)
-        self._of.pop(uid, None)
         self._unname(uid)
 
     # What filter asks and tells.
@@ -192,19 +176,17 @@ class Ahead:
             return
         self._waiting.pop(uid, None)
         self._tried(uid)
-        ahead = self._of.get(uid)
-        if ahead is None:
+        one = self._nominated(uid)
+        if one is None or one.prospect is None:
             return
-        if ahead.met:
-            if list(nodes) != [ahead.node]:
-                self._let_go(uid)
-        elif list(nodes) == [ahead.node]:
-            ahead.met = True
-            self._doubts.pop(ahead.prospect.doubt, None)
+        doubt = one.prospect.doubt
+        if list(nodes) == [one.node]:
+            self._books.reservations.meet(uid)
+            self._doubts.pop(doubt, None)
             self.observe(Outcome.MET)
         else:
-            if ahead.node not in nodes:
-                self._doubt(ahead.prospect.doubt)
+            if one.node not in nodes:
+                self._doubt(doubt)
             self._end([uid], Outcome.ELSEWHERE)
 
     def gives_way(self, namespace: str, priority: int, created: str, fits: Callable[[], Collection[str]]) -> bool:
@@ -212,47 +194,36 @@ class Ahead:
         ended, so that the pod fits. `fits`: the nodes where it does.
         """
         mine = (-priority, created)
-        later = [uid for uid, ahead in self._of.items() if not ahead.met and ahead.place > mine]
+        later = [
+            (one.pod.uid, one.node, one.pod.namespace)
+            for one in self._books.reservations.among(Phase.NOMINATED)
+            if one.prospect is not None and _place(one.prospect) > mine
+        ]
         if not later:
             return False
-        back = [self._books.ledger.release(uid) for uid in later]
+        back = [self._books.ledger.release(uid) for uid, _, _ in later]
         nodes = fits()
         for undo in reversed(back):
             undo()
         if not nodes:
             return False
         limited = bool(self._books.rooms(namespace))
-        self._end(
-            [
-                uid
-                for uid in later
-                if self._of[uid].node in nodes or (limited and self._of[uid].prospect.namespace == namespace)
-            ],
-            Outcome.OVERTAKEN,
-        )
+        self._end([uid for uid, node, of in later if node in nodes or (limited and of == namespace)], Outcome.OVERTAKEN)
         return True
 
     # What time does.
 
-    def sweep(self) -> None:
-        """Forgets what is held no more."""
-        for uid in [uid for uid in self._of if self._books.ledger.holding(uid) is None]:
-            if not self._of[uid].met:
-                self.observe(Outcome.EXPIRED)
-                self._done.pop(uid, None)  # its turn has not come, so it has not lost it
-            self._let_go(uid)
-
-    def forget(self) -> None:
-        """Another extender decides from now on, or has until now; the plans have ended."""
-        self._books.loads.unplan(self._of)
-        self._of.clear()
+    def expired(self, uid: str) -> None:
+        """kube-scheduler did not come to the pod in time; it holds nothing any more."""
+        self.observe(Outcome.EXPIRED)
+        self._done.pop(uid, None)  # its turn has not come, so it has not lost it
 
     # What the nominator asks, from its thread.
 
     def decide(self) -> tuple[bool, Nominee | None]:
         """The next pod, if any, and whether to ask again at once."""
         with self._lock:
-            if not self._active() or sum(not ahead.met for ahead in self._of.values()) >= WINDOW:
+            if not self._active() or self._books.reservations.count(Phase.NOMINATED) >= WINDOW:
                 return False, None
             prospect = self._next()
             if prospect is None:
@@ -273,7 +244,8 @@ class Ahead:
             now = self._clock.now()
             found = []
             for uid, nominee in list(self._named.items()):
-                if uid in self._of:
+                one = self._books.reservations.get(uid)
+                if one is not None and one.node == nominee.node:
                     self._unheld.pop(uid, None)
                 elif now - self._unheld.setdefault(uid, now) >= _STALE_SECONDS:
                     self._unname(uid)
@@ -288,8 +260,7 @@ class Ahead:
     def wanted(self, uid: str) -> bool:
         """Whether kube-scheduler has still to come to the pod, so that it is worth writing."""
         with self._lock:
-            ahead = self._of.get(uid)
-            return ahead is not None and not ahead.met
+            return self._nominated(uid) is not None
 
     def unwritten(self, uid: str) -> None:
         """The pod's status could not say it."""
@@ -334,8 +305,6 @@ class Ahead:
         if placed is None:
             return None
         books.hold(prospect, placed)
-        books.loads.plan(uid, Placed(placed.node, prospect.load))
-        self._of[uid] = _Ahead(prospect, placed.node)
         return Nominee(uid, prospect.namespace, prospect.name, prospect.version, placed.node)
 
     def _place(self, prospect: Prospect) -> Placement | None:
@@ -377,17 +346,15 @@ class Ahead:
     def _end(self, uids: Iterable[str], outcome: Outcome) -> None:
         """What these pods hold ahead is free, unless kube-scheduler is at them."""
         for uid in uids:
-            ahead = self._of.get(uid)
-            if ahead is not None and not ahead.met:
+            if self._nominated(uid) is not None:
                 self.observe(outcome)
-                self._let_go(uid)
-                if self._books.claims.release_plan(uid):
-                    self._books.settle(uid)
+                self._books.reservations.give_up(uid)
+                self._books.settle(uid)
 
-    def _let_go(self, uid: str) -> None:
-        """The pod is ahead no more; what it holds is a plan like any other."""
-        del self._of[uid]
-        self._books.loads.unplan([uid])
+    def _nominated(self, uid: str) -> Reservation | None:
+        """What the pod holds ahead, until kube-scheduler comes to it."""
+        one = self._books.reservations.get(uid)
+        return one if one is not None and one.phase is Phase.NOMINATED else None
 
 
 def _place(prospect: Prospect) -> _Place:

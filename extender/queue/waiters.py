@@ -4,9 +4,9 @@ Apart from the state, which decides about them, and from `wakeups`, which knows 
 """
 
 from cardwise.clock import Clock
-from extender.cache.decisions import Waiter
 from extender.cache.holdings import Holdings
 from extender.cache.statelock import StateLock
+from extender.records.podref import PodRef
 from extender.records.projection import PodRecord
 
 
@@ -37,15 +37,15 @@ class Waiters:
         """Whether a pod waits for this class. Under the lock."""
         return any(device_class in pod.classes for pod in self._asking.values())
 
-    def asking_for(self, device_class: str) -> list[Waiter]:
+    def asking_for(self, device_class: str) -> list[PodRef]:
         """The pods that wait for this class, also those that the scheduler refused without asking us."""
         with self._lock:
-            return [Waiter(p.uid, p.namespace, p.name) for p in self._asking.values() if device_class in p.classes]
+            return [PodRef(p.uid, p.namespace, p.name) for p in self._asking.values() if device_class in p.classes]
 
-    def bindable(self) -> list[Waiter]:
+    def bindable(self) -> list[PodRef]:
         """The pods that an extender may have been asked to bind."""
         with self._lock:
-            return [Waiter(pod.uid, pod.namespace, pod.name) for pod in self._unbound.values() if pod.bindable]
+            return [PodRef(pod.uid, pod.namespace, pod.name) for pod in self._unbound.values() if pod.bindable]
 
     def refused_because(self, uid: str, reason: str) -> None:
         """What filter has just told the scheduler of the pod, for metrics."""

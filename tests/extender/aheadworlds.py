@@ -7,8 +7,8 @@ from typing import Any
 from cardwise.core.api.request import Load
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.decisions import Patience
 from extender.cache.requests import Requests
+from extender.cache.reservations import Patience
 from extender.queue.ahead import Outcome, Settings, When
 from extender.records import projection
 from extender.records.nodeinfo import Placed

@@ -13,8 +13,8 @@ from cardwise.core.gangs.gangs import Patience as GangPatience
 from cardwise.core.values.verdict import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.decisions import Begun, Decided, Patience, Stage
 from extender.cache.requests import Requests
+from extender.cache.reservations import Decided, Patience, Phase
 from extender.gangs import podgroups
 from extender.gangs.gangwords import Hold, Settings
 from extender.records import projection
@@ -324,21 +324,16 @@ class World:
         meta = bind.pod["metadata"]
         uid, name = meta["uid"], meta["name"]
         asked = request.parse(bind.pod)
-        chosen = None
-        if asked is None:
-            begun: object = self.state.begin_plain(uid, bind.node)
-        else:
-            begun = self.state.begin_bind(uid, (meta["namespace"], name), asked, bind.node, "binpack")
+        begun = self.state.begin_bind(uid, (meta["namespace"], name), asked, bind.node, "binpack")
         if isinstance(begun, Refusal | Decided):
             self.errors.append((name, str(begun)))
             return False
-        if isinstance(begun, Begun):
-            chosen = begun.assignment
+        chosen = begun.assignment
         meta = bind.pod["metadata"]
         written = assignment.encode(chosen, assume_time_ns=1) if chosen is not None else {}
         if lost:
             self.unheard[name] = bind.pod, bind.node, written
-            self.state.finish_bind(uid, Stage.UNSURE)
+            self.state.finish_bind(uid, Phase.UNCONFIRMED)
             return True
         self.unheard.pop(name, None)  # one of the two lands, or the pod is another by now
         gone = self.pods.get(name) is not bind.pod or meta.get("deletionTimestamp") or bind.pod["spec"].get("nodeName")
@@ -346,7 +341,7 @@ class World:
             self.state.finish_bind(uid, None)
             return False
         self._bind(self.pods[name], bind.node, written)
-        self.state.finish_bind(uid, Stage.BOUND)
+        self.state.finish_bind(uid, Phase.ASSUMED)
         self.tell(self.pods[name])
         return True
 

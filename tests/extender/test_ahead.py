@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import names
-from extender.cache.decisions import Begun
+from extender.cache.reservations import Begun
 from extender.gangs.gangs import Gangs
 from extender.queue import ahead
 from extender.queue.ahead import Outcome, Settings, When

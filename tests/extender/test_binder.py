@@ -8,8 +8,8 @@ from cardwise.core.api import assignment, names, request
 from cardwise.kube import errors, paths
 from extender.binding import binder
 from extender.binding.binder import Binder, Failed
-from extender.cache.decisions import Stage
 from extender.cache.requests import Requests
+from extender.cache.reservations import Phase
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone
 from extender.records.wire import BindArgs
@@ -230,7 +230,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
     def other(_: Request) -> None:
         asked = request.parse(asking("p", gpu_mem=8138))
         world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
-        world.state.finish_bind("uid-p", Stage.UNSURE)
+        world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
 
     world.api.before(other, "get")
     world.fails("api")
@@ -270,7 +270,7 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
     asked = request.parse(asking("p", gpu_mem=100))
     for i in range(20):
         world.state.begin_bind(f"u{i}", ("default", f"p{i}"), asked, "n1", "binpack")
-        world.state.finish_bind(f"u{i}", Stage.UNSURE)
+        world.state.finish_bind(f"u{i}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before(lambda call: times_out(world, call), "get", times=math.inf)
     looks_up(world)
@@ -287,7 +287,7 @@ def test_one_that_cannot_be_changed_keeps_no_other_share():
         world.state.begin_bind(
             f"uid-{name}", ("default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack"
         )
-        world.state.finish_bind(f"uid-{name}", Stage.UNSURE)
+        world.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before(lambda call: times_out(world, call), "patch", "*/first/status", times=math.inf)
     for _ in range(3):
@@ -379,10 +379,10 @@ def test_a_look_from_before_a_newer_bind_settles_nothing():
     asked = request.parse(asking("p", gpu_mem=8138))
     for _ in range(2):
         world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
-        world.state.finish_bind("uid-p", Stage.UNSURE)
+        world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
         world.clock.advance(76)
     assert world.state.tick()
     world.state.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
-    world.state.finish_bind("uid-p", Stage.UNSURE)
+    world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
     world.state.looked_up("uid-p", bound=False, exists=True)
     assert mark(world.state, "uid-p") == "unsure"

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.values.verdict import Refusal
-from extender.cache.decisions import Stage
+from extender.cache.reservations import Phase
 from extender.gangs import reserve
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, resource
@@ -89,7 +89,7 @@ def test_a_member_that_may_be_bound_already_is_not_planned_anew_in_a_later_term(
     assert world.schedule("a0") == world.schedule("a1") == ""
     first = next(bind for bind in world.binding if bind.pod["metadata"]["name"] == "a0")
     world.state.begin_bind("uid-a0", ("default", "a0"), request.parse(first.pod), first.node, "binpack")
-    world.state.finish_bind("uid-a0", Stage.UNSURE)
+    world.state.finish_bind("uid-a0", Phase.UNCONFIRMED)
     world.binding.clear()
     world.assumed.clear()
     world.state.forget_plans()
@@ -234,7 +234,9 @@ def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_r
     world.unheard.clear()
     world.state.looked_up(first.uid, bound=False, exists=True)
     world.keep()
-    world.state.set_card(*as_card(resource(0, node=second.node, health="Unhealthy")))
+    with world.state.view() as ledger:
+        node = ledger.holding(second.uid).node
+    world.state.set_card(*as_card(resource(0, node=node, health="Unhealthy")))
     world.state.looked_up(second.uid, bound=False, exists=True)
     world.keep()
     for name in ("a0", "a1"):

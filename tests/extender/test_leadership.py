@@ -10,8 +10,9 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.kube import errors, paths
 from extender.binding.binder import Failed
-from extender.cache.decisions import Stage, Waiter
+from extender.cache.reservations import Phase
 from extender.leadership.leadership import Alone
+from extender.records.podref import PodRef
 from tests.build import pod
 from tests.extender.leaders import LEASE, Cluster, Extender
 from tests.extender.worlds import P100, as_pod, asking, bound, mark
@@ -368,7 +369,7 @@ def test_many_that_cannot_be_changed_keep_a_term_waiting_no_longer_than_one(two,
     two.api.fault(fault, "patch", "*/pods/p*/status", times=math.inf)
     began = two.clock.now()
     swept = two.b.leadership._fence.void_all(
-        [Waiter(f"uid-{name}", "default", name) for name in two.api.pods()], "word", lambda: True
+        [PodRef(f"uid-{name}", "default", name) for name in two.api.pods()], "word", lambda: True
     )
     assert two.clock.now() - began <= 12
     assert swept == (False, frozenset(f"uid-p{i}" for i in range(40)))
@@ -445,7 +446,7 @@ def sends_in_vain(two, name):
     asked = request.parse(two.api.pods()[name])
     term = two.a.leadership.term()
     two.a.state.begin_bind(f"uid-{name}", ("default", name), asked, "n1", "binpack", term=term)
-    two.a.state.finish_bind(f"uid-{name}", Stage.UNSURE)
+    two.a.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
 
 
 def changed(two):
@@ -515,8 +516,8 @@ def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods_unless_i
 
 
 def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(two):
-    two.a.state.begin_plain("uid-m", "n1")
-    two.a.state.finish_bind("uid-m", Stage.UNSURE)
+    two.a.state.begin_bind("uid-m", ("default", "m"), None, "n1", "binpack")
+    two.a.state.finish_bind("uid-m", Phase.UNCONFIRMED)
     assert not two.a.leadership.settled()
     member = pod("m", uid="uid-m")
     member["metadata"]["labels"] = {names.GANG: "g"}

@@ -8,9 +8,9 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.verdict import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.decisions import Begun
 from extender.cache.placing import Ask
 from extender.cache.requests import Requests
+from extender.cache.reservations import Begun
 from extender.gangs.gangwords import Settings
 from extender.records import wire
 from extender.state import State

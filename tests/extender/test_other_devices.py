@@ -9,8 +9,8 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.verdict import Refusal
-from extender.cache.decisions import Begun, Stage
 from extender.cache.placing import Ask
+from extender.cache.reservations import Begun, Phase
 from extender.controllers import statuses
 from extender.controllers.sightings import Sightings
 from tests.build import container, shares
@@ -118,7 +118,7 @@ def test_bind_writes_the_planned_device_and_another_pod_never_gets_it(world):
     plan(world, "a", wanting(rdma=1))
     begun = bind(world, "a", wanting(rdma=1))
     assert given(begun) == ["rdma-n1-0"]
-    world.finish_bind("uid-a", Stage.BOUND)
+    world.finish_bind("uid-a", Phase.ASSUMED)
     world.set_pod(bound(begun.assignment, "a", wanting(rdma=1)))
     assert given(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-1"]
     assert isinstance(plan(world, "c", wanting(rdma=1)), Unplaceable)
@@ -140,7 +140,7 @@ def test_a_planned_device_that_is_not_good_any_more_is_replaced_at_bind(world, c
 
 def test_a_device_is_free_when_its_containers_have_ended_and_not_when_deletion_starts(world):
     begun = bind(world, "a", wanting(rdma=2))
-    world.finish_bind("uid-a", Stage.BOUND)
+    world.finish_bind("uid-a", Phase.ASSUMED)
     world.set_pod(bound(begun.assignment, "a", wanting(rdma=2)))
     dying = replace(bound(begun.assignment, "a", wanting(rdma=2), deleting=True), ended=False)
     world.set_pod(dying)

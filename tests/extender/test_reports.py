@@ -5,8 +5,8 @@ import pytest
 from cardwise.core.api import quotas
 from cardwise.core.placement.ledger import Ledger
 from cardwise.kube import survey
-from extender.cache import claims, inventory
-from extender.cache.claims import Claims
+from extender.cache import inventory, reservations
+from extender.cache.reservations import Reservations
 from extender.controllers import statuses
 from tests.extender.worlds import (
     P100,
@@ -243,9 +243,9 @@ def test_a_card_that_moves_takes_its_words_along(world):
 
 @pytest.fixture
 def work(monkeypatch):
-    """What is asked of claims and the ledger while the lock is held."""
+    """What is asked of reservations and the ledger while the lock is held."""
     calls = []
-    for owner, name in ((Claims, "stray"), (Claims, "holding"), (Ledger, "hold"), (Ledger, "release")):
+    for owner, name in ((Reservations, "stray"), (Reservations, "holding"), (Ledger, "hold"), (Ledger, "release")):
         done = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, done=done, name=name: calls.append(name) or done(*args))
     return calls
@@ -276,7 +276,7 @@ def test_the_words_of_other_cards_cost_a_report_nothing(clock, monkeypatch):
 
 
 def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, monkeypatch):
-    monkeypatch.setattr(claims, "_MOST_LAPSED", 2)
+    monkeypatch.setattr(reservations, "_MOST_LAPSED", 2)
     clock.advance(21)
     world.tick()
     says(world, "n1", held("uid-a", 4069), index=1)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from cardwise.core.api import names, quotas, request
-from cardwise.core.api.request import Load
+from cardwise.core.gangs.gangs import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.verdict import Refusal
-from extender.cache.decisions import Begun, Decided, Stage
 from extender.cache.placing import Ask
+from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import projection
 from extender.records.nodeinfo import Occupant, Placed
 from tests.extender.worlds import (
@@ -317,7 +317,7 @@ def test_a_failed_bind_frees_the_cards(world):
 
 def test_a_bind_counts_until_the_watch_shows_the_pod_and_then_by_the_pod(world):
     chosen = begin(world)
-    world.finish_bind("uid-p", Stage.BOUND)
+    world.finish_bind("uid-p", Phase.ASSUMED)
     assert mark(world, "uid-p") == "bound"
     world.set_pod(as_pod(asking("p", gpu_mem=8138)))  # an event from before the bind
     assert mark(world, "uid-p") == "bound"
@@ -328,12 +328,12 @@ def test_a_bind_counts_until_the_watch_shows_the_pod_and_then_by_the_pod(world):
 
 def test_a_second_bind_while_one_is_posting_learns_so(world):
     begin(world)
-    assert begin(world) == Decided(node="n1", assignment=begin(world).assignment, stage=Stage.BINDING)
+    assert begin(world) == Decided(node="n1", assignment=begin(world).assignment, phase=Phase.BINDING)
 
 
 def test_filter_answers_a_bound_pod_with_its_node(world):
     begin(world)
-    world.finish_bind("uid-p", Stage.BOUND)
+    world.finish_bind("uid-p", Phase.ASSUMED)
     assert plan(world, nodes=["n1", "n2"]).node == "n1"
 
 
@@ -341,21 +341,21 @@ def test_a_pod_deleted_while_its_bind_was_posted_counts_as_a_ghost(world):
     begin(world)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert free(world) == [P100 - 8138, P100]
-    world.finish_bind("uid-p", Stage.BOUND)
+    world.finish_bind("uid-p", Phase.ASSUMED)
     assert mark(world, "uid-p") == "ghost"
 
 
 def test_a_pod_that_vanished_before_its_bind_was_seen_counts_as_a_ghost(world):
     begin(world)
-    world.finish_bind("uid-p", Stage.BOUND)
+    world.finish_bind("uid-p", Phase.ASSUMED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert mark(world, "uid-p") == "ghost"
 
 
 def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world):
     chosen = begin(world)
-    world.finish_bind("uid-p", Stage.UNSURE)
-    assert plan(world, nodes=["n1"]) == Decided(node="n1", assignment=chosen, stage=Stage.UNSURE)
+    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    assert plan(world, nodes=["n1"]) == Decided(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     world.set_card(*as_card(resource(0, health="Unhealthy")))
     assert begin(world) == chosen
     assert isinstance(begin(world, node="n2"), Decided)
@@ -366,7 +366,7 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
 )
 def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists, then):
     begin(world)
-    world.finish_bind("uid-p", Stage.UNSURE)
+    world.finish_bind("uid-p", Phase.UNCONFIRMED)
     assert world.tick() == []
     clock.advance(76)
     (holding,) = world.tick()
@@ -429,7 +429,7 @@ def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
 def test_a_pod_that_may_have_run_keeps_its_share_when_an_old_filter_or_bind_call_comes(world):
     with_cards(world, n2=1)
     begin(world)
-    world.finish_bind("uid-p", Stage.UNSURE)
+    world.finish_bind("uid-p", Phase.UNCONFIRMED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert mark(world, "uid-p") == "ghost"
     assert isinstance(plan(world, nodes=["n2"]), Decided)
@@ -511,7 +511,7 @@ def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
 
 def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
     chosen = begin(world)
-    world.finish_bind("uid-p", Stage.BOUND)
+    world.finish_bind("uid-p", Phase.ASSUMED)
     busy = chosen.indices()[0]
     world.set_card(*as_card(resource(busy, cordoned=True)))
     assert free(world)[busy] == P100 - 8138, "what runs stays counted"

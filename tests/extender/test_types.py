@@ -8,9 +8,9 @@ from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Charge
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.verdict import Refusal
-from extender.cache.decisions import Begun, Decided, Stage
 from extender.cache.membership import Membership
 from extender.cache.placing import Ask
+from extender.cache.reservations import Begun, Decided, Phase
 from extender.controllers.classkeeper import automatic
 from extender.records import objects
 from tests.extender.worlds import (
@@ -203,7 +203,7 @@ def test_bind_is_refused_when_the_class_is_gone(world):
 
 def test_an_unsure_bind_keeps_its_card_whatever_became_of_class_and_quota(world):
     first = begin(world, "a", 8138, device_class="k80")
-    world.finish_bind("uid-a", Stage.UNSURE)
+    world.finish_bind("uid-a", Phase.UNCONFIRMED)
     world.remove_class("k80")
     world.set_quota(*as_quota({"shares": 0}))
     assert begin(world, "a", 8138, device_class="k80") == Begun(assignment=first.assignment, unsure=True)
@@ -386,15 +386,15 @@ def test_plans_end_with_the_term_and_what_was_posted_stays(world):
     plan(world, "a", 8138)
     begin(world, "b", 100, term=1)
     begin(world, "c", 200, node="n2", term=1)
-    world.finish_bind("uid-c", Stage.UNSURE)
+    world.finish_bind("uid-c", Phase.UNCONFIRMED)
     world.forget_plans()
     assert [mark(world, f"uid-{name}") for name in "abc"] == [None, "binding", "unsure"]
 
 
 def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_settled(world, clock):
     chosen = begin(world, "a", 8138, term=1).assignment
-    world.finish_bind("uid-a", Stage.UNSURE)
-    assert begin(world, "a", 8138, term=2) == Decided(node="n1", assignment=chosen, stage=Stage.UNSURE)
+    world.finish_bind("uid-a", Phase.UNCONFIRMED)
+    assert begin(world, "a", 8138, term=2) == Decided(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     clock.advance(76)
     (holding,) = world.tick()
     world.looked_up(holding.uid, bound=False, exists=True)

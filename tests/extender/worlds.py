@@ -9,8 +9,8 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.verdict import Refusal
-from extender.cache.decisions import Begun, Decided, Patience
 from extender.cache.placing import Ask
+from extender.cache.reservations import Begun, Decided, Patience
 from extender.records import objects, projection
 from extender.state import State
 from tests.build import P100, asking, container, gpu_quota, held, resource, resource_class, shares

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cardwise.core.api import assignment, quotas
 from cardwise.kube import errors, paths
 from extender.binding.binder import Binder
-from extender.cache.decisions import Begun
 from extender.cache.requests import Requests
+from extender.cache.reservations import Begun
 from tests.extender.worlds import (
     RUNNING,
     as_card,

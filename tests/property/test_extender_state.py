@@ -13,8 +13,8 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.kube import errors, paths
 from extender.binding import binder
 from extender.binding.binder import Failed
-from extender.cache.decisions import Begun, Stage
 from extender.cache.placing import Ask
+from extender.cache.reservations import Begun, Phase
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone
 from extender.records.wire import BindArgs
@@ -141,14 +141,14 @@ class Machine(LateWorld, RuleBasedStateMachine):
             "metadata": {"annotations": annotations, "resourceVersion": self.version(name)},
             "target": {"name": node},
         }
-        stage = Stage.UNSURE if begun.unsure else None
+        stage = Phase.UNCONFIRMED if begun.unsure else None
         if outcome == "late":
             self.late.append((name, body))
-            stage = Stage.UNSURE
+            stage = Phase.UNCONFIRMED
         elif outcome != "refused":
             try:
                 self._land(name, body)
-                stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
+                stage = Phase.ASSUMED if outcome == "heard" else Phase.UNCONFIRMED
             except errors.KubeError:
                 pass
         self.state.finish_bind(f"uid-{name}", stage)
@@ -297,7 +297,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
 
     def teardown(self):
         for name in sorted(self.posting):
-            self.state.finish_bind(f"uid-{name}", Stage.UNSURE)
+            self.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
         self.late.clear()
         for name in sorted(self.pods):
             self._delete(name)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cardwise.core.api import assignment, names, request
 from cardwise.kube import errors, paths
-from extender.cache.decisions import Begun, Stage
+from extender.cache.reservations import Begun, Phase
 from tests.examples import examples
 from tests.extender.leaders import DURATION, Cluster, Extender
 from tests.extender.worlds import P100
@@ -130,19 +130,19 @@ class Machine(RuleBasedStateMachine):
 
     def _go_on(self, at, outcome):
         extender, path, begun, term, version = self.standing.pop(at)
-        stage = Stage.UNSURE if begun.unsure else None
+        stage = Phase.UNCONFIRMED if begun.unsure else None
         annotations = assignment.encode(begun.assignment, assume_time_ns=1)
         annotations[names.TERM] = extender.leadership.word(term)
         body = {"metadata": {"annotations": annotations, "resourceVersion": version}, "target": {"name": "n1"}}
         with contextlib.suppress(errors.Conflict, errors.Unreachable), extender.leadership.posting(term) as left:
             if left > 0 and outcome in ("lost", "late"):
-                stage = Stage.UNSURE
+                stage = Phase.UNCONFIRMED
                 if outcome == "late":
                     self.sent.append((extender, path, body, term))
                 raise errors.Unreachable("nobody knows what becomes of it")
             if left > 0 and not extender.cut:
                 extender.client.request("POST", path, body=body)
-                stage = Stage.BOUND if outcome == "heard" else Stage.UNSURE
+                stage = Phase.ASSUMED if outcome == "heard" else Phase.UNCONFIRMED
                 if outcome == "unheard":
                     raise errors.Unreachable("it was carried out")
         extender.state.finish_bind(f"uid-{path.split('/')[-2]}", stage)

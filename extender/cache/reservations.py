@@ -1,0 +1,447 @@
+"""The table of reservations: who has room on a node's cards, for which reason, until when. One row for each pod.
+
+The life of a row::
+
+                 filter                    bind                 accepted          the watch shows it
+    (none) ──► RESERVED ◄── NOMINATED ──► BINDING ───────────► ASSUMED ───────► BOUND
+       │          │   decided │ ahead     ▲  │ answer lost         ▲              │ the pod is gone,
+       │          ▼           ▼           │  └──► UNCONFIRMED ─────┘              │ its containers may not be
+       │        (none): expires, dropped  │          │ looked up: not bound        ▼
+       └──────► WAITING ──────────────────┘          ▼                      TERMINATING ──► (none): proved gone
+                 a plan of its gang                (none)                        │ its time is over
+                                                                               LAPSED
+
+The API server's word comes at any time: a pod that the watch shows bound is BOUND whatever it was before, and the order
+in which things are heard does not matter. What is posted (BINDING, UNCONFIRMED, ASSUMED) is given up only by its own
+thread, by a consistent read, or by a watch event; nothing else may end it, for its Binding may land (rule 1 of
+docs/architecture.md). A row in TERMINATING ends when its node, which had reported the share, reports it no more.
+
+A node is believed for pods that were bound to it. What it reports of others fills its own cards and nobody's quota
+(`stray`), since it may be right: nobody remembers what vanished while no extender ran. It says nothing about other
+nodes: neither does its word keep their shares, nor does its silence end them.
+
+The ledger and the sums of nodes follow from this table: `holdings`. Not thread-safe: the state locks.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import islice
+from typing import Final
+
+from cardwise.clock import Clock
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.mpsprofile import COMMON, Party
+from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Holding
+from extender.cache.inventory import Inventory, Report
+from extender.records.aheadpods import Prospect
+from extender.records.podref import PodRef
+from extender.records.projection import PodRecord
+
+_MOST_LAPSED: Final = 4096
+_MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one pod
+
+
+class Phase(StrEnum):
+    """How far a reservation is; the picture above says what follows what."""
+
+    NOMINATED = "nominated"  # decided ahead: the pod's status is to name the node, kube-scheduler has not asked yet
+    RESERVED = "reserved"  # filter has answered the node
+    WAITING = "waiting"  # planned with the others of its gang: it ends with the gang's plan, not by itself
+    BINDING = "binding"  # a thread is posting it
+    UNCONFIRMED = "unconfirmed"  # posted, and the answer was lost
+    ASSUMED = "assumed"  # posted and accepted
+    BOUND = "bound"  # the API server shows it
+    TERMINATING = "terminating"  # the pod is gone; that its containers are is not proved
+    LAPSED = "lapsed"  # the same for so long that it counts only where its node reports it
+
+
+PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # nothing is posted
+POSTED: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ASSUMED})
+
+# What may follow what; None: no reservation. A pod may be seen bound, or be gone, at any time.
+FOLLOWS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
+    None: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, Phase.TERMINATING}),
+    Phase.NOMINATED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
+    Phase.RESERVED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
+    Phase.WAITING: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
+    Phase.BINDING: frozenset({*POSTED, Phase.WAITING, Phase.BOUND, Phase.TERMINATING, None}),
+    Phase.UNCONFIRMED: frozenset({Phase.BINDING, Phase.BOUND, Phase.TERMINATING, None}),
+    Phase.ASSUMED: frozenset({Phase.BOUND, Phase.TERMINATING, None}),
+    Phase.BOUND: frozenset({Phase.BOUND, Phase.TERMINATING, None}),
+    Phase.TERMINATING: frozenset({Phase.TERMINATING, Phase.LAPSED, Phase.BOUND, None}),
+    Phase.LAPSED: frozenset({*PLANS, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
+}
+
+# How a phase is called in metrics and in `inspect`, as since the first release.
+MARKS: Final[Mapping[Phase, str]] = {
+    Phase.NOMINATED: "plan",
+    Phase.RESERVED: "plan",
+    Phase.WAITING: "gang",
+    Phase.BINDING: "binding",
+    Phase.UNCONFIRMED: "unsure",
+    Phase.ASSUMED: "bound",
+    Phase.BOUND: "",
+    Phase.TERMINATING: "ghost",
+    Phase.LAPSED: "ghost",
+}
+REPORTED: Final = "held"  # the mark of what the node reports of a pod that is gone
+
+
+class IllegalTransition(AssertionError):
+    """A reservation cannot go this way: a fault of the extender's."""
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """`holding`: of cards and devices, None for a pod that asks for none. `load`: what the pod takes of its node beside
+    cards, where nobody else counts it before the watch shows it bound.
+
+    `since`: when it came to its phase. `until`: when TERMINATING ends. `term`: of leadership, in which it was posted
+    first. `gone`: the pod vanished while a thread was posting. `again`: not to be looked up before, after so many
+    `tries` in vain. `prospect`: the pod, where this was decided ahead.
+    """
+
+    pod: PodRef
+    node: str
+    phase: Phase
+    since: float
+    holding: Holding | None = None
+    load: Load | None = None
+    until: float = math.inf
+    term: int = 0
+    gone: bool = False
+    tries: int = 0
+    again: float = -math.inf
+    prospect: Prospect | None = None
+
+    @property
+    def assignment(self) -> Assignment | None:
+        return self.holding.assignment if self.holding is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What to post. `unsure`: an earlier call may have posted it already, and nobody knows whether it will land."""
+
+    assignment: Assignment | None
+    unsure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The pod has a node already, or may have: no other node is right."""
+
+    node: str
+    assignment: Assignment | None
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds: how long a plan waits for its bind, and a vanished pod's share for its node to report it.
+
+    `confirm`: after this a decision that no event has confirmed is looked up; longer than the API server may work on
+    one request.
+    """
+
+    hold: float = 30.0
+    ghost: float = 30.0
+    confirm: float = 75.0
+
+
+class Reservations:
+    """By pod UID. `reports`: what nodes say."""
+
+    def __init__(self, reports: Inventory, patience: Patience, clock: Clock) -> None:
+        self._reports = reports
+        self._patience = patience
+        self._clock = clock
+        self._of: dict[str, Reservation] = {}
+        self._in: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the same, by phase
+
+    # What is asked.
+
+    def get(self, uid: str) -> Reservation | None:
+        return self._of.get(uid)
+
+    def among(self, *phases: Phase) -> Iterator[Reservation]:
+        """All in these phases."""
+        return (one for phase in phases for one in self._in[phase].values())
+
+    def count(self, phase: Phase) -> int:
+        return len(self._in[phase])
+
+    def holding(self, uid: str) -> Holding | None:
+        """What the pod holds of cards and devices, all told."""
+        one = self._of.get(uid)
+        if one is None or one.holding is None:
+            return None
+        if one.phase in (Phase.TERMINATING, Phase.LAPSED):
+            if self._is_reported(one.holding):
+                return replace(one.holding, mark=REPORTED)
+            return one.holding if one.phase is Phase.TERMINATING else None
+        return one.holding
+
+    def stray(self, report: Report) -> Holding | None:
+        """What the node's report adds to its cards: nothing where the pod is known to be there or to have been."""
+        known = self.holding(report.uid)
+        if known is not None and known.node == report.node:
+            return None
+        found = self._reports.reported(*report)
+        return replace(found, uid=stray_uid(report), charged=False) if found is not None else None
+
+    def is_bound(self, uid: str, node: str) -> bool:
+        """Whether the API server has the pod on the node, and it is not finished."""
+        one = self._of.get(uid)
+        return one is not None and one.phase is Phase.BOUND and one.node == node
+
+    def decided(self, uid: str) -> Decided | None:
+        """Where the pod is or may be bound already."""
+        one = self._of.get(uid)
+        if one is None or one.phase in PLANS or one.phase is Phase.LAPSED:
+            return None
+        return Decided(node=one.node, assignment=one.assignment, phase=one.phase)
+
+    def unheard(self) -> set[str]:
+        """The pods of which a Binding of ours may be under way."""
+        return {*self._in[Phase.BINDING], *self._in[Phase.UNCONFIRMED]}
+
+    def marks(self) -> dict[str, int]:
+        """Pods by what they hold their share as."""
+        counts = {MARKS[Phase.ASSUMED]: len(self._in[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0}
+        for phase, there in self._in.items():
+            if there and phase not in (Phase.BOUND, Phase.LAPSED):
+                counts[MARKS[phase]] = counts.get(MARKS[phase], 0) + len(there)
+        known = self._in[Phase.BOUND].keys() | self._in[Phase.TERMINATING].keys()
+        counts[REPORTED] = sum(uid not in known for uid in self._reports.held())
+        return counts
+
+    # What this extender decides.
+
+    def plan(
+        self,
+        pod: PodRef,
+        node: str,
+        assignment: Assignment | None,
+        phase: Phase,
+        *,
+        party: Party = COMMON,
+        load: Load | None = None,
+        prospect: Prospect | None = None,
+    ) -> None:
+        """The pod is to have this, in place of an earlier plan. What it takes beside cards goes on counting there."""
+        before = self._of.get(pod.uid)
+        if load is None and before is not None and before.node == node:
+            load = before.load
+        self._put(Reservation(pod, node, phase, self._clock.now(), _holding(pod, node, assignment, party), load))
+        self._of[pod.uid].prospect = prospect
+
+    def meet(self, uid: str) -> None:
+        """kube-scheduler has come to a pod that was decided about ahead: what it holds is a plan of filter's now."""
+        self._move(self._of[uid], Phase.RESERVED)
+
+    def begin(
+        self, pod: PodRef, node: str, assignment: Assignment | None, *, party: Party = COMMON, term: int = 0
+    ) -> None:
+        """A thread posts this from now on, in the term."""
+        before = self._of.get(pod.uid)
+        load = before.load if before is not None and before.node == node else None
+        held = _holding(pod, node, assignment, party)
+        self._put(Reservation(pod, node, Phase.BINDING, self._clock.now(), held, load, term=term))
+
+    def give_up(self, uid: str) -> bool:
+        """The plan does not hold any more; whether there was one. What is posted stands."""
+        one = self._of.get(uid)
+        if one is None or one.phase not in PLANS:
+            return False
+        self._drop(one)
+        return True
+
+    def posted(self, uid: str, phase: Phase | None) -> None:
+        """How the posting ended: ASSUMED, UNCONFIRMED, or None for surely not, neither by this call nor by one before.
+        WAITING: the same for a member of a gang, which keeps what it was to have.
+        """
+        one = self._of.get(uid)
+        if one is None or one.phase is not Phase.BINDING:
+            return  # it was seen bound meanwhile, here or elsewhere
+        if phase is None or (one.gone and phase is Phase.WAITING):
+            self._drop(one)
+        elif one.gone:
+            self._terminate(one)
+        else:
+            self._move(one, phase)
+
+    # What is heard.
+
+    def bound(self, pod: PodRecord) -> None:
+        """The API server has the pod on its node. No Binding of ours lands any more.
+
+        Without an assignment it asks for no card, or somebody else has bound it. On the node that we had chosen it may
+        be ours all the same, with what nobody can read: what we know of it goes on counting.
+        """
+        before = self._of.get(pod.uid)
+        if pod.assignment is None:
+            elsewhere = before is not None and (before.node != pod.node or before.holding is None)
+            if before is not None and (before.phase in PLANS or (before.phase in POSTED and elsewhere)):
+                self._drop(before)
+            return
+        ref = PodRef(pod.uid, pod.namespace, pod.name)
+        held = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, party=pod.party)
+        if before is None or before.phase is not Phase.BOUND or before.holding != held:
+            self._put(Reservation(ref, pod.node, Phase.BOUND, self._clock.now(), held))
+
+    def left(self, uid: str, *, ended: bool) -> None:
+        """The pod is over. What it held ends with its containers, not with its object; `ended`: they have ended."""
+        one = self._of.get(uid)
+        if one is None:
+            return
+        if one.phase is Phase.BINDING:
+            one.gone = True
+        elif one.phase in PLANS or ended:
+            self._drop(one)
+        elif one.phase not in (Phase.TERMINATING, Phase.LAPSED):
+            self._terminate(one)
+
+    def unreported(self, report: Report) -> bool:
+        """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go.
+        Returns whether that ends what the pod held.
+        """
+        one = self._of.get(report.uid)
+        if one is None or one.phase not in (Phase.TERMINATING, Phase.LAPSED):
+            return False
+        if one.node != report.node or self._reports.reports(*report):
+            return False
+        self._drop(one)
+        return True
+
+    def noted(self, report: Report) -> None:
+        """The extender before us has seen the pod vanish from the node; we have not seen it at all."""
+        one = self._of.get(report.uid)
+        last = self._reports.terminating(*report)
+        if last is not None and (one is None or one.phase in (Phase.TERMINATING, Phase.LAPSED)):
+            ref = PodRef(last.uid, last.namespace, last.name)
+            self._terminate(Reservation(ref, last.node, Phase.TERMINATING, self._clock.now(), last))
+
+    # What is looked up.
+
+    def unconfirmed(self) -> list[PodRef]:
+        """What should have been confirmed by now, and is to be looked up; the last that was tried comes last."""
+        now = self._clock.now()
+        due = [one for one in self.among(Phase.UNCONFIRMED, Phase.ASSUMED) if self._overdue(one) and one.again <= now]
+        return [one.pod for one in sorted(due, key=lambda one: one.again)]
+
+    def looked_up(self, uid: str, *, bound: bool, exists: bool) -> bool:
+        """What a consistent read said of a pod from `unconfirmed`; whether that ends it."""
+        one = self._of.get(uid)
+        if one is None or not self._overdue(one):
+            return False  # settled, or posted once more since
+        if bound:
+            one.since = self._clock.now()  # the watch is behind; ask again later
+            return False
+        if exists:
+            self._drop(one)
+        else:
+            self._terminate(one)  # it may have been bound and deleted between two looks
+        return True
+
+    def look_up_failed(self, uid: str) -> None:
+        """Nothing could be found out of a pod from `unconfirmed`: later again, after the others."""
+        one = self._of.get(uid)
+        if one is not None and one.phase in (Phase.UNCONFIRMED, Phase.ASSUMED):
+            one.again = self._clock.now() + 2.0 ** min(one.tries, _MOST_BACK_OFF)
+            one.tries += 1
+
+    # What time and leaders do.
+
+    def drop_plans(self) -> list[str]:
+        """Ends all plans. Returns their pods."""
+        plans = list(self.among(*PLANS))
+        for one in plans:
+            self._drop(one)
+        return [one.pod.uid for one in plans]
+
+    def expire(self) -> list[Reservation]:
+        """Ends what is over by itself: plans of single pods, and what vanished pods held where no node reports it.
+        Returns these, as they were.
+        """
+        now = self._clock.now()
+        plans = [one for one in self.among(Phase.NOMINATED, Phase.RESERVED) if now - one.since > self._patience.hold]
+        over = [replace(one) for one in plans]
+        for one in plans:
+            self._drop(one)
+        for one in list(self._in[Phase.TERMINATING].values()):
+            if one.holding is not None and now > one.until and not self._is_reported(one.holding):
+                over.append(replace(one))
+                self._move(one, Phase.LAPSED)
+        too_many = len(self._in[Phase.LAPSED]) - _MOST_LAPSED
+        if too_many > 0:
+            # Those that are reported count, and stay: there are no more of them than pods that a node has had.
+            silent = (
+                one
+                for one in self._in[Phase.LAPSED].values()
+                if one.holding is not None and not self._is_reported(one.holding)
+            )
+            for one in list(islice(silent, too_many)):
+                self._drop(one)
+        return over
+
+    # Everything below keeps the table.
+
+    def _overdue(self, one: Reservation) -> bool:
+        posted = one.phase in (Phase.UNCONFIRMED, Phase.ASSUMED)
+        return posted and self._clock.now() - one.since > self._patience.confirm
+
+    def _is_reported(self, last: Holding) -> bool:
+        """By the node where the pod was."""
+        return self._reports.reports(last.uid, last.node)
+
+    def _terminate(self, one: Reservation) -> None:
+        now = self._clock.now()
+        if one.holding is None:
+            self._drop(one)  # it held nothing that its containers could go on using
+            return
+        held = replace(one.holding, mark=MARKS[Phase.TERMINATING])
+        until = now + self._patience.ghost
+        self._put(Reservation(one.pod, one.node, Phase.TERMINATING, now, held, until=until))
+
+    def _put(self, one: Reservation) -> None:
+        """In place of the pod's earlier reservation."""
+        before = self._of.get(one.pod.uid)
+        _check(one.pod, before.phase if before is not None else None, one.phase)
+        if before is not None:
+            del self._in[before.phase][one.pod.uid]
+        if one.holding is not None and one.holding.mark != MARKS[one.phase]:
+            one.holding = replace(one.holding, mark=MARKS[one.phase])
+        self._of[one.pod.uid] = self._in[one.phase][one.pod.uid] = one
+
+    def _move(self, one: Reservation, phase: Phase) -> None:
+        _check(one.pod, one.phase, phase)
+        del self._in[one.phase][one.pod.uid]
+        one.phase, one.since = phase, self._clock.now()
+        if one.holding is not None and one.holding.mark != MARKS[phase]:
+            one.holding = replace(one.holding, mark=MARKS[phase])
+        self._in[phase][one.pod.uid] = one
+
+    def _drop(self, one: Reservation) -> None:
+        if self._of.get(one.pod.uid) is one:
+            _check(one.pod, one.phase, None)
+            del self._of[one.pod.uid], self._in[one.phase][one.pod.uid]
+
+
+def stray_uid(report: Report) -> str:
+    """By which the ledger knows what a node says of a pod that nobody knows there. No pod has it, and no report can
+    spell it: UIDs with a "/" are not read (`survey.is_uid`).
+    """
+    return f"{report.node}/{report.uid}"
+
+
+def _check(pod: PodRef, before: Phase | None, now: Phase | None) -> None:
+    if now not in FOLLOWS[before]:
+        raise IllegalTransition(f"{pod.pod}: a reservation that is {before} cannot be {now}")
+
+
+def _holding(pod: PodRef, node: str, assignment: Assignment | None, party: Party) -> Holding | None:
+    return Holding(pod.uid, pod.namespace, pod.name, node, assignment, party=party) if assignment is not None else None

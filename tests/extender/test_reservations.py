@@ -1,0 +1,151 @@
+"""The table of reservations: which phase may follow which, and rows that end for good."""
+
+import itertools
+
+import pytest
+
+from cardwise.core.api import names, request
+from extender.cache import reservations
+from extender.cache.inventory import Inventory
+from extender.cache.reservations import FOLLOWS, PLANS, POSTED, IllegalTransition, Patience, Phase, Reservations
+from extender.records.podref import PodRef
+from tests.build import pod
+from tests.extender.worlds import as_pod, asking, bound, free, state, with_cards
+from tests.fakes.clock import FakeClock
+
+POD = PodRef("uid-p", "default", "p")
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def table(clock):
+    return Reservations(Inventory(), Patience(hold=30, ghost=20, confirm=75), clock)
+
+
+def assigned():
+    return as_pod(bound("p", 100, 0))
+
+
+def into(table, phase):
+    """The pod's reservation is in the phase."""
+    shares = assigned().assignment
+    if phase in PLANS:
+        table.plan(POD, "n1", shares, phase)
+    elif phase in POSTED:
+        table.begin(POD, "n1", shares)
+        if phase is not Phase.BINDING:
+            table.posted(POD.uid, phase)
+    elif phase is not None:
+        table.bound(assigned())
+        if phase is not Phase.BOUND:
+            table.left(POD.uid, ended=False)
+        if phase is Phase.LAPSED:
+            table._clock.advance(21)
+            table.expire()
+    one = table.get(POD.uid)
+    assert (one.phase if one is not None else None) is phase
+
+
+@pytest.mark.parametrize(("before", "plan"), list(itertools.product([None, *Phase], sorted(PLANS))))
+def test_a_plan_replaces_only_what_is_not_posted(table, before, plan):
+    into(table, before)
+    if plan in FOLLOWS[before]:
+        table.plan(POD, "n2", assigned().assignment, plan)
+        assert table.get(POD.uid).phase is plan
+    else:
+        with pytest.raises(IllegalTransition, match=f"default/p: a reservation that is {before} cannot be {plan}"):
+            table.plan(POD, "n2", assigned().assignment, plan)
+        assert (table.get(POD.uid).phase, table.get(POD.uid).node) == (before, "n1")
+
+
+@pytest.mark.parametrize("before", [None, *Phase])
+def test_what_is_posted_is_given_up_by_nobody_but_who_knows_its_end(table, before):
+    into(table, before)
+    assert table.give_up(POD.uid) == (before in PLANS)
+    table.drop_plans()
+    table.expire()
+    assert (table.get(POD.uid) is not None) == (before is not None and before not in PLANS)
+
+
+@pytest.mark.parametrize("before", [None, *Phase])
+def test_the_word_of_the_api_server_comes_at_any_time(table, before):
+    into(table, before)
+    table.bound(assigned())
+    assert table.get(POD.uid).phase is Phase.BOUND
+    table.posted(POD.uid, Phase.UNCONFIRMED)  # a thread that comes back late
+    assert table.get(POD.uid).phase is Phase.BOUND
+    assert table.unheard() == set()
+
+
+@pytest.mark.parametrize("before", [phase for phase in Phase if phase is not Phase.BINDING])
+def test_of_a_pod_whose_containers_have_ended_nothing_is_left(table, before):
+    into(table, before)
+    table.left(POD.uid, ended=True)
+    assert table.get(POD.uid) is None
+
+
+def test_each_row_is_counted_in_its_phase_alone(table):
+    for phase in Phase:
+        into(table, phase)
+        assert [one for one in Phase if table.count(one)] == [phase]
+        table.bound(assigned())
+        table.left(POD.uid, ended=True)
+        assert not any(map(table.count, Phase))
+
+
+def begin_plain(world, name="m"):
+    return world.begin_bind(f"uid-{name}", ("default", name), None, "n1", "binpack")
+
+
+@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED, None])
+def test_a_pod_without_cards_that_vanishes_while_it_is_posted_leaves_nothing(clock, heard):
+    """Its UID was kept for ever as one of which a Binding may land: the Lease was never given back as settled."""
+    world = with_cards(state(clock), n1=1)
+    made = pod("m", uid="uid-m")
+    made["metadata"]["labels"] = {names.GANG: "g"}
+    seen = as_pod(made)
+    world.set_pod(seen)
+    begin_plain(world)
+    world.remove_pod(seen)
+    world.finish_bind("uid-m", heard)
+    assert world.unheard() == set()
+
+
+def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
+    world = with_cards(state(clock), n1=1)
+    begin_plain(world)
+    world.finish_bind("uid-m", Phase.UNCONFIRMED)
+    assert world.unheard() == {"uid-m"}
+    clock.advance(76)
+    assert world.tick() == [PodRef("uid-m", "default", "m")]
+    world.looked_up("uid-m", bound=False, exists=True)
+    assert world.unheard() == set()
+
+
+def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_here(clock):
+    """It kept the card for as long as the pod lived: each look-up found it bound."""
+    world = with_cards(state(clock), n1=1, n2=1)
+    whole = free(world)
+    asked = request.parse(asking("p", gpu_mem=8138))
+    world.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
+    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    taken = asking("p", gpu_mem=8138)
+    taken["metadata"].setdefault("labels", {})[names.GANG] = "g"
+    taken["spec"]["nodeName"] = "n2"
+    world.set_pod(as_pod(taken))
+    assert free(world) == whole
+
+
+def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch):
+    monkeypatch.setattr(reservations, "_MOST_LAPSED", 1)
+    for name in ("a", "b"):
+        table.bound(as_pod(bound(name, 100, 0)))
+        table.left(f"uid-{name}", ended=False)
+        clock.advance(1)
+    clock.advance(21)
+    assert {one.pod.uid for one in table.expire()} == {"uid-a", "uid-b"}
+    assert [one.pod.uid for one in table.among(Phase.LAPSED)] == ["uid-b"]
