@@ -1,0 +1,6 @@
+"""`cardwise`, the command line: what people look at, and the few things that they change.
+
+The rooms, none of which imports from one above it: `main` (the program), `commands` (one file a command, named as it),
+`simulation` (what `simulate` does), `explanation` and `doctor` (what they have to say), `render` (tables, bars, JSON),
+`cluster` (what is read of a cluster, and the engine over it), `options`.
+"""

@@ -10,6 +10,8 @@ from cardwise.clock import SYSTEM, Clock
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+RIGHT_REMEDY = "an administrator can give it by a ClusterRole with that verb and resource, and a binding"
+
 
 class _Duration(click.ParamType[float]):
     """Seconds, as the parts' settings spell them. A number is a default."""
@@ -40,3 +42,14 @@ def kubeconfig(function: _F) -> _F:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
     )(function)
+
+
+def namespace(function: _F) -> _F:
+    """Whose."""
+    return click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")(function)
+
+
+def output(function: _F) -> _F:
+    """For people or for programs."""
+    choice = click.Choice(["table", "wide", "json", "yaml"])
+    return click.option("-o", "--output", type=choice, default="table", show_default=True)(function)

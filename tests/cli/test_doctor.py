@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.cli.doctor import command, exposure, facts, probing, scheduler
+from cardwise.cli.doctor import checks, exposure, facts, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level, table, worst
 from cardwise.core.api import names, schedulerconfig
@@ -71,12 +71,12 @@ def sound() -> Facts:
 
 
 def troubles(seen: Facts) -> list[Finding]:
-    return [one for one in command.judge(seen) if one.level is not Level.OK]
+    return [one for one in checks.judge(seen) if one.level is not Level.OK]
 
 
 def test_a_sound_cluster_has_no_finding_but_good_ones(sound):
     assert troubles(sound) == []
-    assert {one.check for one in command.judge(sound)} >= {"kubernetes", "cards", "card-access", "mps", "extender"}
+    assert {one.check for one in checks.judge(sound)} >= {"kubernetes", "cards", "card-access", "mps", "extender"}
 
 
 def plant_old_kubernetes(seen: Facts) -> None:
@@ -214,11 +214,11 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
 def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
     theirs = NOW + timedelta(seconds=ahead)  # the extender's clock
     sound.leases[0]["spec"]["renewTime"] = f"{theirs:%Y-%m-%dT%H:%M:%S.%fZ}"
-    assert [one.level for one in command.judge(sound) if one.check == "extender"] == [Level.OK]
+    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Level.OK]
     sound.now += timedelta(seconds=60)
-    assert [one.level for one in command.judge(sound) if one.check == "extender"] == [Level.PROBLEM]
+    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Level.PROBLEM]
     sound.now = None  # an API server that does not tell: no guess by the admin's clock
-    assert [one.level for one in command.judge(sound) if one.check == "extender"] == [Level.OK]
+    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Level.OK]
 
 
 def test_the_wiring_of_kube_scheduler_is_judged():

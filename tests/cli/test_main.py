@@ -8,6 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from cardwise.cli import main
+from cardwise.kube.client import KubeClient
 from tests.cli.worlds import K80, K80_CLASS, Cluster, allocated, gpu_quota, lists, resource_class, run, waiting
 
 
@@ -76,7 +77,7 @@ def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch
 def test_a_missing_right_is_told_with_what_to_do(monkeypatch, capsys):
     api = lists()
     api.forbid("pods")
-    monkeypatch.setattr(main.KubeClient, "load", lambda _path: api.kube)
+    monkeypatch.setattr(KubeClient, "load", lambda _path: api.kube)
     monkeypatch.setattr(sys, "argv", ["cardwise", "inspect"])
     with pytest.raises(SystemExit) as ended:
         main.main()
@@ -181,6 +182,6 @@ def test_ctrl_c_before_anything_is_seen_ends_without_a_word(monkeypatch):
     def interrupted(_path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main.KubeClient, "load", interrupted)
+    monkeypatch.setattr(KubeClient, "load", interrupted)
     said = CliRunner().invoke(main.cli, ["top"])
     assert (said.exit_code, said.output) == (130, "")

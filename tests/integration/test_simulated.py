@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from cardwise.cli import snapshots
+from cardwise.cli.cluster import snapshots
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.placement.scored.asks import Ask

@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from cardwise.cli import listing, topdata
+from cardwise.cli.cluster import listing, usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import bounded, following, shallow
@@ -94,7 +94,7 @@ def test_commands_read_a_list_with_a_deep_object(api: ApiServer, client: KubeCli
     items = pod("deep", 1, nested(DEEP)), pod("plain", 2)
     api.answers[PODS] = f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(items)}]}}'.encode()
     assert [each["metadata"]["name"] for each in listing.objects(client, PODS)] == ["deep", "plain"]
-    assert [each.metadata.name for each in topdata._pods(client, "")] == ["deep", "plain"]
+    assert [each.metadata.name for each in usage._pods(client, "")] == ["deep", "plain"]
 
 
 def test_the_client_reads_a_deep_object(api: ApiServer, client: KubeClient) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from cardwise.cli import tables
+from cardwise.cli.render import tables
 
 
 class Level(StrEnum):

@@ -3,14 +3,15 @@
 And what would have to change for it to run, by the same search that finds whom preemption evicts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, Room
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import Wanted
+from cardwise.core.placement.fitting import Claim
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
@@ -207,3 +208,39 @@ def _short(node: NodeState, i: int, claims: Sequence[fitting.Claim]) -> int:
     """MiB that are missing on the card for the largest share; whole cards are short of whatever others hold."""
     largest = max(claim.mem for claim in claims)
     return max(0, largest - node.free[i]) if largest else node.used[i]
+
+
+def exceeding(claims: Sequence[Claim], room: Room, ledger: Ledger) -> tuple[Charge, bool] | None:
+    """What the pod would take at least of an entry that has not so much left; and whether it can get no other cards.
+
+    None where the entry is not in its way.
+    """
+    bound, loose = NOTHING, []
+    for claim in claims:
+        if ledger.kinds.allowed(claim.device_class, (room.entry,)) == frozenset():
+            bound = bound.plus(_least(claim, claim.cards, room.entry, ledger))
+        else:  # one of its cards at least would be of the entry, the others need not
+            loose.append(_least(claim, 1, room.entry, ledger))
+    if not room.takes(bound):
+        return bound, True
+    return next(((bound.plus(one), False) for one in loose if not room.takes(bound.plus(one))), None)
+
+
+def _least(claim: Claim, cards: int, entry: Entry, ledger: Ledger) -> Charge:
+    """What so many cards for the claim charge the entry that counts them; nothing where it can have none of those."""
+    sizes = list(_sizes(claim, entry, ledger, empty=claim.whole)) or list(_sizes(claim, entry, ledger, empty=False))
+    if not sizes:
+        return NOTHING
+    holds = cards * len(claim.keys)
+    if claim.whole:
+        return Charge(holds, cards * min(sizes), cards)
+    return Charge(holds, cards * claim.mem, 0)
+
+
+def _sizes(claim: Claim, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
+    """MiB of the cards, or of those nobody holds, that the claim may have and the entry counts."""
+    for node in ledger.nodes():
+        for i, card in enumerate(node.cards):
+            of_class = not claim.device_class or claim.device_class in card.classes
+            if of_class and entry.covers(card.classes, card.model) and (node.empty(i) or not empty):
+                yield card.mem - node.headroom

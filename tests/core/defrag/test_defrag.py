@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.cli.deciding import Deciding
+from cardwise.cli.cluster.engine import Deciding
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import Entry

@@ -1,0 +1,122 @@
+"""Cordons: finds the card that a person means, and marks it as out of use.
+
+The mark is in the spec of the card's ExtendedResource; the extender places nothing on such a card, the device plugin
+keeps the mark (docs/reference/cards.md).
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+from cardwise.clock import Clock
+from cardwise.core.api import classes, names
+from cardwise.core.values import wording
+from cardwise.kube import errors, paths, wire
+from cardwise.kube.client import KubeClient
+from cardwise.kube.wire import ExtendedResource
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_MOST = 5  # cards named where a prefix fits several
+_LONGEST, _LONGEST_NAME = 1024, 253  # characters of a reason, and of who gave it, by the CRD
+_SUGGESTED, _SUGGEST_SECONDS = 500, 2.0  # cards that a shell is offered, and how long it waits for them
+_WHO = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+
+
+_CARDS = wire.ListOf[ExtendedResource]
+
+
+def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    """For a shell that completes: NODE/INDEX of the first cards; none where they cannot be read at once."""
+    node = begun.partition("/")[0] if "/" in begun else ""
+    query = {"labelSelector": f"{names.NODE_LABEL}={node}"} if node else None
+    try:
+        client = KubeClient.load(context.params.get("kubeconfig"))
+        found = client.items(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
+        cards = list(islice(found, _SUGGESTED))
+    except (errors.KubeError, errors.KubeConfigError):
+        return []
+    places = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.KIND)
+    return sorted(place for place in places if place.startswith(begun))
+
+
+def card_argument(function: _F) -> _F:
+    """Which card."""
+    return click.argument("card", shell_complete=_suggest)(function)
+
+
+def mark(client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, *, dry_run: bool = False) -> bool:
+    """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`."""
+    if card.spec.unschedulable and not reason:
+        return False
+    cordoned = {"by": _myself(client), "at": clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")}
+    spec = {"unschedulable": True, "cordon": {"reason": reason[:_LONGEST], **cordoned}}
+    query = {"dryRun": "All"} if dry_run else None
+    now = client.patch(paths.extendedresources(card.metadata.name), {"spec": spec}, query=query)
+    if not now["spec"].get("unschedulable"):
+        # An older kind drops what it does not know, without a word.
+        raise click.ClickException(
+            "the cluster's ExtendedResources know no cordon yet: upgrade the chart with its CRDs"
+        )
+    return True
+
+
+def unmark(client: KubeClient, card: ExtendedResource) -> None:
+    """Gives it back. Raises `KubeError`."""
+    client.patch(paths.extendedresources(card.metadata.name), {"spec": {"unschedulable": None, "cordon": None}})
+
+
+def title(card: ExtendedResource) -> str:
+    """What it is called in a message."""
+    spec = card.spec
+    what = "card" if spec.kind == classes.KIND else f"{spec.kind} device"
+    return f"{what} {spec.index} of node {spec.node} ({spec.uuid})"
+
+
+def find(client: KubeClient, text: str) -> ExtendedResource:
+    """The one card or device that is meant. Raises `ClickException` and `KubeError`."""
+    node, slash, index = text.rpartition("/")
+    if slash:
+        return _at(client, node, index)
+    name = names.extended_resource_name(text)
+    cards = list(_resources(client))
+    found = [card for card in cards if card.metadata.name == name]
+    found = found or [card for card in cards if _begins(card.metadata.name, name)]
+    if not found:
+        raise click.ClickException(f"no card has a UUID that begins with {text!r}; `cardwise top` shows them")
+    if len(found) > 1:
+        some = wording.few([title(card) for card in found], _MOST)
+        raise click.ClickException(f"{text!r} is the beginning of several UUIDs: {some}; write more of it")
+    return found[0]
+
+
+def _at(client: KubeClient, node: str, index: str) -> ExtendedResource:
+    """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
+    there = _resources(client, {"labelSelector": f"{names.NODE_LABEL}={node}"})
+    cards = {str(card.spec.index): card for card in there if card.spec.kind == classes.KIND}
+    if not cards:
+        raise click.ClickException(f"node {node!r} has no card that Cardwise shares")
+    if index not in cards:
+        known = ", ".join(sorted(cards, key=int))
+        raise click.ClickException(f"node {node!r} has no card {index!r}; its cards are {known}")
+    return cards[index]
+
+
+def _resources(client: KubeClient, query: dict[str, str] | None = None) -> Iterator[ExtendedResource]:
+    return client.items(paths.extendedresources(), _CARDS, query)
+
+
+def _begins(name: str, prefix: str) -> bool:
+    """With or without the "GPU-" that all UUIDs of cards begin with."""
+    return bool(prefix) and (name.startswith(prefix) or name.partition("-")[2].startswith(prefix))
+
+
+def _myself(client: KubeClient) -> str:
+    """Who the API server takes us for; "" where it does not say."""
+    try:
+        review = client.create(paths.selfsubjectreviews(), _WHO)
+    except errors.KubeError:
+        return ""
+    return str(((review.get("status") or {}).get("userInfo") or {}).get("username", ""))[:_LONGEST_NAME]

@@ -1,0 +1,143 @@
+"""Moves pods as `cardwise defrag` has planned it: one by one, each waited for, and no further after a surprise."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cardwise.cli.cluster import cordons, listing, movables
+from cardwise.clock import Clock
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment
+from cardwise.core.defrag.moving import Move
+from cardwise.core.placement.ledger import Holding
+from cardwise.kube import errors, eviction, paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.wire import ExtendedResource
+
+Json = Mapping[str, Any]
+
+_LOOK_SECONDS: Final = 1.0  # between two looks at the pods, and for the extender to see a cordon
+_REASON: Final = "cardwise defrag moves its pods"
+
+
+@dataclass(slots=True)
+class Carrying:
+    """`timeout`: seconds for each pod to run again."""
+
+    client: KubeClient
+    timeout: float
+    clock: Clock
+
+    def cordon(self, held: Holding, until: ExitStack) -> None:
+        """The cards take nobody until the end, whatever that is; those that are cordoned already stay so after it.
+
+        Raises `ClickException` and `KubeError`.
+        """
+        for share in held.assignment.shares():
+            card = cordons.find(self.client, f"{held.node}/{share.index}")
+            if card.spec.unschedulable:
+                continue
+            until.callback(self._give_back, card)  # first, since the answer to what follows may be lost
+            try:
+                cordons.mark(self.client, card, _REASON, self.clock)
+            except errors.Forbidden as error:
+                raise self._stop(
+                    f"{cordons.title(card)} may not be cordoned by you ({error.message}): that takes the "
+                    "ClusterRole cardwise-drain too, --no-cordon does without"
+                ) from error
+            click.echo(f"{cordons.title(card)} cordoned", err=True)
+            self.clock.sleep(_LOOK_SECONDS)
+
+    def _give_back(self, card: ExtendedResource) -> None:
+        """Unless it was not cordoned, or somebody has cordoned it since."""
+        try:
+            now = msgspec.convert(self.client.get(paths.extendedresources(card.metadata.name)), ExtendedResource)
+            if not now.spec.unschedulable or now.spec.cordon.reason != _REASON:
+                return
+            cordons.unmark(self.client, card)
+        except errors.KubeError as error:
+            place = f"{card.spec.node}/{card.spec.index}"
+            click.echo(
+                f"{cordons.title(card)} is still cordoned ({error}); give it back with: cardwise uncordon {place}",
+                err=True,
+            )
+        else:
+            click.echo(f"{cordons.title(card)} uncordoned", err=True)
+
+    def carry(self, move: Move, pod: Json, number: str) -> None:
+        """Evicts the pod and waits for the one that comes for it. Raises `ClickException` where anything else happens
+        than was planned, and `KubeError`.
+        """
+        name = f"{move.before.namespace}/{move.before.name}"
+        self._check(move, name)
+        owner = movables.controller(pod)["uid"]
+        before = {one["metadata"]["uid"] for one in self._of(owner, move)}
+        try:
+            eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
+        except errors.TooManyRequests as error:
+            raise self._stop(f"{name} may not be evicted now: {error.message}") from error
+        except (errors.NotFound, errors.Conflict) as error:
+            raise self._stop(f"{name} has gone by itself") from error
+        click.echo(f"{number} evicted {name}", err=True)
+        until = self.clock.now() + self.timeout
+        while (came := self._came(move, owner, before, name)) is None:
+            if self.clock.now() >= until:
+                raise self._stop(f"no pod runs in place of {name} after {self.timeout:g} s")
+            self.clock.sleep(_LOOK_SECONDS)
+        cards = ",".join(map(str, move.after.assignment.indices()))
+        click.echo(f"{number} {came} runs on {move.after.node} {cards}", err=True)
+
+    def _check(self, move: Move, name: str) -> None:
+        """The pod is as it was when it was looked at."""
+        try:
+            now = self.client.get(paths.pods(move.before.namespace, move.before.name))
+        except errors.NotFound:
+            raise self._stop(f"{name} has gone by itself") from None
+        metadata = now["metadata"]
+        if metadata["uid"] != move.before.uid or metadata.get("deletionTimestamp"):
+            raise self._stop(f"{name} has gone by itself")
+
+    def _came(self, move: Move, owner: str, before: set[str], name: str) -> str | None:
+        """The pod that runs in place of the old one, which is gone; None while that is not so yet."""
+        pods = self._of(owner, move)
+        new = [pod for pod in pods if pod["metadata"]["uid"] not in before]
+        held = [(pod, found) for pod in new if (found := _held(pod)) is not None]
+        for pod, found in held:
+            if (pod["spec"]["nodeName"], _cards(found)) == (move.after.node, _cards(move.after.assignment)):
+                phase = (pod.get("status") or {}).get("phase")
+                if phase in names.FINISHED_PHASES:
+                    raise self._stop(f"{pod['metadata']['name']}, in place of {name}, has ended already ({phase})")
+                there = any(one["metadata"]["uid"] == move.before.uid for one in pods)
+                return pod["metadata"]["name"] if phase == "Running" and not there else None
+        if held:
+            pod, found = held[0]
+            where = f"{pod['spec']['nodeName']} {','.join(map(str, found.indices()))}"
+            planned = f"{move.after.node} {','.join(map(str, move.after.assignment.indices()))}"
+            raise self._stop(f"{pod['metadata']['name']}, in place of {name}, is on {where} and not on {planned}")
+        return None
+
+    def _of(self, owner: str, move: Move) -> list[Json]:
+        """The pods of the controller."""
+        pods = listing.objects(self.client, paths.pods(move.before.namespace))
+        return [pod for pod in pods if movables.controller(pod).get("uid") == owner]
+
+    def _stop(self, why: str) -> click.ClickException:
+        return click.ClickException(f"stopped: {why}; look at the cluster, and run cardwise defrag again")
+
+
+def _held(pod: Json) -> Assignment | None:
+    """What a pod that is on a node holds there."""
+    if not (pod.get("spec") or {}).get("nodeName"):
+        return None
+    try:
+        return assignment.decode(pod["metadata"].get("annotations") or {})
+    except assignment.InvalidAssignment:
+        return None
+
+
+def _cards(held: Assignment) -> set[str]:
+    return {share.uuid for share in held.shares()}

@@ -1,0 +1,158 @@
+"""Which pods `cardwise defrag` may move: those that a controller makes anew, and that nobody keeps where they are."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from cardwise.cli.cluster import published, snapshots
+from cardwise.cli.cluster.published import Published
+from cardwise.core.api import names, request
+from cardwise.core.defrag.moving import Movable
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import eligible
+from cardwise.kube.budgets import Budgets
+
+Json = Mapping[str, Any]
+
+_JOB: Final = ("batch", "Job")  # API group and kind: others have Jobs too
+_REMAKERS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
+_DAEMONS: Final = ("DaemonSet", "Node")  # whose pods come back to where they were
+_BACKOFF_LIMIT: Final = 6  # Kubernetes' default
+_ENDING: Final = ("FailJob", "FailIndex")  # actions of a podFailurePolicy
+_EVICTED: Final = "DisruptionTarget"  # the condition of an evicted pod
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is read of the cluster for it. `jobs`: by UID, those of the pods."""
+
+    pods: Sequence[Json]
+    nodes: Sequence[Json]
+    jobs: Mapping[str, Json]
+    budgets: Budgets
+    told: Published
+    now: datetime
+
+
+@dataclass(slots=True)
+class Found:
+    """`pods` may be moved, `objects` are theirs by UID; `kept`: how many may not, by why."""
+
+    pods: list[Movable] = field(default_factory=list)
+    objects: dict[str, Json] = field(default_factory=dict)
+    kept: Counter[str] = field(default_factory=Counter)
+
+
+def find(seen: Seen, ledger: Ledger, wanted: Callable[[Holding], bool]) -> Found:
+    """Of the pods that hold cards those that are wanted."""
+    found = Found()
+    allowed = seen.budgets.allowed()
+    for pod in seen.pods:
+        holding = ledger.holding(pod["metadata"].get("uid", ""))
+        if holding is None or not holding.assignment.containers or not wanted(holding):
+            continue
+        why = _kept(pod, seen, allowed)
+        asked = None
+        try:
+            asked = request.parse(pod)
+        except InvalidRequest:
+            why = why or "ask for what cannot be read"
+        if why or asked is None:
+            found.kept[why or "ask for nothing any more"] += 1
+            continue
+        found.objects[holding.uid] = pod
+        found.pods.append(
+            Movable(
+                uid=holding.uid,
+                request=asked,
+                load=snapshots.load_of(pod),
+                policy=published.in_force(pod, seen.told),
+                nodes=_nodes(pod, seen.nodes),
+                priority=int(pod["spec"].get("priority") or 0),
+                mem=holding.assignment.mem,
+                age=_age(pod, seen.now),
+            )
+        )
+    return found
+
+
+def of_jobs(pods: Iterable[Json]) -> bool:
+    """Whether any of them is a Job's."""
+    return any(_kind(controller(pod)) == _JOB for pod in pods)
+
+
+def controller(pod: Json) -> Json:
+    """The owner that makes the pod anew; an empty one where nobody does."""
+    owners: Iterable[Json] = pod["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def _kind(owner: Json) -> tuple[str, str]:
+    """With the API group before it."""
+    return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
+
+
+def _kept(pod: Json, seen: Seen, allowed: Mapping[str, int]) -> str:
+    """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
+    metadata = pod["metadata"]
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    owner = controller(pod)
+    if not owner:
+        return "have no controller that would make them anew"
+    if owner.get("kind") in _DAEMONS:
+        return "are of a DaemonSet"
+    if _kind(owner) == _JOB and not _goes_on(seen.jobs.get(owner.get("uid", ""))):
+        return "are of Jobs that would fail by it"
+    if _kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
+        # To a workflow or a training operator a pod that is gone may be a failure of the whole.
+        return f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true"
+    if metadata.get("deletionTimestamp"):
+        return "are ending"
+    if names.GANG in labels:
+        return "are members of gangs"
+    if annotations.get(names.NO_DEFRAG) == "true":
+        return f"say {names.NO_DEFRAG}"
+    if annotations.get(names.SAFE_TO_EVICT) == "false":
+        return f"say {names.SAFE_TO_EVICT}: false"
+    if any(allowed.get(key, 0) < 1 for key in seen.budgets.covering(metadata["namespace"], labels)):
+        return "are held by a PodDisruptionBudget"
+    bound = eligible.bound_otherwise(pod)
+    return f"are bound by {bound}" if bound else ""
+
+
+def _goes_on(job: Json | None) -> bool:
+    """Whether the Job makes one more pod after one has failed: one that is evicted counts so.
+
+    Not where each index has a limit of its own: which has how many left is on pods that are gone.
+    """
+    spec = (job or {}).get("spec") or {}
+    if job is None or spec.get("backoffLimitPerIndex") is not None or _ends_by_eviction(spec):
+        return False
+    failed = (job.get("status") or {}).get("failed") or 0
+    return bool(failed < spec.get("backoffLimit", _BACKOFF_LIMIT))
+
+
+def _ends_by_eviction(spec: Json) -> bool:
+    """Whether a rule of the Job says so, however many failures are left."""
+    rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
+    return any(
+        rule.get("action") in _ENDING
+        and any(condition.get("type") == _EVICTED for condition in rule.get("onPodConditions") or ())
+        for rule in rules
+    )
+
+
+def _nodes(pod: Json, there: Sequence[Json]) -> frozenset[str] | None:
+    """None where it may be on all of them."""
+    may = eligible.nodes(pod, there)
+    return may if len(may) < len(there) else None
+
+
+def _age(pod: Json, now: datetime) -> float:
+    """Seconds since it was started."""
+    status, metadata = pod.get("status") or {}, pod["metadata"]
+    began = status.get("startTime") or metadata.get("creationTimestamp")
+    return (now - datetime.fromisoformat(began)).total_seconds() if began else 0.0

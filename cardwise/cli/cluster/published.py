@@ -1,0 +1,54 @@
+"""What the extender tells of itself in its ConfigMap: the policy of its setting, and which pods come.
+
+Whoever may view the extender's namespace may read it; without that one makes do, and says so.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cardwise.core.api import names, policies
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+_VARIABLE: Final = "CARDWISE_NAMESPACE"  # where Cardwise is installed, if not in its usual namespace
+_NONE: Final = (
+    "the leading extender makes it, and where Cardwise is installed in another namespace the environment variable "
+    f"{_VARIABLE} names it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`workload`: as the engine has written it, "" where no policy has learned yet. `note`: why it is not known."""
+
+    policy: str = policies.DEFAULT
+    workload: str = ""
+    note: str = ""
+
+
+def take(client: KubeClient) -> Published:
+    """Reads it. What is not there is as an extender without settings has it, or is in another namespace."""
+    namespace = os.environ.get(_VARIABLE) or names.NAMESPACE
+    configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
+    try:
+        saved = client.get(paths.configmaps(namespace, names.WORKLOAD))
+    except errors.NotFound:
+        return Published(note=f"there is no {configmap}; {_NONE}")
+    except errors.Forbidden as error:
+        return Published(note=f"you may not read the {configmap} ({error.message})")
+    data = saved.get("data") or {}
+    workload = data.get(names.WORKLOAD_ASKS, "")
+    policy = data.get(names.WORKLOAD_POLICY)
+    if policy is None:
+        return Published(workload=workload, note=f"the {configmap} names no policy")
+    if policy not in policies.POLICIES:
+        return Published(workload=workload, note=f"the {configmap} names a policy that is not known here ({policy})")
+    return Published(policy, workload)
+
+
+def in_force(pod: Mapping[str, Any], told: Published) -> str:
+    """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
+    own = (pod["metadata"].get("annotations") or {}).get(names.POLICY)
+    return own if own in policies.POLICIES else told.policy

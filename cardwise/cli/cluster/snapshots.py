@@ -1,0 +1,148 @@
+"""The live cluster as something to simulate: what is there, who is on it, and who waits."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cardwise.cli.cluster import listing, published
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.cards import Card
+from cardwise.core.api.classes import Classifier, DeviceClass
+from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import errors, loads, paths, survey
+from cardwise.kube.client import KubeClient
+from cardwise.simulation.workload import UNLIMITED, Node, Pod, Shape, Workload
+
+Json = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """`nodes` have the room that is left beside cards; `empty` have what they had without the pods that use cards.
+
+    `pods`: those that use cards or wait for them. `learned`: what the extender has saved of the pods that come, if it
+    has. `notes`: what is less exact, and why.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    empty: list[Node] = field(default_factory=list)
+    pods: list[Pod] = field(default_factory=list)
+    holdings: list[Holding] = field(default_factory=list)
+    waiting: int = 0
+    classes: dict[str, DeviceClass] = field(default_factory=dict)
+    learned: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def workload(self) -> Workload:
+        """The same pods, coming to the same nodes without them."""
+        return Workload("cluster", tuple(self.empty), tuple(self.pods))
+
+    def models(self) -> list[str]:
+        """Of its cards, each once."""
+        return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
+
+
+def take(client: KubeClient) -> Snapshot:
+    """Reads it. Raises `KubeError`."""
+    seen = survey.take(client, addresses=False, own=client.namespace)
+    found = Snapshot(holdings=seen.ledger.holdings(), classes=seen.classes, notes=list(seen.problems))
+    if seen.partial:
+        found.notes.append(seen.partial)
+    try:
+        rooms = {node["metadata"]["name"]: _room(node) for node in listing.objects(client, paths.nodes())}
+        pods = [pod for pod in listing.objects(client, paths.pods()) if not _over(pod)]
+    except errors.Forbidden as error:
+        found.notes.append(f"cpu and memory of nodes are taken as unlimited: {error.message}")
+        found.pods += [Pod(f"{where}/{name}", Shape(asked, Load())) for where, name, asked in seen.waiting]
+        found.waiting = len(found.pods)
+        rooms, pods = {node.name: UNLIMITED for node in seen.ledger.nodes()}, []
+    left, empty = dict(rooms), dict(rooms)
+    for pod in pods:
+        _add(found, pod, left, empty)
+    found.learned = published.take(client).workload
+    for node in seen.ledger.nodes():
+        if node.cards or node.devices:
+            cards, devices = tuple(node.cards), tuple(node.devices)
+            found.nodes.append(Node(node.name, cards, left.get(node.name, _NOTHING), devices))
+            found.empty.append(Node(node.name, cards, empty.get(node.name, _NOTHING), devices))
+    return found
+
+
+def classified(found: Snapshot) -> "_Classified":
+    """Puts a card that is not there yet into the classes that it will be in."""
+    return _Classified(Classifier(found.classes.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Classified:
+    classifier: Classifier
+
+    def __call__(self, card: Card, node: str) -> Card:
+        seen = classes.labels(
+            node=node, index=card.index, uuid=card.uuid, model=card.model, memory=card.mem, properties={}, own={}
+        )
+        of = self.classifier.classes_of(seen)
+        return dataclasses.replace(card, classes=of, priority=self.classifier.priority_of(of))
+
+
+_NOTHING = Load(0, 0, 0)
+
+
+def _room(node: Json) -> Load:
+    """What it has for pods; nothing where it is cordoned."""
+    if (node.get("spec") or {}).get("unschedulable"):
+        return _NOTHING
+    allocatable = (node.get("status") or {}).get("allocatable")
+    return loads.of_node(msgspec.convert(allocatable, loads.Amounts)) if allocatable else UNLIMITED
+
+
+def rooms(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
+    """What each node has left beside cards with these pods on it."""
+    left = {node["metadata"]["name"]: _room(node) for node in nodes}
+    for pod in pods:
+        node = (pod.get("spec") or {}).get("nodeName") or ""
+        if node in left and not _over(pod):
+            left[node] = _without(left[node], load_of(pod))
+    return left
+
+
+def read_rooms(client: KubeClient) -> tuple[dict[str, Load], str]:
+    """`rooms` of the cluster; nothing of any node where they may not be read, and why."""
+    try:
+        return rooms(listing.objects(client, paths.nodes()), listing.objects(client, paths.pods())), ""
+    except errors.Forbidden as error:
+        return {}, f"cpu and memory of nodes are taken as unlimited: {error.message}"
+
+
+def load_of(pod: Json) -> Load:
+    """What the pod takes beside cards."""
+    return loads.of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
+
+
+def _over(pod: Json) -> bool:
+    return (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES
+
+
+def _add(found: Snapshot, pod: Json, left: dict[str, Load], empty: dict[str, Load]) -> None:
+    spec, metadata = pod.get("spec") or {}, pod["metadata"]
+    load = load_of(pod)
+    node = spec.get("nodeName") or ""
+    try:
+        asked = request.parse(pod)
+    except InvalidRequest:  # of what runs, or can never be placed; the survey has told it
+        asked = None
+    if asked is not None:
+        found.pods.append(Pod(f"{metadata['namespace']}/{metadata['name']}", Shape(asked, load)))
+        found.waiting += not node
+    for rooms in (left,) if asked is not None else (left, empty):
+        if node in rooms:
+            rooms[node] = _without(rooms[node], load)
+
+
+def _without(room: Load, load: Load) -> Load:
+    return Load(room.cpu - load.cpu, room.memory - load.memory, room.pods - load.pods)

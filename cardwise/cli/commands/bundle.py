@@ -1,0 +1,235 @@
+"""`cardwise bundle`: what somebody needs who is to help, in one archive, without anybody's secrets.
+
+Secrets and ConfigMaps are not read at all. People put tokens into commands, probes, annotations, volumes and wherever
+else Kubernetes lets them, so of their pods only that is kept which is listed here: what says how a pod is placed, what
+it asks for and how it fares. The values of Cardwise's own environment and annotations are part of it.
+"""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.cluster import listing
+from cardwise.cli.doctor import checks
+from cardwise.cli.doctor.finding import Finding, as_json
+from cardwise.core.api import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+Json = dict[str, Any]
+
+HIDDEN: Final = "(left out)"
+_LOG_LINES: Final = 2000
+_APPS: Final = "/apis/apps/v1"
+_NOISE: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
+_OURS: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, names.ENV_MPS_PREFIX)
+_CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
+_DOMAINS: Final = frozenset(key.partition("/")[0] for key in (names.API_VERSION, names.GPU_MEM, names.GROUP_NAME))
+_GPUSHARE: Final = ("ALIYUN_COM_", names.GPUSHARE_ALLOCATION)
+# Fields that are kept, by space.
+_METADATA: Final = """
+    name namespace uid resourceVersion generation generateName labels ownerReferences finalizers
+    creationTimestamp deletionTimestamp deletionGracePeriodSeconds"""
+_SPEC: Final = """
+    nodeName nodeSelector affinity tolerations topologySpreadConstraints schedulerName schedulingGates priority
+    priorityClassName preemptionPolicy runtimeClassName restartPolicy terminationGracePeriodSeconds
+    activeDeadlineSeconds overhead resources resourceClaims serviceAccountName automountServiceAccountToken
+    enableServiceLinks hostNetwork hostPID hostIPC hostUsers shareProcessNamespace securityContext os"""
+_CONTAINER: Final = """
+    name image imagePullPolicy resources resizePolicy restartPolicy ports volumeMounts volumeDevices securityContext
+    targetContainerName"""
+_PRESENCE: Final = ("command", "args")  # whether they are there says much, their text is nobody's business
+
+
+@click.command()
+@options.kubeconfig
+@click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("cardwise-bundle.tar.gz"))
+def bundle(kubeconfig: Path | None, installed: str, file: Path) -> None:
+    """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs."""
+    client = KubeClient.load(kubeconfig)
+    try:
+        missing = write(client, file, list(checks.examine(client, installed)), installed, options.clock().wall())
+    except FileExistsError:
+        raise click.ClickException(f"{file} is there already; name another file") from None
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None
+    for line in missing:
+        click.echo(f"note: not in it: {line}", err=True)
+    click.echo(f"wrote {file}; look through it before you send it")
+
+
+def write(client: KubeClient, target: Path, findings: Sequence[Finding], installed: str, now: datetime) -> list[str]:
+    """Makes the archive (gzip), and returns what could not be read. `installed`: the namespace of Cardwise.
+
+    Raises OSError where `target` cannot be written, and FileExistsError where it is there already.
+    """
+    folder = target.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
+    with target.open("xb") as file:
+        try:
+            with tarfile.open(fileobj=file, mode="w:gz") as archive:
+                _add(archive, f"{folder}/doctor.json", as_json(findings), now)
+                missing = _fill(archive, folder, _contents(client, installed), now)
+                _add(archive, f"{folder}/missing.json", missing, now)
+        except BaseException:
+            target.unlink()  # half an archive helps nobody
+            raise
+    return missing
+
+
+def _fill(
+    archive: tarfile.TarFile, folder: str, contents: Iterable[tuple[str, Callable[[], object]]], now: datetime
+) -> list[str]:
+    missing = []
+    for name, read in contents:
+        try:
+            _add(archive, f"{folder}/{name}", read(), now)
+        except errors.KubeError as error:
+            missing.append(f"{name}: {error}")
+    return missing
+
+
+def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:
+    def objects(path: str, clean: Callable[[Json], Json] = _cleaned) -> Callable[[], object]:
+        return lambda: [clean(one) for one in listing.objects(client, path)]
+
+    yield "version.json", lambda: client.get("/version")
+    yield "nodes.json", objects(paths.nodes())
+    yield "extendedresources.json", objects(paths.extendedresources())
+    yield "resourceclasses.json", objects(paths.resourceclasses())
+    yield "gpuquotas.json", objects(paths.gpuquotas(), _of_users)
+    yield "podgroups.json", objects(paths.podgroups(), _of_users)
+    yield "mutatingwebhooks.json", objects(paths.mutatingwebhookconfigurations())
+    yield "validatingwebhooks.json", objects(paths.validatingwebhookconfigurations())
+    yield "events.json", objects(paths.events())
+    yield "pods.json", lambda: [_discreet(pod) for pod in listing.objects(client, paths.pods()) if _is_of_interest(pod)]
+    for kind in ("daemonsets", "deployments"):
+        yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, installed))
+    yield "leases.json", objects(paths.leases(installed))
+    yield "parts/pods.json", objects(paths.pods(installed))
+    try:
+        parts = list(listing.objects(client, paths.pods(installed)))
+    except errors.KubeError:
+        return  # said by the line above
+    for pod in parts:
+        statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+        restarted = {each["name"] for each in statuses if each.get("restartCount")}
+        for container in pod["spec"]["containers"]:
+            yield _log(client, pod, container["name"], previous=False)
+            if container["name"] in restarted:
+                yield _log(client, pod, container["name"], previous=True)
+
+
+def _log(client: KubeClient, pod: Json, container: str, *, previous: bool) -> tuple[str, Callable[[], object]]:
+    metadata = pod["metadata"]
+    path = paths.pods(metadata["namespace"], metadata["name"], "log")
+    query = {"container": container, "tailLines": str(_LOG_LINES), "previous": str(previous).lower()}
+    name = f"parts/{metadata['name']}.{container}{'.previous' * previous}.log"
+    return name, lambda: client.request("GET", path, query=query)
+
+
+def _is_of_interest(pod: Json) -> bool:
+    """Whether it asks for something of ours, or is in a gang."""
+    if names.GANG in (pod["metadata"].get("labels") or {}):
+        return True
+    asked = {
+        resource
+        for group in _CONTAINERS
+        for container in pod["spec"].get(group) or ()
+        for resource in (container.get("resources") or {}).get("limits") or ()
+    }
+    return any(resource in names.REQUESTED or resource.startswith(names.CLASS_PREFIX) for resource in asked)
+
+
+def _cleaned(obj: Json) -> Json:
+    metadata = obj.get("metadata") or {}
+    metadata.pop("managedFields", None)
+    for key in _NOISE:
+        (metadata.get("annotations") or {}).pop(key, None)
+    return obj
+
+
+def _discreet(pod: Json) -> Json:
+    """What helps, of a pod of somebody's: what is listed, and nothing that people write into the rest of it."""
+    spec = pod["spec"]
+    kept = _only(_SPEC, spec)
+    for group in _CONTAINERS:
+        if group in spec:
+            kept[group] = [_container(each) for each in spec[group] or ()]
+    if "volumes" in spec:
+        kept["volumes"] = [_volume(each) for each in spec["volumes"] or ()]
+    return _of_users({"metadata": pod["metadata"], "spec": kept, "status": _status(pod.get("status") or {})})
+
+
+def _of_users(obj: Json) -> Json:
+    """Without the annotations that are none of ours."""
+    metadata = _only(_METADATA, obj["metadata"])
+    annotations = obj["metadata"].get("annotations") or {}
+    return obj | {
+        "metadata": metadata | {"annotations": {key: annotations[key] for key in annotations if _is_told(key)}}
+    }
+
+
+def _only(listed: str, obj: Json) -> Json:
+    return {key: obj[key] for key in listed.split() if key in obj}
+
+
+def _container(container: Json) -> Json:
+    kept = _only(_CONTAINER, container) | {key: HIDDEN for key in _PRESENCE if key in container}
+    if "env" in container:
+        kept["env"] = [_variable(each) for each in container["env"] or ()]
+    return kept
+
+
+def _variable(variable: Json) -> Json:
+    """Where a value comes from is a name; the value itself is told only where it is ours."""
+    if "value" not in variable or _is_ours(variable):
+        return variable
+    return variable | {"value": HIDDEN}
+
+
+def _volume(volume: Json) -> Json:
+    """Its name and type, such as csi; what that is given is its user's."""
+    return {key: value if key == "name" else HIDDEN for key, value in volume.items()}
+
+
+def _status(status: Json) -> Json:
+    """How it fares. What a program leaves in its termination message is not told, its exit code is."""
+    kept = dict(status)
+    for group in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
+        if group in kept:
+            kept[group] = [_fares(each) for each in kept[group] or ()]
+    return kept
+
+
+def _fares(container: Json) -> Json:
+    kept = dict(container)
+    for key in ("state", "lastState"):
+        ended = (kept.get(key) or {}).get("terminated") or {}
+        if "message" in ended:
+            kept[key] = {"terminated": ended | {"message": HIDDEN}}
+    return kept
+
+
+def _is_told(annotation: str) -> bool:
+    """Whether it is of Cardwise, gpushare or gangs."""
+    return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _DOMAINS
+
+
+def _is_ours(variable: Mapping[str, Any]) -> bool:
+    name = str(variable["name"])
+    return name == names.ENV_VISIBLE_DEVICES or name.startswith(_OURS)
+
+
+def _add(archive: tarfile.TarFile, name: str, content: object, now: datetime) -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content, indent=1).encode()
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime = len(data), int(now.timestamp())
+    archive.addfile(entry, io.BytesIO(data))

@@ -1,0 +1,153 @@
+"""`cardwise classes`: what types of cards there are, what is left of each, and who uses it."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.render import devicetable, printing, tables
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.quotas import NOTHING, Charge, Entry
+from cardwise.core.placement.ledger import Ledger
+from cardwise.kube import survey
+from cardwise.kube.client import KubeClient
+from cardwise.kube.survey import Survey
+
+_NOBODY = "Nobody uses it.\n"
+
+
+@click.command()
+@options.kubeconfig
+@options.output
+@click.argument("name", required=False)
+def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
+    """Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it."""
+    client = KubeClient.load(kubeconfig)
+    seen = survey.take(client, addresses=False, own=client.namespace)
+    printing.warn(seen)
+    if name is not None and name not in seen.classes:
+        known = ", ".join(sorted(seen.classes)) or "none"
+        raise click.ClickException(f"there is no ResourceClass {name!r} that can be read; those there are: {known}")
+    of_cards, of_devices = views(seen, name), devicetable.views(seen, name)
+    if output in ("json", "yaml"):
+        printing.dump({"classes": as_json(of_cards), "deviceClasses": devicetable.as_json(of_devices)}, output)
+    elif not seen.classes:
+        click.echo("there is no ResourceClass yet; the first card of a model brings one", err=True)
+    elif name is not None and output == "table":
+        click.echo(devicetable.single(of_devices[0]) if of_devices else single(of_cards[0]), nl=False)
+    else:
+        wide = output == "wide"
+        parts = [table(of_cards, wide=wide)] if of_cards else []
+        parts += [devicetable.table(of_devices, wide=wide)] if of_devices else []
+        click.echo("\n".join(parts), nl=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassView:
+    """A class with its cards added up, in MiB. `users`: what each namespace holds on them, the most first."""
+
+    known: DeviceClass
+    cards: int
+    healthy: int
+    nodes: int
+    total: int
+    used: int
+    free: int
+    users: tuple[tuple[str, Charge], ...]
+
+
+def views(survey: Survey, only: str | None = None) -> list[ClassView]:
+    """All classes of cards by name, or the one."""
+    ledger = survey.ledger
+    namespaces = sorted({holding.namespace for holding in ledger.holdings()})
+    return [
+        _view(ledger, survey.classes[name], namespaces)
+        for name in sorted(survey.classes)
+        if not survey.classes[name].other and only in (None, name)
+    ]
+
+
+def _view(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> ClassView:
+    of_class = [(node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if known.name in card.classes]
+    entry = Entry(device_class=known.name)
+    held = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
+    return ClassView(
+        known=known,
+        cards=len(of_class),
+        healthy=sum(node.cards[i].healthy for node, i in of_class),
+        nodes=len({node.name for node, _ in of_class}),
+        total=sum(node.cards[i].mem for node, i in of_class),
+        used=sum(node.used[i] for node, i in of_class),
+        # As the status of the class has it: what a container could still get.
+        free=sum(max(0, node.free[i]) for node, i in of_class if node.open(i)),
+        users=tuple(sorted((user for user in held if user[1] != NOTHING), key=lambda user: -user[1].memory)),
+    )
+
+
+def table(seen: Sequence[ClassView], *, wide: bool = False) -> str:
+    """One row for each class; wide, also who uses each."""
+    heads = ["CLASS", "CARDS", "NODES", "FREE-MIB", "USED-MIB", "TOTAL-MIB", "SHARE", "PRIORITY", "AUTO"]
+    rows = [[*heads, "HEALTHY"] if wide else heads]
+    for view in seen:
+        amounts = (view.cards, view.nodes, view.free, view.used, view.total)
+        row = [view.known.name, *map(str, amounts), _share(view.known), str(view.known.priority), _auto(view.known)]
+        rows.append([*row, str(view.healthy)] if wide else row)
+    return tables.together([rows, _users(seen)]) if wide else tables.aligned(rows)
+
+
+def single(view: ClassView) -> str:
+    """The row of one class and who uses it."""
+    users = [row[1:] for row in _users([view])]
+    return f"{table([view])}\n{tables.aligned(users) if view.users else _NOBODY}"
+
+
+def as_json(seen: Sequence[ClassView]) -> list[dict[str, Any]]:
+    """All of it, for programs."""
+    return [_object(view) for view in seen]
+
+
+def _object(view: ClassView) -> dict[str, Any]:
+    share = view.known.share
+    return {
+        "name": view.known.name,
+        "cards": view.cards,
+        "healthyCards": view.healthy,
+        "nodes": view.nodes,
+        "memoryMiB": view.total,
+        "usedMiB": view.used,
+        "freeMiB": view.free,
+        "share": None if share is None else {"memoryMiB": int(share.memory), "corePercent": int(share.core)},
+        "priority": view.known.priority,
+        "auto": view.known.auto,
+        "edited": view.known.auto and not view.known.untouched,
+        "users": [
+            {"namespace": namespace, "shares": held.shares, "memoryMiB": held.memory, "cards": held.cards}
+            for namespace, held in view.users
+        ],
+    }
+
+
+def _users(seen: Sequence[ClassView]) -> list[list[str]]:
+    rows = [["CLASS", "NAMESPACE", "SHARES", "MIB", "WHOLE-CARDS"]]
+    rows += [
+        [view.known.name, namespace, str(held.shares), str(held.memory), str(held.cards)]
+        for view in seen
+        for namespace, held in view.users
+    ]
+    return rows
+
+
+def _share(known: DeviceClass) -> str:
+    """What one of the class is."""
+    if known.share is None:
+        return "whole card"
+    core = f" {known.share.core}%" if known.share.core else ""
+    return f"{known.share.memory} MiB{core}"
+
+
+def _auto(known: DeviceClass) -> str:
+    """`edited`: Cardwise made it, a person has changed it since, so that Cardwise leaves it alone."""
+    return "no" if not known.auto else "yes" if known.untouched else "edited"

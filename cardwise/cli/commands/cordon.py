@@ -1,0 +1,42 @@
+"""`cardwise cordon` and `uncordon`: a card is taken out of use, or given back. What runs on it is left alone."""
+
+from pathlib import Path
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.cluster import cordons
+from cardwise.kube.client import KubeClient
+from cardwise.kube.wire import ExtendedResource
+
+
+@click.command()
+@options.kubeconfig
+@click.option("--reason", default="", help="Why, for the others.")
+@cordons.card_argument
+def cordon(kubeconfig: Path | None, reason: str, card: str) -> None:
+    """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""
+    client = KubeClient.load(kubeconfig)
+    found = cordons.find(client, card)
+    done = cordons.mark(client, found, reason, options.clock())
+    click.echo(f"{cordons.title(found)} cordoned" if done else f"{cordons.title(found)} already cordoned{_why(found)}")
+
+
+@click.command()
+@options.kubeconfig
+@cordons.card_argument
+def uncordon(kubeconfig: Path | None, card: str) -> None:
+    """Give a cordoned card back; pods that wait are tried again. CARD: a UUID, its beginning, or NODE/INDEX."""
+    client = KubeClient.load(kubeconfig)
+    found = cordons.find(client, card)
+    if not found.spec.unschedulable:
+        click.echo(f"{cordons.title(found)} already uncordoned")
+        return
+    cordons.unmark(client, found)
+    click.echo(f"{cordons.title(found)} uncordoned")
+
+
+def _why(card: ExtendedResource) -> str:
+    said = card.spec.cordon
+    by = f" by {said.by}" if said.by else ""
+    return f"{by}{f' at {said.at}' if said.at else ''}{f': {said.reason}' if said.reason else ''}"

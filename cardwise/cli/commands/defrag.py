@@ -1,0 +1,356 @@
+"""`cardwise defrag`: which pods to move so that something big fits again, and moving them one by one.
+
+The search is `cardwise.core.defrag.defrag`, asked with the extender's engine; both are imported when they are called:
+nobody else waits for numpy.
+"""
+
+import re
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cardwise.cli import options
+from cardwise.cli.cluster import evicting, listing, movables, published, snapshots, whatif
+from cardwise.cli.options import DURATION
+from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.cli.render import printing, tables
+from cardwise.clock import Clock
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.defrag.defrag import Plan, plan
+from cardwise.core.defrag.moving import Goal, World
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.values import wording
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import budgets, paths, survey
+from cardwise.kube.client import KubeClient
+from cardwise.simulation.workload import Shape
+
+_FIT: Final = "--fit"
+_HELP: Final = """Find the fewest pods to move so that whole cards are free, or pods of a shape fit.
+
+    With --evict it moves them, one after another. Only pods that a controller makes anew are moved: no bare pods, no
+    pods of DaemonSets or gangs, none that a PodDisruptionBudget holds, and none that says cardwise.dev/no-defrag:
+    "true". Each goes where the extender will put it. Where that saves moves, the cards that pods leave are cordoned
+    until all have moved. Ends with 1 where no way is found, or where something else happens than was planned.
+
+    \b
+    cardwise defrag --free-cards 2                       what would have to move
+    cardwise defrag --fit gpu-mem=8138,cpu=2x4           room for four more of these
+    cardwise defrag --free-cards 1 --class nvidia.tesla.v100 --max-moves 3 --evict
+"""
+_TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
+_MOST_FITS: Final = 1000
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal goes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the person wants. `text`: of what is to fit, such as "2 whole cards"."""
+
+    text: str
+    request: PodRequest
+    load: Load
+    count: int
+    device_class: str
+    namespace: str | None
+    most: int | None
+    cordon: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A plan, with the pods that may be moved."""
+
+    asked: Asked
+    plan: Plan
+    found: movables.Found
+
+    @property
+    def reached(self) -> bool:
+        return self.plan.fits[-1] >= self.asked.count
+
+
+@click.command("defrag", help=_HELP)
+@_kubeconfig
+@click.option(
+    "--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="So many whole cards are to be free."
+)
+@click.option(
+    "--fit", metavar="SHAPE[xN]", help="So many pods of this shape are to fit: as --pod of cardwise simulate."
+)
+@click.option("--class", "device_class", default="", metavar="NAME", help="On cards of this ResourceClass.")
+@click.option("-n", "--namespace", help="Move pods of this namespace only.")
+@click.option("--max-moves", type=click.IntRange(1), metavar="N", help="Move no more pods than that.")
+@click.option(
+    "--cordon/--no-cordon",
+    default=True,
+    show_default=True,
+    help="Cordon the cards that pods leave, where that saves moves.",
+)
+@click.option("--dry-run/--evict", "dry_run", default=True, show_default=True, help="Only say it, or do it.")
+@click.option(
+    "--timeout", type=DURATION, default="5m", show_default=True, help="With --evict: for each pod to run again."
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+def defrag(
+    *,
+    kubeconfig: Path | None,
+    free_cards: int | None,
+    fit: str | None,
+    device_class: str,
+    namespace: str | None,
+    max_moves: int | None,
+    cordon: bool,
+    dry_run: bool,
+    timeout: float,
+    output: str,
+) -> None:
+    if (free_cards is None) is (fit is None):
+        raise click.UsageError("write either --free-cards N or --fit SHAPE")
+    client = KubeClient.load(kubeconfig)
+    clock = options.clock()
+    seen = survey.take(client, addresses=False, beyond=True)
+    try:
+        asked = _asked(seen, free_cards, fit, device_class, namespace=namespace, most=max_moves, cordon=cordon)
+    except InvalidRequest as error:
+        raise click.ClickException(str(error)) from error
+    outcome = _planned(client, seen, asked, clock.wall())
+    if output == "table":
+        click.echo(text(outcome), nl=False)
+    else:
+        printing.dump(as_json(outcome), output)
+    if not outcome.reached:
+        sys.exit(1)
+    if outcome.plan.moves and dry_run:
+        click.echo("nothing was changed; --evict moves them", err=True)
+    elif outcome.plan.moves:
+        _carry_out(client, outcome, timeout, clock)
+        after = _planned(client, survey.take(client, addresses=False), asked, clock.wall()).plan.fits[0]
+        if after < asked.count:
+            raise click.ClickException(f"all pods have moved, but {_fits(after, asked)}: others have come meanwhile")
+        click.echo(f"done: {_fits(after, asked)}", err=True)
+
+
+def _asked(
+    seen: survey.Survey,
+    cards: int | None,
+    fit: str | None,
+    device_class: str,
+    *,
+    namespace: str | None,
+    most: int | None,
+    cordon: bool,
+) -> Asked:
+    """Raises InvalidRequest."""
+    there = {name for node in seen.ledger.nodes() for card in node.cards for name in card.classes}
+    if cards is not None:
+        one = ContainerRequest(key="0", name="main", cards=1, device_class=device_class)
+        shape = Shape(PodRequest(containers=(one,)), Load(0, 0, 0))
+        whatif.check_classes(device_class, shape, there, "--class")
+        text, count = f"free whole card{' of class ' * bool(device_class)}{device_class}", cards
+    else:
+        text, count, shape = _shape(seen, fit or "", device_class)
+        whatif.check_classes(text, shape, there, _FIT)
+    if shape.request is None:
+        raise InvalidRequest(_FIT, "the pod asks for no card", "write for example gpu-mem=8138")
+    return Asked(
+        text=text,
+        request=shape.request,
+        load=shape.load,
+        count=count,
+        device_class=device_class,
+        namespace=namespace,
+        most=most,
+        cordon=cordon,
+    )
+
+
+def _end(sign: int, _frame: object) -> None:
+    """As Ctrl-C does: cards are given back before the end."""
+    sys.exit(128 + sign)
+
+
+def _carry_out(client: KubeClient, outcome: Outcome, timeout: float, clock: Clock) -> None:
+    """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
+    work = evicting.Carrying(client, timeout, clock)
+    with ExitStack() as until:
+        for sign in _ENDING:
+            if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one
+                until.callback(signal.signal, sign, signal.signal(sign, _end))
+        for i, move in enumerate(outcome.plan.moves, 1):
+            if outcome.plan.cordons:
+                work.cordon(move.before, until)
+            work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
+
+
+def _shape(seen: survey.Survey, fit: str, device_class: str) -> tuple[str, int, Shape]:
+    """What it is called, how many, and what one asks."""
+    times = _TIMES.fullmatch(fit)
+    given, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
+    if not 1 <= count <= _MOST_FITS:
+        raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MOST_FITS}")
+    if device_class and "=" not in given:
+        raise InvalidRequest(f"{_FIT} {fit}", "a file says its class itself", "leave --class out")
+    named = f"{given},class={device_class}" if device_class else given
+    shapes = whatif.shapes(named, seen.classes, _FIT)
+    if len(shapes) > 1:
+        known = ", ".join(name for name, _ in shapes)
+        raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write them into files of their own")
+    return f"pod {shapes[0][0]}", count, shapes[0][1]
+
+
+def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetime) -> Outcome:
+    """Reads what the survey lacks, and searches. Raises `KubeError`."""
+    from cardwise.cli.cluster.engine import Deciding  # noqa: PLC0415 - see above
+
+    nodes, pods = list(listing.objects(client, paths.nodes())), list(listing.objects(client, paths.pods()))
+    found_jobs = listing.objects(client, paths.jobs()) if movables.of_jobs(pods) else ()
+    jobs = {job["metadata"]["uid"]: job for job in found_jobs}
+    limits = budgets.Budgets()
+    for budget in listing.objects(client, paths.poddisruptionbudgets()):
+        record = budgets.record(msgspec.json.encode(budget))
+        if record is not None:
+            limits.set(*record)
+    told = published.take(client)
+    if told.note:
+        click.echo(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+    ledger = seen.ledger
+    engine = Deciding(ledger, snapshots.rooms(nodes, pods), told.workload)
+    if engine.note:
+        click.echo(f"note: {engine.note}", err=True)
+
+    def wanted(holding: Holding) -> bool:
+        return asked.namespace in (None, holding.namespace)
+
+    found = movables.find(movables.Seen(pods, nodes, jobs, limits, told, now), ledger, wanted)
+    world = World(ledger, engine, lambda namespace: [room for _, room in seen.rooms(namespace)])
+    goal = Goal(request=asked.request, load=asked.load, count=asked.count, policy=told.policy)
+    return Outcome(asked, plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon), found)
+
+
+def text(outcome: Outcome) -> str:
+    """What fits, what moves, and what is in the way."""
+    asked, made = outcome.asked, outcome.plan
+    lines = [f"Now {_fits(made.fits[0], asked)}, of {asked.count} that are wanted."]
+    if not outcome.reached:
+        lines += _no_way(outcome)
+        return "\n".join(lines) + "\n"
+    if not made.moves:
+        return f"{lines[0]} Nothing has to move.\n"
+    lines.append(f"{wording.count(len(made.moves), 'pod')} would move{_surely(made)}:")
+    rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
+    by_uid = {pod.uid: pod for pod in outcome.found.pods}
+    for i, move in enumerate(made.moves):
+        pod = by_uid[move.before.uid]
+        owner = movables.controller(outcome.found.objects[pod.uid])
+        row = [str(i + 1), f"{move.before.namespace}/{move.before.name}", _where(move.before), _where(move.after)]
+        row += [
+            str(pod.mem),
+            str(pod.priority),
+            _age(pod.age),
+            f"{owner['kind']}/{owner['name']}",
+            str(made.fits[i + 1]),
+        ]
+        rows.append(row)
+    lines.append(tables.aligned(rows).rstrip("\n"))
+    lines.append("Each is ended and started anew: what it has in memory and on its own disk is lost.")
+    if made.cordons:
+        lines.append(
+            "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more "
+            "would have to move. --no-cordon does without."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _surely(made: Plan) -> str:
+    return "" if made.exact else f", perhaps more than needed (at least {made.least})"
+
+
+def _fits(fits: int, asked: Asked) -> str:
+    """Such as "there is 1 free whole card", "there is room for 2 pods gpu-mem=100"."""
+    what, of = asked.text.split(" ", 1) if asked.text.startswith("pod ") else (asked.text, "")
+    if of:
+        return f"there is room for {wording.count(fits, what)} of {of}"
+    head, _, tail = what.partition(" of class ")
+    return f"there {'is' if fits == 1 else 'are'} {wording.count(fits, head)}{f' of class {tail}' if tail else ''}"
+
+
+def _no_way(outcome: Outcome) -> list[str]:
+    made, asked = outcome.plan, outcome.asked
+    none = f"{'There is no way' if made.searched else 'No way was found'} to move pods for that"
+    if asked.most is not None:
+        none += f" by at most {wording.count(asked.most, 'move')}"
+    if not asked.cordon:
+        none += " without cordoning their cards meanwhile"
+    if made.moves:
+        none += f"; the best that was found: {_fits(made.fits[-1], asked)}, by {wording.count(len(made.moves), 'move')}"
+    lines = [f"{none}."]
+    if not made.searched:
+        lines.append("There may be one all the same: not everything could be tried.")
+    if not asked.cordon:
+        lines.append(
+            "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX."
+        )
+    lines.append(f"{wording.count(len(outcome.found.pods), 'pod')} may be moved.")
+    for why, many in sorted(outcome.found.kept.items(), key=lambda one: (-one[1], one[0])):
+        lines.append(f"Not so those that {why}: {many}.")
+    return lines
+
+
+def _where(holding: Holding) -> str:
+    """Such as "n1 0,1"."""
+    return f"{holding.node} {','.join(map(str, holding.assignment.indices()))}"
+
+
+def _age(seconds: float) -> str:
+    """As kubectl has it: the two biggest units would be one too many in a table."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """All of it, for programs."""
+    made, asked = outcome.plan, outcome.asked
+    by_uid = {pod.uid: pod for pod in outcome.found.pods}
+    moves = []
+    for move, fits in zip(made.moves, made.fits[1:], strict=True):
+        pod, owner = by_uid[move.before.uid], movables.controller(outcome.found.objects[move.before.uid])
+        moves.append(
+            {
+                "namespace": move.before.namespace,
+                "name": move.before.name,
+                "uid": pod.uid,
+                "from": _place(move.before),
+                "to": _place(move.after),
+                "memoryMiB": pod.mem,
+                "priority": pod.priority,
+                "ageSeconds": round(pod.age),
+                "controller": {"kind": owner["kind"], "name": owner["name"]},
+                "fits": fits,
+            }
+        )
+    return {
+        "wanted": asked.count,
+        "fitsNow": made.fits[0],
+        "fitsThen": made.fits[-1],
+        "reached": outcome.reached,
+        "fewestPossible": made.exact if outcome.reached else None,
+        "everythingTried": made.searched,
+        "cordons": made.cordons,
+        "moves": moves,
+        "kept": dict(sorted(outcome.found.kept.items())),
+    }
+
+
+def _place(holding: Holding) -> dict[str, Any]:
+    cards = [{"index": share.index, "uuid": share.uuid} for share in holding.assignment.shares()]
+    return {"node": holding.node, "cards": cards}

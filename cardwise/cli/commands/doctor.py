@@ -1,0 +1,40 @@
+"""`cardwise doctor`: what would not work, or does not, with a remedy for each finding."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.doctor import checks, finding
+from cardwise.cli.render import printing
+from cardwise.core.api import names
+from cardwise.kube.client import KubeClient
+
+
+@click.command()
+@options.kubeconfig
+@options.namespace
+@click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@click.option(
+    "--probe/--no-probe", default=True, show_default=True, help="Send pods that try it, and delete them again."
+)
+@click.option("--probe-image", default="", help="With a shell. Default: the image of the device plugin.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+def doctor(
+    kubeconfig: Path | None, namespace: str | None, installed: str, *, probe: bool, probe_image: str, output: str
+) -> None:
+    """Say what would not work, or does not, with a remedy for each finding.
+
+    Probe pods go into the namespace of -n: one of 1 MiB, whose image is never pulled, and on each node with cards one
+    that asks for none and looks whether it got one. Ends with 1 where there is a problem.
+    """
+    client = KubeClient.load(kubeconfig)
+    probe_in = (namespace or client.namespace) if probe else ""
+    found = list(checks.examine(client, installed, probe_in, probe_image))
+    if output == "table":
+        click.echo(finding.table(found), nl=False)
+    else:
+        printing.dump(finding.as_json(found), output)
+    if finding.worst(found) is finding.Level.PROBLEM:
+        sys.exit(1)

@@ -1,0 +1,235 @@
+"""`cardwise drain`: one card is taken out of use, and the pods on it are asked to go, as disruption budgets allow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import msgspec
+
+from cardwise.cli import options
+from cardwise.cli.cluster import cordons
+from cardwise.cli.options import DURATION
+from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.clock import Clock
+from cardwise.core.api import assignment, names
+from cardwise.core.values import wording
+from cardwise.kube import errors, eviction, paths, wire
+from cardwise.kube.client import KubeClient
+from cardwise.kube.wire import ExtendedResource
+
+_LOOK_SECONDS = 2.0  # between two looks at the card
+_ASK_SECONDS = 5.0  # between two requests to evict a pod that a disruption budget holds back
+_FEW = 5  # pods named in one line
+
+
+class _Owner(msgspec.Struct):
+    kind: str = ""
+    controller: bool = False
+
+
+class _Meta(wire.ObjectMeta, rename="camel", frozen=True):
+    owner_references: tuple[_Owner, ...] = ()
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Meta
+    status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
+
+    @property
+    def name(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def controller(self) -> str:
+        """The kind of what would make the pod anew; "" for a bare pod."""
+        return next((owner.kind for owner in self.metadata.owner_references if owner.controller), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the person has allowed. `timeout`: seconds, 0 without end; `grace`: seconds, negative as the pods say."""
+
+    force: bool = False
+    ignore_daemonsets: bool = False
+    grace: int = -1
+    timeout: float = 0.0
+
+
+@click.command()
+@_kubeconfig
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be evicted, and what is in the way.")
+@click.option("--force", is_flag=True, help="Evict pods without a controller too: nobody makes them anew.")
+@click.option("--ignore-daemonsets", is_flag=True, help="Leave the pods of DaemonSets on the card.")
+@click.option(
+    "--grace-period",
+    type=click.IntRange(min=-1),
+    default=-1,
+    show_default=True,
+    help="Seconds; -1: as each pod says.",
+)
+@click.option("--timeout", type=DURATION, default=0.0, show_default="0s", help="Give up after so long; 0s: never.")
+@click.option("--reason", default="", help="Why, for the others.")
+@cordons.card_argument
+def drain(
+    *,
+    kubeconfig: Path | None,
+    dry_run: bool,
+    force: bool,
+    ignore_daemonsets: bool,
+    grace_period: int,
+    timeout: float,
+    reason: str,
+    card: str,
+) -> None:
+    """Cordon a card, evict its pods and wait until it is empty. CARD: a UUID, its beginning, or NODE/INDEX.
+
+    Disruption budgets are kept: what one holds back is asked again until --timeout. Ends with 1 where the card does not
+    get empty; it stays cordoned then.
+    """
+    client = KubeClient.load(kubeconfig)
+    rules = Rules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
+    work = Drain(client, cordons.find(client, card), rules, options.clock())
+    if dry_run:
+        work.rehearse(reason)
+    else:
+        work.run(reason)
+
+
+@dataclass(slots=True)
+class Drain:
+    """One card's."""
+
+    client: KubeClient
+    card: ExtendedResource
+    rules: Rules
+    clock: Clock
+    _asked: dict[str, float] = field(default_factory=dict)  # by UID, when its eviction was asked for
+    _accepted: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted
+    _said: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
+
+    def rehearse(self, reason: str) -> None:
+        """Says what `run` would do. Raises `ClickException` where that would be refused, and `KubeError`."""
+        pods = self._on_card()
+        self._check(pods)
+        cordons.mark(self.client, self.card, reason, self.clock, dry_run=True)
+        for pod in self._to_go(pods):
+            why = self._evict(pod, dry_run=True)
+            click.echo(f"pod {pod.name} would be evicted" + (f", once it may be: {why}" if why else ""))
+        click.echo(f"{cordons.title(self.card)} would be drained; nothing was changed")
+
+    def run(self, reason: str) -> None:
+        """Cordons, evicts and waits. Raises `ClickException` where the card does not get empty, and `KubeError`."""
+        self._check(self._on_card())  # before anything is changed
+        if cordons.mark(self.client, self.card, reason, self.clock):
+            click.echo(f"{cordons.title(self.card)} cordoned")
+        until = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
+        empty = 0
+        while True:
+            left, held = self._look()
+            # Twice, since a pod that was being bound while the card was cordoned comes a moment later.
+            empty = 0 if left or held else empty + 1
+            if empty > 1:
+                break
+            if self.clock.now() >= until:
+                raise click.ClickException(self._not_empty(left, held))
+            self.clock.sleep(min(_LOOK_SECONDS, max(0.0, until - self.clock.now())))
+        click.echo(f"{cordons.title(self.card)} drained")
+
+    def _look(self) -> tuple[list[_Pod], list[str]]:
+        """The pods that still have to go, asked to if that is due, and those whose containers alone are there."""
+        pods = self._on_card()
+        self._check(pods)
+        left = self._to_go(pods)
+        there = {pod.metadata.uid for pod in pods}
+        for uid in [uid for uid in self._accepted if uid not in there]:
+            click.echo(f"pod {self._accepted.pop(uid)} is gone")
+        for pod in left:
+            uid = pod.metadata.uid
+            if pod.metadata.deletion_timestamp is not None or uid in self._accepted:
+                continue
+            if self.clock.now() - self._asked.get(uid, float("-inf")) >= _ASK_SECONDS:
+                self._asked[uid] = self.clock.now()
+                self._ask(pod)
+        return left, self._held(there)
+
+    def _ask(self, pod: _Pod) -> None:
+        uid, why = pod.metadata.uid, self._evict(pod)
+        if not why:
+            click.echo(f"evicting pod {pod.name}")
+            self._accepted[uid] = pod.name
+        elif self._said.get(uid) != why:
+            click.echo(f"pod {pod.name} cannot be evicted yet: {why}; asked again every {_ASK_SECONDS:g} s", err=True)
+        self._said[uid] = why
+
+    def _evict(self, pod: _Pod, *, dry_run: bool = False) -> str:
+        """Why not yet, "" if it goes. Raises `KubeError` where asking again would not help."""
+        grace = self.rules.grace if self.rules.grace >= 0 else None
+        meta = pod.metadata
+        try:
+            eviction.evict(self.client, meta.namespace, meta.name, meta.uid, dry_run=dry_run, grace=grace)
+        except errors.NotFound:
+            return ""
+        except (errors.TooManyRequests, errors.Conflict, errors.Unreachable) as error:
+            return error.message or error.reason  # a conflict may be another pod of this name: the next look tells
+        return ""
+
+    def _check(self, pods: Sequence[_Pod]) -> None:
+        """Raises `ClickException` for pods that may only go, or stay, when the person says so."""
+        bare = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
+        if bare and not self.rules.force:
+            raise click.ClickException(
+                f"pods without a controller would not be made anew: {wording.few(bare, _FEW)}; --force evicts them all "
+                "the same"
+            )
+        daemons = [pod.name for pod in pods if pod.controller == "DaemonSet"]
+        if daemons and not self.rules.ignore_daemonsets:
+            raise click.ClickException(
+                f"pods of DaemonSets would come back at once: {wording.few(daemons, _FEW)}; --ignore-daemonsets leaves "
+                "them on the card"
+            )
+
+    def _to_go(self, pods: Sequence[_Pod]) -> list[_Pod]:
+        return [pod for pod in pods if pod.controller != "DaemonSet"]
+
+    def _on_card(self) -> list[_Pod]:
+        """The pods that hold something of the card."""
+        query = {"fieldSelector": f"spec.nodeName={self.card.spec.node}"}
+        return [pod for pod in self.client.items(paths.pods(), wire.ListOf[_Pod], query) if self._holds(pod)]
+
+    def _holds(self, pod: _Pod) -> bool:
+        if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in pod.metadata.annotations:
+            return False
+        try:
+            assigned = assignment.decode(pod.metadata.annotations)
+        except assignment.InvalidAssignment as error:
+            click.echo(f"warning: what pod {pod.name} holds is not known: {error}", err=True)
+            return False
+        if assigned is None:
+            return False
+        uuid, index = self.card.spec.uuid, self.card.spec.index
+        on_card = any(share.uuid == uuid or (not share.uuid and share.index == index) for share in assigned.shares())
+        return on_card or any(device.uuid == uuid for device in assigned.device_shares())
+
+    def _held(self, there: set[str]) -> list[str]:
+        """Pods that are gone, while the node still has containers of them on the card."""
+        try:
+            found = self.client.get(paths.extendedresources(self.card.metadata.name))
+        except errors.NotFound:
+            return []
+        held = msgspec.convert(found, ExtendedResource).status.held or ()
+        return sorted({f"{one.namespace}/{one.name}" for one in held if one.pod_uid not in there})
+
+    def _not_empty(self, left: Sequence[_Pod], held: Sequence[str]) -> str:
+        still = [f"{pod.name} ({self._state(pod)})" for pod in left]
+        still += [f"{one} (its containers still run)" for one in held]
+        what = wording.few(still, _FEW) if still else "nothing any more, but it was seen so only once"
+        return (
+            f"{cordons.title(self.card)} is not empty after {self.rules.timeout:g} s: {what}; it stays cordoned, "
+            "and `cardwise drain` goes on where it stopped"
+        )
+
+    def _state(self, pod: _Pod) -> str:
+        if pod.metadata.deletion_timestamp is not None or pod.metadata.uid in self._accepted:
+            return "ending"
+        return self._said.get(pod.metadata.uid) or "not evicted yet"

@@ -1,0 +1,27 @@
+"""`cardwise gangs`: groups of pods that are bound whole or not at all, and how far each is."""
+
+from pathlib import Path
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.render import gangtable, printing
+from cardwise.kube.client import KubeClient
+
+
+@click.command()
+@options.kubeconfig
+@options.namespace
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
+@options.output
+def gangs(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
+    """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""
+    client = KubeClient.load(kubeconfig)
+    of = "" if all_namespaces else namespace or client.namespace
+    views = gangtable.views(client, of)
+    if output in ("json", "yaml"):
+        printing.dump(gangtable.as_json(views), output)
+    elif views:
+        click.echo(gangtable.table(views, options.clock().wall(), wide=output == "wide"), nl=False)
+    else:
+        click.echo(f"there is no gang{f' in namespace {of!r}; -A shows those of all' if of else ''}", err=True)

@@ -1,0 +1,64 @@
+"""`cardwise inspect`: cards and who holds how much of them, as `kubectl inspect gpushare` shows it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.render import cardtable, devicetable, gangtable, printing
+from cardwise.kube import survey
+from cardwise.kube.client import KubeClient
+
+
+@click.command()
+@options.kubeconfig
+@click.option("-d", "--details", is_flag=True, help="Show the pods of each node and what they hold, and devices.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@click.argument("node", required=False)
+def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | None) -> None:
+    """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
+    client = KubeClient.load(kubeconfig)
+    seen = survey.take(client)
+    shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
+    if node is not None and node not in {one.name for one in shown}:
+        known = ", ".join(one.name for one in shown) or "none"
+        raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
+    if output != "table":
+        printing.dump(_as_json(seen, node), output)
+        return
+    draw = cardtable.details if details else cardtable.summary
+    click.echo(draw(seen.ledger, seen.addresses, node), nl=False)
+    if details:
+        click.echo(gangtable.holds_table(gangtable.holds(client), node), nl=False)
+    printing.warn(seen)
+
+
+def _as_json(seen: survey.Survey, only: str | None) -> dict[str, Any]:
+    nodes = []
+    for node in seen.ledger.nodes():
+        if only not in (None, node.name):
+            continue
+        holdings = seen.ledger.holdings(node.name)
+        cards = [
+            {
+                "index": card.index,
+                "uuid": card.uuid,
+                "model": card.model,
+                "healthy": card.healthy,
+                "cordoned": card.cordoned,
+                "totalMiB": card.mem,
+                "usedMiB": node.used[i],
+                "pods": [
+                    {"namespace": h.namespace, "name": h.name, "uid": h.uid, "usedMiB": share.mem}
+                    for h in holdings
+                    for share in h.assignment.shares()
+                    if node.position(share) == i
+                ],
+            }
+            for i, card in enumerate(node.cards)
+        ]
+        address = seen.addresses.get(node.name, "unknown")
+        devices = devicetable.objects(seen.ledger, node)
+        nodes.append({"name": node.name, "address": address, "cards": cards, "devices": devices})
+    return {"nodes": nodes}

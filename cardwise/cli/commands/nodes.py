@@ -1,0 +1,239 @@
+"""`cardwise nodes`: what each node has and has left, what still fits, and how much of the rest is in pieces too small.
+
+The measure of fragmentation is `cardwise.core.defrag.fragmentation`, imported when it is called: nobody else waits for
+numpy.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cardwise.cli.cluster import published, snapshots
+from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.cli.render import cardtable, printing, tables
+from cardwise.core.api.cards import POSITION
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.kube import survey
+from cardwise.kube.client import KubeClient
+from cardwise.kube.survey import Survey
+from cardwise.simulation.workload import UNLIMITED
+
+if TYPE_CHECKING:
+    from cardwise.core.defrag.fragmentation import Memory
+    from cardwise.core.placement.scored.asks import Ask
+
+_ALL = "CLUSTER"  # no node can be called so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A node, or all together. `largest`: MiB of the biggest share that still fits on one card; `memory`: with what of
+    it is fragmented, unless `measured` is false, when nobody knows what pods come; `mps`: the states of its cards.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    cards: int
+    sick: tuple[str, ...]
+    cordoned: tuple[str, ...]
+    empty: int
+    largest: int
+    pods: int
+    mps: tuple[str, ...]
+    memory: "Memory"
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """`nodes` in the order of their names. `typical`: by which pods fragmentation is measured, "learned" or "running",
+    "" where none is known. `notes`: what is less exact, and why.
+    """
+
+    nodes: list[NodeView]
+    cluster: NodeView
+    classes: "Mapping[str, Memory]"
+    typical: str
+    notes: list[str]
+
+
+@click.command()
+@_kubeconfig
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
+)
+@click.argument("node", nargs=-1)
+def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
+    """What each NODE has and what still fits there: cards, MiB, whole free cards, fragmentation, MPS, pods.
+
+    CARDS are those that take new pods, of all. LARGEST is the biggest share that still fits on one card. FRAGMENTED are
+    free MiB that the pods which come cannot use, in the mean. The last line is the whole cluster.
+    """
+    client = KubeClient.load(kubeconfig)
+    seen = survey.take(client, addresses=False, own=client.namespace)
+    known = [one.name for one in cardtable.with_cards(seen.ledger)]
+    missing = [name for name in node if name not in known]
+    if missing:
+        there = ", ".join(known) or "none"
+        raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
+    found = views(client, seen)
+    for line in filter(None, (seen.partial, *found.notes)):
+        click.echo(f"note: {line}", err=True)
+    for problem in seen.problems:
+        click.echo(f"warning: {problem}", err=True)
+    if output in ("json", "yaml"):
+        printing.dump(as_json(found, node), output)
+    else:
+        click.echo(table(found, node, wide=output == "wide"), nl=False)
+
+
+def views(client: KubeClient, seen: Survey) -> Views:
+    """Reads what the survey lacks. Raises `KubeError`."""
+    from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
+
+    rooms, without_rooms = snapshots.read_rooms(client)
+    asks, typical, without_asks = _asks(client, seen)
+    fragments = fragmentation.Fragments(fragmentation.typical(asks, seen.ledger.kinds))
+    states = cardtable.with_cards(seen.ledger)
+    for state in states:
+        fragments.set(state.name, state, rooms.get(state.name, UNLIMITED))
+    mps: dict[str, set[str]] = {}
+    for resource in seen.resources:
+        if resource.status.mps is not None:
+            mps.setdefault(resource.spec.node, set()).add(resource.status.mps.state)
+    measured = bool(asks)
+    each = [
+        _view(seen, state, mps.get(state.name, ()), fragments.node(state.name), measured=measured) for state in states
+    ]
+    cluster = _together(each, fragments.total(), measured=measured)
+    return Views(
+        each, cluster, fragments.classes(seen.ledger.kinds), typical, list(filter(None, (without_rooms, without_asks)))
+    )
+
+
+def _asks(client: KubeClient, seen: Survey) -> "tuple[Mapping[Ask, float], str, str]":
+    """What the pods that come ask for: as the extender has learned it, else as those do that hold cards now.
+
+    And which of these, as `Views` has it, and why.
+    """
+    from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
+    from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
+
+    told = published.take(client)
+    why = told.note or "the extender has learned nothing yet"
+    if told.workload:
+        learned = Workload()
+        try:
+            learned.load(told.workload)
+        except InvalidWorkload as error:
+            why = f"what the extender has saved cannot be read ({error})"
+        asks = fragmentation.of_cards(learned.counts)
+        if asks:
+            return asks, "learned", ""
+    holding = fragmentation.asks_of(one for one in seen.ledger.holdings() if one.namespace != survey.OTHERS)
+    if holding:
+        return holding, "running", f"fragmentation is measured by the pods that hold cards now: {why}"
+    return {}, "", f"fragmentation is not known, since no pod is known that comes: {why}"
+
+
+def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory", *, measured: bool) -> NodeView:
+    ascending = state.ascending()
+    return NodeView(
+        name=state.name,
+        models=tuple(dict.fromkeys(card.model or "unknown" for card in state.cards)),
+        cards=len(state.cards),
+        sick=tuple(str(card.index) for card in state.cards if not card.healthy),
+        cordoned=tuple(str(card.index) for card in state.cards if card.cordoned),
+        empty=sum(state.empty(i) for i in range(len(state.cards))),
+        largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
+        pods=sum(bool(holding.assignment.containers) for holding in seen.ledger.holdings(state.name)),
+        mps=tuple(sorted(mps)),
+        memory=memory,
+        measured=measured,
+    )
+
+
+def _together(nodes: Sequence[NodeView], memory: "Memory", *, measured: bool) -> NodeView:
+    return NodeView(
+        name=_ALL,
+        models=tuple(sorted({model for node in nodes for model in node.models})),
+        cards=sum(node.cards for node in nodes),
+        sick=tuple(f"{node.name}/{index}" for node in nodes for index in node.sick),
+        cordoned=tuple(f"{node.name}/{index}" for node in nodes for index in node.cordoned),
+        empty=sum(node.empty for node in nodes),
+        largest=max((node.largest for node in nodes), default=0),
+        pods=sum(node.pods for node in nodes),
+        mps=tuple(sorted({state for node in nodes for state in node.mps})),
+        memory=memory,
+        measured=measured,
+    )
+
+
+def table(found: Views, only: Collection[str] = (), *, wide: bool = False) -> str:
+    """One row for each node, or each of these, and one for the cluster; wide, also which cards, models, and classes."""
+    heads = ["NAME", "CARDS", "USED/TOTAL(MiB)", "FREE-CARDS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
+    rows = [[*heads, "SICK", "CORDONED", "MODELS"] if wide else heads]
+    for view in _shown(found, only):
+        takers = view.cards - len({*view.sick, *view.cordoned})
+        memory = view.memory
+        fragmented = _fragmented(memory, measured=view.measured)
+        row = [view.name, f"{takers}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
+        row += [str(view.largest), fragmented, ",".join(view.mps) or "-", str(view.pods)]
+        more = [",".join(view.sick) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
+        rows.append([*row, *more] if wide else row)
+    return tables.together([rows, _of_classes(found)]) if wide else tables.aligned(rows)
+
+
+def _of_classes(found: Views) -> list[list[str]]:
+    rows = [["CLASS", "USED/TOTAL(MiB)", "FREE(MiB)", "FRAGMENTED(MiB)"]]
+    for name, memory in sorted(found.classes.items()):
+        fragmented = _fragmented(memory, measured=found.cluster.measured)
+        rows.append([name, f"{memory.used}/{memory.total}", str(memory.free), fragmented])
+    return rows
+
+
+def _fragmented(memory: "Memory", *, measured: bool) -> str:
+    return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if measured else "-"
+
+
+def as_json(found: Views, only: Collection[str] = ()) -> dict[str, Any]:
+    """All of it, for programs."""
+    *each, cluster = [_object(view) for view in _shown(found, only)]
+    del cluster["name"]
+    measured = found.cluster.measured
+    of_classes = [
+        {"name": name, **_amounts(memory, measured=measured)} for name, memory in sorted(found.classes.items())
+    ]
+    return {"nodes": each, "classes": of_classes, "cluster": cluster, "typicalPods": found.typical or None}
+
+
+def _amounts(memory: "Memory", *, measured: bool) -> dict[str, Any]:
+    return {
+        "memoryMiB": memory.total,
+        "usedMiB": memory.used,
+        "freeMiB": memory.free,
+        "fragmentedMiB": round(memory.fragmented) if measured else None,
+        "fragmentedPercent": round(memory.percent, 1) if measured else None,
+    }
+
+
+def _shown(found: Views, only: Collection[str]) -> list[NodeView]:
+    return [*(view for view in found.nodes if not only or view.name in only), found.cluster]
+
+
+def _object(view: NodeView) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "models": list(view.models),
+        "cards": view.cards,
+        "sickCards": list(view.sick),
+        "cordonedCards": list(view.cordoned),
+        **_amounts(view.memory, measured=view.measured),
+        "freeCards": view.empty,
+        "largestFreeMiB": view.largest,
+        "mps": list(view.mps),
+        "pods": view.pods,
+    }

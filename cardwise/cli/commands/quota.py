@@ -1,0 +1,32 @@
+"""`cardwise quota`: what a namespace may hold of which cards, what it holds, and which pods hold it."""
+
+from pathlib import Path
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.render import printing, quotatable
+from cardwise.kube import survey
+from cardwise.kube.client import KubeClient
+
+
+@click.command()
+@options.kubeconfig
+@options.namespace
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
+@options.output
+def quota(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
+    """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
+    client = KubeClient.load(kubeconfig)
+    of = "" if all_namespaces else namespace or client.namespace
+    seen = survey.take(client, namespace=of, addresses=False)
+    native = survey.native_quotas(client, of)
+    printing.warn(seen)
+    views = quotatable.views(seen, of)
+    if output in ("json", "yaml"):
+        printing.dump(quotatable.as_json(views, native), output)
+        return
+    click.echo(quotatable.table(views, native, wide=output == "wide"), nl=False)
+    if not views and not native:
+        where = f"namespace {of!r} has" if of else "there is"
+        click.echo(f"{where} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True)

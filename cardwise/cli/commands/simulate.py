@@ -1,0 +1,116 @@
+"""`cardwise simulate`: its options. What it does is imported when it is called: nobody else waits for numpy."""
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from cardwise.cli.options import kubeconfig as kubeconfig_option
+from cardwise.core.api.policies import POLICIES
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube.client import KubeClient
+from cardwise.simulation.defaults import FIRST_SEED, LIFETIMES, LOAD, TUNE
+
+_HELP: Final = """Replay a trace of pods, or the cluster's own, and say what each policy would make of it.
+
+    TRACE is a folder in the format of openb (cluster-trace-gpu-v2023), with openb_node_list_NAME.csv and
+    openb_pod_list_NAME.csv. Its pods come in an order that the seed shuffles, until 1.3 times the cards have been asked
+    for; what does not fit is refused. This is the protocol of FGD (USENIX ATC 2023), so that numbers compare. A card is
+    1000 units.
+
+    With --from-cluster the pods of the cluster, running and waiting, come to its nodes as if they were empty.
+
+    \b
+    With --pod it says how many more pods of that kind fit: now, and with --add-nodes. NODES are
+      4x8xTesla-T4:16384              4 nodes of 8 cards of 16384 MiB, cpu and memory without bounds
+      4x8xTesla-T4:16Gi,cpu=64,memory=256Gi
+    and PODS are a file of manifests (a Pod, or what has a template), or
+      gpu-mem=8138,cpu=2,memory=4Gi   8138 MiB of a card
+      gpu=2                           two whole cards
+      gpu-mem=8138,class=nvidia.tesla.t4,core=50
+
+    \b
+    cardwise simulate openb                                           every policy, three seeds
+    cardwise simulate openb --pods default --pods gpuspec33 --policy priced --seeds 10
+    cardwise simulate openb --churn                                   pods leave as well
+    cardwise simulate --from-cluster                                  what each policy would make of our pods
+    cardwise simulate --from-cluster --pod gpu-mem=8138 --add-nodes 4x8xTesla-T4:16384
+"""
+
+
+class _Positive(click.FloatRange):
+    """Above 0. Without nan and inf, which a range lets through: the first compares with nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number: write for example 1.3", param, ctx)
+        return number
+
+
+def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Without what is named twice: its runs would be the same, and counted as more of them."""
+    return tuple(dict.fromkeys(given))
+
+
+@click.command("simulate", help=_HELP)
+@click.argument("trace", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--from-cluster", is_flag=True, help="The nodes and pods of the cluster, in place of a trace.")
+@kubeconfig_option
+@click.option(
+    "--pods", multiple=True, callback=_once, metavar="NAME", help="Of the trace's lists of pods. Default: default."
+)
+@click.option("--nodes", default="gpu_node", show_default=True, metavar="NAME", help="Of the trace's lists of nodes.")
+@click.option(
+    "--policy",
+    multiple=True,
+    callback=_once,
+    type=click.Choice(sorted(POLICIES)),
+    help="Default: each of them.",
+)
+@click.option(
+    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="How many runs, each with its seed."
+)
+@click.option("--seed", default=FIRST_SEED, show_default=True, help="The first of the seeds.")
+@click.option("--tune", type=_Positive(), help=f"Times the cards that is asked for. [{TUNE}]")
+@click.option(
+    "--known", is_flag=True, help="The policies know the pods beforehand; else they learn from those that came."
+)
+@click.option("--churn", "leaving", is_flag=True, help="Pods come and go all the time, in place of filling.")
+@click.option("--load", default=LOAD, show_default=True, type=_Positive(), help="Of --churn.")
+@click.option(
+    "--lifetimes",
+    default=LIFETIMES,
+    show_default=True,
+    type=_Positive(),
+    help="Of --churn: how long is measured, in mean lifetimes of a pod.",
+)
+@click.option("--pod", multiple=True, metavar="PODS", help="How many more of these fit.")
+@click.option("--add-nodes", multiple=True, metavar="NODES", help="Nodes that are not there yet.")
+@click.option("--processes", type=click.IntRange(1), help="Default: one for each core.")
+@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Folder for plots, as SVG.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+def simulate(*, trace: Path | None, from_cluster: bool, kubeconfig: Path | None, **given: Any) -> None:
+    if (trace is None) is not from_cluster:
+        raise click.UsageError("name the folder of a trace, or write --from-cluster")
+    if from_cluster and given["pods"]:
+        raise click.UsageError("--pods names lists of a trace, and --from-cluster has none: leave one of them out")
+    if given["leaving"] and given["pod"]:
+        raise click.UsageError("--pod asks what fits at the end, and --churn has none: leave one of them out")
+    unheeded = ("tune",) if given["leaving"] else ("load", "lifetimes")
+    for name in unheeded:
+        if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            said = "leave it out with --churn" if given["leaving"] else "it belongs to --churn, which is not there"
+            raise click.UsageError(f"--{name} changes nothing: {said}")
+    from cardwise.cli import simulation  # noqa: PLC0415 - see above
+
+    asked = simulation.Asked(**given)
+    try:
+        simulation.show(asked, trace if trace is not None else KubeClient.load(kubeconfig))
+    except InvalidRequest as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,176 @@
+"""`cardwise top`: cards and who uses what of them, once or as long as somebody looks."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from cardwise.cli import options
+from cardwise.cli.cluster import usage
+from cardwise.cli.cluster.usage import Card
+from cardwise.cli.options import DURATION
+from cardwise.cli.options import kubeconfig as _kubeconfig
+from cardwise.cli.render import printing, toptable
+from cardwise.cli.render.toptable import Node
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api import names
+from cardwise.core.values import wording
+from cardwise.kube import errors
+from cardwise.kube.client import KubeClient
+
+_NODES = 20  # shown unless more are asked for
+_ALL_SECONDS = 30.0  # between two looks at all cards of a big cluster; those that are shown are looked at each time
+_BIG = 2000  # cards from which on a cluster is big
+_OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, without cursor, and back
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+@click.command()
+@_kubeconfig
+@click.option("-w/-1", "--watch/--once", default=None, help="Live or once. Default: live on a terminal.")
+@click.option("--interval", type=DURATION, default=3.0, show_default="3s", help="Between two looks, at least 1s.")
+@click.option("--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="Nodes; 0: all.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
+@click.argument("node", nargs=-1)
+def top(
+    *,
+    kubeconfig: Path | None,
+    watch: bool | None,
+    interval: float,
+    limit: int,
+    output: str,
+    installed: str,
+    node: tuple[str, ...],
+) -> None:
+    """Cards, what is granted of each and to whom, and what that really uses: the most used nodes first, or NODE…
+
+    Use is what the MPS managers measure; "-" where nobody has.
+    """
+    if watch and output != "table":
+        raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
+    look = Look(KubeClient.load(kubeconfig), nodes=node, limit=limit, installed=installed, clock=options.clock())
+    if watch or (watch is None and output == "table" and sys.stdout.isatty()):
+        live(look, max(1.0, interval), options.clock())
+        return
+    look.look()
+    if output == "table":
+        click.echo(look.screen(), nl=False)
+    else:
+        printing.dump(look.as_json(), output)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    everything: list[Node] = field(default_factory=list)
+    shown: list[Node] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Look:
+    """What is seen; `look` again for what is there now. `limit`: nodes, 0 for all; no limit on those that are named."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        nodes: Sequence[str] = (),
+        limit: int = _NODES,
+        installed: str = names.NAMESPACE,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._nodes = tuple(dict.fromkeys(nodes))
+        self._limit = 0 if nodes else limit
+        self._installed = installed
+        self._clock = clock
+        self._all_at = float("-inf")
+        self._cards: list[Card] = []
+        self._seen = _Seen()
+
+    def look(self, most: int | None = None) -> None:
+        """`most`: lines that there is room for. Raises `ClickException` for a node without cards, and `KubeError`."""
+        now = self._clock.now()
+        if len(self._cards) < _BIG or now - self._all_at >= _ALL_SECONDS:
+            self._cards = usage.cards(self._client, self._nodes)
+            self._all_at = now
+            everything = toptable.by_node(self._cards)
+            shown = self._first(everything, most)
+        else:
+            everything = self._seen.everything
+            wanted = [node.name for node in self._first(everything, most)]
+            shown = toptable.by_node(usage.cards(self._client, wanted))
+        missing = set(self._nodes) - {node.name for node in everything}
+        if missing:
+            raise click.ClickException(f"no card that Cardwise shares on {wording.few(sorted(missing), 5, 'nodes')}")
+        details = usage.details(self._client, [node.name for node in shown], self._installed) if shown else None
+        if details is not None:
+            shown = [Node(node.name, tuple(map(details.of, node.cards))) for node in shown]
+        self._seen = _Seen(everything=everything, shown=shown, notes=details.notes if details is not None else [])
+
+    def _first(self, nodes: Sequence[Node], most: int | None) -> list[Node]:
+        """As many as are wanted and have room, one at least."""
+        found: list[Node] = []
+        lines = 0
+        for node in nodes[: self._limit or None]:
+            lines += len(node.cards)
+            if most is not None and lines > most and found:
+                break
+            found.append(node)
+        return found
+
+    def screen(self) -> str:
+        """For people."""
+        seen = self._seen
+        if not seen.everything:
+            return "no card is shared: is the device plugin running?\n"
+        left = len(seen.everything) - len(seen.shown)
+        more = f"{left} more nodes, less used; --limit shows more, NODE one of them\n" if left else ""
+        notes = "".join(f"note: {note}\n" for note in seen.notes)
+        return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown)}{more}{notes}"
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return toptable.as_json(self._seen.everything, self._seen.shown, self._seen.notes)
+
+
+def live(look: Look, interval: float, clock: Clock = SYSTEM) -> None:
+    """Until somebody presses Ctrl-C."""
+    look.look(_room()[1])  # what is wrong from the start is told as of any other command
+    _draw(_OPEN)
+    try:
+        problem = ""
+        while True:
+            _draw(_frame(look.screen(), clock.wall().astimezone(), problem))
+            clock.sleep(interval)
+            try:
+                look.look(_room()[1])
+                problem = ""
+            except errors.KubeError as error:
+                problem = f"not of now: {error}"
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _draw(_CLOSE)
+
+
+def _draw(what: str) -> None:
+    click.echo(what, nl=False, color=True)  # else the codes are left out where nobody seems to look
+
+
+def _room() -> tuple[int, int]:
+    """Columns, and lines for cards."""
+    columns, lines = shutil.get_terminal_size()
+    return columns, max(1, lines - 7)  # the lines around the table
+
+
+def _frame(screen: str, now: datetime, problem: str) -> str:
+    """The screen drawn over the former one, cut to the terminal: no line may wrap."""
+    columns, lines = shutil.get_terminal_size()
+    rows = [f"cardwise top, {now:%H:%M:%S}, Ctrl-C ends{f'; {problem}' if problem else ''}"]
+    rows += screen.splitlines()
+    return _HOME + "\n".join(row[:columns] + _REST_OF_LINE for row in rows[: lines - 1]) + _REST

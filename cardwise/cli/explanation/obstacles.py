@@ -1,0 +1,62 @@
+"""What `explain` says of a waiting pod's types and of the quotas that stand in its way."""
+
+from cardwise.cli.render import devicetable, quotatable
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement import fitting
+from cardwise.core.preemption import explanation
+from cardwise.core.values import wording
+from cardwise.kube.survey import Survey
+
+_FEW = 10  # nodes named in one line
+
+
+def types(asked: PodRequest, survey: Survey) -> list[str]:
+    """Of each class that the pod names: which cards or devices are of it, in one line."""
+    named = dict.fromkeys(c.device_class for c in asked.containers if c.device_class)
+    of_devices = dict.fromkeys(one.device_class for one in asked.devices)
+    return [_unknown(name, survey) or _of_class(name, survey) for name in named] + [
+        _unknown(name, survey) or devicetable.of_class(name, survey) for name in of_devices
+    ]
+
+
+def _unknown(name: str, survey: Survey) -> str:
+    """Why there is nothing to say of the class; "" where it can be read."""
+    if not survey.missing(name):
+        return ""
+    known = ", ".join(sorted(survey.classes)) or "none"
+    broken = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
+    return broken or f"There is no ResourceClass {name}; those there are: {known}."
+
+
+def _of_class(name: str, survey: Survey) -> str:
+    nodes = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
+    cards = [card for of_node in nodes.values() for card in of_node]
+    if not cards:
+        return f"No card is of class {name}: see its selector with `kubectl get resourceclass {name} -o yaml`."
+    on = [f"{node} ({len(of_node)})" for node, of_node in nodes.items() if of_node]
+    shown = wording.few(on, _FEW, "nodes")
+    sick = sum(not card.healthy for card in cards)
+    return f"Of class {name}: {len(cards)} card{'s' * (len(cards) > 1)} on {shown}" + (
+        f", {sick} of them unhealthy." if sick else "."
+    )
+
+
+def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list[str]:
+    """The entries of GPUQuotas that close cards to the pod, each with what is hard, used and asked."""
+    lines = []
+    claims = fitting.claims(asked)
+    for quota, room in survey.rooms(namespace):
+        found = explanation.exceeding(claims, room, survey.ledger)
+        if found is None:
+            continue
+        charge, everywhere = found
+        used = survey.ledger.used(namespace, room.entry)
+        wanted = {what: amount for what, amount, _ in quotatable.amounts(room.entry, charge)}
+        full = ", ".join(
+            f"{held} of {hard} {what} used, {wanted[what]} asked"
+            for what, held, hard in quotatable.amounts(room.entry, used)
+            if hard is not None and wanted[what] and held + wanted[what] > hard
+        )
+        steer = "" if everywhere else "; cards that it does not limit are open"
+        lines.append(f"GPUQuota {quota.name} closes {quotatable.title(room.entry)}: {full}{steer}.")
+    return lines

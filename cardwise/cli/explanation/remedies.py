@@ -1,0 +1,118 @@
+"""What `explain` says would make a waiting pod run: who would have to go, which card must come back, which quota."""
+
+from collections.abc import Iterator, Sequence
+
+from cardwise.cli.render import quotatable
+from cardwise.core.api import names, quotas
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import PodRequest
+from cardwise.core.placement import fitting
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.preemption import explanation
+from cardwise.core.preemption.explanation import CardView, NodeView
+from cardwise.core.values import wording
+from cardwise.core.values.verdict import Refusal
+from cardwise.kube.survey import Survey
+
+_FEW = 5  # pods or cards named in one line
+
+
+def remedies(asked: PodRequest, namespace: str, survey: Survey, views: Sequence[NodeView], policy: str) -> list[str]:
+    """One line for each thing that would do by itself; nothing where the pod fits already."""
+    if any(view.refusal is None for view in views):
+        return []
+    rooms = [room for _, room in survey.rooms(namespace)]
+    found = [
+        *_holders(asked, survey.ledger, views, policy, rooms),
+        *_withheld(asked, views),
+        *_quotas(asked, namespace, survey),
+        *_too_big(asked, survey.ledger, views),
+        *_apart(views),
+    ]
+    return ["It would run if:", *(f"  - {line}" for line in found)] if found else []
+
+
+def holder(holding: Holding) -> str:
+    """A pod and what it holds; a mark has only what a node still holds of a pod that has gone."""
+    gone = ", its pod has gone" if holding.mark else ""
+    return f"{holding.namespace}/{holding.name} ({holding.assignment.mem} MiB{gone})"
+
+
+def _holders(
+    asked: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, rooms: Sequence[Room]
+) -> Iterator[str]:
+    near = explanation.nearest(ledger, views, asked, policy, rooms)
+    if near is None:
+        return
+    cards = f"card{'s' * (len(near.cards) > 1)} {', '.join(map(str, near.cards))} of {near.node}"
+    where = cards if near.cards else near.node
+    short = f", {near.short} MiB short" if near.short else ""
+    if not near.holders:
+        yield f"what is ending on {near.node} is gone: nobody else has to go"
+        return
+    yield f"these ended ({where}{short}): {wording.few([holder(one) for one in near.holders], _FEW, 'pods')}"
+
+
+def _withheld(asked: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
+    """Cards that would do and that take nothing new."""
+    for view in views:
+        for card in view.cards:
+            if not card.closed and _would_do(asked, card):
+                where = f"card {card.index} of {view.name}"
+                if not card.healthy:
+                    yield f"{where} became healthy: it has {card.free} MiB free"
+                elif card.cordoned:
+                    yield f"{where} were given back (`cardwise uncordon {view.name}/{card.index}`)"
+
+
+def _would_do(asked: PodRequest, card: CardView) -> bool:
+    """Whether the card takes the whole request, were it given."""
+    claims = fitting.claims(asked)
+    if len(claims) != 1 or claims[0].cards != 1 or (card.healthy and not card.cordoned):
+        return False
+    return not card.holders if claims[0].whole else card.free >= claims[0].mem
+
+
+def _quotas(asked: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
+    """Each entry that is in the way, and who holds most of it."""
+    claims = fitting.claims(asked)
+    for quota, room in survey.rooms(namespace):
+        if explanation.exceeding(claims, room, survey.ledger) is None:
+            continue
+        charges = [(one, _charge(survey.ledger, one, room)) for one in survey.ledger.holdings()]
+        here = [(one, mem) for one, mem in charges if one.namespace == namespace and mem]
+        most = sorted(here, key=lambda one: (-one[1], one[0].name))
+        by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pods')}" if most else ""
+        yield f"GPUQuota {quota.name} left room on {quotatable.title(room.entry)}{by}"
+
+
+def _charge(ledger: Ledger, holding: Holding, room: Room) -> int:
+    """MiB of the cards that the entry covers."""
+    shares = holding.assignment.shares()
+    covered = [share for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), room.entry)]
+    return quotas.total(map(quotas.charge, covered)).memory
+
+
+def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
+    """Where no card there is could ever hold the share."""
+    shares = [c for c in asked.containers if not c.whole]
+    impossible = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
+    if not shares or not views or {view.refusal for view in views} - impossible:
+        return
+    may = [claim for claim in fitting.claims(asked) if not claim.whole]
+    classes = {claim.device_class for claim in may}
+    sizes = [
+        card.mem - node.headroom
+        for node in ledger.nodes()
+        for card in node.cards
+        if all(not name or name in card.classes for name in classes)
+    ]
+    if sizes:
+        split = f"more than that can be split over cards with {names.GPU_COUNT}"
+        yield f"it asked for at most {max(sizes)} MiB of a card, the biggest there is; {split}"
+
+
+def _apart(views: Sequence[NodeView]) -> Iterator[str]:
+    """Where the requests of one pod are too much for the cards of a node."""
+    if any(view.refusal is Refusal.NEVER_TOGETHER for view in views):
+        yield "its containers asked for less, or were pods of their own"

@@ -1,0 +1,218 @@
+"""`cardwise explain`: why a pod waits, or why it is where it is, in sentences and a table of cards and devices.
+
+It asks the engine that the extender asks, under the policy that is in force for the pod.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from cardwise.cli.cluster import published, snapshots
+from cardwise.cli.cluster.published import Published
+from cardwise.cli.explanation import obstacles, remedies
+from cardwise.cli.render import devicetable
+from cardwise.core.api import assignment, names, policies, request
+from cardwise.core.api.quotas import Room
+from cardwise.core.api.request import Load
+from cardwise.core.placement.nodestate import NodeState, card_of
+from cardwise.core.preemption import explanation
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.verdict import Refusal
+from cardwise.kube import wire
+from cardwise.kube.survey import Survey
+
+
+class Ranks(Protocol):
+    """The engine, where a policy compares all nodes: `cardwise.cli.cluster.engine`."""
+
+    def ranked(
+        self, request: request.PodRequest, load: Load, policy: str, nodes: Collection[str], rooms: Sequence[Room] = ()
+    ) -> dict[str, int] | None:
+        """The nodes that take the pod, the best with the most; None where `binpack` decides."""
+
+
+def explain(
+    pod: Mapping[str, Any],
+    survey: Survey | None,
+    gang: Sequence[str] = (),
+    told: Published | None = None,
+    engine: Ranks | None = None,
+) -> str:
+    """The whole text for one pod (decoded JSON) in the cluster as surveyed; `gang` are the sentences of its gang.
+
+    Without a survey, where cards may not be read, what the pod itself tells. `told`: what the extender says of itself.
+    """
+    metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+    where = f"pod {metadata['namespace']}/{metadata['name']}"
+    node = spec.get("nodeName")
+    if status.get("phase") in names.FINISHED_PHASES:
+        why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+        return f"{where} has ended ({status['phase']}) and holds nothing.\n" + (f"{why}\n" if why else "")
+    try:
+        asked = request.parse(pod)
+    except InvalidRequest as error:
+        # What runs has been judged at its creation; an annotation may have been changed since.
+        return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"
+    together = "".join(f"{line}\n" for line in gang)
+    if asked is None and gang:
+        at = f"is on node {node}" if node else "is placed together with its gang"
+        return f"{where} asks for no GPU and no device of Cardwise, and {at}.\n{together}"
+    if asked is None:
+        known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
+        return f"{where} asks for no GPU and no device of Cardwise ({known}).\n"
+    text = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
+    if node:
+        return text + _placed("It", pod, node, survey)
+    return text + _waiting(pod, asked, survey, told or Published(), engine)
+
+
+def _in_words(asked: request.PodRequest, pod: Mapping[str, Any]) -> str:
+    container = _names(pod)
+    parts = []
+    for c in asked.containers:
+        amount = f"{c.cards} whole card{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
+        over = f" over {c.cards} cards" if c.cards > 1 and not c.whole else ""
+        core = f" and {c.core} % of the SMs" if c.core else ""
+        of_class = f" of class {c.device_class}" if c.device_class else ""
+        parts.append(f"{amount}{over}{core}{of_class} (container {c.name})")
+    for one in asked.devices:
+        amount = f"{one.count} device{'s' * (one.count > 1)}"
+        parts.append(f"{amount} of class {one.device_class} (container {container[one.key]})")
+    return " + ".join(parts)
+
+
+def _names(pod: Mapping[str, Any]) -> dict[str, str]:
+    """What its containers are called, by their keys."""
+    return {c.key: c.spec.get("name", c.key) for c in request.containers(pod)}
+
+
+def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey | None) -> str:
+    annotations = pod["metadata"].get("annotations") or {}
+    try:
+        assigned = assignment.decode(annotations)
+    except assignment.InvalidAssignment as error:
+        return f"{who} is on node {node}, and its annotations cannot be read: {error}.\n"
+    if assigned is None:
+        return (
+            f"{who} is on node {node} without an assignment: it was not bound by the Cardwise extender, so its "
+            "containers do not start. Delete it, and check that kube-scheduler uses the extender.\n"
+        )
+    lines = [f"{who} is on node {node}:"]
+    container = _names(pod)
+    for key, shares in assigned.containers.items():
+        for share in shares:
+            part = f"{share.mem} of {share.total} MiB ({assignment.fraction(share.mem, share.total)})"
+            about = "" if survey is None else _beside(survey, node, share, pod) + _state(survey, node, share)
+            lines.append(f"  container {container.get(key, key)}: {part} of card {share.index} {share.uuid}{about}")
+    for key, devices in assigned.devices.items():
+        for device in devices:
+            state = "" if survey is None else _state_of_device(survey, node, device)
+            of_class = f"device {device.uuid} of class {device.device_class}"
+            lines.append(f"  container {container.get(key, key)}: {of_class}{state}")
+    if assigned.containers:
+        # Of devices alone no annotation tells.
+        granted = annotations.get(names.ASSIGNED) == "true"
+        not_yet = "The node has not granted it yet: its container is not up."
+        lines.append("The node has granted it." if granted else not_yet)
+    return "\n".join(lines) + "\n"
+
+
+def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Mapping[str, Any]) -> str:
+    """Who else holds something of the card."""
+    state = survey.ledger.node(node)
+    held = [h for h in survey.ledger.holdings(node) if h.uid != pod["metadata"]["uid"]]
+    others = [h for h in held if any(_is_same(state, share, one) for one in h.assignment.shares())]
+    return f", beside {', '.join(map(remedies.holder, others))}" if others else ", alone"
+
+
+def _is_same(node: NodeState | None, one: assignment.CardShare, other: assignment.CardShare) -> bool:
+    """Whether both are of one card, which may have another index now than when they were given."""
+    position = node.position(one) if node is not None else None
+    return card_of(one) == card_of(other) if node is None or position is None else position == node.position(other)
+
+
+def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
+    """What is wrong with the card, if anything."""
+    state = survey.ledger.node(node)
+    position = state.position(share) if state is not None else None
+    if state is None or position is None:
+        return "; this card is not on the node any more"
+    card = state.cards[position]
+    return "; this card is unhealthy" * (not card.healthy) + "; this card is cordoned" * card.cordoned
+
+
+def _state_of_device(survey: Survey, node: str, share: assignment.DeviceShare) -> str:
+    """As `_state`."""
+    state = survey.ledger.node(node)
+    device = next((one for one in state.devices if one.uuid == share.uuid), None) if state is not None else None
+    if device is None:
+        return "; this device is not on the node any more"
+    return "; this device is unhealthy" * (not device.healthy) + "; this device is cordoned" * device.cordoned
+
+
+def _waiting(
+    pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey | None, told: Published, engine: Ranks | None
+) -> str:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    said = next((c.get("message") for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), None)
+    lines = [f"kube-scheduler says: {said}"] if said else []
+    if survey is None:
+        return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
+    namespace, policy = pod["metadata"]["namespace"], published.in_force(pod, told)
+    rooms = [room for _, room in survey.rooms(namespace)]
+    nodes = [node.name for node in survey.ledger.nodes()]
+    ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, rooms) if engine is not None else None
+    views = explanation.explain(survey.ledger, nodes, asked, policy, rooms, ranked=ranked)
+    if not views:
+        lines.append("No node has a card or a device that Cardwise gives: is the device plugin running?")
+    lines += obstacles.types(asked, survey)
+    lines += obstacles.quotas_in_the_way(asked, namespace, survey)
+    fitting = [view.name for view in views if view.refusal is None and view.roomy]
+    starving = [view.name for view in views if view.refusal is None and not view.roomy]
+    if starving:
+        lines.append(f"Room on cards, but not the cpu and memory of the pod beside it, is on {', '.join(starving)}.")
+    if fitting:
+        what = " and ".join(filter(None, ("cards" * bool(asked.containers), "devices" * bool(asked.devices))))
+        lines.append(
+            f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked, told)}); "
+            "if it still waits, look at its node selector, taints, cpu and memory, and whether kube-scheduler reaches "
+            "the extender."
+        )
+    managed = {one.spec.uuid: one.status.mps for one in survey.resources}
+    for view in views:
+        if view.refusal is None:
+            continue
+        lines.append(f"  {view.name}: {view.refusal.text}")
+        if devicetable.is_about_devices(view.refusal):
+            lines += devicetable.shortage(view.devices)
+        elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
+            lines += [_card(card, managed.get(card.uuid)) for card in view.cards]
+    lines += remedies.remedies(asked, namespace, survey, views, policy)
+    return "\n".join(lines) + "\n"
+
+
+def _by(policy: str, ranked: Mapping[str, int] | None, told: Published) -> str:
+    """Who puts the nodes in this order."""
+    if policy not in policies.SCORED or ranked is not None:
+        return policy
+    if told.note and not told.workload:
+        return f"as {policies.BY_CARDS} would; what {policy} has learned is not known here"
+    return f"{policy} leaves it to {policies.BY_CARDS}"
+
+
+_CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
+
+
+def _card(card: explanation.CardView, told: wire.MpsStatus | None) -> str:
+    sick = ", unhealthy" * (not card.healthy) + ", cordoned" * card.cordoned
+    short = f", {card.short} MiB short" if card.short else ""
+    by = f", held by {', '.join(map(remedies.holder, card.holders))}" if card.holders else ""
+    closed = _CLOSED.get(card.closed, "") + (_of_mps(told) if card.closed == "mps" else "")
+    return f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
+
+
+def _of_mps(told: wire.MpsStatus | None) -> str:
+    """What the node's manager says of the card."""
+    if told is None:
+        return " (the node has no manager)"
+    alone = ", one user at a time" * (not told.multi_user)
+    return f" ({told.state}{alone}{': ' * bool(told.reason)}{told.reason})"

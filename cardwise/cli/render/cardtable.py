@@ -1,0 +1,122 @@
+"""The tables of `kubectl inspect gpushare`, drawn from a ledger.
+
+Kept to gpushare's layout (gpushare-device-plugin `cmd/inspect/display.go`), because people and scripts read it;
+unlike it, cards of different size in one node show their own size, and nodes come in the order of their names. Devices
+that are not GPUs have a table of their own, since nothing of theirs can be added up with memory.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cardwise.cli.render import devicetable, tables
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
+
+
+def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
+    """One row per node: used/total MiB of each card and of the node."""
+    nodes = with_cards(ledger, only)
+    most = max((card.index + 1 for node in nodes for card in node.cards), default=0)
+    rows = [["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in range(most)), "GPU Memory(MiB)"]]
+    for node in nodes:
+        cells = ["0/0"] * most
+        for used, card in zip(node.used, node.cards, strict=True):
+            cells[card.index] = f"{used}/{card.mem}"
+        rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used(node)}/{_total(node)}"])
+    table = tables.aligned(rows)
+    line = "-" * max(len(row) for row in table.splitlines())
+    # Below, since scripts split the rows above.
+    marked = _marked("Unhealthy", nodes, _sick) + _marked("Cordoned", nodes, _cordoned)
+    return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_cluster(nodes)}\n{marked}"
+
+
+def details(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
+    """Per node one table of its pods and what each holds on each card, in MiB, and one of its other devices."""
+    nodes = with_cards(ledger, only)
+    parts = []
+    for node in with_any(ledger, only):
+        names = [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]]
+        head = tables.aligned([*names, *_models(node), *_out_of_use(node)])
+        body = [_pods(ledger, node)] if node.cards else []
+        body += [devicetable.of_node(ledger, node).rstrip()] if node.devices else []
+        parts.append("\n{}\n{}\n".format(head, "\n\n".join(body)))
+    return "".join(parts) + f"\n\nAllocated/Total GPU Memory In Cluster:  {_cluster(nodes)}\n"
+
+
+def _pods(ledger: Ledger, node: NodeState) -> str:
+    """What each pod holds on each card of the node."""
+    heads = [f"GPU{card.index}(Allocated)" for card in node.cards]
+    rows = [["NAME", "NAMESPACE", *heads]]
+    for holding in sorted(ledger.holdings(node.name), key=lambda h: (h.namespace, h.name)):
+        if not holding.assignment.containers:
+            continue  # it has devices only
+        held = [0] * len(node.cards)
+        for share in holding.assignment.shares():
+            position = node.position(share)
+            if position is not None:
+                held[position] += share.mem
+        name = f"{holding.name} ({holding.mark})" if holding.mark else holding.name
+        rows.append([name, holding.namespace, *map(str, held)])
+    sums = [
+        ["Allocated :", f"{_used(node)} ({_percent(_used(node), _total(node))})"],
+        ["Total :", str(_total(node))],
+    ]
+    table = tables.aligned(rows) + tables.aligned(sums)
+    line = "-" * max(len(row) for row in table.splitlines())
+    return f"{table}{line}"
+
+
+def with_cards(ledger: Ledger, only: str | None = None) -> list[NodeState]:
+    """The nodes that have cards, or the one of them."""
+    return [node for node in ledger.nodes() if node.cards and only in (None, node.name)]
+
+
+def with_any(ledger: Ledger, only: str | None = None) -> list[NodeState]:
+    """The nodes that have cards or other devices, or the one of them."""
+    return [node for node in ledger.nodes() if (node.cards or node.devices) and only in (None, node.name)]
+
+
+def _models(node: NodeState) -> list[list[str]]:
+    """What cards the node has; gpushare did not know. One line where all are alike."""
+    models = [card.model or "unknown" for card in node.cards]
+    if not models:
+        return []
+    if len(set(models)) == 1:
+        return [["MODEL:", models[0]]]
+    return [[f"GPU{card.index}:", model] for card, model in zip(node.cards, models, strict=True)]
+
+
+def _sick(node: NodeState) -> list[str]:
+    """The cards that are unhealthy."""
+    return [f"GPU{card.index}" for card in node.cards if not card.healthy]
+
+
+def _cordoned(node: NodeState) -> list[str]:
+    """The cards that a person has taken out of use."""
+    return [f"GPU{card.index}" for card in node.cards if card.cordoned]
+
+
+def _marked(what: str, nodes: Sequence[NodeState], which: Callable[[NodeState], list[str]]) -> str:
+    found = [f"{node.name} {name}" for node in nodes for name in which(node)]
+    return f"{what}, so without new shares: {', '.join(found)}\n" if found else ""
+
+
+def _out_of_use(node: NodeState) -> list[list[str]]:
+    both = [["UNHEALTHY:", ", ".join(_sick(node))], ["CORDONED:", ", ".join(_cordoned(node))]]
+    return [line for line in both if line[1]]
+
+
+def _used(node: NodeState) -> int:
+    return sum(node.used)
+
+
+def _total(node: NodeState) -> int:
+    return sum(card.mem for card in node.cards)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part * 100 // whole if whole else 0}%"
+
+
+def _cluster(nodes: Sequence[NodeState]) -> str:
+    used, total = sum(map(_used, nodes)), sum(map(_total, nodes))
+    return f"{used}/{total} ({_percent(used, total)})"

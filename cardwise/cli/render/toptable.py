@@ -1,0 +1,156 @@
+"""How `cardwise top` looks: one line for each card, those of the most used nodes first, and what programs get of it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.cli.cluster.usage import Card, Holder
+from cardwise.cli.render import tables
+from cardwise.core.values import wording
+
+_BAR = 10  # characters
+_FEW = 3  # holders named in a line
+_UNKNOWN = "-"
+_AMOUNTS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
+_HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNTS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node and its cards in their order."""
+
+    name: str
+    cards: tuple[Card, ...]
+
+    @property
+    def part(self) -> float:
+        """How much of its memory is granted, from 0 to 1."""
+        return _granted(self.cards) / max(1, sum(card.total for card in self.cards))
+
+
+def by_node(cards: Iterable[Card]) -> list[Node]:
+    """The most used first."""
+    found: dict[str, list[Card]] = {}
+    for card in cards:
+        found.setdefault(card.node, []).append(card)
+    nodes = [Node(name, tuple(sorted(of, key=lambda card: card.index))) for name, of in found.items()]
+    return sorted(nodes, key=lambda node: (-node.part, node.name))
+
+
+def headline(nodes: Sequence[Node]) -> str:
+    """The whole cluster in one line."""
+    cards = [card for node in nodes for card in node.cards]
+    granted, total = _granted(cards), sum(card.total for card in cards)
+    sick, cordoned = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
+    return (
+        f"{wording.count(len(cards), 'card')} on {wording.count(len(nodes), 'node')}: {granted} of {total} MiB granted "
+        f"({percent(granted, total)})" + f", {sick} unhealthy" * bool(sick) + f", {cordoned} cordoned" * bool(cordoned)
+    )
+
+
+def table(nodes: Sequence[Node]) -> str:
+    """A line for each card."""
+    rows = [list(_HEADS)]
+    rows += [_row(card) for node in nodes for card in node.cards]
+    return tables.aligned(rows)
+
+
+def _row(card: Card) -> list[str]:
+    return [
+        card.node,
+        str(card.index),
+        card.model or _UNKNOWN,
+        bar(card.granted or 0, card.total),
+        percent(card.granted, card.total),
+        _known(card.used),
+        _known(card.granted),
+        str(card.total),
+        _UNKNOWN if card.core is None else f"{card.core}%",
+        _known(card.pods),
+        state(card),
+        _holders(card),
+    ]
+
+
+def bar(part: int, whole: int) -> str:
+    """Full only where nothing is left, and empty only where nothing is granted."""
+    marks = min(_BAR, part * _BAR // whole) if whole else 0
+    if part > 0:
+        marks = max(1, marks)
+    return f"[{'#' * marks}{'.' * (_BAR - marks)}]"
+
+
+def percent(part: int | None, whole: int) -> str:
+    return _UNKNOWN if part is None or not whole else f"{part * 100 // whole}%"
+
+
+def state(card: Card) -> str:
+    """What is to be known of the card beside its memory; `ok` where that is nothing."""
+    said = ["unhealthy"] * (not card.healthy) + ["cordoned"] * card.cordoned + ["whole"] * card.whole
+    if card.mps not in ("", "Ready", "Off"):
+        said.append(f"MPS-{card.mps}")
+    return ",".join(said) or "ok"
+
+
+def _holders(card: Card) -> str:
+    """Who holds how much, and uses how much of it: `used/granted`."""
+    if card.holders is None:
+        return _UNKNOWN
+    return wording.few([_holder(one) for one in card.holders], _FEW, "pods") or _UNKNOWN
+
+
+def _holder(one: Holder) -> str:
+    over = "!" * (one.used is not None and one.used > one.granted)
+    return f"{one.namespace}/{one.name} {_known(one.used)}/{one.granted}{over}" + " (ended)" * one.ended
+
+
+def _known(amount: int | None) -> str:
+    return _UNKNOWN if amount is None else str(amount)
+
+
+def _granted(cards: Iterable[Card]) -> int:
+    return sum(card.granted or 0 for card in cards)
+
+
+def as_json(everything: Sequence[Node], shown: Sequence[Node], notes: Sequence[str]) -> dict[str, Any]:
+    """For programs: what is not known is null."""
+    cards = [card for node in everything for card in node.cards]
+    return {
+        "cards": len(cards),
+        "grantedMiB": _granted(cards),
+        "totalMiB": sum(card.total for card in cards),
+        "unhealthyCards": sum(not card.healthy for card in cards),
+        "cordonedCards": sum(card.cordoned for card in cards),
+        "nodeCount": len(everything),
+        "nodes": [{"name": node.name, "cards": [_object(card) for card in node.cards]} for node in shown],
+        "notes": list(notes),
+    }
+
+
+def _object(card: Card) -> dict[str, Any]:
+    holders = None if card.holders is None else [
+        {
+            "namespace": one.namespace,
+            "name": one.name,
+            "grantedMiB": one.granted,
+            "usedMiB": one.used,
+            "ended": one.ended,
+        }
+        for one in card.holders
+    ]  # fmt: skip
+    return {
+        "index": card.index,
+        "uuid": card.uuid,
+        "model": card.model,
+        "totalMiB": card.total,
+        "grantedMiB": card.granted,
+        "usedMiB": card.used,
+        "corePercent": card.core,
+        "pods": card.pods,
+        "whole": card.whole,
+        "healthy": card.healthy,
+        "reason": card.reason,
+        "cordoned": card.cordoned,
+        "mps": card.mps,
+        "holders": holders,
+    }

@@ -1,0 +1,221 @@
+"""`cardwise defrag --evict`: a plan is carried out as it was told, and no further after a surprise."""
+
+import math
+import signal
+
+import click
+import pytest
+
+from cardwise.cli.cluster.evicting import Carrying
+from cardwise.core.api import assignment
+from cardwise.core.defrag.moving import Move
+from cardwise.core.placement.ledger import Holding
+from tests.build import Assignment
+from tests.cli.cardworlds import Cards
+from tests.cli.commands.test_defrag import SPREADING, cluster, kept, objects, run, running, three
+from tests.cli.worlds import Cluster
+from tests.fakes.apiserver import Fault, Request
+from tests.fakes.clock import FakeClock
+
+
+def old() -> dict:
+    return kept(running("web", "n1", 0, 3000))
+
+
+def new(node: str, index: int, phase: str = "Running") -> dict:
+    made = kept(running("web-2", node, index, 3000))
+    made["metadata"]["ownerReferences"] = old()["metadata"]["ownerReferences"]
+    made["status"]["phase"] = phase
+    return made
+
+
+def pending() -> dict:
+    made = new("n1", 1)
+    del made["spec"]["nodeName"]
+    made["metadata"]["annotations"] = {}
+    return made
+
+
+def planned() -> Move:
+    def held(pod: dict) -> Holding:
+        assigned = assignment_of(pod)
+        return Holding(old()["metadata"]["uid"], "team", "web", pod["spec"]["nodeName"], assigned)
+
+    return Move(held(old()), held(new("n2", 1)))
+
+
+def assignment_of(pod: dict) -> Assignment:
+    found = assignment.decode(pod["metadata"]["annotations"])
+    assert found is not None
+    return found
+
+
+class Clock(FakeClock):
+    """With each look that follows the pods are the next ones."""
+
+    def __init__(self, api: Cluster, *then: list[dict]) -> None:
+        super().__init__()
+        self.api = api
+        self.then = list(then)
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.then:
+            self.api.replace("pods", *self.then.pop(0))
+
+
+def carry(api: Cluster, clock: Clock) -> None:
+    Carrying(api.kube, 20.0, clock).carry(planned(), old(), "1/1")
+
+
+def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
+    api = Cluster({"pods": [old()]})
+    clock = Clock(api, [old(), pending()], [old(), new("n2", 1, "Pending")], [old(), new("n2", 1)], [new("n2", 1)])
+    carry(api, clock)
+    (evicted,) = api.sent("create", "*/eviction")
+    assert evicted.body["deleteOptions"]["preconditions"] == {"uid": old()["metadata"]["uid"]}
+    assert clock.then == []  # to the last look: while the old one is there it holds its card
+    assert capsys.readouterr().err == "1/1 evicted team/web\n1/1 web-2 runs on n2 1\n"
+
+
+@pytest.mark.parametrize(
+    ("pods", "then", "says"),
+    [
+        ([old()], [[new("n1", 1)]], "web-2, in place of team/web, is on n1 1 and not on n2 1"),
+        ([old()], [[new("n2", 1, "Failed")]], "web-2, in place of team/web, has ended already (Failed)"),
+        ([old()], [[pending()]], "no pod runs in place of team/web after 20 s"),
+        ([], [], "team/web has gone by itself"),
+        ([old() | {"metadata": old()["metadata"] | {"uid": "another"}}], [], "team/web has gone by itself"),
+    ],
+)
+def test_a_surprise_ends_it(pods, then, says):
+    api = Cluster({"pods": pods})
+    assert stopped(api, Clock(api, *then)) == says
+
+
+def test_a_budget_that_allows_none_ends_it():
+    api = Cluster({"pods": [old()]})
+    api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction")
+    assert stopped(api, Clock(api)) == "team/web may not be evicted now: the budget allows none"
+
+
+def stopped(api: Cluster, clock: Clock) -> str:
+    with pytest.raises(click.ClickException) as caught:
+        carry(api, clock)
+    why = caught.value.message.removeprefix("stopped: ")
+    assert why.endswith("; look at the cluster, and run cardwise defrag again")
+    return why.removesuffix("; look at the cluster, and run cardwise defrag again")
+
+
+def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
+    """The replacement comes at the eviction."""
+    pods = three()
+    api = cluster(*pods)
+    api.after(lambda _: api.replace("pods", came("n1", 1), *pods[1:]), "create", "*/eviction")
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert shown.exit_code == 0, shown.output
+    assert [one.body["metadata"]["name"] for one in api.sent("create")] == ["small"]
+    assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole card\n"
+
+
+class Cordoned(Cards):
+    """Of four cards, on which the three pods are; the replacement of an evicted pod comes at once."""
+
+    def __init__(self, *then: dict) -> None:
+        pods = three()
+        there = objects()
+        kinds = {kind: there[kind] for kind in ("nodes", "resourceclasses")}
+        super().__init__(there["extendedresources"], pods, configmaps=[SPREADING], **kinds)
+        self.then = [*then, *pods[1:]]
+        self.closed_at_eviction: list[str] = []
+        self.after(self._replaced, "create", "*/eviction")
+
+    def _replaced(self, _: Request) -> None:
+        cards = self.of("extendedresources")
+        self.closed_at_eviction = [one["metadata"]["name"] for one in cards if one["spec"].get("unschedulable")]
+        self.replace("pods", *self.then)
+
+    def closed(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self.of("extendedresources") if "cordon" in one["spec"]]
+
+
+def came(node: str, index: int) -> dict:
+    made = kept(running("small-2", node, index, 3000))
+    made["metadata"]["ownerReferences"] = three()[0]["metadata"]["ownerReferences"]
+    return made
+
+
+def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
+    api = Cordoned(came("n1", 1))
+    before = [(one["spec"], one["status"]) for one in api.of("extendedresources")]
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert shown.exit_code == 0, shown.output
+    assert api.closed_at_eviction == ["gpu-n1-0"]
+    assert [(one["spec"], one["status"]) for one in api.of("extendedresources")] == before
+    assert shown.stderr == (
+        "card 0 of node n1 (GPU-n1-0) cordoned\n"
+        "1/1 evicted team/small\n"
+        "1/1 small-2 runs on n1 1\n"
+        "card 0 of node n1 (GPU-n1-0) uncordoned\n"
+        "done: there is 1 free whole card\n"
+    )
+
+
+def test_a_card_is_given_back_after_a_surprise(monkeypatch):
+    api = Cordoned(came("n2", 1))
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert (shown.exit_code, api.closed_at_eviction, api.closed()) == (1, ["gpu-n1-0"], [])
+    assert "stopped: small-2, in place of team/small, is on n2 1 and not on n1 1" in shown.stderr
+
+
+@pytest.fixture
+def in_the_foreground():
+    """The signals as in a program that a person has started; what a shell starts in the background ignores some."""
+    meant = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {sign: signal.signal(sign, handler) for sign, handler in meant.items()}
+    yield
+    for sign, handler in before.items():
+        signal.signal(sign, handler)
+
+
+@pytest.mark.usefixtures("in_the_foreground")
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
+    before = signal.getsignal(sign)
+    api = Cordoned()
+    monkeypatch.setattr(Carrying, "carry", lambda *_: signal.raise_signal(sign))
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert (shown.exit_code, api.closed()) == (128 + sign, [])
+    assert "card 0 of node n1 (GPU-n1-0) uncordoned\n" in shown.stderr
+    assert signal.getsignal(sign) is before
+
+
+def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
+    api = Cordoned()
+
+    def smokes(*_args: object) -> None:
+        api.change("extendedresources", "gpu-n1-0", spec={"cordon": {"reason": "it smokes"}})
+
+    monkeypatch.setattr(Carrying, "carry", smokes)
+    run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert api.card("gpu-n1-0")["spec"]["unschedulable"] is True
+
+
+def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkeypatch):
+    api = Cordoned()
+    text = 'User "jane" cannot patch resource "extendedresources"'
+    api.fault(Fault(status=403, message=text), "patch")
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert (shown.exit_code, api.evicted) == (1, [])
+    assert "card 0 of node n1 (GPU-n1-0) may not be cordoned by you" in shown.stderr
+    assert "ClusterRole cardwise-drain" in shown.stderr
+    assert "--no-cordon" in shown.stderr
+
+
+def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch):
+    api = Cordoned()
+
+    down = Fault(refused=True)
+    monkeypatch.setattr(Carrying, "carry", lambda *_: api.fault(down, "patch", times=math.inf))
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert "give it back with: cardwise uncordon n1/0" in shown.stderr

@@ -1,0 +1,148 @@
+"""bundle: all that a helper needs, and nothing that people keep to themselves."""
+
+import json
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cardwise.cli.commands import bundle
+from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.core.api import names
+from cardwise.kube import paths
+from tests.cli.worlds import Cluster, card, run, waiting
+from tests.fakes.apiobjects import Refused
+from tests.fakes.apiserver import Request
+
+Json = dict[str, Any]
+
+SECRET = "s3cr3t"
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+TOLD = {
+    names.ASSIGNED: "true",
+    names.GPU_CORE: "50",
+    f"{names.GPUSHARE_PREFIX}IDX": "0",
+    names.GPUSHARE_ALLOCATION: "{}",
+    names.GROUP_NAME: "g",
+}
+
+
+def users_pod() -> Json:
+    pod = waiting("team-a", "train", {names.GPU_MEM: "8138"})
+    pod["metadata"]["annotations"] = {
+        "kubectl.kubernetes.io/last-applied-configuration": SECRET,
+        "team.example/webhook-token": SECRET,
+        "container.apparmor.security.beta.kubernetes.io/main": SECRET,
+    } | TOLD
+    pod["metadata"]["managedFields"] = [{"manager": SECRET}]
+    container = pod["spec"]["containers"][0]
+    container["env"] = [{"name": "TOKEN", "value": SECRET}, {"name": "CARDWISE_MEM_LIMIT_MIB", "value": "8138"}]
+    hook = {"exec": {"command": ["curl", SECRET]}}
+    asked = {"httpGet": {"path": f"/{SECRET}", "port": 80, "httpHeaders": [{"name": "Authorization", "value": SECRET}]}}
+    container |= {
+        "command": ["run", SECRET],
+        "args": [SECRET],
+        "workingDir": f"/{SECRET}",
+        "lifecycle": {"postStart": hook, "preStop": asked},
+        "livenessProbe": hook,
+        "readinessProbe": asked,
+        "startupProbe": {"grpc": {"port": 1, "service": SECRET}},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "securityContext": {"runAsUser": 1000},
+        "somethingOfTomorrow": SECRET,
+    }
+    pod["spec"]["initContainers"] = [{"name": "init", "image": "i", "args": [SECRET], "livenessProbe": hook}]
+    pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "d", "command": [SECRET], "lifecycle": hook}]
+    pod["spec"]["volumes"] = [
+        {"name": "data", "csi": {"driver": "d", "volumeAttributes": {"password": SECRET}}},
+        {"name": "flex", "flexVolume": {"driver": "d", "options": {"password": SECRET}}},
+        {"name": "share", "nfs": {"server": SECRET, "path": "/"}},
+    ]
+    pod["spec"] |= {
+        "hostAliases": [{"ip": "10.0.0.1", "hostnames": [SECRET]}],
+        "dnsConfig": {"searches": [SECRET]},
+        "somethingOfTomorrow": SECRET,
+    }
+    ended = {"terminated": {"exitCode": 3, "message": SECRET}}
+    pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": ended, "lastState": ended}]}
+    return pod
+
+
+def log(request: Request) -> bytes:
+    if request.query["previous"] == "true":
+        raise Refused(400, "previous terminated container not found")
+    return f"log of {request.path.split('/')[-2]} {request.query['container']}".encode()
+
+
+@pytest.fixture
+def api() -> Cluster:
+    part = {
+        "metadata": {"namespace": names.NAMESPACE, "name": "extender-0"},
+        "spec": {"containers": [{"name": "main"}, {"name": "steady"}]},
+        "status": {
+            "containerStatuses": [{"name": "main", "restartCount": 2}, {"name": "steady", "restartCount": 0}],
+        },
+    }
+    other = {"metadata": {"namespace": "team-a", "name": "web"}, "spec": {"containers": [{"name": "c"}]}}
+    noted = {"metadata": {"namespace": "team-a", "name": "of-users", "annotations": {"team.example/token": SECRET}}}
+    pods = [users_pod(), other, part]
+    made = Cluster({"podgroups": [noted], "gpuquotas": [noted], "pods": pods, "extendedresources": [card("n1", 0)]})
+    made.answers[paths.pods(names.NAMESPACE, "extender-0", "log")] = log
+    return made
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        files = {name.partition("/")[2]: archive.extractfile(name) for name in archive.getnames()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
+    target = tmp_path / "b.tar.gz"
+    missing = bundle.write(api.kube, target, [Finding("cards", Level.OK, "fine")], names.NAMESPACE, NOW)
+    found = contents(target)
+    assert all(SECRET.encode() not in content for content in found.values())
+    (pod,) = json.loads(found["pods.json"])
+    container = pod["spec"]["containers"][0]
+    assert (pod["metadata"]["name"], container["env"][1]["value"]) == ("train", "8138")
+    assert container["command"] == container["args"] == container["env"][0]["value"] == bundle.HIDDEN
+    assert pod["metadata"]["annotations"] == TOLD
+    assert container["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
+    assert container["securityContext"] == {"runAsUser": 1000}
+    assert [set(volume) for volume in pod["spec"]["volumes"]] == [
+        {"name", "csi"},
+        {"name", "flexVolume"},
+        {"name", "nfs"},
+    ]
+    assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+    assert [one["name"] for one in pod["spec"]["initContainers"] + pod["spec"]["ephemeralContainers"]] == [
+        "init",
+        "debug",
+    ]
+    assert json.loads(found["extendedresources.json"])[0]["spec"]["uuid"] == "GPU-n1-0"
+    assert json.loads(found["doctor.json"])["worst"] == "ok"
+    assert found["parts/extender-0.main.log"] == b"log of extender-0 main"
+    assert missing == json.loads(found["missing.json"])
+    assert [line.partition(":")[0] for line in missing] == ["parts/extender-0.main.previous.log"], (
+        "what never restarted"
+    )
+
+
+def test_what_may_not_be_read_is_named_and_the_rest_is_there(api, tmp_path):
+    api.forbid("nodes", "pods")
+    missing = bundle.write(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
+    assert [line.partition(":")[0] for line in missing] == ["nodes.json", "pods.json", "parts/pods.json"]
+    assert "extendedresources.json" in contents(tmp_path / "b.tar.gz")
+
+
+def test_an_archive_that_is_there_is_not_overwritten(api, monkeypatch, tmp_path):
+    target = tmp_path / "b.tar.gz"
+    assert run(monkeypatch, api, "bundle", str(target)).exit_code == 0
+    before = target.read_bytes()
+    refused = run(monkeypatch, api, "bundle", str(target))
+    assert refused.exit_code == 1
+    assert "is there already; name another file" in refused.stderr
+    assert target.read_bytes() == before
+    assert "cannot be written" in run(monkeypatch, api, "bundle", str(tmp_path / "no" / "b.tar.gz")).stderr

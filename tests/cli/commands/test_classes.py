@@ -1,0 +1,73 @@
+"""`cardwise classes` as people see it."""
+
+import json
+
+import pytest
+import yaml
+
+from cardwise.cli.commands import classes
+from cardwise.kube import survey
+from tests.cli.worlds import K80_CLASS, Cluster, lists, resource_class
+
+K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
+
+
+def views(api: Cluster, only: str | None = None) -> list[classes.ClassView]:
+    return classes.views(survey.take(api.kube), only)
+
+
+def test_table():
+    # The unhealthy card counts in the total and is not free.
+    assert classes.table(views(lists())) == (
+        "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE         PRIORITY  AUTO\n"
+        "big               1      1      12207     4069      16276      4069 MiB 25%  10        no\n"
+        "nvidia.tesla.k80  3      2      8441      14441     34323      whole card    0         yes\n"
+    )
+
+
+def test_wide_says_who_uses_what():
+    text = classes.table(views(lists()), wide=True)
+    assert text.splitlines()[0].endswith("AUTO  HEALTHY")
+    assert text.splitlines()[2].endswith("yes   2")
+    assert text.partition("\n\n")[2] == (
+        "CLASS             NAMESPACE  SHARES  MIB    WHOLE-CARDS\n"
+        "big               team-b     1       4069   0\n"
+        "nvidia.tesla.k80  team-a     2       13441  1\n"
+        "nvidia.tesla.k80  team-b     1       1000   0\n"
+    )
+
+
+def test_one_class_with_its_users_and_one_without():
+    text = classes.single(views(lists(), K80_CLASS)[0])
+    assert text.partition("\n\n")[2] == (
+        "NAMESPACE  SHARES  MIB    WHOLE-CARDS\nteam-a     2       13441  1\nteam-b     1       1000   0\n"
+    )
+    assert "big" not in text
+    assert classes.single(views(lists(pods=[]), "big")[0]).endswith("\nNobody uses it.\n")
+
+
+@pytest.mark.parametrize(("edited", "said"), [(False, "yes"), (True, "edited")])
+def test_an_automatic_class_that_a_person_has_changed_says_so(edited, said):
+    one = resource_class(K80_CLASS, auto=True, edited=edited, selector=K80_SELECTOR)
+    assert classes.table(views(lists(resourceclasses=[one]))).splitlines()[1].split()[-1] == said
+
+
+def test_for_programs():
+    shown = classes.as_json(views(lists(), "big"))
+    assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
+    assert shown == [
+        {
+            "name": "big",
+            "cards": 1,
+            "healthyCards": 1,
+            "nodes": 1,
+            "memoryMiB": 16276,
+            "usedMiB": 4069,
+            "freeMiB": 12207,
+            "share": {"memoryMiB": 4069, "corePercent": 25},
+            "priority": 10,
+            "auto": False,
+            "edited": False,
+            "users": [{"namespace": "team-b", "shares": 1, "memoryMiB": 4069, "cards": 0}],
+        }
+    ]

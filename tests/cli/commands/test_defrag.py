@@ -1,0 +1,301 @@
+"""`cardwise defrag`: what it says and whom it leaves alone."""
+
+import json
+from datetime import UTC, datetime
+from functools import partial
+
+import pytest
+import yaml
+
+from cardwise.cli.commands import defrag
+from cardwise.core.api import names
+from cardwise.core.api.policies import DEFAULT
+from cardwise.core.defrag.defrag import plan
+from tests.cli import worlds
+from tests.cli.worlds import Cluster, allocated, card, placed, resource_class
+from tests.fakes.clock import FakeClock
+
+K80S = resource_class("nvidia.tesla.k80", selector={"matchLabels": {"model": "Tesla K80"}})
+PUBLISHED = {
+    "metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD},
+    "data": {names.WORKLOAD_POLICY: DEFAULT},
+}
+GROUPS = {"Job": "batch/v1", "ReplicationController": "v1", "Node": "v1", "Workflow": "argoproj.io/v1alpha1"}
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+SAFE = {names.SAFE_TO_EVICT: "true"}
+
+
+def kept(pod: dict, kind: str = "ReplicaSet", group: str = "", **more: object) -> dict:
+    """The pod with a controller, with annotations by their names, labels, and priority."""
+    name = pod["metadata"]["name"]
+    version = group or GROUPS.get(kind, "apps/v1")
+    owner = {"apiVersion": version, "kind": kind, "name": f"{name}-rs", "uid": f"rs-{name}", "controller": True}
+    pod["metadata"]["ownerReferences"] = [owner]
+    pod["metadata"]["labels"] = more.get("labels", {})
+    pod["metadata"]["annotations"] |= more.get("annotations", {})
+    pod["spec"]["priority"] = more.get("priority", 0)
+    pod["status"] = {"phase": "Running", "startTime": "2026-11-20T10:00:00Z"}
+    return pod
+
+
+def running(name: str, node: str, index: int, mem: int) -> dict:
+    """A pod as it runs: it asks what it holds."""
+    made = placed("team", name, node, index, mem)
+    made["spec"]["containers"] = [
+        {"name": "main", "resources": {"limits": {names.GPU_MEM: str(mem), names.SHARE: "1"}}}
+    ]
+    return made
+
+
+def objects(*pods: dict) -> dict[str, list[dict]]:
+    """Two nodes of two K80 cards, on which these pods are."""
+    there = {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "100"}}
+    return {
+        "nodes": [{"metadata": {"name": node, "labels": {"zone": node}}, "status": there} for node in ("n1", "n2")],
+        "extendedresources": [card(node, index) for node in ("n1", "n2") for index in (0, 1)],
+        "resourceclasses": [K80S],
+        "configmaps": [PUBLISHED],
+        "pods": list(pods),
+    }
+
+
+def cluster(*pods: dict, **more: list[dict]) -> Cluster:
+    return Cluster(objects(*pods) | more)
+
+
+def three(**more: object) -> list[dict]:
+    """Of the four cards none is free; the 3000 MiB of `small` have room beside the 8000 of `big`."""
+    return [
+        kept(running("small", "n1", 0, 3000), **more),
+        running("big", "n1", 1, 8000),
+        running("left", "n2", 0, 9000),
+        running("right", "n2", 1, 9500),
+    ]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
+    return worlds.run(monkeypatch, api, "defrag", *args, clock=FakeClock(wall=NOW))
+
+
+def test_what_would_move_and_where_to(monkeypatch):
+    shown = run(monkeypatch, cluster(*three(priority=5)), "--free-cards", "1")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert lines[:3] == [
+        "Now there are 0 free whole cards, of 1 that are wanted.",
+        "1 pod would move:",
+        "#  POD         FROM  TO    MIB   PRIORITY  AGE  CONTROLLER           FITS",
+    ]
+    row = lines[3].split()
+    assert row == ["1", "team/small", "n1", "0", "n1", "1", "3000", "5", "26h", "ReplicaSet/small-rs", "1"]
+    assert lines[4] == "Each is ended and started anew: what it has in memory and on its own disk is lost."
+    assert shown.stderr == "nothing was changed; --evict moves them\n"
+
+
+def test_for_programs(monkeypatch):
+    told = json.loads(run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "json").stdout)
+    assert told == yaml.safe_load(
+        run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "yaml").stdout
+    ) | {"moves": told["moves"]}
+    assert (told["wanted"], told["fitsNow"], told["fitsThen"], told["reached"]) == (1, 0, 1, True)
+    assert told["fewestPossible"] is True
+    (move,) = told["moves"]
+    assert move["from"] == {"node": "n1", "cards": [{"index": 0, "uuid": "GPU-n1-0"}]}
+    assert move["to"] == {"node": "n1", "cards": [{"index": 1, "uuid": "GPU-n1-1"}]}
+    assert told["kept"] == {"have no controller that would make them anew": 3}
+
+
+def test_what_the_extender_still_keeps_of_a_pod_that_vanished_is_no_room(monkeypatch):
+    cards = [card("n1", 0), allocated(card("n1", 1), 11_000, 2), card("n2", 0), card("n2", 1)]
+    shown = run(monkeypatch, cluster(*three(), extendedresources=cards), "--free-cards", "1")
+    assert shown.exit_code == 1
+    assert "would move" not in shown.stdout
+
+
+def test_where_it_fits_already_nothing_moves(monkeypatch):
+    shown = run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=2000x2")
+    assert shown.stdout == "Now there is room for 2 pods of gpu-mem=2000, of 2 that are wanted. Nothing has to move.\n"
+    assert shown.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        ({"kind": "DaemonSet"}, "are of a DaemonSet"),
+        ({"labels": {names.GANG: "g"}}, "are members of gangs"),
+        ({"annotations": {names.NO_DEFRAG: "true"}}, "say cardwise.dev/no-defrag"),
+        ({"annotations": {names.SAFE_TO_EVICT: "false"}}, f"say {names.SAFE_TO_EVICT}: false"),
+        ({"kind": "Workflow"}, f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true"),
+        (
+            {"kind": "Job", "group": "batch.volcano.sh/v1alpha1"},
+            f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true",
+        ),
+        ({"kind": "Workflow", "annotations": SAFE | {names.NO_DEFRAG: "true"}}, "say cardwise.dev/no-defrag"),
+        ({"kind": "DaemonSet", "annotations": SAFE}, "are of a DaemonSet"),
+    ],
+)
+def test_who_is_left_where_it_is_and_why(monkeypatch, of, why):
+    shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
+    assert shown.exit_code == 1
+    assert shown.stdout == (
+        "Now there are 0 free whole cards, of 1 that are wanted.\n"
+        "There is no way to move pods for that.\n"
+        "0 pods may be moved.\n"
+        "Not so those that have no controller that would make them anew: 3.\n"
+        f"Not so those that {why}: 1.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        {"kind": "ReplicaSet"},
+        {"kind": "ReplicationController"},
+        {"kind": "StatefulSet"},
+        {"kind": "Workflow", "annotations": SAFE},
+        {"kind": "Job", "group": "batch.volcano.sh/v1alpha1", "annotations": SAFE},
+    ],
+)
+def test_who_moves_is_made_anew_by_kubernetes_itself_or_says_that_it_may_go(monkeypatch, of):
+    shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
+    assert shown.exit_code == 0, shown.output
+    assert f"{of['kind']}/small-rs" in shown.stdout
+
+
+def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
+    budget = {
+        "metadata": {"namespace": "team", "name": "b"},
+        "spec": {"selector": {"matchLabels": {"app": "x"}}},
+        "status": {"disruptionsAllowed": 0},
+    }
+    held = cluster(*three(labels={"app": "x"}), poddisruptionbudgets=[budget])
+    assert "are held by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-cards", "1").stdout
+    held.change("poddisruptionbudgets", "b", "team", status={"disruptionsAllowed": 1})
+    assert run(monkeypatch, held, "--free-cards", "1").exit_code == 0
+    pods = three()
+    pods[0]["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+    assert "are bound by volumes: 1" in run(monkeypatch, cluster(*pods), "--free-cards", "1").stdout
+    pods = three()
+    pods[0]["spec"]["nodeSelector"] = {"zone": "n2"}
+    assert run(monkeypatch, cluster(*pods), "--free-cards", "1").exit_code == 1
+    assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "other").exit_code == 1
+    assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "team").exit_code == 0
+
+
+def ruled(action: str, condition: str) -> dict:
+    """A Job that does this about a pod that ends with this condition."""
+    on_codes = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
+    rule = {"action": action, "onPodConditions": [{"type": condition, "status": "True"}]}
+    return {"spec": {"podFailurePolicy": {"rules": [on_codes, rule]}}}
+
+
+@pytest.mark.parametrize(
+    ("job", "moves"),
+    [
+        ({"spec": {}, "status": {"failed": 5}}, True),
+        ({"spec": {}, "status": {"failed": 6}}, False),
+        ({"spec": {"backoffLimit": 0}}, False),
+        ({"spec": {"backoffLimit": 2147483647, "backoffLimitPerIndex": 1}}, False),
+        ({"spec": {"backoffLimit": 2147483647, "backoffLimitPerIndex": 0}}, False),
+        (ruled("FailJob", "DisruptionTarget"), False),
+        (ruled("FailIndex", "DisruptionTarget"), False),
+        (ruled("Ignore", "DisruptionTarget"), True),
+        (ruled("FailJob", "ConfigIssue"), True),
+    ],
+)
+def test_no_job_is_made_to_fail(monkeypatch, job, moves):
+    named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
+    shown = run(monkeypatch, cluster(*three(kind="Job"), jobs=[named]), "--free-cards", "1")
+    assert ("team/small" in shown.stdout, "are of Jobs that would fail by it: 1" in shown.stdout) == (moves, not moves)
+
+
+def test_where_the_extender_tells_nothing_a_note_says_what_its_policy_is_taken_for(monkeypatch):
+    note = (
+        "note: the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in {0}; the leading "
+        "extender makes it, and where Cardwise is installed in another namespace the environment variable "
+        "CARDWISE_NAMESPACE names it\n"
+    )
+    monkeypatch.delenv("CARDWISE_NAMESPACE", raising=False)
+    none = run(monkeypatch, cluster(*three(), configmaps=[]), "--free-cards", "1")
+    assert none.exit_code == 0, none.output
+    assert none.stderr == note.format(names.NAMESPACE) + "nothing was changed; --evict moves them\n"
+    monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
+    assert note.format("gpus") in run(monkeypatch, cluster(*three()), "--free-cards", "1").stderr
+
+
+def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatch):
+    there = {"metadata": PUBLISHED["metadata"] | {"namespace": "gpus"}, "data": {names.WORKLOAD_POLICY: "spread"}}
+    api = cluster(*three(), configmaps=[PUBLISHED, there])
+    monkeypatch.setenv("CARDWISE_NAMESPACE", "")
+    assert run(monkeypatch, api, "--free-cards", "1").exit_code == 0
+    monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
+    spread = run(monkeypatch, api, "--free-cards", "1", "--no-cordon")
+    assert (spread.exit_code, spread.stderr) == (1, "")  # under it the pod goes back to the card that it has left
+
+
+# Of a policy that puts a pod back on the card that it has left.
+SPREADING = PUBLISHED | {"data": {names.WORKLOAD_POLICY: "spread"}}
+
+
+def spreading(*pods: dict) -> Cluster:
+    return cluster(*pods, configmaps=[SPREADING])
+
+
+def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
+    shown = run(monkeypatch, spreading(*three()), "--free-cards", "1")
+    assert shown.exit_code == 0, shown.output
+    assert "1 pod would move:\n" in shown.stdout
+    assert (
+        "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more would "
+        "have to move. --no-cordon does without.\n"
+    ) in shown.stdout
+    told = json.loads(run(monkeypatch, spreading(*three()), "--free-cards", "1", "-o", "json").stdout)
+    assert (told["cordons"], told["everythingTried"]) == (True, True)
+    refused = run(monkeypatch, spreading(*three()), "--free-cards", "1", "--no-cordon")
+    assert refused.exit_code == 1
+    assert (
+        "There is no way to move pods for that without cordoning their cards meanwhile.\n"
+        "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX.\n"
+    ) in refused.stdout
+
+
+def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
+    """Forty pods with room for three on a card, and more cards wanted than can be free."""
+    pods = [kept(running(f"p{i}", f"n{i // 8}", i % 8, 3800)) for i in range(40)]
+    cards = [card(f"n{i // 8}", i % 8) for i in range(40)]
+    monkeypatch.setattr(defrag, "plan", partial(plan, effort=500))
+    shown = run(monkeypatch, cluster(*pods, extendedresources=cards), "--free-cards", "27")
+    assert shown.exit_code == 1
+    assert (
+        "No way was found to move pods for that; the best that was found: there are 26 free whole cards, by 26 moves.\n"
+        "There may be one all the same: not everything could be tried.\n"
+    ) in shown.stdout
+
+
+def test_classes_and_counts(monkeypatch):
+    of_class = run(monkeypatch, cluster(*three()), "--free-cards", "1", "--class", "nvidia.tesla.k80")
+    assert "there are 0 free whole cards of class nvidia.tesla.k80, of 1 that are wanted." in of_class.stdout
+    assert of_class.exit_code == 0
+    shown = run(monkeypatch, cluster(*three()), "--free-cards", "2", "--max-moves", "1")
+    assert (
+        "There is no way to move pods for that by at most 1 move; the best that was found: there is 1 free whole card, "
+        "by 1 move.\n"
+    ) in shown.stdout
+    assert shown.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "write either --free-cards N or --fit SHAPE"),
+        (("--free-cards", "1", "--fit", "gpu=1"), "write either"),
+        (("--fit", "nothing.yaml"), "--fit nothing.yaml: is no file, and has no ="),
+        (("--fit", "gpus=1"), "--fit gpus=1: 'gpus' is unknown"),
+        (("--fit", "gpu-mem=100x0"), "0 pods are out of range"),
+        (("--free-cards", "1", "--class", "v100"), "nothing is of class v100"),
+    ],
+)
+def test_mistakes_are_told_with_a_remedy(monkeypatch, args, says):
+    refused = run(monkeypatch, cluster(*three()), *args)
+    assert refused.exit_code != 0
+    assert says in refused.stderr

@@ -1,0 +1,247 @@
+"""`cardwise top`: the screens as golden output, what is read for them, and what is said where nobody knows."""
+
+import json
+import math
+from collections.abc import Mapping
+
+import click
+import pytest
+import yaml
+from click.testing import Result
+
+from cardwise.cli.cluster import usage
+from cardwise.cli.commands import top
+from cardwise.cli.render import toptable
+from cardwise.kube import errors, paths
+from tests.cli import worlds
+from tests.cli.worlds import K80, Cluster, Json, allocated, card, device, placed
+from tests.fakes.apiserver import Fault
+from tests.fakes.clock import FakeClock
+
+METRICS = """\
+# HELP cardwise_mps_used_bytes Memory
+# TYPE cardwise_mps_used_bytes gauge
+cardwise_mps_used_bytes{card="GPU-n1-0",container="main",namespace="team-a",pod="train"} 2.097152e+09
+cardwise_mps_used_bytes{card="GPU-n1-0",container="",namespace="team-a",pod="train"} 1.048576e+06
+cardwise_mps_used_bytes{card="GPU-n1-0",container="main",namespace="team-b",pod="serve"} 5.24288e+08
+cardwise_mps_up{card="GPU-n1-0"} 1
+"""
+
+
+SCREEN = """\
+6 cards on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
+
+NODE  GPU  MODEL      GRANTED             USED-MIB  GRANTED-MIB  TOTAL-MIB  CORE  PODS  STATE               HOLDERS(USED/GRANTED)
+n2    0    Tesla K80  [##########]  100%  -         11441        11441      100%  1     whole               team-a/all -/11441
+n2    1    Tesla K80  [..........]  0%    -         0            11441      0%    0     cordoned            -
+n2    2    Tesla K80  [..........]  0%    -         0            11441      0%    0     unhealthy,MPS-Down  -
+n2    3    Tesla K80  [#.........]  0%    -         100          11441      -     -     ok                  team-a/new -/100
+n1    0    Tesla K80  [##........]  21%   2501      2500         11441      30%   2     ok                  team-a/train 2001/1500!, team-b/serve 500/1000
+n1    1    Tesla K80  [#.........]  4%    -         500          11441      0%    1     ok                  team-b/gone -/500 (ended)
+"""  # noqa: E501
+
+
+CARDS, PODS, PARTS = paths.extendedresources(), paths.pods(), paths.pods("cardwise-system")
+MANAGED = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "mps"}
+
+
+def seen(cards: list[Json], pods: list[Json], managers: Mapping[str, object]) -> Cluster:
+    """`managers`: by node, how the MPS manager's metrics are answered through the proxy."""
+    api = Cluster({"extendedresources": cards, "pods": pods})
+    for node, metrics in managers.items():
+        metadata = {"namespace": "cardwise-system", "name": f"mps-{node}", "labels": MANAGED}
+        api.add("pods", {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": "Running"}})
+        api.answers[f"{PARTS}/mps-{node}:9400/proxy/metrics"] = metrics
+    return api
+
+
+def asked(api: Cluster) -> list[str]:
+    """What was listed, with the selectors. Each is from the API server's cache, and in one piece."""
+    lists = api.sent("list")
+    assert all(each.query["resourceVersion"] == "0" and "limit" not in each.query for each in lists)
+    selectors = ("labelSelector", "fieldSelector")
+    return [" ".join([each.path, *(each.query[one] for one in selectors if one in each.query)]) for each in lists]
+
+
+def cordoned(one: Json) -> Json:
+    return one | {"spec": one["spec"] | {"unschedulable": True}}
+
+
+@pytest.fixture
+def api() -> Cluster:
+    """n1 has a manager; n2's second card is cordoned, its third sick, and its fourth has not been told of."""
+    held = [{"podUID": "x", "namespace": "team-b", "name": "gone", "memoryMiB": 500, "container": "0"}]
+    ended = allocated(card("n1", 1), 500)
+    ended["status"]["held"] = held
+    down = card("n2", 2, health="Unhealthy")
+    down["status"] |= {"reason": "Xid 79", "mps": {"mode": "card", "state": "Down"}}
+    cards = [
+        allocated(card("n1", 0), 2500, 2, core=30),
+        ended,
+        allocated(card("n2", 0), K80, 1, core=100, whole=True),
+        cordoned(allocated(card("n2", 1), 0, 0)),
+        allocated(down, 0, 0),
+        card("n2", 3),
+        device("n2", 0),
+    ]
+    pods = [
+        placed("team-a", "train", "n1", 0, 1500, core=30),
+        placed("team-b", "serve", "n1", 0, 1000),
+        placed("team-a", "all", "n2", 0, K80, core=100),
+        placed("team-a", "new", "n2", 3, 100),
+        placed("team-a", "done", "n2", 3, 100) | {"status": {"phase": "Succeeded"}},
+    ]
+    return seen(cards, pods, {"n1": METRICS.encode()})
+
+
+def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str) -> Result:
+    return worlds.run(monkeypatch, api, "top", *args)
+
+
+def test_the_screen(monkeypatch, api):
+    said = run(monkeypatch, api)
+    assert said.exit_code == 0, said.output
+    assert said.stdout == SCREEN
+
+
+def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api):
+    said = json.loads(run(monkeypatch, api, "-o", "json").stdout)
+    assert said == yaml.safe_load(run(monkeypatch, api, "-o", "yaml").stdout)
+    assert (said["cards"], said["nodeCount"], said["grantedMiB"], said["cordonedCards"]) == (6, 2, 14441, 1)
+    n2, n1 = said["nodes"]
+    assert (n2["name"], n1["name"]) == ("n2", "n1")
+    assert n1["cards"][0]["holders"][0] == {
+        "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2001, "ended": False,
+    }  # fmt: skip
+    assert (n2["cards"][0]["usedMiB"], n2["cards"][0]["holders"][0]["usedMiB"]) == (None, None)
+    assert (n2["cards"][2]["healthy"], n2["cards"][2]["reason"], n2["cards"][2]["mps"]) == (False, "Xid 79", "Down")
+    assert (n2["cards"][3]["corePercent"], n2["cards"][3]["grantedMiB"]) == (None, 100)
+
+
+def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api):
+    said = run(monkeypatch, api, "--limit", "1").stdout
+    assert said.startswith("6 cards on 2 nodes")
+    assert "n2    0" in said
+    assert "n1" not in said
+    assert said.endswith(
+        "1 more nodes, less used; --limit shows more, NODE one of them\n"
+        "note: what pods use is not measured: no MPS manager of these nodes is to be seen\n"
+    )
+    assert f"{PODS} spec.nodeName=n1" not in asked(api), "pods of shown nodes only"
+
+
+def test_one_node_and_one_that_is_not_there(monkeypatch, api):
+    said = run(monkeypatch, api, "n1", "--limit", "1").stdout
+    assert "n2" not in said
+    assert said.startswith("2 cards on 1 node: 3000 of 22882 MiB granted")
+    refused = run(monkeypatch, api, "n1", "n3")
+    assert refused.exit_code == 1
+    assert "no card that Cardwise shares on n3" in refused.stderr
+
+
+def test_many_nodes_are_one_request(monkeypatch):
+    api = seen([card(f"n{i}", 0) for i in range(70)], [placed("a", "p", "n7", 0, 5)], {})
+    said = run(monkeypatch, api, "--limit", "0").stdout
+    assert "a/p -/5" in said
+    assert [path for path in asked(api) if path.startswith(PODS)] == [PODS]
+
+
+def test_what_may_not_be_read_is_said(monkeypatch, api):
+    api.forbid("pods of all")
+    said = run(monkeypatch, api).stdout
+    assert "note: you may not read the pods of all namespaces: who holds what is not shown\n" in said
+    assert "team-a" not in said
+    api.forbid()
+    forbidden = api.fault(Fault(status=403), "list", PARTS, times=math.inf)
+    said = run(monkeypatch, api).stdout
+    assert "no MPS manager of these nodes is to be seen" in said
+    assert "team-a/train -/1500" in said
+    forbidden.end()
+    api.forbid("extendedresources")
+    assert isinstance(run(monkeypatch, api).exception, errors.Forbidden)
+
+
+def test_a_manager_that_may_not_be_asked_or_does_not_answer_is_told(monkeypatch, api):
+    api.fault(Fault(status=403, message='User "jane" cannot get resource "pods/proxy"'), "get", "*/proxy/*")
+    said = run(monkeypatch, api).stdout
+    assert 'note: what pods use is not known of all nodes: User "jane" cannot get resource "pods/proxy"\n' in said
+    assert "team-a/train -/1500" in said
+
+
+def test_a_cluster_without_cards(monkeypatch):
+    assert "is the device plugin running?" in run(monkeypatch, seen([], [], {})).stdout
+
+
+def test_a_program_looks_once(monkeypatch, api):
+    refused = run(monkeypatch, api, "-o", "json", "--watch")
+    assert refused.exit_code == 2
+    assert "leave out --watch" in refused.stderr
+
+
+def test_gpushares_pods_hold_a_card_by_its_index():
+    old = placed("a", "old", "n1", 0, 5)
+    annotations = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": str(K80)}
+    old["metadata"]["annotations"] = annotations
+    look = top.Look(seen([card("n1", 0)], [old], {}).kube)
+    look.look()
+    assert "a/old -/5" in look.screen()
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "drawn"),
+    [(0, 100, "[..........]"), (1, 100, "[#.........]"), (99, 100, "[#########.]"), (100, 100, "[##########]"),
+     (120, 100, "[##########]"), (0, 0, "[..........]")],
+)  # fmt: skip
+def test_bars(part, whole, drawn):
+    assert toptable.bar(part, whole) == drawn
+
+
+def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, api):
+    monkeypatch.setattr(top, "_BIG", 3)
+    clock = FakeClock()
+    look = top.Look(api.kube, limit=1, clock=clock)
+    for later, expected in ((0, CARDS), (3, f"{CARDS} cardwise.dev/node in (n2)"), (37, CARDS)):
+        clock.advance(later)
+        before = len(asked(api))
+        look.look()
+        assert asked(api)[before] == expected
+        assert "team-a/all" in look.screen()
+
+
+def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "12")
+    looks = []
+
+    class Clock(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            looks.append(seconds)
+            if len(looks) == 1:
+                api.change("extendedresources", "gpu-n1-0", status={"allocated": {"memoryMiB": 2600}})
+            elif len(looks) == 2:
+                api.forbid("extendedresources")
+            else:
+                raise KeyboardInterrupt
+
+    top.live(top.Look(api.kube), 5.0, Clock())
+    first, second, third = capsys.readouterr().out.split("\x1b[H")[1:]
+    assert looks == [5.0] * 3
+    assert "14441 of 68646" in first
+    assert "14541 of 68646" in second
+    assert "not of now" in third
+    assert third.endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
+    assert all(len(row) <= 60 for row in click.unstyle(second).splitlines())
+    assert len(first.splitlines()) <= 11
+
+
+def test_what_is_wrong_from_the_start_does_not_open_a_screen(api, capsys):
+    with pytest.raises(click.ClickException):
+        top.live(top.Look(api.kube, nodes=["n9"]), 1.0)
+    assert capsys.readouterr().out == ""
+
+
+def test_containers_of_a_pod_are_added_up():
+    assert usage.measured(METRICS) == {
+        ("team-a", "train", "GPU-n1-0"): 2001,
+        ("team-b", "serve", "GPU-n1-0"): 500,
+    }

@@ -1,0 +1,271 @@
+from cardwise.cli.cluster import published
+from cardwise.cli.cluster.engine import Deciding
+from cardwise.cli.cluster.published import Published
+from cardwise.cli.explanation import sentences
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.workload import Workload
+from cardwise.kube import survey
+from cardwise.kube.survey import Survey
+from tests.build import cards, container, holding, ledger_with_free, pod, shares
+from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
+
+
+def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
+    seen = Survey(ledger=ledger_with_free(n1=[4069, 16276], n2=[100]))
+    seen.ledger.hold(holding("big", 16276, 1))
+    text = sentences.explain(pod("p", gpu_mem=8138), seen)
+    assert "8138 MiB (container main)" in text
+    assert "n1: Insufficient GPU Memory in one device" in text
+    assert "4069 of 16276 MiB free, 4069 MiB short, held by default/n1-0" in text
+
+
+def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
+    whole, both = container("whole", gpu_count=1), container("both", gpu_mem=8000, gpu_count=2)
+    seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
+    text = sentences.explain(pod("p", containers=[whole, both]), seen)
+    assert "  n1: The GPU cards are too few or too small for all requests of the pod together\n" in text
+    assert text.endswith("It would run if:\n  - its containers asked for less, or were pods of their own\n")
+    seen.ledger.hold(holding("other", 10000, 0))
+    text = sentences.explain(pod("p", containers=[whole, container("small", gpu_mem=8000)]), seen)
+    assert "  n1: The GPU cards have room for each request of the pod, not for all of them together\n" in text
+    assert text.endswith("  - these ended (cards 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
+
+
+def test_a_pod_that_would_fit_hears_where():
+    text = sentences.explain(pod("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
+    assert "free on n1, n2 (best first, priced leaves it to binpack)" in text
+
+
+def test_a_placed_pod_hears_its_card_and_its_neighbours():
+    seen = Survey(ledger=ledger_with_free(n1=[4069]))
+    annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
+    there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
+    there["spec"]["nodeName"] = "n1"
+    text = sentences.explain(there, seen)
+    assert "4069 of 16276 MiB (0.2500) of card 0 GPU-n1-0, beside default/n1-0 (12207 MiB)" in text
+    assert "not granted it yet" in text
+
+
+def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_changed():
+    seen = Survey(ledger=ledger_with_free(n1=[4069, 16000]))
+    before = Assignment({"0": (CardShare(1, "GPU-n1-0", 4069, 0, 16276),)})
+    seen.ledger.hold(Holding("old", "default", "old", "n1", before))
+    there = pod("p", gpu_mem=4069, annotations=assignment.encode(before, assume_time_ns=1), uid="u")
+    there["spec"]["nodeName"] = "n1"
+    text = sentences.explain(there, seen)
+    assert "of card 1 GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB)\n" in text
+    seen.ledger.set_cards("n1", cards(16276, 16276)[1:])
+    gone = "; this card is not on the node any more\n"
+    assert f"GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB){gone}" in sentences.explain(there, seen)
+
+
+def test_what_a_pod_that_has_gone_holds_is_said_so():
+    api = lists(pods=[waiting("team-a", "p", {names.GPU_MEM: "20000", names.SHARE: "1", names.PLACE_MARKER: "1"})])
+    held = {"podUID": "x", "namespace": "team-b", "name": "cr", "memoryMiB": 1000, "container": "0"}
+    api.change("extendedresources", "gpu-n1-0", status={"held": [held]})
+    (asked,) = api.of("pods")
+    assert ", held by team-b/cr (1000 MiB, its pod has gone)\n" in sentences.explain(
+        asked, survey.take(api.kube, addresses=False)
+    )
+
+
+def test_a_placed_pod_hears_its_containers_by_their_names():
+    annotations = assignment.encode(Assignment({"0": shares(100, 0), "init-0": shares(200, 0)}), assume_time_ns=1)
+    beside = container(gpu_mem=200) | {"name": "beside", "restartPolicy": "Always"}
+    placed = pod("p", gpu_mem=100, init=[beside], annotations=annotations, uid="u")
+    placed["spec"]["nodeName"] = "n1"
+    text = sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[4069])))
+    assert "  container main: 100 of " in text
+    assert "  container beside: 200 of " in text
+
+
+def test_pods_that_can_never_run_or_are_not_ours():
+    assert "can never be placed" in sentences.explain(pod("p", gpu_mem=0), Survey())
+    assert "asks for no GPU" in sentences.explain(pod("p", containers=[{"name": "x"}]), Survey())
+    bound = pod("p", gpu_mem=5)
+    bound["spec"]["nodeName"] = "n1"
+    assert "not bound by the Cardwise extender" in sentences.explain(bound, Survey())
+    assert "No node has a card" in sentences.explain(pod("p", gpu_mem=5), Survey())
+
+
+def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
+    annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
+    placed = pod("p", gpu_mem=4069, annotations=annotations | {"cardwise.dev/policy": "garbage"}, uid="u")
+    placed["spec"]["nodeName"] = "n1"
+    assert "pod default/p is on node n1" in sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[4069])))
+    gone = sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[])))
+    assert "this card is not on the node any more" in gone
+
+
+def test_what_has_failed_says_why():
+    failed = pod("p", gpu_mem=4069)
+    failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
+    text = sentences.explain(failed, Survey())
+    assert text == "pod default/p has ended (Failed) and holds nothing.\nUnexpectedAdmissionError: no healthy devices\n"
+
+
+def typed(limits: dict[str, str], namespace: str = "team-a") -> dict[str, object]:
+    return waiting(namespace, "p", limits | {"cardwise.dev/share": "1"})
+
+
+def test_a_typed_pod_hears_which_cards_are_of_its_class():
+    api = lists(gpuquotas=[])
+    text = sentences.explain(typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), survey.take(api.kube))
+    assert f"asks for 2 whole cards of class {K80_CLASS} (container main)" in text
+    assert f"Of class {K80_CLASS}: 3 cards on n1 (1), n2 (2), 1 of them unhealthy." in text
+    assert "card 1 Tesla P100: 12207 of 16276 MiB free, not of the class" in text
+    assert "GPUQuota" not in text
+
+
+def test_nodes_without_the_type_are_one_line():
+    text = sentences.explain(typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), survey.take(lists().kube))
+    assert "  n2: The node has no GPU card of the type asked for\n" in text
+    assert "Tesla K80: 0 of" not in text
+    assert "3793 MiB short" in text
+
+
+def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one_with_its_mistake():
+    limits = {"cardwise.dev/k80": "1", "cardwise.dev/gpu": "1"}
+    assert "There is no ResourceClass k80; those there are: big, nvidia.tesla.k80." in sentences.explain(
+        typed(limits), survey.take(lists().kube)
+    )
+    broken = lists(resourceclasses=[resource_class("k80", selector={})])
+    assert "ResourceClass k80: spec.selector: an empty selector" in sentences.explain(
+        typed(limits), survey.take(broken.kube)
+    )
+    empty = lists(resourceclasses=[resource_class("k80", selector={"matchLabels": {"model": "none"}})])
+    assert "No card is of class k80: see its selector" in sentences.explain(typed(limits), survey.take(empty.kube))
+
+
+def test_quotas_in_the_way_say_hard_used_and_asked():
+    limits = {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1"}
+    text = sentences.explain(typed(limits), survey.take(lists().kube))
+    assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n" in text
+    assert "The namespace's GPUQuota leaves no room" not in text.partition("n1:")[0]
+    assert "GPUQuota" not in sentences.explain(typed(limits, "team-b"), survey.take(lists().kube))
+
+
+def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
+    down = card("n1", 0)
+    down["status"]["mps"] = {"mode": "card", "state": "Down", "reason": "it does not start", "multiUser": True}
+    alone = card("n1", 1)
+    alone["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": False}
+    holder = placed("team-b", "train", "n1", 1, 1000)
+    holder["spec"]["securityContext"] = {"runAsUser": 1000}
+    survey_ = survey.take(lists(extendedresources=[down, alone], pods=[holder]).kube)
+    pod = typed({"aliyun.com/gpu-mem": "100"})
+    pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
+    text = sentences.explain(pod, survey_)
+    assert "n1: MPS on the GPU cards that would do serves one user at a time, and not the pod's" in text
+    assert "card 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
+    assert "10441 of 11441 MiB free, closed by MPS (Ready, one user at a time), held by team-b/train (1000 MiB)" in text
+    pod["metadata"]["annotations"] = {names.MPS: "off"}
+    assert "differ in whether they use MPS" in sentences.explain(pod, survey_)
+
+
+def test_a_pod_that_names_no_type_is_steered_and_told_so():
+    text = sentences.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(lists().kube))
+    assert (
+        f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked; cards that it does not limit are open." in text
+    )
+    assert "Cards that fit are free on n1" in text
+    everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
+    text = sentences.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything.kube))
+    assert "GPUQuota team closes all cards: 13441 of 13500 MiB used, 100 asked." in text
+    assert "n1: The namespace's GPUQuota leaves no room on the GPU cards that would do" in text
+    assert "card 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
+
+
+# Under which policy, and what would help.
+
+
+def waiting_for(mem: int, **annotations: str) -> dict[str, object]:
+    made = waiting("team-b", "p", {"aliyun.com/gpu-mem": str(mem)})
+    made["metadata"]["annotations"] = annotations
+    return made
+
+
+def engine(seen: Survey, rooms: dict[str, Load], *mems: int) -> Deciding:
+    """One that has learned that shares of these sizes come."""
+    workload = Workload()
+    for mem in mems:
+        workload.saw(Ask(1, mem, 0, "", 0, 0))
+    return Deciding(seen.ledger, rooms, workload.dump())
+
+
+def test_the_policy_is_the_pods_own_else_the_extenders():
+    told = Published("spread")
+    assert published.in_force(waiting_for(1), told) == "spread"
+    assert published.in_force(waiting_for(1, **{names.POLICY: "fgd"}), told) == "fgd"
+    assert published.in_force(waiting_for(1, **{names.POLICY: "nonsense"}), told) == "spread"
+    seen = Survey(ledger=ledger_with_free(n1=[4069], n2=[16276]))
+    assert "free on n2, n1 (best first, spread)" in sentences.explain(waiting_for(100), seen, told=told)
+    assert "free on n1, n2 (best first, priced leaves it to binpack)" in sentences.explain(waiting_for(100), seen)
+    unread = Published(note="you may not read it")
+    assert "(best first, as binpack would; what priced has learned is not known here)" in sentences.explain(
+        waiting_for(100), seen, told=unread
+    )
+
+
+def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
+    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500], n3=[16276]))
+    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    # Binpack takes the fullest card, n1; but shares of 8000 come, and on n2 one still fits then.
+    text = sentences.explain(pod, seen, engine=engine(seen, {}, 8000))
+    assert "free on n2, n3, n1 (best first, fgd)" in text
+    assert "free on n1, n2, n3 (best first, fgd leaves it to binpack)" in sentences.explain(
+        pod, seen, engine=engine(seen, {})
+    )
+
+
+def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
+    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
+    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    spoilt = Deciding(seen.ledger, {}, '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}')
+    assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
+    text = sentences.explain(pod, seen, engine=spoilt)
+    assert "free on n1, n2 (best first, fgd leaves it to binpack)" in text
+
+
+def test_a_node_with_the_card_and_without_the_cpu_is_told():
+    seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
+    pod = waiting_for(500, **{names.POLICY: "fgd"})
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
+    text = sentences.explain(pod, seen, engine=engine(seen, {"n2": Load(1000, 1 << 40, 10)}, 8000))
+    assert "Room on cards, but not the cpu and memory of the pod beside it, is on n2.\n" in text
+    assert "free on n1 (best first, fgd)" in text
+
+
+def test_who_could_be_asked_are_the_fewest_of_one_card():
+    seen = Survey(ledger=ledger_with_free(n1=[4069, 1000], n2=[16276 - 12000]))
+    seen.ledger.hold(holding("small", 4276, 0, node="n2"))
+    text = sentences.explain(waiting_for(8138), seen)
+    assert text.endswith("It would run if:\n  - these ended (card 0 of n2, 8138 MiB short): default/n2-0 (12000 MiB)\n")
+    assert "would run if" not in sentences.explain(waiting_for(4000), seen)
+
+
+def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
+    sick, cordoned = card("n1", 0, health="Unhealthy"), card("n1", 1)
+    cordoned["spec"]["unschedulable"] = True
+    seen = survey.take(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]).kube)
+    text = sentences.explain(waiting_for(4000), seen)
+    assert "  - card 0 of n1 became healthy: it has 11441 MiB free\n" in text
+    assert "  - card 1 of n1 were given back (`cardwise uncordon n1/1`)\n" in text
+
+
+def test_a_quota_names_who_holds_most_of_it():
+    everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
+    text = sentences.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything.kube))
+    assert (
+        "  - GPUQuota team left room on all cards; it is held by team-a/train (11441 MiB), team-a/notebook (2000 MiB)\n"
+        in text
+    )
+
+
+def test_what_no_card_can_hold_is_told_the_most_that_one_can():
+    text = sentences.explain(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
+    assert "  - it asked for at most 16276 MiB of a card, the biggest there is; more than that can be split" in text
