@@ -90,7 +90,6 @@ def test_pods_that_leave(trace):
 
 
 def test_several_lists_of_pods_and_plots_of_each(trace, tmp_path):
-    pytest.importorskip("pygal")
     worlds.write(tmp_path / "openb", "other", list(worlds.rows(((30, 1, 500, ""),))))
     folder = tmp_path / "plots"
     of = ("--pods", "default", "--pods", "other", "--seeds", "1", "--policy", "spread", "--processes", "1")
@@ -365,7 +364,6 @@ def test_what_is_named_twice_counts_once(trace):
 
 
 def test_a_folder_for_plots_that_cannot_be_made_is_told_before_anything_runs(trace, tmp_path, monkeypatch):
-    pytest.importorskip("pygal")
     (tmp_path / "file").write_text("")
     refused = run(trace, "--plots", str(tmp_path / "file" / "plots"))
     assert refused.exit_code == 1
