@@ -52,6 +52,11 @@ check: env ## lint, types and import contracts
 docs: env ## the documents as a site in docs/_build, warnings as errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
+.PHONY: pictures
+pictures: env ## draw the pictures of the documents from their texts, and record `cardwise top` (half a minute)
+	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python -m docs.pictures.record
+
 .PHONY: unit
 unit: env ## unit and property tests, without a cluster
 	$(BIN)/pytest -q --numprocesses 3 $(AGAIN) --ignore tests/integration -m "not cluster" $(ARGS)

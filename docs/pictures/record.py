@@ -1,0 +1,86 @@
+"""Records `cardwise top` as top.svg: the real program, on a real Kubernetes of this machine with simulated nodes.
+
+`.venv/bin/python -m docs.pictures.record`, half a minute. The cluster is taken down again.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from cardwise.core import names
+from cardwise.kube import paths, survey
+from tests.cluster import Cluster, ClusterSpec
+
+WIDTH = 132
+_T4, _A100 = {"model": "Tesla-T4", "memoryMiB": 15360}, {"model": "NVIDIA-A100-SXM4-80GB", "memoryMiB": 81920}
+_CARDS = {"nodes": {"sim-1": [_A100] * 2, "sim-2": [_T4] * 2, "sim-3": [_T4] * 2}}
+# Namespace, name, and what it asks for; in this order.
+_PODS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("research", "llm-train", {names.GPU_COUNT: "1"}),
+    ("research", "llm-eval", {names.GPU_MEM: "40Gi"}),
+    ("serving", "chat-0", {names.GPU_MEM: "20Gi"}),
+    ("serving", "embed-0", {names.GPU_MEM: "6Gi"}),
+    ("serving", "embed-1", {names.GPU_MEM: "6Gi"}),
+    ("lab", "notebook-ada", {names.GPU_MEM: "2Gi"}),
+    ("lab", "notebook-lin", {names.GPU_MEM: "4Gi"}),
+)
+
+
+def pod(name: str, limits: dict[str, str]) -> dict[str, Any]:
+    container = {"name": "main", "image": "registry.example/app:1", "resources": {"limits": limits}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
+
+
+def fill(cluster: Cluster) -> None:
+    """The pods one after the other, each on its card before the next one comes; then a cordon."""
+    for namespace, name, limits in _PODS:
+        cluster.kubectl("create", "namespace", namespace, check=False)
+        cluster.kubectl("create", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(pod(name, limits)))
+        cluster.wait(partial(_has_card, cluster, name), f"{name} has a card")
+    card = next(each for each in cluster.api.get(paths.extendedresources())["items"] if each["spec"]["node"] == "sim-3")
+    cluster.api.patch(paths.extendedresources(card["metadata"]["name"]), {"spec": {"unschedulable": True}})
+
+
+def _has_card(cluster: Cluster, name: str) -> bool:
+    return any(holding.name == name for holding in survey.take(cluster.api).ledger.holdings())
+
+
+def picture(screen: str, command: str) -> str:
+    """The SVG of a terminal that shows the command and its screen."""
+    console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115 - as long as we live
+    console.print(Text(f"$ {command}", style="bold"))
+    console.print(Text.from_ansi(screen), soft_wrap=False, no_wrap=True, overflow="crop")
+    drawn = console.export_svg(title=command, unique_id="cardwise-top")
+    # Only fonts that the reader has: a page of ours asks nobody else for anything.
+    return re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="cw-pic-") as folder:
+        cards = Path(folder, "cards.yaml")
+        cards.write_text(yaml.safe_dump(_CARDS))
+        cluster = Cluster.start(ClusterSpec(state_dir=Path(folder, "c"), nodes=0, sim_nodes=3, cards=cards), print)
+        try:
+            fill(cluster)
+            command = ["top", "--once", "--kubeconfig", str(cluster.kubeconfig)]
+            program = str(Path(sys.executable).with_name("cardwise"))
+            environment = os.environ | {"COLUMNS": str(WIDTH)}
+            screen = subprocess.run(
+                [program, *command], env=environment, check=True, capture_output=True, text=True
+            ).stdout
+        finally:
+            cluster.stop()
+    Path(__file__).with_name("top.svg").write_text(picture(screen, "cardwise top"))
+
+
+if __name__ == "__main__":
+    main()

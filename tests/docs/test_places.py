@@ -1,0 +1,45 @@
+"""What the documents point at is there: files, names in them, headings; and pictures are as their texts say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.pictures import draw
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md", "tests/cluster/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+# Records of decisions name files as they were called then.
+TODAY = [page for page in PAGES if page.parent.name != "design"]
+PARTS = "cardwise|core|extender|deviceplugin|mps|webhook|bench|demo|docs|examples|helm|requirements|tests"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_of_the_repository(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", TODAY, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_in_backquotes_is_there(page):
+    paths = re.findall(rf"`((?:{PARTS})/[\w/.-]+\.(?:py|md|yaml|proto|tpl|json))`", page.read_text())
+    said = [re.sub("^core/", "cardwise/core/", path) for path in paths]
+    assert [path for path in said if not any((base / path).exists() for base in (ROOT, ROOT / "tests"))] == []
+
+
+def test_every_name_behind_a_file_is_in_it():
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where is what")[2].partition("\n## ")[0]
+    found = re.findall(r"\]\(\.\./([\w/.]+)\)((?:,? ?`[\w.]+`)*)", table)
+    assert len(found) > 30
+    for path, names in found:
+        text = (ROOT / path).read_text()
+        for name in re.findall(r"[\w]+", names):
+            assert re.search(rf"^\s*(?:(?:class|def) )?{name}\b", text, re.MULTILINE), f"{path} has no {name}"
+
+
+@pytest.mark.parametrize("source", sorted(draw.FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_every_picture_is_what_its_text_says(source):
+    assert source.with_suffix(".svg").read_text() == draw.drawn(source), "make pictures"
