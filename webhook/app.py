@@ -1,4 +1,4 @@
-"""The HTTP shell: POST /mutate, /mutate/defaults and /validate; GET /healthz.
+"""The HTTP shell: POST /mutate, /mutate/defaults, /validate and /advise; GET /healthz.
 
 Thin on purpose: it decodes, has the decision made, encodes and counts. A body that is no AdmissionReview gets 400 and a
 reason; what fails inside gets 500 and a line in the log, never a traceback in the answer.
@@ -19,10 +19,13 @@ from webhook.review import Decision, Review
 # An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
 MAX_BODY = 8 * 1024 * 1024
 
+_ADVICE = "/advise"  # where nothing is ever refused
+
 PATHS: Mapping[str, Decide] = {
     "/mutate": decisions.on_mutate,
     "/mutate/defaults": decisions.on_defaults,
     "/validate": decisions.on_validate,
+    _ADVICE: decisions.on_advise,
 }
 
 _log = structlog.get_logger(__name__)
@@ -41,7 +44,7 @@ def create_app(view: View, settings: Settings) -> Flask:
             asked = review.decode(request.get_data(cache=False))
         except review.Unreadable as error:
             # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
-            uid, decision = error.uid, Decision(allowed=False, message=str(error))
+            uid, decision = error.uid, Decision(allowed=path == _ADVICE, message=str(error))
         else:
             structlog.contextvars.bind_contextvars(**_subject(asked))
             uid, decision = asked.uid, decide(asked, view, settings)

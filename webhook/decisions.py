@@ -5,7 +5,7 @@ Decide, then apply: the Flask shell only decodes, calls one of these and encodes
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from cardwise.core.api import names, request
 from cardwise.core.api.classes import DeviceClass
@@ -14,6 +14,7 @@ from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook import (
+    advice,
     agent,
     classes,
     defaults,
@@ -36,11 +37,15 @@ from webhook.agent import AgentSettings
 from webhook.defaults import Defaults
 from webhook.gpuquotas import Standing
 from webhook.limitranges import Bounds
-from webhook.review import CREATE, UPDATE, Decision, Review
+from webhook.offers import Offers
+from webhook.review import CREATE, UPDATE, Decision, Review, shaped_like_pod
 from webhook.spellings import NvidiaGpu, Vocabulary
 from webhook.validate import Cards, Oversize
 
 Json = dict[str, Any]
+
+_IN_POD: Final = ("spec.", "metadata.")  # how a message begins that names a field of the pod
+_MOST_WARNINGS: Final = 8
 
 
 class View(Protocol):
@@ -63,6 +68,9 @@ class View(Protocol):
 
     def device_class(self, name: str) -> DeviceClass | None:
         """A class, None where there is none; asks the API server where it is not known. Raises KubeError."""
+
+    def offers(self) -> Offers | None:
+        """What nodes offer; None where that is not known."""
 
     def quotas(self, namespace: str) -> Sequence[Standing]:
         """The GPUQuotas of the namespace."""
@@ -152,6 +160,38 @@ def on_validate(review: Review, view: View, settings: Settings) -> Decision:
     return Decision()
 
 
+def on_advise(review: Review, view: View, settings: Settings) -> Decision:
+    """POST /advise: warnings for pods that name cards of nobody, and for all that makes pods which could never run.
+
+    Never a refusal. Raises KubeError.
+    """
+    if review.namespace in settings.exempt_namespaces or review.size > sizes.MOST_BYTES:
+        return Decision()
+    if review.resource == "pods":
+        offers = view.offers()
+        return Decision(warnings=advice.foreign_names(review.object, offers, view.classes()) if offers else ())
+    if templates.is_controlled(review.object):
+        return Decision()  # whoever wrote its owner has been told
+    told: dict[str, None] = {}
+    for path, template in templates.all_of(review.object, review.resource):
+        found = _of_template(template, review.namespace, view, settings)
+        told |= {f"{path}.{text}" if text.startswith(_IN_POD) else text: None for text in found}
+    return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
+
+
+def _of_template(template: Json, namespace: str, view: View, settings: Settings) -> tuple[str, ...]:
+    """What a person who creates such a pod is told; of a controller's pods nobody is."""
+    if not shaped_like_pod(template):
+        return ()
+    pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
+    try:
+        sizes.check(pod, 0)
+        pod, told = _rewritten(pod, namespace, view, view.defaults(namespace), settings)
+        return told + _judged(pod, namespace, view, settings)
+    except InvalidRequest as error:
+        return (f"{error}; its pods will be refused",)
+
+
 def _concerns(review: Review, settings: Settings) -> bool:
     """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
     annotations = (review.object.get("metadata") or {}).get("annotations") or {}
@@ -167,34 +207,44 @@ def _vocabulary(view: View, settings: Settings) -> Vocabulary:
 def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:
     def decide() -> Decision:
         sizes.check(review.object, review.size)
-        gang = gangs.of(review.object, settings.gang_schedulers)
-        pod, given = classes.rewritten(review.object, _vocabulary(view, settings)), Defaults()
-        if known is not None and defaults.wants(pod):
-            known.check(review.namespace)
-            given = known
-            if apply and gang is None and request.parse(pod) is None:
-                pod = defaults.applied(pod, known)
-        replaced = devices.replaced(review.object, pod)
-        asked = request.parse(pod)
-        if asked is not None and asked.containers:
-            percent = SmPercent(given.sm_percent or settings.sm_percent)
-            bound = mpsmode.least(asked, settings.least_mps, known.least_mps if known is not None else "")
-            default = Mode(given.mps or settings.mps)
-            pod = mpsmode.noted(pod, asked, default, view.mps_scopes, percent=percent, bound=bound)
-            pod = frameworks.noted(pod, given.frameworks)
-        injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(review.namespace))
-        mutation = mutate.mutate(
-            injected.pod,
-            runtime_class=settings.runtime_class,
-            policy=given.policy,
-            in_gang=gang is not None,
-            agent=injected.key,
-            scheduler=settings.scheduler,
-        )
-        joined, told = gangs.joined(mutation.pod, gang)
-        return _patch(review.object, joined, replaced + injected.warnings + mutation.warnings + told)
+        after, warnings = _rewritten(review.object, review.namespace, view, known, settings, apply=apply)
+        return _patch(review.object, after, warnings)
 
     return _refusable(decide)
+
+
+def _rewritten(
+    obj: Json, namespace: str, view: View, known: Defaults | None, settings: Settings, *, apply: bool = False
+) -> tuple[Json, tuple[str, ...]]:
+    """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
+    gang = gangs.of(obj, settings.gang_schedulers)
+    pod, given = classes.rewritten(obj, _vocabulary(view, settings)), Defaults()
+    # First of all: where it was placed decides what it takes of its namespace's defaults.
+    pod, unplaced = mutate.unplaced(pod, gang)
+    if known is not None and defaults.wants(pod):
+        known.check(namespace)
+        given = known
+        if apply and gang is None and request.parse(pod) is None:
+            pod = defaults.applied(pod, known)
+    replaced = devices.replaced(obj, pod)
+    asked = request.parse(pod)
+    if asked is not None and asked.containers:
+        percent = SmPercent(given.sm_percent or settings.sm_percent)
+        bound = mpsmode.least(asked, settings.least_mps, known.least_mps if known is not None else "")
+        default = Mode(given.mps or settings.mps)
+        pod = mpsmode.noted(pod, asked, default, view.mps_scopes, percent=percent, bound=bound)
+        pod = frameworks.noted(pod, given.frameworks)
+    injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(namespace))
+    mutation = mutate.mutate(
+        injected.pod,
+        runtime_class=settings.runtime_class,
+        policy=given.policy,
+        in_gang=gang is not None,
+        agent=injected.key,
+        scheduler=settings.scheduler,
+    )
+    joined, told = gangs.joined(mutation.pod, gang)
+    return joined, unplaced + replaced + injected.warnings + mutation.warnings + told
 
 
 def _reapply_pod(review: Review) -> Decision:
@@ -230,16 +280,27 @@ def _mutate_limit_range(review: Review) -> Decision:
 
 def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
     sizes.check(review.object, review.size)
-    asked, warnings = validate.pod(review.object, view, settings.oversize)
+    warnings = _judged(review.object, review.namespace, view, settings)
     gang = gangs.of(review.object, settings.gang_schedulers)
-    told = gangs.check(review.object, gang, asked)
-    if asked is not None:
-        told += validate.small(asked, view, settings.least_share)
-        told += _judge_quotas(asked, view.quotas(review.namespace), view, settings)
-        told += _judge_sharing(review, asked, view, settings)
     if gang is not None:
         gangs.check_number(review.object, gang, review.namespace, view, told=settings.callers_known)
-    return Decision(warnings=warnings + told)
+    return Decision(warnings=warnings)
+
+
+def _judged(pod: Json, namespace: str, view: View, settings: Settings) -> tuple[str, ...]:
+    """Warnings about a pod as it should be. Raises InvalidRequest, KubeError."""
+    asked, told = validate.pod(pod, view, settings.oversize)
+    gang = gangs.of(pod, settings.gang_schedulers)
+    told += gangs.check(pod, gang, asked)
+    offers = view.offers()
+    if offers is not None:
+        told += advice.foreign_names(pod, offers, view.classes())
+    if asked is None:
+        return told
+    told += advice.placing(pod, settings.gang_schedulers, offers)
+    told += validate.small(asked, view, settings.least_share)
+    told += _judge_quotas(asked, view.quotas(namespace), view, settings)
+    return told + _judge_sharing(pod, namespace, asked, view, settings)
 
 
 def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, settings: Settings) -> tuple[str, ...]:
@@ -259,9 +320,9 @@ def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, 
     return ()
 
 
-def _judge_sharing(review: Review, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:
+def _judge_sharing(pod: Json, namespace: str, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:
     """Of a pod that asks for something: its environment, its agent and what it says of MPS. Warnings."""
-    pod, known = review.object, view.defaults(review.namespace)
+    known = view.defaults(namespace)
     cards = {container.key: container for container in asked.containers}
     mps = bool(cards) and mpsmode.of(pod).wanted
     for container in request.containers(pod):

@@ -77,30 +77,23 @@ def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mp
 def merged(
     existing: list[Json], asked: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
-    """`existing` with our entries: replaced where a name stood first, appended else. And the names that a user had
-    set otherwise, which their value has now lost.
+    """Our entries, and behind them those of `existing` that are not replaced by one of ours. And the names that a user
+    had set otherwise, which their value has now lost.
     """
     ours = {entry["name"]: entry for entry in owned(asked, mps=mps)}
     if asked is not None and not env_from and all(_is_ours(entry) for entry in existing if entry["name"] in _XLA):
         fraction = names.FRACTION_OF + asked.key
         ours[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
-    result: list[Json] = []
-    overridden: list[str] = []
-    placed: set[str] = set()
+    theirs: list[Json] = []
+    overridden: set[str] = set()
     for entry in existing:
         name = entry["name"]
-        if name not in ours and name.startswith(names.ENV_MPS_PREFIX):
-            overridden.append(name)
-        elif name not in ours:
-            result.append(entry)
-        else:
-            if entry != ours[name] and not _is_ours(entry):
-                overridden.append(name)
-            if name not in placed:
-                result.append(ours[name])
-                placed.add(name)
-    result += [entry for name, entry in ours.items() if name not in placed]
-    return result, sorted(set(overridden))
+        if name not in ours and not name.startswith(names.ENV_MPS_PREFIX):
+            theirs.append(entry)
+        elif entry != ours.get(name) and not _is_ours(entry):
+            overridden.add(name)
+    # First, since $(CARDWISE_MEM_FRACTION) in a value means a variable that stands before it.
+    return [*ours.values(), *theirs], sorted(overridden)
 
 
 def _is_ours(entry: Json) -> bool:

@@ -60,10 +60,8 @@ def joined(pod: Json, said: Membership | None) -> tuple[Json, tuple[str, ...]]:
         return _with(pod, metadata, spec) if warnings else pod, tuple(warnings)
     warnings = []
     if spec.get("nodeName"):
-        if names.GANG not in labels:
-            remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
-            raise InvalidRequest("spec.nodeName", "a pod of a gang must be placed by the scheduler", remedy)
-        warnings.append(mutate.unplaced(metadata, spec))
+        remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
+        raise InvalidRequest("spec.nodeName", "a pod of a gang must be placed by the scheduler", remedy)
     if labels.get(names.GANG) != said.name:
         metadata["labels"] = labels | {names.GANG: said.name}
         if names.GANG in labels:

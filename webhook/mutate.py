@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from cardwise.core.api import names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
+from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values import quantity, wording
 from webhook import containers, environment, mpsmode
 
@@ -63,9 +64,6 @@ def mutate(
     warnings: list[str] = []
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     before = metadata.get("annotations") or {}
-    if asked is not None and spec.get("nodeName") and any(mark in before for mark in _COPY_MARKS):
-        # A copy of a placed pod: it is placed anew. (A nodeName without an assignment is refused later.)
-        warnings.append(unplaced(metadata, spec))
     after = _annotations(before, asked, policy, warnings)
     if after != before:
         metadata["annotations"] = after
@@ -88,11 +86,23 @@ def mutate(
     return Mutation(pod | {"metadata": metadata, "spec": spec}, tuple(warnings))
 
 
-def unplaced(metadata: Json, spec: Json) -> str:
-    """Makes the copy of a placed pod one that is to be placed; returns the warning. Both are the caller's own."""
+def unplaced(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
+    """The copy of a placed pod as one that is to be placed, with a warning; any other pod as it is.
+
+    A node name that no extender has given is refused later. Raises InvalidRequest.
+    """
+    metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
+    if not spec.get("nodeName"):
+        return pod, ()
+    marks = metadata.get("annotations") or {}
+    copied = any(mark in marks for mark in _COPY_MARKS) and request.parse(pod) is not None
+    of_gang = gang is not None and names.GANG in (metadata.get("labels") or {})
+    if not copied and not of_gang:
+        return pod, ()
     del spec["nodeName"]
     metadata.pop("resourceVersion", None)
-    return "spec.nodeName: removed, since the pod is a copy of a placed one and will be scheduled anew"
+    told = "spec.nodeName: removed, since the pod is a copy of a placed one and will be scheduled anew"
+    return pod | {"metadata": metadata, "spec": spec}, (told,)
 
 
 def is_marked(pod: Json) -> bool:

@@ -299,6 +299,15 @@ def _object(asked: _Request, field: str, raw: msgspec.Raw) -> Json:
         raise Unreadable(asked.uid, problem) from error
 
 
+def shaped_like_pod(template: Json) -> bool:
+    """Whether a template that came in an object of whatever kind has the fields of a pod, as `decode` sees to it."""
+    try:
+        msgspec.convert(template, _Pod)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def encode(uid: str, decision: Decision) -> bytes:
     response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:

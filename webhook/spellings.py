@@ -37,8 +37,8 @@ class Vocabulary:
     def in_container(self, name: str, amount: object) -> str:
         """What a limit or request stands for; itself where there is nothing to rewrite. Raises KubeError."""
         if name == names.NVIDIA_GPU:
-            # None of NVIDIA's is what many charts write for "no GPU"; none of ours would be refused.
-            return names.WHOLE_GPU if self.take_nvidia and not _is_zero(amount) else name
+            # None of ours would be refused.
+            return names.WHOLE_GPU if self.take_nvidia and not is_zero(amount) else name
         return names.CLASS_PREFIX + name if self._is_class(name) else name
 
     def in_quota(self, name: str, amount: object) -> str:  # noqa: ARG002 - as in_container
@@ -102,7 +102,8 @@ def renamed(amounts: Json, field: str, spell: Callable[[str, object], str]) -> t
     return result, written
 
 
-def _is_zero(amount: object) -> bool:
+def is_zero(amount: object) -> bool:
+    """Whether it is none at all, which is what many charts write for "no GPU"."""
     try:
         return quantity.parse(str(amount))[0] == 0
     except InvalidQuantity:

@@ -5,9 +5,10 @@ little as possible is what GitOps tools like best. What needs no rewriting is le
 templates of Jobs may not change and a changed one of a Deployment is rolled out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from cardwise.core.api import names, request
 from webhook import containers, records
@@ -26,6 +27,7 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "podtemplates": ("template",),
 }
 KINDS = frozenset(_PLACES)
+_MOST: Final = 32  # templates of one object that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,28 @@ def template_of(workload: Json, resource: str) -> tuple[str, Json]:
     """Where the pod template is, for messages, and the template; empty where there is none."""
     path = _PLACES[resource]
     return ".".join(path), _dig(workload, path)
+
+
+def all_of(obj: Json, resource: str) -> Iterator[tuple[str, Json]]:
+    """As `template_of`, also of kinds that Kubernetes does not have: wherever a pod template is in them."""
+    if resource in _PLACES:
+        yield template_of(obj, resource)
+    else:
+        yield from islice(_search({"spec": obj.get("spec")}, ""), _MOST)
+
+
+def _search(obj: object, path: str) -> Iterator[tuple[str, Json]]:
+    """Depth first. A map whose `spec` has containers is a template; nothing inside of one is."""
+    if isinstance(obj, list):
+        for i, inner in enumerate(obj):
+            yield from _search(inner, f"{path}[{i}]")
+    elif isinstance(obj, dict):
+        spec = obj.get("spec")
+        if path and isinstance(spec, dict) and isinstance(spec.get("containers"), list):
+            yield path, obj
+            return
+        for name, inner in obj.items():
+            yield from _search(inner, f"{path}.{name}" if path else name)
 
 
 def is_controlled(workload: Json) -> bool:

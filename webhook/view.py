@@ -19,13 +19,14 @@ from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.reflector import Reflector, Woken
-from webhook import defaults, gpuquotas, limitranges
+from webhook import defaults, gpuquotas, limitranges, offers
 from webhook.cards import CardFacts, CardSums
 from webhook.defaults import Defaults
 from webhook.freshlist import FreshList
 from webhook.gangnumbers import GangNumbers
 from webhook.gpuquotas import Standing
 from webhook.limitranges import Bounds
+from webhook.offers import Offer, Offers
 from webhook.validate import Cards
 
 Json = dict[str, Any]
@@ -74,9 +75,14 @@ class ClusterView:
         self._ranges_known: Reflector[Bounds] = Reflector(
             client, LIMIT_RANGES, self._project_range, self._bounds, clock=clock
         )
-        # Without the first nobody is served. Clusters without types and quotas by type do without the others.
+        self._offers = Offers()
+        self._nodes_known: Reflector[Offer] = Reflector(
+            client, paths.nodes(), offers.project, self._offers, clock=clock
+        )
+        # Without the first nobody is served. Clusters without types and quotas by type do without the others, and what
+        # nodes offer is for warnings only.
         self._needed = (self._namespaces, self._cards_known)
-        self._wanted = (self._classes_known, self._quotas_known, self._ranges_known)
+        self._wanted = (self._classes_known, self._quotas_known, self._ranges_known, self._nodes_known)
 
     def start(self) -> None:
         for reflector in (*self._needed, *self._wanted):
@@ -132,6 +138,9 @@ class ClusterView:
 
     def quotas(self, namespace: str) -> Sequence[Standing]:
         return self._standings.of(namespace)
+
+    def offers(self) -> Offers | None:
+        return self._offers if self._nodes_known.synced.is_set() else None
 
     def bounds(self, namespace: str) -> Bounds:
         return limitranges.together(self._bounds.of(namespace))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cardwise.core.api import names
+from cardwise.core.api import lookalikes, names
 from tests.helm.rendering import OFF, OTHER, Object, Objects, Render, conditions, one, text
 
 KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
@@ -16,6 +16,12 @@ TEMPLATES = {  # where the template's pod spec is
 GANGS = {  # where the template is
     "gangs.cardwise.dev": "object.?spec.?template.orValue",
     "crongangs.cardwise.dev": "object.?spec.?jobTemplate.?spec.?template.orValue",
+}
+ADVICE = {  # where the template is
+    "advice.cardwise.dev": "object.?spec.?template",
+    "cronadvice.cardwise.dev": "object.?spec.?jobTemplate.?spec.?template",
+    "otheradvice.cardwise.dev": "",
+    "foreign.cardwise.dev": "",
 }
 
 
@@ -77,6 +83,32 @@ def test_a_workload_that_makes_a_gang_is_judged_when_it_changes(render: Render, 
     assert seen(hook) == writes(*(apps if name == "gangs.cardwise.dev" else ("batch/cronjobs",)))
 
 
+@pytest.mark.parametrize(("name", "path"), ADVICE.items())
+def test_what_asks_for_cards_is_advised_when_a_person_changes_it(render: Render, name: str, path: str) -> None:
+    hook = hooks(render(), "ValidatingWebhookConfiguration")[name]
+    assert hook["clientConfig"]["service"]["path"] == "/advise"
+    found = conditions(hook)
+    assert "'kube-system'" in found["not-exempt"]
+    assert "o.?controller.orValue(false)" in text(hook["matchConditions"])
+    if name == "foreign.cardwise.dev":
+        assert seen(hook) == {"CREATE core/pods"}
+        asks = conditions(hooks(render(), "MutatingWebhookConfiguration")["pods.cardwise.dev"])["asks-for-a-share"]
+        assert found["asks-for-nothing-of-ours"].strip() == f"!{asks.strip()}"
+        assert "k.matches(" in found["names-a-gpu"]
+    else:
+        assert found["changes"].startswith("oldObject == null || ")
+        assert not path or f"{path}.?spec.orValue" in found["asks-for-cards"]
+
+
+def test_kinds_of_others_are_given_by_plural_and_group(render: Render) -> None:
+    objects = render("webhook.workloadKinds={jobs.batch.volcano.sh,rayjobs.ray.io}")
+    assert seen(hooks(objects, "ValidatingWebhookConfiguration")["otheradvice.cardwise.dev"]) == writes(
+        "batch.volcano.sh/jobs", "ray.io/rayjobs"
+    )
+    none = hooks(render("webhook.workloadKinds=null"), "ValidatingWebhookConfiguration")
+    assert "otheradvice.cardwise.dev" not in none
+
+
 def test_a_pod_is_either_ours_or_may_get_the_defaults(render: Render) -> None:
     entries = hooks(render(), "MutatingWebhookConfiguration")
     asks = conditions(entries["pods.cardwise.dev"])["asks-for-a-share"].strip()
@@ -85,10 +117,11 @@ def test_a_pod_is_either_ours_or_may_get_the_defaults(render: Render) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_are_as_the_rules_want_them(render: Render, kind: str) -> None:
-    ignored = {"bindings.cardwise.dev", "namespaces.cardwise.dev", *GANGS}
+    ignored = {"bindings.cardwise.dev", "namespaces.cardwise.dev", *GANGS, *ADVICE}
+    hurried = {"bindings.cardwise.dev", *ADVICE}
     for hook in hooks(render(), kind).values():
         assert hook["failurePolicy"] == ("Ignore" if hook["name"] in ignored else "Fail")
-        assert hook["timeoutSeconds"] == (1 if hook["name"] == "bindings.cardwise.dev" else 5)
+        assert hook["timeoutSeconds"] == (1 if hook["name"] in hurried else 5)
         assert hook["sideEffects"] == "None"
         assert hook["matchConditions"], "a webhook for every object would break rule 6"
         assert "objectSelector" not in hook, "labels are the user's"
@@ -206,6 +239,11 @@ def test_classes_and_gpu_quotas_are_checked(render: Render) -> None:
     assert seen(validating["gpuquotas.cardwise.dev"]) == writes(quotas)
     for entries, path in ((mutating, "/mutate"), (validating, "/validate")):
         assert entries["resourceclasses.cardwise.dev"]["clientConfig"]["service"]["path"] == path
+
+
+def test_what_looks_like_a_gpu_is_the_same_for_the_webhook(render: Render) -> None:
+    condition = conditions(hooks(render(), "ValidatingWebhookConfiguration")["foreign.cardwise.dev"])["names-a-gpu"]
+    assert f"k.matches(r'{lookalikes._LIKE_A_GPU.pattern}')" in condition
 
 
 def test_the_webhook_may_run_outside_the_cluster(render: Render) -> None:

@@ -15,6 +15,7 @@ from webhook.decisions import Settings
 from webhook.defaults import Defaults
 from webhook.gpuquotas import Standing
 from webhook.limitranges import Bounds
+from webhook.offers import Offers
 from webhook.validate import Cards
 
 Json = dict[str, Any]
@@ -43,6 +44,7 @@ class Known:
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)  # a pod and its number, by namespace/gang
     scopes: frozenset[str] = frozenset()
     ranges: dict[str, Bounds] = field(default_factory=dict)
+    offered: Offers | None = None
 
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
@@ -60,6 +62,9 @@ class Known:
 
     def device_class(self, name: str) -> DeviceClass | None:
         return self.known_classes.get(name)
+
+    def offers(self) -> Offers | None:
+        return self.offered
 
     def quotas(self, namespace: str) -> Sequence[Standing]:
         return self.standings.get(namespace, [])

@@ -46,7 +46,7 @@ def test_whole_cards_learn_their_size_after_placement() -> None:
     assert found == from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
 
 
-def test_a_users_value_is_replaced_in_place_and_duplicates_go() -> None:
+def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
     existing = [
         {"name": "A", "value": "1"},
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
@@ -56,9 +56,17 @@ def test_a_users_value_is_replaced_in_place_and_duplicates_go() -> None:
         {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"},
     ]
     env, overridden = merged(existing, SHARE, env_from=False)
-    assert [entry["name"] for entry in env[:4]] == ["A", "NVIDIA_VISIBLE_DEVICES", "B", "CUDA_DEVICE_ORDER"]
+    assert env[-2:] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
     assert overridden == ["CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_VISIBLE_DEVICES"]
     assert "value" not in by_name(env)["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_a_users_own_variable_may_name_ours() -> None:
+    """Kubernetes expands what stands before."""
+    used = {"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}
+    env, _ = merged([used], SHARE, env_from=False)
+    assert [entry["name"] for entry in env].index("CARDWISE_MEM_FRACTION") < env.index(used)
+    assert merged(env, SHARE, env_from=False) == (env, [])
 
 
 def test_our_own_entries_are_replaced_without_a_word() -> None:

@@ -8,7 +8,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
-from webhook.mutate import mutate, spelling
+from webhook.mutate import mutate, spelling, unplaced
 
 Json = dict[str, Any]
 
@@ -88,15 +88,16 @@ def test_a_copy_of_a_placed_pod_loses_its_node() -> None:
     pod = build.pod(gpu_mem=8138, annotations=ASSIGNED)
     pod["metadata"]["resourceVersion"] = "7"
     pod["spec"]["nodeName"] = "n1"
-    after = mutate(pod).pod
+    after, told = unplaced(pod, None)
     assert "nodeName" not in after["spec"]
     assert "resourceVersion" not in after["metadata"]
+    assert len(told) == 1
 
 
 def test_a_node_name_of_the_user_stays_to_be_refused() -> None:
     pod = build.pod(gpu_mem=8138)
     pod["spec"]["nodeName"] = "n1"
-    assert mutate(pod).pod["spec"]["nodeName"] == "n1"
+    assert unplaced(pod, None) == (pod, ())
 
 
 def test_who_asks_for_a_card_and_names_no_scheduler_gets_ours() -> None:
@@ -140,7 +141,7 @@ def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
     sidecar = build.container("c") | {"restartPolicy": "Always", "envFrom": [{"configMapRef": {"name": "x"}}]}
     mutation = mutate(build.pod(containers=[build.container("a", gpu_mem=1), beside], init=[early, sidecar]))
     spec, void = mutation.pod["spec"], {"name": names.ENV_VISIBLE_DEVICES, "value": "void"}
-    assert spec["containers"][1]["env"] == [{"name": "A", "value": "1"}, void]
+    assert spec["containers"][1]["env"] == [void, {"name": "A", "value": "1"}]
     assert [container["env"] for container in spec["initContainers"]] == [[void], [void]]
     (warning,) = mutation.warnings
     assert warning.startswith("spec.containers[1].env: NVIDIA_VISIBLE_DEVICES replaced")

@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import jsonpatch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -11,8 +12,11 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
-from tests.webhook.reviews import device_classes, resource_class
-from webhook import classes
+from tests.webhook.reviews import Known, body, device_classes, resource_class
+from webhook import classes, decisions, review
+from webhook.agent import AgentSettings
+from webhook.decisions import Settings
+from webhook.defaults import Defaults
 from webhook.mutate import mutate
 from webhook.spellings import Vocabulary
 
@@ -193,6 +197,37 @@ def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no
         assert {names.class_of(name) for name in limits if names.class_of(name) in ("rdma", "fpga")} == {
             one.device_class for one in (asked.devices if asked else ()) if one.key == container.key
         }
+
+
+SETTINGS = Settings(
+    runtime_class="nvidia",
+    scheduler="ours",
+    gang_schedulers=frozenset({"default-scheduler", "ours"}),
+    share_agent=AgentSettings(image="agent"),
+)
+TEAM = Defaults(gpu_mem="1Gi", policy="spread", mps="required", frameworks="on", sm_percent="memory", least_mps="off")
+KNOWN = Known(
+    namespaces={"default": TEAM}, known_classes=CLASSES, scopes=frozenset({"card"}),
+)  # fmt: skip
+_MARKS = st.fixed_dictionaries(
+    {},
+    optional={
+        names.IDX: st.just("0"), names.ASSIGNMENT: st.just("{}"), names.GROUP_NAME: st.just("g"),
+        names.GROUP_NUM: st.just("2"), names.DEFAULTS_OPT_OUT: st.just("disabled"),
+    },
+)  # fmt: skip
+
+
+@given(PODS, _MARKS, st.sampled_from([{}, {names.GANG: "g"}, {names.GANG: "other"}]))
+def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json) -> None:
+    """In a namespace with every default, also for copies of placed pods and of members of gangs."""
+    annotations = pod["metadata"]["annotations"] | marks
+    made = pod | {"metadata": pod["metadata"] | {"annotations": annotations, "labels": labels}}
+    decision = decisions.on_mutate(review.decode(body(made)), KNOWN, SETTINGS)
+    assume(decision.allowed)
+    after = jsonpatch.JsonPatch(decision.patch).apply(made)
+    again = decisions.on_mutate(review.decode(body(after)), KNOWN, SETTINGS)
+    assert (again.allowed, again.patch) == (True, [])
 
 
 def _stored(pod: Json) -> Json:

@@ -56,7 +56,7 @@ class World:
 
     def follows(self) -> None:
         """The watches have told of everything."""
-        self.clock.until_waiting(5)
+        self.clock.until_waiting(6)
 
     def start(self, cards: list[Json] = CARDS) -> ClusterView:
         self.put(paths.extendedresources(), *cards)
@@ -158,11 +158,11 @@ def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
     world.api.missing = {paths.resourceclasses(), paths.gpuquotas()}
     view = world.view
     assert {text.partition(" ")[0] for text in view.problems()} == {
-        "namespaces", "extendedresources", "resourceclasses", "gpuquotas", "limitranges",
+        "namespaces", "extendedresources", "resourceclasses", "gpuquotas", "limitranges", "nodes",
     }  # fmt: skip
     world.start()
     assert view.problems() == ["resourceclasses are not listed yet", "gpuquotas are not listed yet"]
-    world.clock.step_until(lambda: view.problems() == [], threads=5)
+    world.clock.step_until(lambda: view.problems() == [], threads=6)
     assert world.clock.now() - 1000 < 5  # seconds, and only these two hold it up
     assert view.classes() == {}
     assert view.quotas("a") == []
@@ -172,7 +172,7 @@ def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
 def test_without_the_cards_it_does_not(world):
     world.api.missing = {paths.extendedresources()}
     world.start([])
-    world.clock.step_until(lambda: world.view._cards_known.errors >= 10, threads=5)
+    world.clock.step_until(lambda: world.view._cards_known.errors >= 10, threads=6)
     assert world.view.problems() == ["extendedresources are not listed yet"]
 
 

@@ -79,6 +79,11 @@ members of gangs to the extender are none. */}}
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }})
 {{- end }}
 
+{{/* Whether the resource `k`, of whatever domain, is about GPUs by its name. As cardwise/core/api/lookalikes.py like_a_gpu. */}}
+{{- define "cardwise.cel.looksLikeGpu" -}}
+k.contains('/') && k.matches(r'gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/')
+{{- end }}
+
 {{/*
 Whether the update of a pod brings a spelling that is stored otherwise: of the resources that we rewrite when a pod is
 created, or gpu-mem with a unit. Kubernetes would refuse it, so nothing that it takes is kept waiting by us.

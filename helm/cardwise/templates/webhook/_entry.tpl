@@ -54,3 +54,20 @@ clientConfig:
     [object{{ .path }}.orValue({})].exists(t,
     {{- include "cardwise.cel.namesGang" (dict "root" .root "of" "t") | nindent 4 }})
 {{- end }}
+
+{{/* Of the entries that warn about workloads: `path` is where the pod template is, in CEL; none where nobody knows. */}}
+{{- define "cardwise.webhook.adviceConditions" -}}
+{{ include "cardwise.webhook.notExempt" .root }}
+{{ include "cardwise.webhook.notBeingDeleted" . }}
+- name: changes
+  expression: "oldObject == null || object.?spec != oldObject.?spec"
+- name: no-controller-made-it
+  expression: "!(has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(o, o.?controller.orValue(false)))"
+{{- with .path }}
+- name: asks-for-cards
+  expression: |-
+    [object{{ . }}.?metadata.?annotations.orValue({})].exists(a, 'cardwise.dev/class' in a) ||
+    [object{{ . }}.?spec.orValue({})].exists(s,
+    {{- include "cardwise.cel.containersHave" (dict "spec" "s" "key" (include "cardwise.cel.looksLikeGpu" $.root)) | nindent 4 }})
+{{- end }}
+{{- end }}

@@ -1,0 +1,45 @@
+"""Which resource was meant by a name that no node offers."""
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.api.lookalikes import like_a_gpu, meant
+
+CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("aliyun.com/gpu-memory", names.GPU_MEM),
+        ("aliyun.com/gpumem", names.GPU_MEM),
+        ("aliyun.com/gpu_mem", names.GPU_MEM),
+        ("aliyun.com/gup-mem", names.GPU_MEM),
+        ("alyun.com/gpu-mem", names.GPU_MEM),
+        ("example.org/gpu-mem", names.GPU_MEM),
+        ("aliyun.com/gpu-counts", names.GPU_COUNT),
+        ("aliyun.com/gpu-core", names.GPU_COUNT),
+        ("aliyun.com/gpu-core.percent", names.GPU_CORE),
+        ("nvidia.com/gpumem", names.GPU_MEM),
+        ("nvidia.com/gpu", names.GPU_COUNT),
+        ("volcano.sh/vgpu-memory", names.GPU_MEM),
+        ("nvidia.com/tesla.k80", "nvidia.tesla.k80"),
+        ("nvidia.com/a100-sxm4-40gb", "nvidia.a100-sxm4-40gb"),
+        ("nvidia.com/mig-1g.5gb", ""),
+        ("amd.com/gpu", ""),
+        ("gpu.intel.com/i915", ""),
+        ("aliyun.com/" + "gpu-mem" * 40, ""),
+    ],
+)
+def test_the_nearest_name_is_meant(written: str, expected: str) -> None:
+    assert meant(written, CLASSES) == expected
+
+
+def test_what_nodes_offer_may_be_meant() -> None:
+    assert meant("nvidia.com/mig-1g.5g", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu"]) == "nvidia.com/mig-1g.5gb"
+
+
+def test_names_about_gpus() -> None:
+    about = ["aliyun.com/gpu-mem", "nvidia.com/mig-1g.5gb", "x.y/vgpu", "tencent.com/vcuda-core", "cardwise.dev/t4"]
+    assert all(map(like_a_gpu, about))
+    assert not any(map(like_a_gpu, ["cpu", "nvidia.tesla.k80", "rdma/hca", "intel.com/sriov", "hugepages-2Mi"]))

@@ -1,0 +1,133 @@
+"""What a person is told who does something for the first time, on the real API server."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from tests import build
+from tests.integration.sharing import Space, deployment
+from tests.integration.test_admission import Api
+
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+
+Json = dict[str, Any]
+
+
+def told(space: Space, obj: Json) -> str:
+    """The warnings of `kubectl create`, which must go through."""
+    done = Api(space.cluster).run("create", "--dry-run=server", "-n", space.name, "-f", "-", stdin=obj)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def naming(resource: str) -> Json:
+    pod = build.pod("named")
+    pod["metadata"].pop("namespace")
+    pod["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
+    return pod
+
+
+def mine(obj: Json, **spec: Any) -> Json:
+    obj["metadata"].pop("namespace", None)
+    obj["spec"] |= spec
+    return obj
+
+
+@pytest.fixture
+def known(space: Space) -> Space:
+    """With two cards that the webhook knows."""
+    space.nodes()
+    space.wait(lambda: "did you mean" in told(space, naming("aliyun.com/gpu-memory")), "the webhook knows the nodes")
+    space.wait(lambda: "more than the largest" in told(space, wide(space)), "the webhook knows the cards")
+    return space
+
+
+def wide(space: Space) -> Json:
+    made: Json = deployment("wide", 1, gpu_mem=90000)
+    made["metadata"]["namespace"] = space.name
+    return made
+
+
+def test_names_that_nobody_offers_are_told_with_what_was_meant(known: Space) -> None:
+    for written in ("aliyun.com/gpu-memory", "aliyun.com/gpumem", "nvidia.com/gpumem"):
+        assert f"[{written}]: no node offers it; did you mean {names.GPU_MEM}?" in told(known, naming(written))
+    assert f"did you mean {names.GPU_COUNT}?" in told(known, naming(names.NVIDIA_GPU))
+    assert told(known, naming("example.org/fpga")) == ""
+
+
+def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> None:
+    assert "8 is 8 MiB" in told(known, mine(build.pod("p", gpu_mem=8)))
+    ours = {"gpu_mem": 4000}
+    assert told(known, mine(build.pod("p", **ours))) == ""
+    hub = told(known, mine(build.pod("p", **ours), schedulerName="jupyterhub-user-scheduler"))
+    assert "jupyterhub-user-scheduler does not ask Cardwise" in hub
+    gate = {"name": "kueue.x-k8s.io/admission"}
+    assert "taken away, by Kueue" in told(known, mine(build.pod("p", **ours), schedulingGates=[gate]))
+    nowhere = told(known, mine(build.pod("p", **ours), nodeSelector={"accelerator": "none-such"}))
+    assert "no node with cards has accelerator=none-such now" in nowhere
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "Job", "CronJob", "ReplicaSet"])
+def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fits(known: Space, kind: str) -> None:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": build.pod(gpu_mem=90000)["spec"]}
+    selector = {"matchLabels": {"a": "b"}}
+    if kind in ("Job", "CronJob"):
+        template["spec"]["restartPolicy"] = "Never"
+    spec: Json = {"template": template} if kind in ("Job", "CronJob") else {"template": template, "selector": selector}
+    at = "spec.template"
+    if kind == "CronJob":
+        spec, at = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": spec}}, "spec.jobTemplate.spec.template"
+    version = "batch/v1" if kind in ("Job", "CronJob") else "apps/v1"
+    said = told(known, {"apiVersion": version, "kind": kind, "metadata": {"name": "w"}, "spec": spec})
+    assert f"{at}.spec.containers[0].resources.limits[{names.GPU_MEM}]: 90000 MiB is more than" in said
+    assert f"ask for at most {build.P100}" in said
+    assert "its pods will be refused" in said
+
+
+def test_kinds_of_others_are_told_too(known: Space) -> None:
+    """A stand-in for Ray's kind, by its names."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names_of = {"plural": "rayjobs", "singular": "rayjob", "kind": "RayJob"}
+    crd = {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "rayjobs.ray.io", "annotations": {"api-approved.kubernetes.io": "unapproved"}},
+        "spec": {"group": "ray.io", "scope": "Namespaced", "names": names_of, "versions": [version]},
+    }  # fmt: skip
+    api, template = Api(known.cluster), {"spec": build.pod(gpu_mem=90000)["spec"]}
+    job = {"rayClusterSpec": {"workerGroupSpecs": [{"template": template}]}}
+    obj = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "r"}, "spec": job}
+    api.ok("create", "-f", "-", stdin=crd)
+    try:
+        api.ok("wait", "--for=condition=Established", "crd/rayjobs.ray.io", "--timeout=60s")
+
+        def said() -> str:
+            return api.run("create", "--dry-run=server", "-n", known.name, "-f", "-", stdin=obj).stderr
+
+        where = "spec.rayClusterSpec.workerGroupSpecs[0].template.spec.containers[0].resources"
+        known.wait(lambda: f"{where}.limits[{names.GPU_MEM}]: 90000 MiB is more than" in said(), "it is warned about")
+    finally:
+        api.ok("delete", "crd", "rayjobs.ray.io")
+
+
+def test_nobody_is_refused_while_the_webhook_is_away(known: Space) -> None:
+    webhook = known.cluster.process("webhook")
+    webhook.stop()
+    try:
+        assert told(known, naming(names.NVIDIA_GPU)) == ""
+        assert told(known, wide(known)) == ""
+    finally:
+        webhook.restart()
+        known.cluster.parts.wait_ready("webhook")
+
+
+def test_a_variable_of_ones_own_may_name_the_share(known: Space) -> None:
+    pod = mine(build.pod("p", gpu_mem=4000))
+    pod["spec"]["containers"][0]["env"] = [{"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}]
+    made = json.loads(
+        Api(known.cluster).ok("create", "--dry-run=server", "-n", known.name, "-o", "json", "-f", "-", stdin=pod)
+    )
+    order = [entry["name"] for entry in made["spec"]["containers"][0]["env"]]
+    assert order.index(names.ENV_FRACTION) < order.index("OPTIONS")

@@ -1,0 +1,74 @@
+"""What nodes offer: the resources by name, and the labels of the nodes with cards, as a reflector tells them."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from cardwise.core.api import lookalikes, names
+from cardwise.kube import wire
+
+_decode_node = msgspec.json.Decoder(wire.Node).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Of one node: what it has of GPUs, ours and others', and where it has cards of ours, its labels."""
+
+    resources: frozenset[str] = frozenset()
+    labels: Mapping[str, str] | None = None
+
+
+def project(raw: bytes) -> tuple[str, Offer]:
+    """Of a Node. What its plugin has taken back, Kubernetes keeps as 0."""
+    node = _decode_node(raw)
+    has = {name for name, amount in node.status.capacity.items() if lookalikes.like_a_gpu(name) and amount != "0"}
+    return node.metadata.name, Offer(frozenset(has), node.metadata.labels if names.SHARE in has else None)
+
+
+class Offers:
+    """Handler of the reflector of nodes. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._labels: dict[str, Mapping[str, str]] = {}
+
+    def resources(self) -> frozenset[str]:
+        """The names that some node offers."""
+        return frozenset(self._counts)
+
+    def unmatched(self, selector: Mapping[str, str]) -> tuple[str, ...]:
+        """The entries of a node selector, as `key=value`, that leave no node with cards: one alone, or all together.
+
+        Empty where a node is left, or where no node has cards.
+        """
+        with self._lock:
+            nodes = list(self._labels.values())
+        if not nodes or any(_matches(labels, selector.items()) for labels in nodes):
+            return ()
+        alone = [one for one in selector.items() if not any(_matches(labels, [one]) for labels in nodes)]
+        return tuple(f"{key}={value}" for key, value in (alone[:1] or selector.items()))
+
+    def on_change(self, key: str, old: Offer | None, new: Offer) -> None:
+        with self._lock:
+            counts = Counter(self._counts)
+            counts.subtract(old.resources if old is not None else ())
+            counts.update(new.resources)
+            self._counts = +counts
+            if new.labels is None:
+                self._labels.pop(key, None)
+            else:
+                self._labels[key] = new.labels
+
+    def on_delete(self, key: str, old: Offer) -> None:
+        self.on_change(key, old, Offer())
+
+    def on_synced(self) -> None:
+        pass
+
+
+def _matches(labels: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> bool:
+    return all(labels.get(key) == value for key, value in wanted)
