@@ -214,8 +214,9 @@ class _ObjectName(click.ParamType[tuple[str, str]]):
     "--share-agent",
     type=click.Choice(["always", "mps", "never"]),
     default="mps",
-    help="Which pods get the share agent: all that have a share of a card, those that want MPS, or none. A pod's "
-    f"annotation {names.SHARE_AGENT} goes before, and the frameworks' hook brings it along.",
+    help="Which pods get the share agent: all that have a share of a card, those that want MPS (by preferred only "
+    f"where some node has it), or none. A pod's annotation {names.SHARE_AGENT} goes before, and the frameworks' hook "
+    "brings it along.",
 )
 @click.option(
     "--share-agent-image",

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args
 
 from cardwise import share
 from cardwise.core.api import names, request, shareagent
+from cardwise.core.api.mps import Mode
 from cardwise.core.api.request import Container, PodRequest
 from cardwise.core.values.invalid import InvalidRequest
 from webhook import agentresources, containers, environment, frameworks, mpsmode
@@ -48,15 +49,21 @@ class Injection:
     warnings: tuple[str, ...] = ()
 
 
-def inject(pod: Json, asked: PodRequest | None, settings: AgentSettings, bounds: Callable[[], Bounds]) -> Injection:
-    """`asked` is what the pod asks for as it stands, `bounds` what LimitRanges say. Raises InvalidRequest."""
+def inject(
+    pod: Json, asked: PodRequest | None, settings: AgentSettings, bounds: Callable[[], Bounds], scopes: mpsmode.Scopes
+) -> Injection:
+    """`asked` is what the pod asks for as it stands, `bounds` what LimitRanges say, `scopes` what MPS there is. Raises
+    InvalidRequest.
+    """
     if asked is None or not asked.containers:
         return Injection(_without(pod))
     _refuse_mounts(pod, asked)
     mode, hook = mpsmode.of(pod), frameworks.of(pod, asked)
     said = _said(pod)
     choice = said or settings.choice
-    wanted = choice == "always" or (choice == "mps" and mode.wanted) or (bool(hook) and said != "never")
+    # Where no node has MPS there is nothing that it could wait for or tell.
+    by_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.wanted and bool(scopes())))
+    wanted = choice == "always" or by_mps or (bool(hook) and said != "never")
     if not wanted:
         return Injection(_without(pod), warnings=_no_hook(hook, f"{_FIELD} says never"))
     if not settings.image:

@@ -234,7 +234,7 @@ def _rewritten(
         default = Mode(given.mps or settings.mps)
         pod = mpsmode.noted(pod, asked, default, view.mps_scopes, percent=percent, bound=bound)
         pod = frameworks.noted(pod, given.frameworks)
-    injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(namespace))
+    injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes)
     mutation = mutate.mutate(
         injected.pod,
         runtime_class=settings.runtime_class,

@@ -36,7 +36,10 @@ RESTRICTED = {
 @pytest.fixture(scope="module")
 def api(cluster: Cluster) -> Iterator[Api]:
     """Without nodes; two cards of one are known, and it has no MPS manager."""
-    with flags(cluster, "webhook", f"--share-agent-image={IMAGE}"), cards_without_node(cluster) as api:
+    with (
+        flags(cluster, "webhook", f"--share-agent-image={IMAGE}", "--share-agent=always"),
+        cards_without_node(cluster) as api,
+    ):
         yield api
 
 

@@ -16,6 +16,7 @@ Json = dict[str, Any]
 
 IMAGE = "registry.example/cardwise:1"
 SETTINGS = Settings(share_agent=AgentSettings(image=IMAGE))
+MPS = Known(scopes=frozenset({"card"}))  # a cluster where some node has it
 FOLDER = "/run/cardwise/share"
 VOLUME = {"name": "cardwise-share", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
 
@@ -23,11 +24,11 @@ VOLUME = {"name": "cardwise-share", "emptyDir": {"medium": "Memory", "sizeLimit"
 def decided(
     pod: Json, known: Known | None = None, settings: Settings = SETTINGS, namespace: str = "default"
 ) -> Decision:
-    return decisions.on_mutate(review.decode(body(pod, namespace=namespace)), known or Known(), settings)
+    return decisions.on_mutate(review.decode(body(pod, namespace=namespace)), known or MPS, settings)
 
 
 def judged(pod: Json, known: Known | None = None, settings: Settings = SETTINGS) -> Decision:
-    return decisions.on_validate(review.decode(body(pod)), known or Known(), settings)
+    return decisions.on_validate(review.decode(body(pod)), known or MPS, settings)
 
 
 def admitted(

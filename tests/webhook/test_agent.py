@@ -44,6 +44,7 @@ def test_the_agent_is_as_the_contract_says() -> None:
             "command": ["cardwise-agent"],
             "restartPolicy": "Always",
             "env": [
+                {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
                 {
                     "name": "CARDWISE_ASSIGNMENT",
                     "valueFrom": {
@@ -51,7 +52,6 @@ def test_the_agent_is_as_the_contract_says() -> None:
                     },
                 },
                 {"name": "CARDWISE_AGENT_METRICS_PORT", "value": "19477"},
-                {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
             ],
             "resources": {"limits": {names.SHARE: "1"}},
             "volumeMounts": [{"name": "cardwise-share", "mountPath": FOLDER}],
@@ -95,6 +95,12 @@ def test_which_pods_have_it(choice: Any, mode: str, said: str | None, comes: boo
     after, _ = admitted(build.pod(gpu_mem=1, annotations=annotations), settings=settings)
     assert bool(agents(after)) is comes
     assert bool(after["spec"].get("volumes")) is comes
+
+
+@pytest.mark.parametrize(("said", "comes"), [({}, False), ({names.MPS: "required"}, True), (ALWAYS, True)])
+def test_where_no_node_has_mps_it_comes_only_to_who_waits_for_it_or_says_so(said: dict[str, str], comes: bool) -> None:
+    after, _ = admitted(build.pod(gpu_mem=8138, annotations=said), Known())
+    assert bool(agents(after)) is comes
 
 
 def test_pods_without_a_share_of_a_card_never_have_it() -> None:

@@ -11,6 +11,7 @@ from cardwise.core.api import names, request
 from tests import build
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import (
+    MPS,
     SETTINGS,
     Json,
     admitted,
@@ -25,7 +26,7 @@ from webhook.decisions import Settings
 
 def known(*items: Json) -> Known:
     """LimitRanges of the namespace default."""
-    return Known(ranges={"default": limitranges.parse({"spec": {"limits": list(items)}})})
+    return replace(MPS, ranges={"default": limitranges.parse({"spec": {"limits": list(items)}})})
 
 
 def cpu_memory(cpu: str, memory: str) -> Json:

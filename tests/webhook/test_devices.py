@@ -181,7 +181,7 @@ def test_a_container_with_devices_only_sees_no_card_whatever_its_image_says() ->
     ]
     once = after(asked)
     devices, card = (container["env"] for container in once["spec"]["containers"])
-    assert devices == [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    assert devices == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "A", "value": "1"}]
     assert {"NVIDIA_VISIBLE_DEVICES", "CARDWISE_MEM_LIMIT_MIB"} <= {entry["name"] for entry in card}
     assert next(e for e in card if e["name"] == "NVIDIA_VISIBLE_DEVICES")["valueFrom"]
     assert "spec.containers[0].env: CUDA_MPS_PIPE_DIRECTORY, NVIDIA_VISIBLE_DEVICES replaced" in warned(asked)[0]

@@ -185,10 +185,10 @@ def test_several_cards_and_preferred_by_the_pods_own_word_is_told_what_it_waits_
 
 
 def test_required_where_no_node_has_a_manager_waits_with_a_warning() -> None:
-    _, warnings = admitted(saying("required"), settings=PLAIN)
+    _, warnings = admitted(saying("required"), Known(), PLAIN)
     assert warnings == (f"{FIELD}: no node has an MPS manager now; the pod waits until one comes",)
     assert admitted(saying("required"), PER_CARD, PLAIN)[1] == ()
-    assert admitted(saying("preferred"), settings=PLAIN)[1] == ()
+    assert admitted(saying("preferred"), Known(), PLAIN)[1] == ()
 
 
 def test_limits_of_a_share_are_written_as_mps_reads_them() -> None:
