@@ -81,6 +81,22 @@ def test_a_member_that_goes_forward_and_is_bound_by_somebody_else_holds_nothing(
     assert world.held() == 0
 
 
+def test_a_thread_that_was_let_go_for_a_former_hold_posts_nothing_of_the_next():
+    """It stood still meanwhile. The gang is held anew on the same node, and not all its members have come again."""
+    world = World({"n1": 2})
+    world.create(*(member(f"a{i}", "a", 2, created=i, **sizes) for i, sizes in enumerate(({"gpu_mem": P100}, {}))))
+    world.keep()
+    assert world.schedule("a0") == world.schedule("a1") == ""
+    slow = world.binding.copy()
+    assert all(bind.hold.go for bind in slow)
+    world.binding.clear()
+    world.state.forget_plans()
+    assert world.filter("a0")[0] == ["n1"]
+    assert world.phase("a") == "Held"
+    assert [world.post(bind) for bind in slow] == [False, False]
+    assert world.bound() == {}
+
+
 def test_a_member_that_may_be_bound_already_is_not_planned_anew_in_a_later_term():
     """Its Binding's answer was lost, the Lease too, and then it came back: its card is its own until it is known."""
     world = World({"n1": 1, "n2": 1, "n3": 1})

@@ -28,6 +28,17 @@ def test_all_of_a_quota():
     )
 
 
+def test_a_count_is_as_large_as_a_json_reader_keeps_it_exact():
+    assert quotas.parse(quota({"shares": 2**53})).entries == (Entry(shares=2**53),)
+    with pytest.raises(InvalidRequest):
+        quotas.parse(quota({"shares": 2**53 + 1}))
+
+
+def test_what_the_api_server_has_not_named_yet_has_no_name():
+    parsed = quotas.parse({"spec": {"hard": [{"cards": 1}]}})
+    assert (parsed.namespace, parsed.name) == ("", "")
+
+
 @pytest.mark.parametrize("spec", [{}, {"onExceed": "Wait"}])
 def test_what_does_not_fit_waits_unless_said_otherwise(spec):
     assert not quotas.parse(quota({"cards": 1}, **spec)).refuse
@@ -75,6 +86,7 @@ def test_a_hold_on_one_card_is_charged(held, expected):
         (Entry(shares=5), Charge(5, 0, 0), Charge(1, 1, 0), False),
         (Entry(memory=100), Charge(1, 60, 0), Charge(1, 40, 0), True),
         (Entry(memory=100), Charge(1, 60, 0), Charge(1, 41, 0), False),
+        (Entry(cards=1), Charge(), Charge(1, 100, 1), True),
         (Entry(cards=1), Charge(1, 100, 1), Charge(1, 100, 1), False),
         (Entry(cards=1), Charge(2, 200, 2), Charge(1, 100, 0), True),  # lowered below what is held: shares go on
         (Entry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 0), True),

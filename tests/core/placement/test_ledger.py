@@ -1,5 +1,7 @@
 """What a namespace holds, while the cards come, go and come back."""
 
+from dataclasses import replace
+
 import pytest
 
 from cardwise.core.api import quotas, request
@@ -130,6 +132,25 @@ def test_all_of_a_card_in_a_share_is_no_whole_card(ledger):
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=P100, gpu_core=100)), "binpack")
     ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
     assert ledger.used("default", EVERY_CARD) == Charge(1, P100, 0)
+
+
+def test_a_full_card_is_no_violation_and_a_mib_more_is(ledger):
+    ledger.hold(holding("u", P100 - 1, 0))
+    ledger.hold(holding("v", 1, 0))
+    assert ledger.violations() == []
+    ledger.hold(holding("v", 2, 0))
+    assert ledger.violations() == [f"n1 card 0: {P100 + 1} of {P100} MiB are held"]
+
+
+def test_a_new_mark_is_no_change_of_the_node(ledger):
+    ledger.hold(holding("u", 100, 0))
+    changed = ledger.watch()
+    changed.clear()
+    planned = replace(holding("u", 100, 0), mark="planned")
+    ledger.hold(planned)
+    assert (changed, ledger.holdings("n1"), ledger.holdings("n2")) == (set(), [planned], [])
+    ledger.hold(holding("u", 101, 0))
+    assert changed == {"n1"}
 
 
 def taken(ledger, node="n1"):

@@ -41,6 +41,22 @@ def test_a_quota_counts_all_cards_of_a_request_together():
     assert placement.place_on(ledger.node("n1"), split, "binpack", quota(ledger, Entry(shares=1))) is Refusal.QUOTA
 
 
+def test_a_quota_that_may_forbid_some_cards_changes_no_choice_among_the_others():
+    ledger = typed_ledger(n1=[K80, K80, V100])
+    one = quota(ledger, Entry(device_class="v100", shares=1))
+    split = request.parse(pod(gpu_mem=200, gpu_count=2))
+    free, bounded = (placement.place(ledger, ["n1"], split, "binpack", rooms) for rooms in ([], one))
+    assert where(bounded) == where(free) == ("n1", [0, 1]), "each card once"
+    assert bounded.score == free.score
+
+
+def test_a_limit_of_whole_cards_closes_none_to_shares():
+    ledger = typed_ledger(n1=[K80, K80, V100])
+    one = quota(ledger, Entry(device_class="k80", shares=1, cards=0))
+    split = request.parse(pod(gpu_mem=200, gpu_count=2))
+    assert where(placement.place(ledger, ["n1"], split, "binpack", one)) == ("n1", [0, 2])
+
+
 def test_what_a_namespace_has_used_of_a_quota():
     ledger = typed_ledger(n1=[K80, V100])
     every, k80 = Entry(shares=9), Entry(device_class="k80", shares=9)

@@ -1,6 +1,7 @@
 """What explain says: which cards and devices are free, who holds them, and why they are not for the request."""
 
 from cardwise.core.api import request
+from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.api.quotas import Entry
 from cardwise.core.preemption import explanation
 from cardwise.core.values.verdict import Refusal
@@ -21,6 +22,12 @@ def test_explain_says_which_cards_are_not_for_the_request():
     assert [c.classes for c in view.cards] == [{"k80"}, {"v100", "fast"}, set()]
     (view,) = explanation.explain(ledger, ["n1"], asked, "binpack")
     assert (view.refusal, [c.closed for c in view.cards]) == (None, ["", "type", "type"])
+
+
+def test_explain_says_which_cards_mps_closes():
+    ledger = typed_ledger(n1=[K80, K80 | {"mps": CardMps(ready=False)}])
+    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=1)), "binpack")
+    assert [c.closed for c in view.cards] == ["", "mps"]
 
 
 def test_explain_says_how_much_each_card_is_short_and_who_holds_it():
