@@ -22,8 +22,9 @@ from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
 from cardwise.kube.events import EventRecorder
-from cardwise.runtime import configz, logs
-from cardwise.runtime.health import HealthServer
+from cardwise.runtime import logs
+from cardwise.runtime.http import configz
+from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     Common,

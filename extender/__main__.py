@@ -13,9 +13,10 @@ from cardwise.core.gangs import gangs
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.runtime import configz, logs, tls
-from cardwise.runtime.health import Shown
-from cardwise.runtime.serving import Server, TlsFiles
+from cardwise.runtime import logs
+from cardwise.runtime.http import configz
+from cardwise.runtime.http.health import Shown
+from cardwise.runtime.http.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
@@ -27,6 +28,7 @@ from cardwise.runtime.settings import (
     core_overcommit_option,
     starting,
 )
+from cardwise.runtime.tls import tls
 from extender.api.app import MOST_BYTES
 from extender.process import Process, Settings
 from extender.queue.ahead import NODES, When

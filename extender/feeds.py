@@ -10,11 +10,12 @@ from typing import Any
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.kube import budgets, paths
-from cardwise.kube.budgets import Budget
+from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.reflector import Reflector
+from cardwise.kube.pods import budgets
+from cardwise.kube.pods.budgets import Budget
+from cardwise.kube.watch.reflector import Reflector
 from extender.controllers.sightings import CardsSeen, ClassesSeen, Seen, Sightings
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord

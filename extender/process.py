@@ -20,10 +20,10 @@ from cardwise.core.gangs import gangs
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
-from cardwise.runtime import tls
-from cardwise.runtime.expiry import Expiry
-from cardwise.runtime.health import HealthServer, Shown
-from cardwise.runtime.httpcalls import WsgiApp
+from cardwise.runtime.http.health import HealthServer, Shown
+from cardwise.runtime.http.httpcalls import WsgiApp
+from cardwise.runtime.tls import tls
+from cardwise.runtime.tls.expiry import Expiry
 from extender.api.app import Parts, create_app
 from extender.api.metrics import Levels, Metrics, Sources
 from extender.api.verbs import Preferences

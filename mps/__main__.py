@@ -21,8 +21,9 @@ from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
-from cardwise.runtime import configz, logs
-from cardwise.runtime.health import HealthServer
+from cardwise.runtime import logs
+from cardwise.runtime.http import configz
+from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common_options, simulated_cards_option
 from mps import metrics
 from mps.audit.audit import AuditSettings

@@ -15,7 +15,7 @@ from cardwise.core.api import mps, names
 from cardwise.core.api.mps import Status
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, Woken
 from cardwise.runtime.loops import Loop
 from mps import metrics
 

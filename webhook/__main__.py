@@ -19,12 +19,11 @@ from cardwise.core.api import names
 from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube.client import KubeClient
-from cardwise.runtime import configz, logs, tls
-from cardwise.runtime.cabundle import CaBundle
-from cardwise.runtime.expiry import Expiry
-from cardwise.runtime.health import HealthServer, Shown
-from cardwise.runtime.httpcalls import WsgiApp
-from cardwise.runtime.serving import Server, TlsFiles
+from cardwise.runtime import logs
+from cardwise.runtime.http import configz
+from cardwise.runtime.http.health import HealthServer, Shown
+from cardwise.runtime.http.httpcalls import WsgiApp
+from cardwise.runtime.http.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
@@ -35,6 +34,9 @@ from cardwise.runtime.settings import (
     common_options,
     starting,
 )
+from cardwise.runtime.tls import tls
+from cardwise.runtime.tls.cabundle import CaBundle
+from cardwise.runtime.tls.expiry import Expiry
 from webhook import agent, gangs, metrics
 from webhook.agent import AgentSettings
 from webhook.app import MAX_BODY, create_app

@@ -18,7 +18,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, Woken
 from webhook import defaults, gpuquotas, limitranges, offers
 from webhook.cards import CardFacts, CardSums
 from webhook.defaults import Defaults
@@ -38,7 +38,7 @@ _PATIENCE = 3
 
 T = TypeVar("T")
 
-_log = structlog.get_logger(__name__)
+_log = structlog.get_logger("webhook.view")
 
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode

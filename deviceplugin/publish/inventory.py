@@ -21,7 +21,7 @@ from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
-from cardwise.kube.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, Woken
 from cardwise.kube.wire import ExtendedResource, HeldShare
 from cardwise.runtime.loops import Loop
 from deviceplugin.grants.access import Access

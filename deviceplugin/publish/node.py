@@ -17,7 +17,7 @@ from cardwise.core.values import quantity
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.reflector import Reflector
+from cardwise.kube.watch.reflector import Reflector
 from cardwise.kube.wire import Node
 from deviceplugin.publish import cards as tell
 from deviceplugin.publish.writes import Writes

@@ -15,7 +15,7 @@ from cardwise.core.api.classes import Classifier, DeviceClass
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.reflector import Reflector
+from cardwise.kube.watch.reflector import Reflector
 
 _log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from cardwise.core.api import mps, names, request
 from cardwise.core.values import quantity
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nodepods import NodePods
+from cardwise.kube.watch.nodepods import NodePods
 
 _log = structlog.get_logger(__name__)
 

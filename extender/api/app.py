@@ -17,8 +17,8 @@ from flask import Flask, Response, request
 
 from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.runtime import httpcalls
-from cardwise.runtime.httpcalls import WsgiApp
+from cardwise.runtime.http import httpcalls
+from cardwise.runtime.http.httpcalls import WsgiApp
 from extender.api import verbs
 from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import Preferences

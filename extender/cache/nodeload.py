@@ -1,4 +1,4 @@
-"""CPU, memory and pod counts of all nodes: what they have, and what the pods on them ask (`cardwise.kube.loads`).
+"""CPU, memory and pod counts of all nodes: what they have, and what the pods on them ask (`cardwise.kube.pods.loads`).
 
 A gang is planned before kube-scheduler has seen all of its members, so what the scheduler would find out for each is
 counted beforehand; and preemption asks who is on a node. As the scheduler counts, by requests. Not thread-safe: the

@@ -12,7 +12,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef, Recorder
-from cardwise.kube.eviction import evict
+from cardwise.kube.pods.eviction import evict
 from extender.preemption.preemption import Eviction, Preemption
 from extender.records.podref import PodRef
 

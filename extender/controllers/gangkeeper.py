@@ -16,7 +16,7 @@ from cardwise.core.gangs.gangs import Group
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
-from cardwise.kube.eviction import evict
+from cardwise.kube.pods.eviction import evict
 from extender.controllers.gangtelling import rolled_back
 from extender.records.podref import PodRef
 from extender.state import State

@@ -18,7 +18,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import ObjectRef, Recorder
-from cardwise.kube.eviction import evict
+from cardwise.kube.pods.eviction import evict
 from extender.records.podref import PodRef
 from extender.state import State
 

@@ -20,7 +20,7 @@ import structlog
 from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.lease import LeaderElector, identity
+from cardwise.kube.leases.lease import LeaderElector, identity
 from extender.cache import statelock
 from extender.leadership.fence import Fence
 from extender.state import State

@@ -17,7 +17,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
-from cardwise.kube.budgets import Budget, Budgets
+from cardwise.kube.pods.budgets import Budget, Budgets
 from extender.cache.nodeload import NodeLoads
 from extender.cache.slices import slices
 from extender.cache.statelock import StateLock

@@ -19,7 +19,8 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
-from cardwise.kube import loads, mpsread, wire
+from cardwise.kube import mpsread, wire
+from cardwise.kube.pods import loads
 from extender.records import aheadnodes, aheadpods, members
 from extender.records.aheadnodes import Ground, Taint
 from extender.records.aheadpods import Prospect

@@ -15,7 +15,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling, CardUse, GpuCard, GpuProcess, Gpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.nodepods import NodePods
+from cardwise.kube.watch.nodepods import NodePods
 from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.audit import findings

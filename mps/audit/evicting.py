@@ -13,7 +13,7 @@ import structlog
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.eviction import evict
+from cardwise.kube.pods.eviction import evict
 from mps import metrics
 from mps.host.pods import PodView
 

@@ -16,8 +16,8 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from cardwise.kube import wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nodepods import NodePods
-from cardwise.kube.reflector import Woken
+from cardwise.kube.watch.nodepods import NodePods
+from cardwise.kube.watch.reflector import Woken
 
 _log = structlog.get_logger(__name__)
 

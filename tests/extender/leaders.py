@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.kube import paths
-from cardwise.kube.lease import LeaderElector
+from cardwise.kube.leases.lease import LeaderElector
 from extender.binding import binder
 from extender.binding.binder import Binder
 from extender.cache.placing import Ask

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.core.api import names
 from cardwise.kube import paths
-from cardwise.runtime import httpcalls
+from cardwise.runtime.http import httpcalls
 from extender.__main__ import main
 from extender.api.app import Parts, create_app
 from extender.api.metrics import Levels, Metrics, Sources

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from cardwise.core.api.request import Load
-from cardwise.kube import loads
-from cardwise.kube.loads import PodSpec
+from cardwise.kube.pods import loads
+from cardwise.kube.pods.loads import PodSpec
 from extender.cache.nodeload import NodeLoads
 from extender.records import projection
 from extender.records.nodeinfo import NodeRoom, Placed

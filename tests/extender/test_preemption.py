@@ -8,7 +8,8 @@ import pytest
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
 from cardwise.core.values.verdict import Refusal
-from cardwise.kube import budgets, paths
+from cardwise.kube import paths
+from cardwise.kube.pods import budgets
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences

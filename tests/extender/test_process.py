@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.runtime.health import Shown
+from cardwise.runtime.http.health import Shown
 from cardwise.runtime.settings import HostPort
 from extender.cache import statelock
 from extender.process import Process, Settings

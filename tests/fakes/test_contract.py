@@ -16,7 +16,7 @@ import yaml
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.eviction import evict
+from cardwise.kube.pods.eviction import evict
 from tests.cluster import binaries
 from tests.cluster.controlplane import ETCD, ControlPlane
 from tests.cluster.parts import CHART

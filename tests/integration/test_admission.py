@@ -18,7 +18,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, encode
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.runtime import certs, filesets
+from cardwise.runtime.tls import certs, filesets
 from tests import build
 from tests.cluster import Cluster, binaries, processes
 from tests.cluster.parts import CHART

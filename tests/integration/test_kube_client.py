@@ -11,11 +11,11 @@ import pytest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.reflector import Pace, Reflector
-from cardwise.runtime import filesets
-from cardwise.runtime.cabundle import CaBundle
-from cardwise.runtime.certstore import SecretStore
-from cardwise.runtime.tls import Rotator
+from cardwise.kube.watch.reflector import Pace, Reflector
+from cardwise.runtime.tls import filesets
+from cardwise.runtime.tls.cabundle import CaBundle
+from cardwise.runtime.tls.certstore import SecretStore
+from cardwise.runtime.tls.tls import Rotator
 from tests.cluster import binaries
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import PATIENCE, wait_for

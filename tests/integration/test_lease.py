@@ -11,7 +11,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.lease import LeaderElector, identity
+from cardwise.kube.leases.lease import LeaderElector, identity
 from tests.cluster import binaries
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import wait_for

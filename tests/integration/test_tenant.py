@@ -34,7 +34,7 @@ from tests.integration.sharing import (
     workload,
 )
 from tests.integration.tenancy import Attack, By, Tenant, told_by
-from tests.runtime.attacking import HELLO, trickling
+from tests.runtime.http.attacking import HELLO, trickling
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(300)]
 

@@ -5,7 +5,7 @@ import pytest
 from cardwise.kube.client import KubeClient
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
-from tests.kube.leases import World
+from tests.kube.leases.leases import World
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.runtime import certs
+from cardwise.runtime.tls import certs
 from tests.fakes.apiserver import Answer, ApiServer, Fault
 
 

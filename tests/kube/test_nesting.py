@@ -10,7 +10,7 @@ from cardwise.cli.cluster import listing, usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import bounded, following, shallow
-from cardwise.kube.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, Woken
 from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.fakes.clock import FakeClock
 

@@ -25,7 +25,7 @@ from cardwise.clock import Clock
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.runtime import httpcalls
+from cardwise.runtime.http import httpcalls
 from extender.process import Extender, Settings
 from tests.build import asking, gpu_quota, held, resource
 from tests.fakes.apiobjects import Refused, copied

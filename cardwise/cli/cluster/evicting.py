@@ -14,8 +14,9 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.ledger import Holding
-from cardwise.kube import errors, eviction, paths
+from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.pods import eviction
 from cardwise.kube.wire import ExtendedResource
 
 Json = Mapping[str, Any]

@@ -12,8 +12,8 @@ from cardwise.core.api import names, request
 from cardwise.core.defrag.moving import Movable
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import eligible
-from cardwise.kube.budgets import Budgets
+from cardwise.kube.pods import eligible
+from cardwise.kube.pods.budgets import Budgets
 
 Json = Mapping[str, Any]
 

@@ -14,8 +14,9 @@ from cardwise.core.api.classes import Classifier, DeviceClass
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import errors, loads, paths, survey
+from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
+from cardwise.kube.pods import loads
 from cardwise.simulation.workload import UNLIMITED, Node, Pod, Shape, Workload
 
 Json = Mapping[str, Any]

@@ -16,7 +16,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
-from cardwise.kube import loads
+from cardwise.kube.pods import loads
 from cardwise.simulation.workload import UNLIMITED, Node, Shape
 
 Json = Mapping[str, Any]

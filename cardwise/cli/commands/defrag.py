@@ -28,8 +28,9 @@ from cardwise.core.defrag.moving import Goal, World
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values import wording
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube import budgets, paths, survey
+from cardwise.kube import paths, survey
 from cardwise.kube.client import KubeClient
+from cardwise.kube.pods import budgets
 from cardwise.simulation.workload import Shape
 
 _FIT: Final = "--fit"

@@ -14,8 +14,9 @@ from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.values import wording
-from cardwise.kube import errors, eviction, paths, wire
+from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
+from cardwise.kube.pods import eviction
 from cardwise.kube.wire import ExtendedResource
 
 _LOOK_SECONDS = 2.0  # between two looks at the card

@@ -1,0 +1,218 @@
+"""Which of several processes may act: the holder of a Lease of coordination.k8s.io.
+
+The thread around `election.py`, which says why two never hold at once. Apart from what it protects: who is about to
+write asks `holds` with the seconds that the write may take, at every write, and never keeps the answer.
+"""
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from cardwise.clock import BOOT, Clock
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from cardwise.kube.leases.election import Call, Election
+
+_log = structlog.get_logger("cardwise.kube.lease")
+
+_FAREWELL_CALLS = 3  # the first finds that a lost answer had been a yes, the second reads, the third gives back
+_FAREWELL_SECONDS = 1.0
+
+
+def identity() -> str:
+    """A name that no other process has or had. Call it after the fork: two with one name are not told apart."""
+    return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
+
+
+class LeaderElector:
+    """A thread that acquires and renews; start it in the process that serves, with an `identity()` of its own.
+
+    `margin` (default: a tenth of `duration`) is how much earlier than others we think that our Lease ends; it covers
+    clocks of unequal rates. `on_change(leading)` is called by the thread, so it must return soon: renewals wait. It
+    may come late when the API server hangs; `leader`, `holds` and `epoch` never do. At stop `on_change(False)` comes
+    before the Lease is given back, and may wait for work that `holds` had allowed. While `able` says no, which it must
+    do at once, the Lease is neither taken nor renewed. `settled`: what a Lease that is given back says of what was done
+    in its name (`Election.farewell`), asked after that.
+
+    A Lease that does not exist is created, and held only after `duration`: it may have been deleted under somebody.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        duration: float = 15.0,
+        renew_every: float = 2.0,
+        margin: float | None = None,
+        clock: Clock = BOOT,
+        on_change: Callable[[bool], None] | None = None,
+        able: Callable[[], bool] = lambda: True,
+        settled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        margin = duration / 10 if margin is None else margin
+        self.identity = identity
+        self._election = Election(namespace, name, identity, duration=duration, margin=margin, renew_every=renew_every)
+        self._client = client
+        self._collection = paths.leases(namespace)
+        self._path = paths.leases(namespace, name)
+        self._timeout = duration / 3  # a silent API server leaves time for a second attempt
+        self._clock = clock
+        self._on_change = on_change
+        self._able = able
+        self._settled = settled
+        self._backoff = Backoff(initial=min(0.1, renew_every), cap=renew_every)
+        self._told = 0  # the epoch that on_change was told of, 0 for none
+        self._holder: str | None = None
+        self._trouble = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    @property
+    def leader(self) -> bool:
+        return self.holds()
+
+    @property
+    def epoch(self) -> int:
+        """Grows at each acquisition, also when nobody else was leader in between."""
+        return self._election.claim.epoch
+
+    @property
+    def token(self) -> str:
+        """Which Lease it is, and a number that grows with every new holder; see `Election.token`."""
+        return self._election.token
+
+    @property
+    def heir(self) -> bool:
+        """Whether the holder before gave the Lease back and had settled all."""
+        return self._election.heir
+
+    @property
+    def holder(self) -> str | None:
+        """Who was last seen to have it; "" for nobody, None where it is not known."""
+        return self._holder
+
+    def holds(self, margin: float = 0.0, epoch: int | None = None) -> bool:
+        """Whether the Lease will still be ours in `margin` seconds, and, if given, has been since `epoch` began."""
+        claim = self._election.claim  # read once: the thread replaces it whole
+        if self._stopping.is_set() or (epoch is not None and epoch != claim.epoch):
+            return False
+        return claim.holds(self._clock.now(), margin)
+
+    def remaining(self) -> float:
+        """For how many seconds it is ours if no renewal comes; 0 when it is not."""
+        claim, now = self._election.claim, self._clock.now()
+        return claim.until - now if claim.holds(now) and not self._stopping.is_set() else 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """`holds` is False at once; then the Lease is given back, so that a standby takes over without waiting."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._clock.join(self._thread, timeout)
+
+    def step(self) -> float:
+        """One exchange with the API server; the seconds to wait before the next."""
+        if not self._able():
+            if self._trouble != "unable":
+                _log.warning("this process cannot act: the lease is left to others", lease=self._path)
+            self._trouble = "unable"
+            self._tell()
+            return min(self._backoff.next(), self._election.turn(self._clock.now()) + 0.001)
+        call = self._election.call(self._clock.now(), self._clock.wall())
+        error = self._exchange(call, self._timeout)
+        now = self._clock.now()
+        if error is not None:
+            delay = self._backoff.next()
+            self._complain(call, error)
+        elif (delay := self._election.pause(now)) > 0:
+            self._backoff.reset()
+            self._trouble = ""
+        self._tell()
+        # A call too many when the claim begins or ends does no harm.
+        return min(delay, self._election.turn(now) + 0.001)
+
+    def leave(self) -> None:
+        """Gives the Lease back if it is ours."""
+        for _ in range(_FAREWELL_CALLS):
+            call = self._election.farewell(self._clock.now(), self._clock.wall(), settled=self._settled())
+            if call is None:
+                return
+            error = self._exchange(call, _FAREWELL_SECONDS)
+            if error is not None:
+                _log.info("lease not given back", lease=self._path, error=str(error))
+
+    def _run(self) -> None:
+        delay = 0.0
+        while not self._clock.wait(self._stopping, delay):
+            try:
+                delay = self.step()
+            except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would ever lead again
+                _log.exception("leader election failed; it goes on")
+                delay = self._backoff.next()
+        self._tell()
+        try:
+            self.leave()
+        except Exception:  # noqa: BLE001 - it then ends by itself
+            _log.exception("lease not given back", lease=self._path)
+
+    def _exchange(self, call: Call, timeout: float) -> errors.KubeError | None:
+        try:
+            self._election.answered(call, self._send(call, timeout), self._clock.now())
+        except errors.KubeError as error:
+            self._election.failed(call, error)
+            return error
+        return None
+
+    def _send(self, call: Call, timeout: float) -> dict[str, Any]:
+        if call.kind == "get":
+            return self._client.get(self._path, timeout=timeout)
+        if call.kind == "create":
+            return self._client.create(self._collection, call.body, timeout=timeout)
+        return self._client.update(self._path, call.body, timeout=timeout)
+
+    def _tell(self) -> None:
+        holder = self._election.holder
+        if holder != self._holder:
+            self._holder = holder
+            _log.info("the lease has another holder", lease=self._path, holder=holder, identity=self.identity)
+        leading = self.epoch if self.leader else 0
+        told, self._told = self._told, leading
+        # At the end always: who asks `holds` may have acted before this thread could say that we led.
+        if leading == told and not self._stopping.is_set():
+            return
+        if told:
+            level = logging.INFO if self._stopping.is_set() else logging.WARNING
+            _log.log(level, "no longer leader", lease=self._path, identity=self.identity, epoch=told)
+        if told or not leading:
+            self._call_back(leading=False)
+        if leading:
+            _log.info("leader", lease=self._path, identity=self.identity, epoch=leading)
+            self._call_back(leading=True)
+
+    def _call_back(self, *, leading: bool) -> None:
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(leading)
+        except Exception:  # noqa: BLE001 - somebody else's code must not cost the Lease
+            _log.exception("on_change failed", leading=leading)
+
+    def _complain(self, call: Call, error: errors.KubeError) -> None:
+        """Logs news only: the same every two seconds would bury all else."""
+        if isinstance(error, errors.Conflict) or (isinstance(error, errors.NotFound) and call.kind != "create"):
+            return  # somebody else was first, or it is not there yet: that is how an election goes
+        trouble = f"{call.kind} {error.status} {error.reason}"
+        if trouble != self._trouble:
+            _log.warning("no answer about the lease", lease=self._path, call=call.kind, error=str(error))
+        self._trouble = trouble

@@ -1,0 +1,39 @@
+"""The pods bound to one node, kept up to date for those who work beside them."""
+
+from typing import Generic, TypeVar
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.kube import paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.watch.reflector import Handler, Project, Reflector
+
+T = TypeVar("T")
+
+
+class NodePods(Generic[T]):
+    """`project` turns a pod's JSON into its UID and what is kept of it; `handler` hears of changes."""
+
+    def __init__(
+        self, client: KubeClient, node: str, project: Project[T], handler: Handler[T], clock: Clock = SYSTEM
+    ) -> None:
+        query = {"fieldSelector": f"spec.nodeName={node}"}
+        self._reflector: Reflector[T] = Reflector(
+            client, paths.pods(), project, handler, query=query, name="pods", clock=clock
+        )
+
+    @property
+    def synced(self) -> bool:
+        return self._reflector.synced.is_set()
+
+    def start(self) -> None:
+        self._reflector.start()
+
+    def stop(self) -> None:
+        self._reflector.stop()
+
+    def all(self) -> list[T]:
+        return list(self._reflector.store.snapshot().values())
+
+    def known(self, uid: str) -> T | None:
+        """Without asking the API server."""
+        return self._reflector.store.get(uid)

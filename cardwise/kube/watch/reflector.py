@@ -1,0 +1,353 @@
+"""Keeps a projection of one kind of object in step with the API server: list, then watch, for as long as it lives.
+
+Own code because the official informer has no socket timeout, no paging, no bookmarks and no back-off. The thread and
+the I/O are here; what is known and what changed is `store.Store`.
+"""
+
+import contextlib
+import math
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.kube import errors, wire
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient, Query
+from cardwise.kube.nesting import bounded, following
+from cardwise.kube.watch.store import Diff, Store
+from cardwise.kube.watching import Watch
+
+T = TypeVar("T")
+H_contra = TypeVar("H_contra", contravariant=True)
+
+Project = Callable[[bytes], tuple[str, T] | None]
+
+_log = structlog.get_logger("cardwise.kube.reflector")
+
+_decode_list = following(msgspec.json.Decoder(wire.List).decode)
+_decode_event = following(msgspec.json.Decoder(wire.WatchEvent).decode)
+_decode_head = following(msgspec.json.Decoder(wire.ObjectHead).decode)
+
+
+class Handler(Protocol[H_contra]):
+    """Called from the reflector's thread, one change at a time, after the store has it.
+
+    An exception is logged with its traceback and counted, and the thread goes on with the next change. The failed one
+    is handed over again after a while, or as part of the key's next one: from the value that the handler last took.
+    """
+
+    def on_change(self, key: str, old: H_contra | None, new: H_contra) -> None:
+        """`old` is None when the key is new."""
+
+    def on_delete(self, key: str, old: H_contra) -> None: ...
+
+    def on_synced(self) -> None:
+        """After each list whose changes have all been handed over; the first one means: the picture is whole."""
+
+
+class Woken:
+    """A handler that only says: look. Without `wake` it says nothing, for who reads the store."""
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self._wake = wake
+
+    def on_change(self, key: str, old: object | None, new: object) -> None:  # noqa: ARG002
+        self._wake()
+
+    def on_delete(self, key: str, old: object) -> None:  # noqa: ARG002
+        self._wake()
+
+    def on_synced(self) -> None:
+        self._wake()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds. The watch lasts a random time in [watch_min, watch_max]; silence of `slack` beyond that is a cut."""
+
+    watch_min: float = 240.0
+    watch_max: float = 480.0
+    slack: float = 30.0
+    backoff_initial: float = 0.5
+    backoff_cap: float = 30.0
+
+
+class Reflector(Generic[T]):
+    """`project` turns an object's JSON into (key, compact value), or None to ignore it (and drop it if it was known).
+    `named` tells "namespace/name" or the name from these two, where they do: in a list each object is read once less.
+
+    Metrics read the plain counters: `relists`, `events`, `errors` (failed calls), `handler_errors` (exceptions of
+    handler or projection). `store` may be read from any thread; `synced` is set after the first whole list.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        project: Project[T],
+        handler: Handler[T],
+        *,
+        query: Query | None = None,
+        name: str = "",
+        named: Callable[[str, T], str] | None = None,
+        list_limit: int = 1000,
+        pace: Pace | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.name = name or path.rsplit("/", 1)[-1]
+        self.store: Store[T] = Store()
+        self.synced = threading.Event()
+        self.relists = 0
+        self.events = 0
+        self.errors = 0
+        self.handler_errors = 0
+        self._client = client
+        self._path = path
+        self._query = dict(query or {})
+        self._project = bounded(project)
+        self._named = named
+        self._handler = handler
+        self._limit = list_limit
+        self._pace = pace or Pace()
+        self._clock = clock
+        self._version = ""
+        self._heard: float | None = None
+        self._stopping = threading.Event()
+        self._wake = threading.Event()  # ends a pause before the next try
+        self._expired_before = False
+        self._asked: list[threading.Event] = []  # for lists that are to begin yet
+        self._listed: list[threading.Event] = []  # for lists that have come, of which the handler may owe something
+        # What the handler failed on: key -> the value that it last took (None: it never took the key), and that which
+        # was known last.
+        self._owed: dict[str, tuple[T | None, T]] = {}
+        self._settle_at: float | None = None
+        self._settle_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
+        self._lock = threading.Lock()
+        self._watch: Watch | None = None
+        self._log = _log.bind(reflector=self.name)
+        self._thread = threading.Thread(target=self._run, name=f"reflector-{self.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the watch and waits for the thread, at most `timeout` seconds. No handler is called afterwards."""
+        self._stopping.set()
+        self._wake.set()
+        with self._lock:
+            if self._watch is not None:
+                self._watch.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._clock.join(self._thread, timeout)
+
+    def relist(self) -> threading.Event:
+        """Lists once more. Set when the handler has all of a list that began after this call: what had been written
+        by then is known. A pause after errors ends: who asks has reason to think that the API server is back.
+        """
+        done = threading.Event()
+        with self._lock:
+            self._asked.append(done)
+            if self._watch is not None:
+                self._watch.close()
+        self._wake.set()
+        return done
+
+    def staleness_seconds(self) -> float:
+        """Since the API server last told us anything (list, event, bookmark, regular end of a watch); inf before."""
+        heard = self._heard
+        return math.inf if heard is None else self._clock.now() - heard
+
+    def _run(self) -> None:
+        backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
+        while not self._stopping.is_set():
+            delay = 0.0
+            before = self.events
+            try:
+                if self._settle_at is not None and self._clock.now() >= self._settle_at:
+                    self._settle()
+                if self._asked or not self._version:
+                    self._relist()
+                if self._stopping.is_set():
+                    return
+                healthy = self._follow()
+                if healthy:
+                    backoff.reset()
+                elif not self._asked:  # then we have ended it
+                    delay = backoff.next()
+            except errors.Gone as error:
+                self._log.info("list again: version expired", error=str(error))
+                self._version = ""
+                delay = backoff.next()
+            except errors.KubeError as error:
+                self.errors += 1
+                if isinstance(error, errors.BadRequest) or "Too large resource version" in error.message:
+                    # Our version is from a future that the server no longer knows: etcd was restored from a backup.
+                    self._version = ""
+                delay = backoff.next(error.retry_after)
+                self._log.warning("cannot follow the API server", error=str(error), retry_in=round(delay, 1))
+            except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                # The outermost loop: whatever it was, a fresh list puts it right or shows it again.
+                self.errors += 1
+                self._version = ""
+                delay = backoff.next()
+                self._log.exception("reflector failed, will list again", retry_in=round(delay, 1))
+            if self.events > before:
+                # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
+                backoff.reset()
+            self._clock.wait(self._wake, delay)
+            self._wake.clear()  # what it was set for is in `_stopping` and `_asked`
+
+    def _relist(self) -> None:
+        with self._lock:
+            asked = len(self._asked)
+        fresh: list[tuple[str, str, T]] = []
+        unreadable: list[str] = []
+        version = ""
+        # After a page expired under way, one big answer is what always ends.
+        limit = 0 if self._expired_before else self._limit
+        try:
+            for page in self._client.list_pages(self._path, self._query, limit):
+                if self._stopping.is_set():
+                    return
+                decoded = _decode_list(page)
+                version = decoded.metadata.resource_version
+                for raw in decoded.items or ():
+                    try:
+                        projected = self._project(bytes(raw))
+                    except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                        identity = _identity(_decode_head(raw).metadata)
+                        self._count_handler_error("projection failed", identity)
+                        unreadable.append(identity)
+                        continue
+                    if projected is not None:
+                        named = self._named
+                        identity = named(*projected) if named is not None else _identity(_decode_head(raw).metadata)
+                        fresh.append((identity, *projected))
+        except errors.Gone:
+            self._expired_before = True
+            raise
+        self._expired_before = False
+        self.relists += 1
+        self._version = version
+        self._hand_over(self.store.replace(fresh, keep=unreadable))
+        self._heard = self._clock.now()
+        self._call(self._handler.on_synced)
+        self.synced.set()
+        with self._lock:
+            self._listed += self._asked[:asked]
+            self._asked = self._asked[asked:]
+        self._answer()
+
+    def _answer(self) -> None:
+        """Who asked for a list that has come is told once the handler owes nothing of it."""
+        if not self._owed:
+            done, self._listed = self._listed, []
+            for each in done:
+                each.set()
+
+    def _follow(self) -> bool:
+        """Watches once. False when it ended so soon and so silent that another try at once would spin."""
+        started = self._clock.now()
+        seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
+        settle_at = self._settle_at
+        if settle_at is not None:
+            seconds = max(1.0, min(seconds, settle_at - started))
+        watch = self._client.watch(
+            self._path, self._query, self._version, seconds, read_timeout=seconds + self._pace.slack
+        )
+        with self._lock:
+            self._watch = watch
+            if self._stopping.is_set() or self._asked:
+                watch.close()
+        before = self.events
+        try:
+            with contextlib.closing(iter(watch)) as lines:
+                for line in lines:
+                    if self._stopping.is_set() or self._asked:
+                        return True
+                    self._take(line)
+                    if self._settle_at != settle_at:
+                        return True  # the handler failed: watch on, but only until it is to be asked again
+        finally:
+            with self._lock:
+                self._watch = None
+        self._heard = self._clock.now()
+        return self.events > before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
+
+    def _take(self, line: bytes) -> None:
+        event = _decode_event(line)
+        if event.type == wire.EventType.ERROR:
+            raise errors.from_status(bytes(event.object))
+        head = _decode_head(event.object).metadata
+        self.events += 1
+        self._heard = self._clock.now()
+        if event.type != wire.EventType.BOOKMARK:
+            identity = _identity(head)
+            try:
+                projected = None if event.type == wire.EventType.DELETED else self._project(bytes(event.object))
+            except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                self._count_handler_error("projection failed", identity)
+            else:
+                self._hand_over(self.store.apply(identity, projected))
+        if head.resource_version:
+            self._version = head.resource_version
+
+    def _hand_over(self, diff: Diff[T]) -> None:
+        for key, old in diff.deleted:
+            self._tell_deleted(key, old)
+        for key, old, new in diff.updated:
+            self._tell_changed(key, old, new)
+        for key, new in diff.added:
+            self._tell_changed(key, None, new)
+
+    def _tell_changed(self, key: str, old: T | None, new: T) -> None:
+        taken, _ = self._owed.pop(key, (old, new))
+        if not self._call(self._handler.on_change, key, taken, new):
+            self._owe(key, taken, new)
+
+    def _tell_deleted(self, key: str, old: T) -> None:
+        taken, _ = self._owed.pop(key, (old, old))
+        # It may have taken the half of an addition that it failed on.
+        if not self._call(self._handler.on_delete, key, old if taken is None else taken):
+            self._owe(key, taken, old)
+
+    def _owe(self, key: str, taken: T | None, last: T) -> None:
+        self._owed[key] = taken, last
+        if self._settle_at is None:
+            self._settle_at = self._clock.now() + self._settle_backoff.next()
+
+    def _settle(self) -> None:
+        """Hands over again what the handler failed on."""
+        self._settle_at = None
+        for key, (taken, last) in list(self._owed.items()):
+            value = self.store.get(key)
+            if value is not None:
+                self._tell_changed(key, taken, value)
+            else:
+                self._tell_deleted(key, last)
+        if not self._owed:
+            self._settle_backoff.reset()
+        self._answer()
+
+    def _call(self, method: Callable[..., None], *args: object) -> bool:
+        if not self._stopping.is_set():
+            try:
+                method(*args)
+            except Exception:  # noqa: BLE001 - foreign code; logged and counted
+                self._count_handler_error("handler failed", str(args[0]) if args else method.__name__)
+                return False
+        return True
+
+    def _count_handler_error(self, what: str, key: str) -> None:
+        self.handler_errors += 1
+        self._log.exception(what, key=key)
+
+
+def _identity(head: wire.Identity) -> str:
+    return f"{head.namespace}/{head.name}" if head.namespace else head.name

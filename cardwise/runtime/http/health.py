@@ -1,0 +1,126 @@
+"""/metrics, /healthz, /readyz and /configz on a plain port of their own.
+
+Apart from the serving port because probes and scrapers have no client certificates, and because the device plugin and
+the MPS part serve nothing else. Runs in threads, so start it in the process whose health it tells (after a fork).
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import structlog
+from prometheus_client import CollectorRegistry, exposition
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.runtime.http import configz
+from cardwise.runtime.http.httpcalls import Environ
+from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener, Threads
+from cardwise.runtime.settings import HostPort
+
+_log = structlog.get_logger("cardwise.runtime.health")
+
+# Kubelet, Prometheus and people: some connections each.
+_LIMITS = Limits(idle=Bound(100.0, 200), reading=Bound(2.0, 200), busy=8, source=100, body=0)
+
+Problems = Callable[[], Sequence[str]]
+"""Why the part is not ready (or not alive), a line each; none: it is. Must answer quickly; may raise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a serving process needs from `main` to show itself: where, its settings, and its certificates' folder."""
+
+    bind: HostPort
+    config: Mapping[str, Any] = field(default_factory=dict)
+    certificates: Path | None = None
+
+
+def _none() -> Sequence[str]:
+    return ()
+
+
+class HealthServer:
+    """`ready` is asked by /readyz, `alive` by /healthz (by default whoever answers is alive). `config`: the settings in
+    effect, as `configz.of` has them.
+    """
+
+    def __init__(
+        self,
+        bind: HostPort,
+        *,
+        ready: Problems = _none,
+        alive: Problems = _none,
+        registry: CollectorRegistry = prometheus_client.REGISTRY,
+        config: Mapping[str, Any] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """Binds at once. Raises OSError when the port is taken; port 0 takes a free one, see `port`."""
+        self._verdicts = {"/readyz": ready, "/healthz": alive}
+        self._registry = registry
+        self._config = config or {}
+        listening = _listening(bind)
+        self.port = int(listening.getsockname()[1])
+        # Who scrapes, however often, keeps no probe waiting.
+        probes, others = Threads("probes", 2), Threads("metrics", 2)
+        listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._verdicts else others)
+        self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
+        self._thread = threading.Thread(target=self._server.run, name="health", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Frees the port. Calls under way are answered."""
+        self._server.stop()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        status, body, kind = self._said(environ)
+        start_response(f"{status.value} {status.phrase}", [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [body]
+
+    def _said(self, environ: Environ) -> tuple[HTTPStatus, bytes, str]:
+        text, path = "text/plain; charset=utf-8", environ["PATH_INFO"]
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", text
+        if path == "/metrics":
+            return self._metrics(environ.get("HTTP_ACCEPT", ""))
+        if path == "/configz":
+            return HTTPStatus.OK, configz.encode(self._config), "application/json"
+        if path in self._verdicts:
+            return *_verdict(self._verdicts[path]), text
+        return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
+
+    def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
+        encoder, content_type = exposition.choose_encoder(accept)
+        try:
+            return HTTPStatus.OK, encoder(self._registry), content_type
+        except Exception:  # noqa: BLE001 - a collector is foreign code; logged and answered
+            _log.exception("collecting metrics failed")
+            return HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n", "text/plain"
+
+
+def _verdict(ask: Problems) -> tuple[HTTPStatus, bytes]:
+    try:
+        problems = list(ask())
+    except Exception as error:  # noqa: BLE001 - a check that fails is a problem, told as such
+        _log.exception("health check failed")
+        problems = [f"the check itself failed: {error!r}"]
+    if problems:
+        return HTTPStatus.SERVICE_UNAVAILABLE, ("\n".join(problems) + "\n").encode()
+    return HTTPStatus.OK, b"ok\n"
+
+
+def _listening(bind: HostPort) -> socket.socket:
+    # "" as the host: IPv6 with IPv4 mapped where the machine has it, since kubelet and Prometheus use either.
+    both = not bind.host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in bind.host else socket.AF_INET
+    listening = socket.create_server((bind.host, bind.port), family=family, backlog=1024, dualstack_ipv6=both)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
+    return listening

@@ -1,0 +1,277 @@
+"""Serves a WSGI application in a process of its own, which is watched and replaced when it hangs.
+
+The watching, forking and stopping is gunicorn's (its arbiter), the serving `httpserver`'s. One serving process, because
+the extender's ledger must exist once. Beside its threads there can be a second port with threads of its own ("slow"):
+bind calls of a gang wait there for minutes, and the fast port never feels it. TLS follows its files.
+"""
+
+import faulthandler
+import os
+import resource
+import signal
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+from gunicorn import glogging
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.workers.base import Worker
+
+from cardwise.runtime.http.httpcalls import WsgiApp
+from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener, Threads
+from cardwise.runtime.settings import HostPort
+
+_log = structlog.get_logger("cardwise.runtime.serving")
+
+# The parent looks this often at the heartbeat of the serving process, and ends it when so many looks in a row have
+# found the same one. Looks and not time: who was frozen together with its child blames it for nothing.
+_LOOK_SECONDS = 0.25
+_SILENT_LOOKS = 9
+# By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
+# health server. A terminal that closes sends SIGHUP to all of us.
+_IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
+
+Hook = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files; `ca` verifies client certificates. They may be replaced at any time."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+    @classmethod
+    def in_dir(cls, directory: Path) -> Self:
+        """As `tls.Rotator` and cert-manager name them."""
+        return cls(cert=directory / "tls.crt", key=directory / "tls.key", ca=directory / "ca.crt")
+
+    def signature(self) -> tuple[tuple[int, int, int], ...]:
+        """Changes when one of the files does. Raises OSError when one is missing."""
+        paths = (self.cert, self.key) if self.ca is None else (self.cert, self.key, self.ca)
+        stats = [path.stat() for path in paths]
+        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in stats)
+
+
+class Server:
+    """`app` is called in the serving process and returns the WSGI application; threads belong into the hooks.
+
+    - `on_worker_start`: in that process, before the first call; an exception ends the server.
+    - `on_worker_stopping`: there, when it begins to stop; ends what calls wait for. Returns at once.
+    - `on_worker_stop`: when calls are done or `graceful_timeout` (seconds) is nearly over.
+    - `alive`: asked there several times a second, so it must answer at once. While it says no, as while nobody is
+      there to be asked, there is no heartbeat, and after two to three seconds the process is replaced by a new one.
+
+    `slow_bind`: calls that come to it are answered by up to `slow_threads` threads of their own. `client_ca`: refuse
+    clients without a certificate of `tls.ca`. `most_body`: bytes of a call; of a bigger one the application sees only
+    how big it is. A port of 0 is not supported, since the process may be replaced.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[], WsgiApp],
+        binds: Sequence[HostPort],
+        *,
+        most_body: int,
+        threads: int = 4,
+        tls: TlsFiles | None = None,
+        client_ca: bool = False,
+        on_worker_start: Hook = lambda: None,
+        on_worker_stopping: Hook = lambda: None,
+        on_worker_stop: Hook = lambda: None,
+        alive: Callable[[], bool] = lambda: True,
+        slow_bind: HostPort | None = None,
+        slow_threads: int = 64,
+        graceful_timeout: float = 30.0,
+    ) -> None:
+        if client_ca and (tls is None or tls.ca is None):
+            raise ValueError("client_ca needs tls with a ca file")
+        self.app = app
+        self.on_start = on_worker_start
+        self.on_stop = on_worker_stop
+        self.on_stopping = on_worker_stopping
+        self.alive = alive
+        self.threads = threads
+        self.slow_threads = slow_threads if slow_bind is not None else 0
+        self.context = _Contexts(tls, client_ca=client_ca) if tls is not None else None
+        self.limits = Limits(body=most_body, held=max(64 << 20, 2 * most_body))
+        addresses = [*binds, slow_bind] if slow_bind is not None else list(binds)
+        self._settings: dict[str, Any] = {
+            "bind": [str(address) if address.host else f"[::]:{address.port}" for address in addresses],
+            "workers": 1,
+            "worker_class": type("CardwiseWorker", (_Worker,), {"server": self}),
+            "graceful_timeout": max(1, round(graceful_timeout)),
+            # The heartbeat file; a disk under load would make the parent end a healthy process.
+            "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108
+            "control_socket_disable": True,
+            "logger_class": _Logger,
+            "accesslog": None,
+            "preload_app": False,
+            "proc_name": "cardwise",
+            "when_ready": _ignore_signals,
+            "post_fork": _leave_time_to_stop,
+            "post_worker_init": self._started,
+            "worker_exit": self._stopped,
+        }
+
+    def run(self) -> None:
+        """Blocks until SIGTERM or SIGINT, then raises SystemExit, as gunicorn does; not 0 if no process can start."""
+        _Application(self._settings, self.app).run()
+
+    def _started(self, worker: Any) -> None:
+        _ignore_signals(worker)
+        # When the parent ends this process, the log gets the place where each thread stands.
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
+        faulthandler.enable()
+        self.on_start()
+
+    def _stopped(self, _arbiter: Any, worker: Any) -> None:
+        # gunicorn calls this in the worker, and once more in the master when it reaps a child.
+        if worker.pid == os.getpid() and worker.booted:
+            self.on_stop()
+
+
+class _Application(BaseApplication):  # type: ignore[misc]
+    def __init__(self, settings: dict[str, Any], app: Callable[[], WsgiApp]) -> None:
+        self._our_settings = settings
+        self._our_app = app
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in self._our_settings.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> WsgiApp:
+        return self._our_app()
+
+    def run(self) -> None:
+        _Parent(self).run()
+
+
+class _Parent(Arbiter):  # type: ignore[misc]
+    """gunicorn's, which measures heartbeats in whole seconds and takes two for the end of one that is silent."""
+
+    def wait_for_signals(self, timeout: float = _LOOK_SECONDS) -> list[int]:
+        return super().wait_for_signals(min(timeout, _LOOK_SECONDS))  # type: ignore[no-any-return]
+
+    def murder_workers(self) -> None:
+        for pid, worker in list(self.WORKERS.items()):
+            looks = worker.looks()
+            if looks == _SILENT_LOOKS:
+                _log.error("the serving process hangs: it is replaced; where its threads stand follows", worker=pid)
+                self.kill_worker(pid, signal.SIGABRT)
+            elif looks > _SILENT_LOOKS:
+                self.kill_worker(pid, signal.SIGKILL)  # stopped, it did not hear the first
+
+
+class _Worker(Worker):  # type: ignore[misc]
+    """The serving process, and what its parent knows of it."""
+
+    server: Server
+    wsgi: WsgiApp
+    serving: HttpServer | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._beat = self._begun = self.tmp.last_update()
+        self._looks = 0
+
+    def looks(self) -> int:
+        """In the parent: how many looks, this one included, have found the same heartbeat. None is due at the start."""
+        beat = self.tmp.last_update()
+        self._looks = self._looks + 1 if beat == self._beat != self._begun else 0
+        self._beat = beat
+        return self._looks
+
+    def run(self) -> None:
+        server = self.server
+        fast, slow = Threads("fast", server.threads), Threads("slow", server.slow_threads)
+        listeners = [Listener(each.sock, lambda _: fast) for each in self.sockets]
+        if server.slow_threads:  # its address is the last
+            listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
+        # For more connections than a process has files by default in some places.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self.serving = HttpServer(
+            self.wsgi, listeners, context=server.context, limits=server.limits, stopping=server.on_stopping
+        )
+        if not self.alive:
+            self.serving.stop()  # was told so before
+        self.serving.run(self._tick, self.cfg.graceful_timeout)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        super().handle_exit(sig, frame)
+        if self.serving is not None:
+            self.serving.stop()
+
+    def _tick(self) -> None:
+        if self.server.alive():
+            self.notify()
+        if self.ppid != os.getppid() and self.serving is not None:
+            self.serving.stop()  # nobody would watch
+
+
+class _Logger(glogging.Logger):  # type: ignore[misc]
+    """gunicorn's lines through the root handler of `logs.setup`."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        for logger in (self.error_log, self.access_log):
+            logger.handlers.clear()
+            logger.propagate = True
+
+
+def _ignore_signals(_process: Any) -> None:
+    """In the master and in the worker, after gunicorn has set its own handlers there."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _leave_time_to_stop(_arbiter: Any, worker: Any) -> None:
+    # The master kills after graceful_timeout; in this process the limit comes a little earlier, so that
+    # on_worker_stop still runs when a request hangs.
+    limit = worker.cfg.graceful_timeout
+    worker.cfg.set("graceful_timeout", max(1, limit - max(1, limit // 5)))
+
+
+def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    """TLS 1.2 and up; with `client_ca`, clients must show a certificate of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key)
+    if client_ca is not None:
+        context.load_verify_locations(cafile=client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class _Contexts:
+    """The TLS context of a new connection: the same while the files stay."""
+
+    def __init__(self, files: TlsFiles, *, client_ca: bool) -> None:
+        self._files = files
+        self._client_ca = client_ca
+        self._signature: object = None
+        self._context: ssl.SSLContext | None = None
+
+    def __call__(self) -> ssl.SSLContext:
+        context = self._context
+        try:
+            signature = self._files.signature()
+            if context is not None and signature == self._signature:
+                return context
+            context = server_context(self._files.cert, self._files.key, self._files.ca if self._client_ca else None)
+        except (OSError, ssl.SSLError) as error:
+            # Files in the middle of a change; the next connection looks again.
+            if self._context is None:
+                raise
+            _log.warning("TLS files cannot be read, keeping the former certificate", error=str(error))
+            return self._context
+        self._context, self._signature = context, signature
+        _log.info("TLS certificate loaded", cert=str(self._files.cert))
+        return context

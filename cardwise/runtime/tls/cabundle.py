@@ -1,0 +1,178 @@
+"""Tells the API server which CA signs our webhooks, and keeps telling it.
+
+Apart from rotation because the configurations belong to the chart: they may come later than we do, be replaced by an
+upgrade (which drops what we wrote), or be edited. The chart leaves `caBundle` out on purpose.
+"""
+
+import base64
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from cardwise.kube.watch.reflector import Reflector, Woken
+
+_log = structlog.get_logger("cardwise.runtime.cabundle")
+
+_ATTEMPTS = 5
+FIELD_MANAGER = "cardwise-ca"
+
+
+class CaBundle:
+    """Writes the bundle into every webhook of the named configurations: at once when it changes, when somebody else
+    changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
+
+    `set` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
+
+    `on_other` (if given) is called when another bundle is found, and has `set` called: of several replicas one renews,
+    and the others, which look into the store twice a day, would write the former bundle over its, and it over theirs.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        mutating: Sequence[str] = (),
+        validating: Sequence[str] = (),
+        interval: float = 300.0,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.asserted = threading.Event()
+        self.on_other: Callable[[], None] | None = None
+        self._sure = False  # the bundle has come since another one was found
+        self._client = client
+        self._paths = [
+            *(paths.mutatingwebhookconfigurations(name) for name in mutating),
+            *(paths.validatingwebhookconfigurations(name) for name in validating),
+        ]
+        self._interval = interval
+        self._clock = clock
+        self._bundle = ""
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._reflectors = [self._reflector(path) for path in self._paths]
+        self._thread = threading.Thread(target=self._run, name="ca-bundle", daemon=True)
+
+    def set(self, ca_pem: bytes) -> None:
+        """The bundle to assert from now on (PEM). Returns at once."""
+        bundle = base64.b64encode(ca_pem).decode()
+        if bundle != self._bundle:
+            self._bundle = bundle
+            self.asserted.clear()
+        self._sure = True
+        self._wake.set()
+
+    def start(self) -> None:
+        for reflector in self._reflectors:
+            reflector.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        for reflector in self._reflectors:
+            reflector.stop()
+        if self._thread.is_alive():
+            self._clock.join(self._thread, 5.0)
+
+    def ensure(self) -> bool:
+        """One round. False when a configuration does not exist (yet), or has another bundle that may be newer than
+        ours. Raises KubeError.
+        """
+        if not self._bundle:
+            return False
+        found = [self._assert(path, self._bundle) for path in self._paths]
+        self._sure = False
+        return all(found)
+
+    def _assert(self, path: str, bundle: str) -> bool:
+        for attempt in range(_ATTEMPTS):
+            try:
+                configuration = self._client.get(path)
+            except errors.NotFound:
+                return False
+            patch = bundle_patch(configuration, bundle)
+            if not patch:
+                return True
+            if self.on_other is not None and not self._sure and has_another(configuration, bundle):
+                self.on_other()
+                return False
+            try:
+                self._client.patch(path, patch, "json", FIELD_MANAGER)
+            except (errors.Conflict, errors.Invalid) as error:
+                # Another replica or a chart upgrade was first (Invalid: the patch's own test of the version failed).
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                _log.debug("configuration changed meanwhile", path=path, error=str(error))
+            else:
+                _log.info("CA bundle written", path=path, webhooks=len(patch) - 1)
+                return True
+        return False
+
+    def _run(self) -> None:
+        backoff = Backoff(initial=0.5, cap=30.0)
+        while not self._stopping.is_set():
+            self._wake.clear()
+            delay = self._interval
+            try:
+                bundle = self._bundle
+                if not self.ensure():
+                    # Not there yet: its creation wakes us.
+                    _log.debug("a webhook configuration or the bundle is missing", paths=self._paths)
+                elif bundle == self._bundle:
+                    self.asserted.set()
+                backoff.reset()
+            except Exception:  # noqa: BLE001 - outermost loop; without the bundle no pod is admitted
+                delay = backoff.next()
+                _log.exception("CA bundle not written", retry_in=round(delay, 1))
+            self._clock.wait(self._wake, delay)
+
+    def _reflector(self, path: str) -> Reflector[str]:
+        collection, _, name = path.rpartition("/")
+        return Reflector(
+            self._client,
+            collection,
+            _version,
+            Woken(self._wake.set),
+            query={"fieldSelector": f"metadata.name={name}"},
+            name=f"ca-bundle-{name}",
+            clock=self._clock,
+        )
+
+
+def bundle_patch(configuration: dict[str, Any], bundle: str) -> list[dict[str, Any]]:
+    """The JSON patch that gives every webhook the base64 `bundle`; empty when all have it."""
+    changes = [
+        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
+        for index, webhook in enumerate(configuration.get("webhooks") or [])
+        if webhook["clientConfig"].get("caBundle") != bundle
+    ]
+    if not changes:
+        return []
+    # Positions are only right for the version that was read.
+    version = configuration["metadata"]["resourceVersion"]
+    return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
+
+
+def has_another(configuration: dict[str, Any], bundle: str) -> bool:
+    """Whether a webhook has a bundle that is not this one. The chart leaves it out."""
+    found = (webhook["clientConfig"].get("caBundle") for webhook in configuration.get("webhooks") or [])
+    return any(each and each != bundle for each in found)
+
+
+class _Versioned(msgspec.Struct):
+    metadata: dict[str, Any]
+
+
+_decode = msgspec.json.Decoder(_Versioned).decode
+
+
+def _version(raw: bytes) -> tuple[str, str]:
+    metadata = _decode(raw).metadata
+    return metadata["name"], metadata["resourceVersion"]

@@ -1,0 +1,118 @@
+"""Where certificates and keys are kept: a directory of one machine, or a Secret that all replicas share.
+
+Apart from rotation: a store only knows versions. Whoever saves names the version it has read, and loses when another
+one was first; then it reads again and finds the work done.
+"""
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+from cardwise.runtime.tls import filesets
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """`version` is opaque; "" when there is nothing yet."""
+
+    files: Mapping[str, bytes]
+    version: str
+
+
+class CertStore(Protocol):
+    """Load and save raise OSError or KubeError when the store cannot be reached."""
+
+    def load(self) -> Stored: ...
+
+    def save(self, files: Mapping[str, bytes], version: str) -> bool:
+        """Replaces all. False, and nothing is changed, when the store is no longer at `version`."""
+
+
+class DirStore:
+    """On disk; processes of one machine may share it. Files of keys are 0600."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> Stored:
+        files = filesets.read(self._path)
+        return Stored(files, _digest(files))
+
+    def save(self, files: Mapping[str, bytes], version: str) -> bool:
+        self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self._path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if self.load().version != version:
+                return False
+            filesets.write(self._path, files)
+        finally:
+            os.close(descriptor)  # and with it the lock
+        return True
+
+
+class SecretStore:
+    """In a Secret, made when it is missing. Needs get and update on it, and create on secrets of the namespace."""
+
+    def __init__(
+        self, client: KubeClient, namespace: str, name: str, *, labels: Mapping[str, str] | None = None
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._labels = dict(labels or {"app.kubernetes.io/managed-by": "cardwise"})
+
+    def load(self) -> Stored:
+        try:
+            secret = self._client.get(paths.secrets(self._namespace, self._name))
+        except errors.NotFound:
+            return Stored({}, "")
+        files = {}
+        for name, value in (secret.get("data") or {}).items():
+            try:
+                files[name] = base64.b64decode(value)
+            except (binascii.Error, TypeError, ValueError):
+                continue  # damaged: rotation makes it anew
+        return Stored(files, str(secret["metadata"]["resourceVersion"]))
+
+    def save(self, files: Mapping[str, bytes], version: str) -> bool:
+        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": metadata,
+            "data": {name: base64.b64encode(content).decode() for name, content in files.items()},
+        }
+        try:
+            if version:
+                # PUT, for "replaces all"; what others wrote into the metadata stays.
+                current = self._client.get(paths.secrets(self._namespace, self._name))["metadata"]
+                if current["resourceVersion"] != version:
+                    return False
+                metadata |= {key: current[key] for key in ("labels", "annotations") if key in current}
+                metadata["resourceVersion"] = version
+                self._client.update(paths.secrets(self._namespace, self._name), secret)
+            else:
+                metadata["labels"] = self._labels
+                self._client.create(paths.secrets(self._namespace), secret)
+        except (errors.Conflict, errors.NotFound):
+            return False
+        return True
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    if not files:
+        return ""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(b"%d %d " % (len(name), len(content)) + name.encode() + content)
+    return digest.hexdigest()

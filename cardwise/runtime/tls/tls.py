@@ -1,0 +1,166 @@
+"""Keeps a part's certificates good: makes them, renews them, and puts them where servers and clients read them.
+
+The thin outer part: `rotation` decides, `certstore` keeps, `Rotator` carries out and repeats. With cert-manager in the
+cluster `Given` takes its place: servers then read the Secret volume, whose files have the same names.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+from cryptography import x509
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.kube import errors
+from cardwise.kube.backoff import Backoff
+from cardwise.runtime.tls import filesets, rotation
+from cardwise.runtime.tls.certstore import CertStore, DirStore, SecretStore, Stored
+from cardwise.runtime.tls.rotation import Lifetimes, Wanted
+
+__all__ = [
+    "INTERVAL",
+    "CertStore",
+    "Checks",
+    "DirStore",
+    "Given",
+    "Lifetimes",
+    "Rotator",
+    "SecretStore",
+    "Stored",
+    "Unusable",
+]
+
+_log = structlog.get_logger("cardwise.runtime.tls")
+
+_SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
+_CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
+_ATTEMPTS = 10
+INTERVAL = 12 * 3600.0  # seconds between two checks
+
+
+class Checks(ABC):
+    """Repeats a check of the certificates. `on_bundle` gets the CA bundle (PEM) after every check, also when it is the
+    same: whoever publishes it may have to assert it again. `interval` is in seconds.
+
+    Call `ensure` in `main`, so that the files are there when the server starts, and `start` in the process that lives
+    on (threads do not survive gunicorn's fork).
+    """
+
+    def __init__(self, on_bundle: Callable[[bytes], None] | None, interval: float, clock: Clock) -> None:
+        self._on_bundle = on_bundle
+        self._interval = interval
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._due = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def ensure(self) -> bytes:
+        """One check: the files are good afterwards. Returns the CA bundle (PEM)."""
+
+    def start(self) -> None:
+        """Runs `run` in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, name="certificates", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Once more, and soon, in the thread: somebody has seen a sign that what we know is not the newest."""
+        self._due.set()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        self._stopping.set()
+        self._due.set()
+        if self._thread is not None:
+            self._clock.join(self._thread, timeout)
+
+    def run(self) -> None:
+        """Checks now and every `interval`, sooner after a failure; returns after `stop`."""
+        backoff = Backoff(initial=1.0, cap=min(300.0, self._interval))
+        while not self._stopping.is_set():
+            self._due.clear()
+            delay = self._interval
+            try:
+                bundle = self.ensure()
+                if self._on_bundle is not None:
+                    self._on_bundle(bundle)
+                backoff.reset()
+            except Unusable as error:
+                delay = min(backoff.next(), self._interval)
+                _log.error("keeping the former CA", error=str(error), retry_in=round(delay, 1))
+            except Exception:  # noqa: BLE001 - outermost loop; certificates must go on being checked
+                delay = backoff.next()
+                _log.exception("certificate check failed", retry_in=round(delay, 1))
+            self._clock.wait(self._due, delay)
+
+
+class Rotator(Checks):
+    """Makes and renews them: ca.crt, tls.crt, tls.key (and client.crt, client.key with `need_client`) are written into
+    `out_dir`, together.
+    """
+
+    def __init__(
+        self,
+        store: CertStore,
+        hosts: Sequence[str],
+        out_dir: Path,
+        need_client: bool = False,
+        lifetimes: Lifetimes | None = None,
+        *,
+        on_bundle: Callable[[bytes], None] | None = None,
+        interval: float = INTERVAL,
+        name: str = "cardwise",
+        clock: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(on_bundle, interval, clock)
+        self._store = store
+        self._wanted = Wanted(hosts=tuple(hosts), client=need_client, name=name)
+        self._out_dir = out_dir
+        self._lifetimes = lifetimes or Lifetimes()
+
+    def ensure(self) -> bytes:
+        """One check: store and files are good afterwards. Returns the CA bundle (PEM).
+
+        Replicas may do it at once: one writes, the others take what it wrote. Raises KubeError or OSError.
+        """
+        for _ in range(_ATTEMPTS):
+            stored = self._store.load()
+            files = rotation.advance(stored.files, self._wanted, self._lifetimes, self._clock.wall())
+            if files == stored.files or self._store.save(files, stored.version):
+                self._publish(files, changed=files != stored.files)
+                return files[rotation.BUNDLE]
+        raise errors.Conflict(409, "Conflict", f"the certificate store kept changing, {_ATTEMPTS} times in a row")
+
+    def _publish(self, files: dict[str, bytes], *, changed: bool) -> None:
+        names = _SERVER_FILES + (_CLIENT_FILES if self._wanted.client else ())
+        written = filesets.write(self._out_dir, {name: files[name] for name in names})
+        if changed or written:
+            _log.info("certificates renewed" if changed else "certificates taken over", directory=str(self._out_dir))
+
+
+class Unusable(Exception):
+    """Files of somebody else that cannot be used; the text names the file and the remedy."""
+
+
+class Given(Checks):
+    """Follows the ca.crt of somebody else (cert-manager), who writes it, tls.crt and tls.key into `directory`."""
+
+    def __init__(
+        self, directory: Path, *, on_bundle: Callable[[bytes], None], interval: float = 2.0, clock: Clock = SYSTEM
+    ) -> None:
+        # Short: a new certificate is served at once, and until its CA is known nobody can call us.
+        super().__init__(on_bundle, interval, clock)
+        self._file = directory / rotation.BUNDLE
+
+    def ensure(self) -> bytes:
+        """Raises Unusable."""
+        try:
+            bundle = self._file.read_bytes()
+            x509.load_pem_x509_certificates(bundle)
+        except (OSError, ValueError) as error:
+            raise Unusable(
+                f"{self._file}: there is no CA that can be read ({error}); put there the CA that signed "
+                f"{rotation.SERVER_CERT}, or leave the directory empty to have certificates made"
+            ) from error
+        return bundle

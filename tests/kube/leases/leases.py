@@ -1,0 +1,96 @@
+"""A Lease by hand: the API server that keeps it, a clock to turn, and electors that act when they are due."""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from cardwise.kube import paths
+from cardwise.kube.leases.election import Call
+from cardwise.kube.leases.lease import LeaderElector
+from tests.fakes.apiserver import ApiServer, Fault, Rule
+from tests.fakes.clock import FakeClock
+
+DURATION, MARGIN, EVERY = 15.0, 1.5, 2.0
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+PATH = paths.leases("ns", "l")
+
+
+class World:
+    """One Lease, to which somebody else may write as well."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        self.client = self.api.client(clock=self.clock)
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    @now.setter
+    def now(self, moment: float) -> None:
+        self.clock.advance(moment - self.now)
+
+    @property
+    def lease(self) -> dict | None:
+        return self.api.get(PATH)
+
+    @property
+    def spec(self) -> dict:
+        return self.lease["spec"]
+
+    def put(self, spec: object, **metadata: object) -> None:
+        """The Lease says this now, whatever it said before."""
+        self.api.put(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"} | metadata, "spec": spec})
+
+    def remove(self) -> None:
+        self.api.remove(PATH)
+
+    def released(self) -> None:
+        self.put({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 4}, labels={"kept": "yes"})
+
+    def carry_out(self, call: Call) -> dict:
+        if call.kind == "get":
+            return self.client.get(PATH)
+        if call.kind == "create":
+            return self.client.create(paths.leases("ns"), call.body)
+        return self.client.update(PATH, call.body)
+
+    def elector(self, name: str, **settings: object) -> LeaderElector:
+        return LeaderElector(self.client, "ns", "l", name, clock=self.clock, **settings)
+
+    def run(self, *electors: LeaderElector, seconds: float, step: float = 0.25) -> None:
+        """Lets each of them act when it is due."""
+        due = dict.fromkeys(electors, self.now)
+        until = self.now + seconds
+        while self.now <= until:
+            for each in electors:
+                if due[each] <= self.now:
+                    due[each] = self.now + each.step()
+            assert sum(each.leader for each in electors) <= 1
+            self.now += step
+
+    # What goes wrong from now on, until the rule is ended.
+
+    def unheard(self, verb: str = "") -> Rule:
+        """Requests are carried out, and their answers are lost."""
+        return self.api.fault(Fault(lost=True), verb, times=math.inf)
+
+    def unreachable(self) -> Rule:
+        return self.api.fault(Fault(refused=True), times=math.inf)
+
+    def after(self, hook: Callable[[], object]) -> Rule:
+        return self.api.after(lambda _: hook(), times=math.inf)
+
+    # What the electors have done.
+
+    @property
+    def calls(self) -> list[str]:
+        return [request.verb for request in self.api.sent()]
+
+
+def leading(world: World, name: str = "a", **settings: object) -> LeaderElector:
+    elector = world.elector(name, **settings)
+    world.run(elector, seconds=1)
+    assert elector.leader
+    return elector

@@ -1,0 +1,233 @@
+"""No two may act at once: all rules of the election against every order of events."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cardwise.kube import errors
+from cardwise.kube.leases.election import Call, Election
+from tests.examples import examples
+from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World
+
+
+@dataclass(eq=False)
+class Process:
+    """A candidate with clocks of its own, and its one request under way."""
+
+    name: str
+    rate: float
+    offset: float
+    wall: datetime
+    election: Election
+    call: Call | None = None
+    answers: list[dict | errors.KubeError] = field(default_factory=list)
+    stopping: bool = False
+
+    def local(self, true: float) -> float:
+        return self.offset + self.rate * true
+
+    def true(self, local: float) -> float:
+        return (local - self.offset) / self.rate
+
+
+RATES = [0.951, 0.97, 1.0, 1.03, 1.049]
+
+
+class ElectionMachine(RuleBasedStateMachine):
+    """Requests may be late, lost, done twice, and their answers too; the Lease may be deleted; clocks run unequally.
+
+    Three have identities of their own and a fourth has that of the first: the process before, not dead at all.
+    """
+
+    who = st.integers(0, 3)
+    steps = st.sampled_from([0.01, 0.5, 2.0, 5.0, 13.0, 14.0, 16.0])
+    delays = st.sampled_from([0.0, 1.0, 5.0])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 0.0
+        self.leases = World()
+        self.started = 0
+        self.on_the_way: list[tuple[Process, Call]] = []
+        starts = (("p0", 0.951), ("p1", 1.049), ("p2", 1.0), ("p0", 1.049))
+        self.processes = [self.launch(name, rate) for name, rate in starts]
+
+    @initialize(released=st.booleans())
+    def begins(self, released: bool) -> None:
+        if released:
+            self.leases.put({"holderIdentity": ""})
+
+    def launch(self, name: str, rate: float) -> Process:
+        self.started += 1
+        # Walls of whole seconds that stand still, apart by what no two processes would share.
+        wall = NOON + timedelta(hours=7 * self.started % 5, microseconds=1000 * self.started)
+        election = Election("ns", "l", name, duration=DURATION, margin=MARGIN, renew_every=EVERY)
+        return Process(name, rate, 37.0 * self.started, wall, election)
+
+    def send(self, process: Process) -> None:
+        now = process.local(self.time)
+        if process.stopping:
+            process.call = process.election.farewell(now, process.wall)
+            if process.call is None:
+                self.replace(process, process.rate)
+                return
+        else:
+            process.call = process.election.call(now, process.wall)
+        process.answers.clear()
+        self.on_the_way.append((process, process.call))
+
+    def replace(self, process: Process, rate: float) -> None:
+        self.processes[self.processes.index(process)] = self.launch(process.name, rate)
+
+    def arrive(self, process: Process, call: Call) -> None:
+        try:
+            answer: dict | errors.KubeError = self.leases.carry_out(call)
+        except errors.KubeError as error:
+            answer = error
+        if process.call is call:
+            process.answers.append(answer)
+
+    def hear(self, process: Process, answer: dict | errors.KubeError) -> None:
+        call, process.call = process.call, None
+        if isinstance(answer, dict):
+            process.election.answered(call, answer, process.local(self.time))
+        else:
+            process.election.failed(call, answer)
+
+    @rule(seconds=steps)
+    def time_passes(self, seconds: float) -> None:
+        self.time += seconds
+
+    @rule(who=who, count=st.integers(1, 3))
+    def exchanges(self, who: int, count: int) -> None:
+        for _ in range(count):
+            process = self.processes[who]
+            if process.call is not None:
+                return
+            self.send(process)
+            if process.call is not None:
+                self.arrive(*self.on_the_way.pop())
+                self.hear(process, process.answers[-1])
+
+    @rule(order=st.permutations(range(4)), seconds=steps, again=who)
+    def everybody_exchanges_and_one_does_again(self, order: list[int], seconds: float, again: int) -> None:
+        for who in order:
+            self.exchanges(who, 1)
+        self.time += seconds
+        self.exchanges(again, 1)
+
+    @rule(who=who, other=who, there=delays, back=delays)
+    def exchanges_slowly(self, who: int, other: int, there: float, back: float) -> None:
+        process = self.processes[who]
+        if process.call is not None:
+            return
+        self.send(process)
+        self.time += there
+        self.exchanges(other, 1)
+        if process.call is not None:
+            self.arrive(*self.on_the_way.pop())
+            self.exchanges(other, 1)
+            self.time += back
+            self.hear(process, process.answers[-1])
+
+    @rule(who=who)
+    def does_not_hear(self, who: int) -> None:
+        process = self.processes[who]
+        if process.call is None:
+            self.send(process)
+            if process.call is not None:
+                self.arrive(*self.on_the_way.pop())
+                self.hear(process, errors.Unreachable("cut"))
+
+    @rule(who=who)
+    def sends(self, who: int) -> None:
+        if self.processes[who].call is None:
+            self.send(self.processes[who])
+
+    @precondition(lambda self: self.on_the_way)
+    @rule(data=st.data(), twice=st.booleans())
+    def arrives(self, data: st.DataObject, twice: bool) -> None:
+        index = data.draw(st.integers(0, len(self.on_the_way) - 1))
+        self.arrive(*self.on_the_way[index])
+        if not twice:
+            del self.on_the_way[index]
+
+    @precondition(lambda self: self.on_the_way)
+    @rule(data=st.data())
+    def is_lost(self, data: st.DataObject) -> None:
+        del self.on_the_way[data.draw(st.integers(0, len(self.on_the_way) - 1))]
+
+    @rule(data=st.data(), who=who)
+    def hears(self, data: st.DataObject, who: int) -> None:
+        process = self.processes[who]
+        if process.answers and process.call is not None:
+            self.hear(process, data.draw(st.sampled_from(process.answers)))
+
+    @rule(who=who)
+    def gives_up(self, who: int) -> None:
+        if self.processes[who].call is not None:
+            self.hear(self.processes[who], errors.Unreachable("timed out"))
+
+    @rule(who=who)
+    def stops(self, who: int) -> None:
+        self.processes[who].stopping = True
+
+    @rule(who=who, rate=st.sampled_from(RATES))
+    def is_killed_and_comes_back(self, who: int, rate: float) -> None:
+        self.replace(self.processes[who], rate)
+
+    @rule()
+    def somebody_deletes_it(self) -> None:
+        self.leases.remove()
+
+    @rule(spec=st.sampled_from([{}, {"holderIdentity": 5}, {"holderIdentity": "x", "leaseDurationSeconds": 15}]))
+    def somebody_writes_it(self, spec: dict) -> None:
+        if self.leases.lease is not None:
+            self.leases.put(spec)
+
+    @invariant()
+    def no_two_hold(self) -> None:
+        # What each believes now already says until when: no two may overlap, now or later.
+        spans = []
+        for each in self.processes:
+            claim = each.election.claim
+            begins, until = max(each.true(claim.begins), self.time), each.true(claim.until)
+            if not each.stopping and begins < until:
+                spans.append((begins, until))
+        spans.sort()
+        for (_, until), (begins, _) in itertools.pairwise(spans):
+            assert until <= begins, spans
+
+    @invariant()
+    def time_is_only_told_forward(self) -> None:
+        for each in self.processes:
+            now = each.local(self.time)
+            assert each.election.claim.until <= now + DURATION - MARGIN + 1e-6
+            assert each.election.pause(now) >= 0
+            assert each.election.turn(now) > 0
+
+    def teardown(self) -> None:
+        """When all is well again, one of them leads, within the time of two durations."""
+        for each in self.processes:
+            if each.stopping:
+                self.replace(each, each.rate)
+            elif each.call is not None:
+                self.hear(each, errors.Unreachable("timed out"))
+        for _ in range(90):
+            for index, each in enumerate(self.processes):
+                if each.election.pause(each.local(self.time)) <= 0:
+                    self.exchanges(index, 1)
+            self.no_two_hold()
+            self.time += 0.5
+        holding = [each for each in self.processes if each.election.claim.holds(each.local(self.time), 5.0)]
+        assert len(holding) == 1
+        assert not math.isinf(holding[0].election.claim.until)
+
+
+TestElection = ElectionMachine.TestCase
+TestElection.settings = settings(max_examples=examples(25, soak=3000), stateful_step_count=60)

@@ -1,0 +1,203 @@
+"""Who may act: each rule of the election alone."""
+
+import re
+from datetime import datetime, timedelta
+
+import pytest
+
+from cardwise.kube.leases.election import Election
+from cardwise.kube.leases.lease import identity
+from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World, leading
+
+
+def test_a_released_lease_is_taken_at_once_and_kept(world: World):
+    a = leading(world)
+    assert world.calls == ["get", "update"]
+    assert (world.spec["holderIdentity"], world.spec["leaseDurationSeconds"]) == ("a", 15)
+    assert world.spec["leaseTransitions"] == 5
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", world.spec["renewTime"])
+    assert world.spec["acquireTime"] == world.spec["renewTime"]
+    assert world.lease["metadata"]["labels"] == {"kept": "yes"}
+    taken = world.spec
+    world.run(a, seconds=100)
+    assert a.leader
+    assert a.epoch == 1
+    assert world.spec["acquireTime"] == taken["acquireTime"]
+    assert world.spec["renewTime"] > taken["renewTime"]
+    assert world.spec["leaseTransitions"] == 5
+
+
+def test_validity_counts_from_before_the_request_was_sent(world: World):
+    world.after(lambda: world.clock.advance(4))
+    a = world.elector("a")
+    a.step()
+    sent = world.now
+    a.step()
+    assert world.now == sent + 4
+    assert a.remaining() == pytest.approx(sent + DURATION - MARGIN - world.now)
+    assert a.holds(9.4)
+    assert not a.holds(9.6)
+
+
+def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world: World):
+    a = leading(world)
+    world.put(world.spec | dict.fromkeys(("renewTime", "acquireTime"), "1999-01-01T00:00:00.000000Z"))
+    b = world.elector("b")
+    b.step()
+    seen = world.now
+    world.run(b, seconds=14)
+    assert world.spec["holderIdentity"] == "a"
+    world.run(b, seconds=3)
+    assert b.leader
+    assert world.now - seen >= DURATION
+    assert not a.leader
+    assert (world.spec["leaseTransitions"], b.epoch) == (6, 1)
+
+
+def test_the_wait_counts_from_after_the_news_came(world: World):
+    a, b = leading(world), world.elector("b")
+
+    def held_up() -> None:
+        world.now += 5
+        a.step()
+
+    world.api.before(lambda _: held_up())
+    b.step()
+    came = world.now
+    while not b.leader:
+        world.now += 0.25
+        b.step()
+        assert not (a.leader and b.leader)
+    assert world.now - came >= DURATION
+
+
+def test_a_longer_duration_of_the_holder_is_respected(world: World):
+    leading(world, duration=60.0)
+    b = world.elector("b")
+    world.run(b, seconds=59)
+    assert not b.leader
+    world.run(b, seconds=3)
+    assert b.leader
+
+
+def test_each_change_of_the_holder_starts_the_wait_anew(world: World):
+    a, b = leading(world), world.elector("b")
+    for _ in range(10):
+        world.run(b, seconds=10)
+        a.step()
+    assert world.spec["holderIdentity"] == "a"
+
+
+def test_a_conflict_is_read_again_and_the_loser_stands_by(world: World):
+    a, b = world.elector("a"), world.elector("b")
+    a.step()
+    world.run(b, seconds=1)
+    before = len(world.calls)
+    a.step()
+    assert world.calls[before:] == ["update"]
+    world.now += 1
+    a.step()
+    assert world.calls[before:] == ["update", "get"]
+    assert (a.leader, b.leader) == (False, True)
+
+
+def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
+    told: list[bool] = []
+    a = leading(world, on_change=told.append)
+    world.put(world.spec | {"holderIdentity": "b"})
+    world.run(a, seconds=4)
+    assert not a.leader
+    assert told == [True, False]
+    assert world.spec["holderIdentity"] == "b"
+
+
+def test_a_missing_lease_is_created_and_waited_for(world: World):
+    a = leading(world)
+    until = world.now + a.remaining()
+    world.remove()
+    b = world.elector("b")
+    b.step()
+    b.step()
+    assert world.spec["holderIdentity"] == "b"
+    assert world.spec["leaseTransitions"] == 0
+    assert world.lease["metadata"]["namespace"] == "ns"
+    created = world.now
+    while world.now < until:
+        assert a.leader  # it has not noticed
+        assert not b.leader
+        world.now += 0.5
+        b.step()
+    world.run(b, seconds=5)
+    assert b.leader
+    assert world.now - created >= DURATION
+    assert not a.leader
+
+
+def test_a_created_lease_is_waited_for_from_after_the_answer(world: World):
+    """Whoever had the one before may have renewed it while the creation was under way."""
+    world.remove()
+    a = world.elector("a")
+    a.step()
+    world.after(lambda: world.clock.advance(4))
+    a.step()
+    created = world.now
+    while not a.leader:
+        world.clock.advance(a.step())
+    assert world.now - created >= DURATION
+
+
+def test_somebody_else_created_it_first(world: World):
+    world.remove()
+    a = world.elector("a")
+    a.step()
+    world.put({"holderIdentity": "b", "leaseDurationSeconds": 15})
+    world.run(a, seconds=10)
+    assert not a.leader
+    assert world.spec["holderIdentity"] == "b"
+    world.run(a, seconds=10)
+    assert a.leader
+
+
+def test_the_own_identity_of_an_earlier_process_is_waited_for(world: World):
+    a = leading(world)
+    held = world.spec
+    again = world.elector("a")
+    again.step()
+    seen = world.now
+    while not again.leader:
+        world.now += 0.25
+        again.step()
+        assert not (again.leader and a.leader)
+    assert world.now - seen >= DURATION
+    # As Kubernetes has it: the same holder goes on.
+    assert (world.spec["acquireTime"], world.spec["leaseTransitions"]) == (held["acquireTime"], 5)
+
+
+def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(world: World):
+    a, b = (Election("ns", "l", each, duration=DURATION, margin=MARGIN, renew_every=EVERY) for each in "ab")
+    times = [NOON - timedelta(seconds=7 * (count // 5)) for count in range(15)]
+
+    def exchange(who: Election, wall: datetime) -> None:
+        call = who.call(world.now, wall)
+        who.answered(call, world.carry_out(call), world.now)
+
+    exchange(a, times[0])
+    for wall in times:
+        exchange(a, wall)
+        exchange(b, wall)
+        world.now += 5
+        assert a.claim.holds(world.now)
+        assert not b.claim.holds(world.now)
+    assert world.spec["holderIdentity"] == "a"
+
+
+def test_settings_that_cannot_work_are_refused(world: World):
+    for wrong in ({"renew_every": 14.0}, {"margin": -1.0}, {"renew_every": 0.0}, {"margin": 13.5}):
+        with pytest.raises(ValueError, match="renew_every"):
+            world.elector("a", **wrong)
+    with pytest.raises(ValueError, match="identity"):
+        world.elector("")
+
+
+def test_identities_are_unique():
+    assert len({identity() for _ in range(100)}) == 100

@@ -1,0 +1,62 @@
+"""Who stops: it tells that it does not lead any more, and gives back what is its own."""
+
+from tests.kube.leases.leases import EVERY, World, leading
+
+
+def test_stop_gives_the_lease_back_after_telling(world: World):
+    told: list[tuple[bool, bool, str]] = []
+    a = world.elector("a", on_change=lambda leads: told.append((leads, a.leader, world.spec["holderIdentity"])))
+    world.run(a, seconds=1)
+    b = world.elector("b")
+    b.step()
+    a.start()
+    world.clock.until_waiting()  # not in the middle of a step, which would tell it as well
+    a.stop()
+    assert told == [(True, True, "a"), (False, False, "a")]
+    assert not a.leader
+    assert a.remaining() == 0
+    assert (world.spec["holderIdentity"], world.spec["leaseDurationSeconds"]) == ("", 1)
+    assert world.spec["leaseTransitions"] == 5
+    before = world.now
+    world.run(b, seconds=EVERY)
+    assert b.leader
+    assert world.now - before <= EVERY + 0.25
+    assert world.spec["leaseTransitions"] == 6
+
+
+def test_at_stop_also_who_was_never_told_that_it_leads_is_told_that_it_does_not(world: World):
+    """`holds` may have said yes, and posts begun, before the thread could say so."""
+    told: list[bool] = []
+    a = leading(world, on_change=told.append)
+    told.clear()
+    a._told = 0
+    a.start()
+    a.stop()
+    assert told[-1:] == [False]
+    assert world.spec["holderIdentity"] == ""
+
+
+def test_giving_back_finds_its_lost_renewal(world: World):
+    a = leading(world)
+    unheard = world.unheard("update")
+    world.now += 2
+    a.step()
+    unheard.end()
+    a.leave()
+    assert world.spec["holderIdentity"] == ""
+
+
+def test_what_is_not_ours_is_not_given_back(world: World):
+    leading(world)
+    b = world.elector("b")
+    b.step()
+    b.leave()
+    assert world.spec["holderIdentity"] == "a"
+
+
+def test_who_only_waits_for_the_lease_it_made_does_not_give_it_back(world: World):
+    world.remove()
+    b = world.elector("b")
+    world.run(b, seconds=5)
+    b.leave()
+    assert world.spec["holderIdentity"] == "b"

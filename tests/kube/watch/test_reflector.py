@@ -1,0 +1,412 @@
+"""The reflector against a server that misbehaves in every way we know; what counts is the state it ends in."""
+
+import json
+import math
+import random
+import socket
+import threading
+
+import pytest
+
+from cardwise.kube import paths
+from cardwise.kube.client import KubeClient
+from cardwise.kube.watch.reflector import Pace, Reflector
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
+
+PODS = paths.pods()
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+        self.calls: list[tuple] = []
+        self.synced = 0
+        self.fail_on: set[str] = set()
+        self.failed: list[str] = []
+
+    def _fail(self, key):
+        if key in self.fail_on:
+            self.failed.append(key)
+            raise RuntimeError("handler broke")
+
+    def on_change(self, key, old, new):
+        assert self.values.get(key) == old
+        assert old != new or key in self.failed
+        self._fail(key)
+        self.values[key] = new
+        self.calls.append((key, old, new))
+
+    def on_delete(self, key, old):
+        self._fail(key)
+        assert self.values.pop(key, old if key in self.failed else None) == old
+        self.calls.append((key, old, None))
+
+    def on_synced(self):
+        self.synced += 1
+
+
+def project(raw: bytes) -> tuple[str, int] | None:
+    obj = json.loads(raw)
+    size = obj["spec"].get("size", 0)
+    if size < 0:
+        raise ValueError("cannot be read")
+    return (obj["metadata"]["uid"], size) if size else None
+
+
+def put(api: ApiServer, name: str, *, uid: str = "", **spec: object) -> None:
+    api.put(PODS, {"metadata": {"name": name, "uid": uid or f"uid-{name}"}, "spec": spec})
+
+
+def remove(api: ApiServer, name: str) -> None:
+    api.remove(paths.pods("default", name))
+
+
+def truth(api: ApiServer) -> dict[str, int]:
+    shown = [project(json.dumps(obj).encode()) for obj in api.all(PODS)]
+    return dict(each for each in shown if each is not None)
+
+
+@pytest.fixture
+def following(client: KubeClient, clock: FakeClock):
+    """Starts a reflector, which has done then whatever takes no time."""
+    started: list[Reflector] = []
+
+    def follow(handler: Recorder | None = None, pace: Pace | None = None) -> tuple[Reflector, Recorder]:
+        handler = handler or Recorder()
+        query = {"fieldSelector": "spec.nodeName="}
+        reflector = Reflector(client, PODS, project, handler, query=query, list_limit=3, pace=pace, clock=clock)
+        reflector.start()
+        started.append(reflector)
+        clock.until_waiting()
+        return reflector, handler
+
+    yield follow
+    for reflector in started:
+        reflector.stop()
+        assert not reflector._thread.is_alive()
+
+
+def test_lists_in_pages_then_follows_events(api: ApiServer, clock, following):
+    for number in range(10):
+        put(api, f"p{number}", size=number)
+    reflector, handler = following()
+    assert reflector.synced.is_set()
+    assert handler.values == truth(api) == reflector.store.snapshot()
+    assert len(handler.values) == 9  # p0 is of no interest
+    put(api, "p3", size=33)
+    put(api, "p4", size=0)  # no longer of interest: a deletion
+    remove(api, "p5")
+    put(api, "p5", uid="other", size=5)
+    clock.until_waiting()
+    assert handler.values == truth(api)
+    assert "other" in handler.values
+    assert "uid-p4" not in handler.values
+    assert reflector.relists == 1
+    lists = [request.query for request in api.sent("list")]
+    assert len(lists) == 4
+    assert all("resourceVersion" not in query for query in lists)  # consistent, never from a stale cache
+    (watch,) = api.sent("watch")
+    assert watch.query["allowWatchBookmarks"] == "true"
+    assert watch.query["fieldSelector"] == "spec.nodeName="
+
+
+def test_a_watch_that_ended_is_followed_by_one_from_where_it_was(api: ApiServer, clock, following):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    put(api, "b", size=2)
+    api.hold(PODS)
+    clock.step_until(lambda: len(api.sent("watch")) == 3)
+    put(api, "c", size=3)
+    api.let_through(PODS)
+    clock.until_waiting()
+    assert handler.values == truth(api)
+    assert (reflector.relists, reflector.errors) == (1, 0)
+    first, second, third = (int(request.query["resourceVersion"]) for request in api.sent("watch"))
+    assert first < second <= third
+
+
+def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_not_told(api, clock, following):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    api.fault(Fault(events=1, then="silence"), "watch")
+    put(api, "b", size=2)
+    clock.until_waiting()
+    assert "uid-b" in handler.values
+    # The old watch ends with its list; the next is the one that falls silent after an event.
+    assert reflector.relist().wait(60)
+    put(api, "c", size=3)
+    clock.until_waiting()
+    assert "uid-c" in handler.values
+    put(api, "d", size=4)
+    clock.until_waiting()
+    assert "uid-d" not in handler.values
+    assert reflector.relist().wait(60)
+    assert handler.values == truth(api)
+    put(api, "e", size=5)
+    clock.until_waiting()
+    assert handler.values == truth(api)
+    assert clock.now() == 1000
+
+
+def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api, clock, following):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    api.fault(Fault(status=500), "list")
+    api.fault(Fault(status=429, retry_after=0), "list")
+    before = len(api.sent("list"))
+    done = [reflector.relist() for _ in range(3)]
+    clock.step_until(lambda: all(each.is_set() for each in done))
+    assert len(api.sent("list")) - before <= 2 + 2
+    assert handler.values == truth(api)
+    assert api.watches() == 1  # and it watches on
+
+
+def test_who_asks_for_a_list_ends_the_pause_after_an_outage(api: ApiServer, clock, following):
+    """The API server is back, its first caller knows, and the next try would come half a minute later."""
+    put(api, "a", size=1)
+    reflector, handler = following(pace=Pace(backoff_initial=100, backoff_cap=100))
+    api.down = True
+    clock.until_waiting()
+    assert reflector.errors >= 1
+    api.down = False
+    put(api, "b", size=2)
+    before = clock.now()
+    done = reflector.relist()
+    clock.until_waiting()
+    assert done.is_set()
+    assert clock.now() == before
+    assert handler.values == truth(api)
+
+
+@pytest.mark.parametrize(
+    ("verb", "fault"),
+    [
+        ("list", Fault(status=500)),
+        ("list", Fault(status=429, retry_after=0)),
+        ("list", Fault(seconds=math.inf)),
+        ("watch", Fault(status=429, retry_after=0)),
+        ("watch", Fault(status=500)),
+        ("watch", Fault(status=410)),
+        ("watch", Fault(events=2, then="gone")),
+        ("watch", Fault(events=2, then="cut")),
+        ("watch", Fault(events=1, then="garbage")),
+        ("watch", Fault(events=1, then="silence")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.status or value.then or value.seconds}",
+)
+def test_state_is_right_after_a_fault(api: ApiServer, clock, following, verb, fault):
+    put(api, "a", size=1)
+    ordered = api.fault(fault, verb)
+    reflector, handler = following()
+    clock.step_until(reflector.synced.is_set)
+    for number in range(6):
+        put(api, f"p{number}", size=number + 1)
+    remove(api, "a")
+    clock.step_until(lambda: handler.values == truth(api))
+    assert ordered.left == 0
+
+
+def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServer, clock, following):
+    for number in range(10):
+        put(api, f"p{number}", size=number + 1)
+    api.fault(Fault(), "list")
+    api.fault(Fault(status=410), "list")  # the second page
+    reflector, handler = following()
+    clock.step_until(reflector.synced.is_set)
+    assert handler.values == truth(api)
+    assert "limit" not in api.sent("list")[-1].query
+
+
+def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, clock, following):
+    for name in "abc":
+        put(api, name, size=1)
+    api.fault(Fault(status=500, retry_after=1), "watch")
+    reflector, handler = following()
+    handler.calls.clear()
+    remove(api, "a")
+    put(api, "b", size=2)
+    put(api, "d", size=4)
+    api.compact()
+    clock.step_until(lambda: reflector.relists == 2)
+    assert handler.values == truth(api)
+    assert sorted(handler.calls, key=str) == sorted([("uid-a", 1, None), ("uid-b", 1, 2), ("uid-d", None, 4)], key=str)
+    assert handler.synced == 2
+
+
+def test_bookmarks_keep_the_version_fresh_and_the_reflector_not_stale(api: ApiServer, clock, following):
+    put(api, "a", size=1)
+    reflector, _ = following()
+    assert reflector.staleness_seconds() == 0
+    last = api.put(paths.nodes(), {"metadata": {"name": "n"}})
+    clock.advance(59)
+    assert (reflector.events, reflector.staleness_seconds()) == (0, 59)
+    clock.step()
+    clock.until_waiting()
+    assert (reflector.events, reflector.staleness_seconds()) == (1, 0)
+    assert reflector._version == last["metadata"]["resourceVersion"]
+    assert reflector.handler_errors == 0
+
+
+def test_silent_server_makes_it_stale(api: ApiServer, clock, following):
+    api.fault(Fault(then="silence"), "watch")
+    reflector, _ = following()
+    clock.advance(200)
+    assert reflector.staleness_seconds() == 200
+    clock.until_waiting()
+    clock.step()  # it hears no longer than it was to watch
+    clock.until_waiting()
+    assert (reflector.errors, api.watches()) == (1, 0)
+
+
+def test_failing_handler_and_unreadable_object_do_not_stop_it(api: ApiServer, clock, following, capsys):
+    handler = Recorder()
+    handler.fail_on = {"uid-a"}
+    put(api, "a", size=1)
+    put(api, "b", size=1)
+    reflector, handler = following(handler)
+    put(api, "b", size=-1)  # stays as it was
+    put(api, "c", size=3)
+    clock.until_waiting()
+    assert handler.values == {"uid-b": 1, "uid-c": 3}
+    assert reflector.handler_errors == 2
+    assert "handler broke" in capsys.readouterr().out
+
+
+def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api, clock, following):
+    for name in "abc":
+        put(api, name, size=1)
+    reflector, handler = following()
+    handler.fail_on = {"uid-a", "uid-b", "uid-d"}
+    put(api, "a", size=2)  # nothing else ever happens to it
+    remove(api, "b")
+    put(api, "d", size=4)
+    put(api, "a", size=3)
+    put(api, "c", size=5)
+    clock.until_waiting()
+    assert reflector.handler_errors >= 4
+    assert handler.values == {"uid-a": 1, "uid-b": 1, "uid-c": 5}
+    handler.fail_on = set()
+    clock.step_until(lambda: handler.values == truth(api))
+    assert [call for call in handler.calls if call[0] == "uid-a"][-1] == ("uid-a", 1, 3)  # from what it last took
+    assert reflector.relists == 1
+
+
+def test_a_list_that_the_handler_failed_on_is_not_done_before_it_has_taken_all(api, clock, following):
+    put(api, "a", size=1)
+    reflector, handler = following()
+    handler.fail_on = {"uid-b"}
+    api.hold(PODS)
+    put(api, "b", size=2)
+    done = reflector.relist()
+    clock.until_waiting()
+    assert "uid-b" in handler.failed
+    assert not done.is_set()
+    handler.fail_on = set()
+    clock.step_until(done.is_set)
+    assert handler.values == truth(api)
+    assert reflector.relists == 2, "without another list"
+
+
+def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end_of_one_before(api, clock, following):
+    reflector, handler = following()
+    handler.fail_on = {"uid-a"}
+    for size in (1, 2):
+        put(api, "a", size=size)
+        remove(api, "a")
+        clock.until_waiting()
+    put(api, "a", size=3)
+    handler.fail_on = set()
+    clock.step_until(lambda: handler.calls)
+    assert handler.calls == [("uid-a", None, 3)]
+    assert reflector.relists == 1
+
+
+def test_the_end_of_what_the_handler_never_took_is_told_until_it_takes_that(api, clock, following):
+    _, handler = following()
+    handler.fail_on = {"uid-a"}
+    put(api, "a", size=1)
+    remove(api, "a")
+    clock.until_waiting()
+    handler.fail_on = set()  # a half of it may be there
+    clock.step_until(lambda: handler.calls)
+    assert handler.calls == [("uid-a", 1, None)]
+
+
+def test_handler_that_always_fails_slows_nothing_down(api: ApiServer, clock, following):
+    handler = Recorder()
+    handler.fail_on = {"uid-bad"}
+    reflector, _ = following(handler, pace=Pace(backoff_initial=1.0, backoff_cap=60))
+    for number in range(50):
+        put(api, "bad", size=number + 1)
+        put(api, "good", size=number + 1)
+        clock.until_waiting()
+        assert handler.values == {"uid-good": number + 1}
+        clock.advance(0.05)
+    assert reflector.relists == 1
+    assert len(api.sent("watch")) < 10
+
+
+def test_watch_that_ends_at_once_does_not_spin(api: ApiServer, clock, following):
+    api.fault(Fault(then="end"), "watch", times=math.inf)
+    following(pace=Pace(backoff_initial=0.1, backoff_cap=0.1))
+    clock.step_until(lambda: clock.now() >= 1000.6)
+    assert len(api.sent("watch")) < 15
+
+
+def test_stop_ends_a_silent_watch_at_once(api: ApiServer, clock, following):
+    api.fault(Fault(then="silence"), "watch")
+    reflector, _ = following()
+    assert api.watches() == 1
+    reflector.stop()
+    assert not reflector._thread.is_alive()
+    assert api.watches() == 0
+    assert clock.now() == 1000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, clock, following, seed):
+    chance = random.Random(seed)
+    reflector, handler = following()
+    for _ in range(300):
+        name = f"p{chance.randrange(12)}"
+        what = chance.random()
+        if what < 0.5:
+            put(api, name, size=chance.randrange(4))
+        elif what < 0.7:
+            remove(api, name)
+        elif what < 0.75:
+            remove(api, name)
+            put(api, name, uid=f"uid-{name}-{chance.random()}", size=1)
+        elif what < 0.78:
+            api.compact()
+        elif what < 0.86:
+            how = chance.choice(["cut", "silence", "gone", "garbage"])
+            api.fault(Fault(events=chance.randrange(4), then=how), "watch")
+        elif what < 0.88:
+            handler.fail_on = {f"uid-p{chance.randrange(12)}", f"uid-p{chance.randrange(12)}"}
+        elif what < 0.92:
+            api.fault(Fault(status=chance.choice([410, 429, 500, 503])), chance.choice(["list", "watch"]))
+        elif what < 0.96:
+            clock.advance(chance.choice([0.1, 1.0, 10.0, 100.0]))
+        else:
+            clock.until_waiting()
+    handler.fail_on = set()
+    put(api, "last", size=7)
+    clock.step_until(lambda: handler.values == truth(api) == reflector.store.snapshot())
+    assert reflector.handler_errors == len(handler.failed)
+
+
+def test_stop_before_the_server_answers_anything():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = KubeClient(f"http://127.0.0.1:{server.getsockname()[1]}")
+        reflector = Reflector(client, "/api/v1/pods", project, Recorder())
+        reflector.start()
+        accepted, _ = server.accept()
+        closing = threading.Thread(target=lambda: (reflector._stopping.wait(60), accepted.close()))
+        closing.start()
+        reflector.stop(60)
+        closing.join(60)
+        assert not reflector._thread.is_alive()
+        assert not reflector.synced.is_set()
+        client.close()

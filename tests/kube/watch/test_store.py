@@ -1,0 +1,140 @@
+"""list + events = the truth, and the diffs rebuild it."""
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cardwise.kube.watch.store import Diff, Store
+
+
+class Mirror:
+    """Plays diffs; refuses what a handler must never see."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+
+    def play(self, diff: Diff[int]) -> None:
+        for key, old in diff.deleted:
+            assert self.values.pop(key) == old
+        for key, old, new in diff.updated:
+            assert old != new
+            assert self.values[key] == old
+            self.values[key] = new
+        for key, new in diff.added:
+            assert key not in self.values
+            self.values[key] = new
+
+
+@dataclass(frozen=True)
+class Put:
+    name: str
+    value: int
+    again: bool  # deleted and created meanwhile: another uid
+
+
+@dataclass(frozen=True)
+class Remove:
+    name: str
+
+
+@dataclass(frozen=True)
+class Relist:
+    """The watch was down for the last `missed` steps."""
+
+    missed: int
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+STEPS = st.lists(
+    st.one_of(
+        st.builds(Put, NAMES, st.integers(0, 3), st.booleans()),
+        st.builds(Remove, NAMES),
+        st.builds(Relist, st.integers(0, 5)),
+    ),
+    max_size=40,
+)
+
+
+def project(uid_keys: bool, name: str, uid: int, value: int) -> tuple[str, int] | None:
+    """Value 0 is of no interest, like a finished pod."""
+    if value == 0:
+        return None
+    return (f"{name}-{uid}" if uid_keys else f"ns/{name}"), value
+
+
+@given(STEPS, st.booleans())
+def test_store_equals_the_truth_after_any_history(steps, uid_keys):
+    store: Store[int] = Store()
+    mirror = Mirror()
+    truth: dict[str, tuple[int, int]] = {}
+    uids = 0
+    down = 0
+
+    def expected() -> dict[str, int]:
+        shown = [project(uid_keys, name, uid, value) for name, (uid, value) in truth.items()]
+        return dict(each for each in shown if each is not None)
+
+    for step in steps:
+        match step:
+            case Relist(missed):
+                if missed:
+                    down = missed
+                    continue
+                listed = []
+                for name, (uid, value) in truth.items():
+                    shown = project(uid_keys, name, uid, value)
+                    if shown is not None:
+                        listed.append((f"ns/{name}", *shown))
+                mirror.play(store.replace(listed))
+                assert store.snapshot() == expected()
+                down = 0
+            case Put(name, value, again):
+                if again or name not in truth:
+                    uids += 1
+                    if name in truth and not down:
+                        mirror.play(store.apply(f"ns/{name}", None))
+                    truth[name] = (uids, value)
+                else:
+                    truth[name] = (truth[name][0], value)
+                if not down:
+                    mirror.play(store.apply(f"ns/{name}", project(uid_keys, name, *truth[name])))
+            case Remove(name):
+                truth.pop(name, None)
+                if not down:
+                    mirror.play(store.apply(f"ns/{name}", None))
+        assert mirror.values == store.snapshot()
+        if not down:
+            assert store.snapshot() == expected()
+    listed = [
+        (f"ns/{name}", *shown)
+        for name, (uid, value) in truth.items()
+        if (shown := project(uid_keys, name, uid, value)) is not None
+    ]
+    mirror.play(store.replace(listed))
+    assert mirror.values == store.snapshot() == expected()
+    # Nothing is left behind that would misdirect a later object of the same name.
+    assert len(store._aliases) == (len(store) if uid_keys else 0)
+
+
+def test_event_that_leaves_the_value_equal_is_no_change():
+    store: Store[int] = Store()
+    store.apply("ns/a", ("a", 1))
+    assert store.apply("ns/a", ("a", 1)) == Diff()
+
+
+def test_event_of_a_recreated_object_without_its_deletion_frees_the_former_key():
+    store: Store[int] = Store()
+    store.apply("ns/a", ("uid-1", 1))
+    diff = store.apply("ns/a", ("uid-2", 1))
+    assert diff.deleted == [("uid-1", 1)]
+    assert diff.added == [("uid-2", 1)]
+
+
+def test_objects_that_cannot_be_read_stay_as_they_were():
+    store: Store[int] = Store()
+    store.apply("ns/a", ("uid-1", 1))
+    store.apply("ns/b", ("uid-2", 2))
+    diff = store.replace([], keep=["ns/a"])
+    assert diff.deleted == [("uid-2", 2)]
+    assert store.snapshot() == {"uid-1": 1}

@@ -1,0 +1,193 @@
+"""What threads do with calls, and with which certificates: over loopback, with a clock that stands still."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import BinaryIO
+
+import pytest
+
+from cardwise.runtime.http import httpcalls, serving
+from cardwise.runtime.http.httpserver import Limits
+from cardwise.runtime.http.serving import TlsFiles
+from cardwise.runtime.tls.certstore import DirStore
+from cardwise.runtime.tls.tls import Rotator
+from tests.fakes.clock import FakeClock
+from tests.runtime.http.test_httpserver import PATIENCE, Contexts, Serving, client
+
+
+class Answering(Serving):
+    """/echo says what came, /thread who answers, /close ends the connection, /fail raises, /wait waits."""
+
+    def app(self, environ, start_response):
+        path = environ["PATH_INFO"]
+        if path == "/wait":
+            self.waiting.release()
+            assert self.released.wait(PATIENCE)
+            self.released.clear()
+        elif path == "/close":
+            environ[httpcalls.CLOSE]()
+        elif path == "/fail":
+            raise RuntimeError("the application has failed")
+        start_response("200 OK", [])
+        said = {"/echo": environ["wsgi.input"].read(), "/thread": threading.current_thread().name.encode()}
+        return [said.get(path, path.encode())]
+
+
+@pytest.fixture
+def answering() -> Iterator[type[Answering]]:
+    started: list[Answering] = []
+
+    def start(context: Contexts | None = None, threads: int = 2) -> Answering:
+        started.append(Answering(Limits(), context, threads))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def asks(line: socket.socket, path: str) -> None:
+    line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+def answer(reading: BinaryIO) -> bytes:
+    """The next one. Of a connection one file is read: it may have more already than was asked of it."""
+    assert reading.readline().startswith(b"HTTP/1.1 200")
+    return reading.read(int(http.client.parse_headers(reading)["Content-Length"]))
+
+
+def test_posts_of_all_forms_are_answered_in_turn_on_one_connection(answering):
+    server = answering()
+    head = "POST /echo HTTP/1.1\r\nHost: x\r\n"
+    forms = [
+        (f"{head}Content-Length: 3\r\n\r\none", b"one"),
+        (f"{head}Content-Length: 4\r\nX-Y: a\r\nX-Y: b\r\n\r\nfour", b"four"),
+        (f"{head}Transfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n0\r\n\r\n", b"two"),
+        ("GET /get HTTP/1.1\r\nHost: x\r\n\r\n", b"/get"),
+    ]
+    for turns in (forms, forms[::-1], forms * 2):
+        line = server.connect()
+        with line.makefile("rb") as reading:
+            for request, said in turns:
+                line.sendall(request.encode())
+                assert answer(reading) == said
+            # All at once: the next one is there before the one before is answered.
+            line.sendall("".join(request for request, _ in turns).encode())
+            assert [answer(reading) for _ in turns] == [said for _, said in turns]
+
+
+def test_the_application_can_have_a_connection_closed_after_its_answer(answering):
+    server = answering()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)) as connection:
+        for path, closed in (("/get", False), ("/close", True)):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            assert response.getheader("Connection") == ("close" if closed else None)
+            assert response.read().decode() == path
+            assert (connection.sock is None) is closed  # as http.client does when it is told so
+
+
+def test_a_call_that_the_application_fails_on_ends_its_connection_and_nothing_else(answering, capsys):
+    server = answering()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)) as connection:
+        for path, status in (("/echo", 200), ("/fail", 500), ("/echo", 200), ("/echo", 200), ("/fail", 500)):
+            connection.request("POST", path, body=b"{}")
+            response = connection.getresponse()
+            assert response.status == status
+            assert b"Traceback" not in response.read()
+    assert capsys.readouterr().out.count("RuntimeError: the application has failed") == 2
+
+
+def test_a_thread_stays_with_a_connection_whose_next_call_is_there(answering):
+    server = answering(threads=4)
+    line, threads = server.connect(), set()
+    with line.makefile("rb") as reading:
+        for _ in range(10):
+            asks(line, "/wait")
+            assert server.waiting.acquire(timeout=PATIENCE)
+            asks(line, "/thread")
+            server.released.set()
+            assert answer(reading) == b"/wait"
+            threads.add(answer(reading))
+    assert len(threads) == 1, "of several threads each had some of its calls"
+
+
+def test_but_never_do_all_of_them(answering):
+    server = answering(threads=4)
+    over, answered = threading.Event(), threading.Semaphore(0)
+
+    def keeps_asking() -> None:
+        line = server.connect()
+        with line.makefile("rb") as reading:
+            asks(line, "/get")
+            while not over.is_set():
+                asks(line, "/get")  # before the former one is answered
+                assert answer(reading) == b"/get"
+                answered.release()
+
+    with ThreadPoolExecutor() as pool:
+        busy = [pool.submit(keeps_asking) for _ in range(4)]
+        try:
+            for _ in range(400):
+                assert answered.acquire(timeout=PATIENCE)
+            for _ in range(3):
+                assert server.get("/get") == b"/get"
+        finally:
+            over.set()
+        for each in busy:
+            each.result(PATIENCE)
+
+
+@pytest.fixture
+def contexts(tmp_path) -> Contexts:
+    """With certificates that are to be renewed, in `tmp_path`."""
+    old = FakeClock(wall=datetime.now(UTC) - timedelta(days=300))
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True, clock=old).ensure()
+    return serving._Contexts(TlsFiles.in_dir(tmp_path), client_ca=True)
+
+
+def test_a_client_needs_a_certificate_for_clients_and_tls_of_today(answering, tmp_path, contexts):
+    server = answering(contexts)
+    assert server.get("/get", context=client(tmp_path)) == b"/get"
+    wrong = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    wrong.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")  # of the same CA, but a server's
+    old = client(tmp_path)
+    with pytest.warns(DeprecationWarning, match="TLS"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    for context in (client(tmp_path, show=False), wrong, old):
+        with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+            server.get("/get", context=context)
+
+
+def test_connections_that_ask_nothing_after_the_handshake_keep_no_thread(answering, tmp_path, contexts):
+    """Go's clients open more connections than they use in the end: whichever is free first gets the call."""
+    server = answering(contexts, threads=1)
+    spare = [server.connect(context=client(tmp_path)) for _ in range(6)]
+    assert server.get("/get", context=client(tmp_path)) == b"/get"
+    for line in spare:  # and are as good as any other when they ask at last
+        asks(line, "/get")
+        with line.makefile("rb") as reading:
+            assert answer(reading) == b"/get"
+
+
+def test_a_renewed_certificate_is_served_from_then_on(answering, tmp_path, contexts):
+    server = answering(contexts)
+
+    def serial() -> int:
+        return int(server.connect(context=client(tmp_path)).getpeercert()["serialNumber"], 16)
+
+    first = serial()
+    assert serial() == first
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True).ensure()
+    renewed = serial()
+    assert renewed != first
+    # Files in the middle of a change: the last good certificate goes on.
+    (tmp_path / "tls.crt").unlink()
+    (tmp_path / "tls.crt").write_bytes(b"half of it")
+    assert serial() == renewed

@@ -1,0 +1,93 @@
+import http.client
+import socket
+import threading
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from cardwise.runtime.http.health import HealthServer
+from cardwise.runtime.settings import HostPort
+from tests.runtime.http.attacking import HEAD, trickling
+
+
+@pytest.fixture
+def serve():
+    started: list[HealthServer] = []
+
+    def start(**kwargs) -> HealthServer:
+        server = HealthServer(kwargs.pop("bind", HostPort("127.0.0.1", 0)), **kwargs)
+        server.start()
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+def ask(server: HealthServer, *paths: str, method: str = "GET", host: str = "127.0.0.1") -> list[tuple[int, str]]:
+    """All over one connection."""
+    connection = http.client.HTTPConnection(host, server.port, timeout=5)
+    answers = []
+    for path in paths:
+        connection.request(method, path)
+        response = connection.getresponse()
+        answers.append((response.status, response.read().decode()))
+    connection.close()
+    return answers
+
+
+def test_ready_tells_its_problems(serve):
+    problems = ["pods: not synced", "not the leader"]
+    server = serve(ready=lambda: problems)
+    assert ask(server, "/readyz", "/healthz") == [(503, "pods: not synced\nnot the leader\n"), (200, "ok\n")]
+    problems.clear()
+    assert ask(server, "/readyz?verbose", "/nothing")[0] == (200, "ok\n")
+    assert ask(server, "/readyz", method="HEAD") == [(200, "")]
+    assert ask(server, "/nothing")[0][0] == 404
+
+
+def test_failing_check_is_a_problem(serve, capsys):
+    def broken():
+        raise RuntimeError("no idea")
+
+    server = serve(ready=broken)
+    status, text = ask(server, "/readyz")[0]
+    assert status == 503
+    assert "no idea" in text
+    assert "health check failed" in capsys.readouterr().out
+
+
+def test_metrics(serve):
+    registry = CollectorRegistry()
+    Counter("cardwise_test_things", "Things.", registry=registry).inc()
+    server = serve(registry=registry)
+    status, text = ask(server, "/metrics")[0]
+    assert status == 200
+    assert "cardwise_test_things_total 1.0" in text
+
+
+def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(serve):
+    server = serve()
+    ask(server, "/healthz", "/metrics")
+    before = threading.active_count()
+    with trickling(server.port, 60, HEAD, b"", b"G"):
+        assert ask(server, "/healthz", "/readyz")[0][0] == 200
+        assert threading.active_count() - before <= 4
+
+
+def test_all_addresses_by_default_and_port_free_after_stop(serve):
+    server = serve(bind=HostPort("", 0))
+    assert ask(server, "/healthz")[0][0] == 200
+    if socket.has_dualstack_ipv6():
+        assert ask(server, "/healthz", host="::1")[0][0] == 200
+    server.stop()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), 1)
+    serve(bind=HostPort("127.0.0.1", server.port))
+
+
+def test_taken_port_is_an_error_at_once(serve):
+    server = serve()
+    with pytest.raises(OSError, match="in use"):
+        HealthServer(HostPort("127.0.0.1", server.port))

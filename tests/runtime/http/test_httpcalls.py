@@ -1,0 +1,203 @@
+"""Calls are read the same however their bytes come, and what could be read in two ways is refused."""
+
+from http import HTTPStatus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cardwise.runtime.http.httpcalls import BadCall, Call, Reader, answered, refusal, shared_environ
+
+SHARED = shared_environ(("127.0.0.1", 5), ("127.0.0.2", 80), "https")
+GOS = (
+    b"POST /gpushare-scheduler/filter?timeout=10s HTTP/1.1\r\nHost: extender.kube-system.svc:32766\r\n"
+    b"User-Agent: Go-http-client/1.1\r\nContent-Length: 11\r\nContent-Type: application/json\r\n"
+    b'Accept-Encoding: gzip\r\n\r\n{"Pod":nul}'
+)
+CURLS = b"GET /a%20b/%C3%A4 HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"
+CHUNKED = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n2\r\n, \r\n0\r\n\r\n"
+
+
+def read(*pieces: bytes, most_body: int = 1000) -> list[Call]:
+    reader = Reader(SHARED, most_body)
+    for piece in pieces:
+        reader.feed(piece)
+    return list(reader.calls)
+
+
+def body(call: Call) -> bytes:
+    return call.environ["wsgi.input"].read()
+
+
+def test_a_call_of_gos_client():
+    (call,) = read(GOS)
+    wanted = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/gpushare-scheduler/filter",
+        "QUERY_STRING": "timeout=10s",
+        "CONTENT_TYPE": "application/json",
+        "CONTENT_LENGTH": "11",
+        "HTTP_USER_AGENT": "Go-http-client/1.1",
+        "HTTP_HOST": "extender.kube-system.svc:32766",
+        "REMOTE_ADDR": "127.0.0.1",
+        "SERVER_NAME": "127.0.0.2",
+        "SERVER_PORT": "80",
+        "wsgi.url_scheme": "https",
+    }
+    assert wanted.items() <= call.environ.items()
+    assert "HTTP_CONTENT_LENGTH" not in call.environ
+    assert body(call) == b'{"Pod":nul}'
+    assert not call.last
+
+
+def test_paths_are_decoded_as_wsgi_wants_them():
+    (call,) = read(CURLS)
+    assert call.environ["PATH_INFO"] == "/a b/ä".encode().decode("latin-1")
+    assert call.environ["CONTENT_LENGTH"] == "0"
+
+
+@given(st.lists(st.sampled_from([GOS, CURLS, CHUNKED]), min_size=1, max_size=4), st.data())
+def test_it_is_the_same_in_one_piece_and_in_many(calls, data):
+    text = b"".join(calls)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=20)))
+    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole, cut = read(text), read(*pieces)
+    assert [body(call) for call in whole] == [body(call) for call in cut]
+    for one, other in zip(whole, cut, strict=True):
+        del one.environ["wsgi.input"], other.environ["wsgi.input"]
+        assert one == other
+
+
+def test_what_has_begun_is_known_until_it_is_whole():
+    reader = Reader(SHARED, 1000)
+    for piece in (GOS[:1], GOS[1:60], GOS[60:-1]):
+        assert reader.begun is (piece != GOS[:1])
+        reader.feed(piece)
+        assert reader.begun
+    assert reader.held >= len(b'{"Pod":nul')
+    reader.feed(GOS[-1:])
+    assert not reader.begun
+    assert reader.held == 11
+    reader.calls.clear()
+    assert reader.held == 0
+
+
+HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + b"Content-Length: 2\r\n\r\n{}",
+        HEAD + b"content-length: 3\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"X: a\r\n b\r\n\r\n{}",  # a folded line
+        HEAD + b"X : a\r\n\r\n{}",
+        HEAD + b"X: a\nY: b\r\n\r\n{}",
+        HEAD + b"X: a\rY: b\r\n\r\n{}",
+        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: +2\r\n\r\n{}",
+        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 0x2\r\n\r\n{}",
+        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2, 2\r\n\r\n{}",
+        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
+        b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+    ],
+)
+def test_what_two_readers_could_understand_differently_is_refused(data):
+    with pytest.raises(BadCall) as refused:
+        read(data)
+    assert refused.value.status == HTTPStatus.BAD_REQUEST
+
+
+def test_a_name_with_an_underscore_passes_for_no_other():
+    (call,) = read(HEAD + b"X_Y: forged\r\nX-Y: true\r\n\r\n{}")
+    assert call.environ["HTTP_X_Y"] == "true"
+
+
+def test_heads_and_calls_in_advance_are_bounded():
+    for much in (b"X: " + b"x" * 70_000, b"".join(b"X%d: x\r\n" % i for i in range(200))):
+        with pytest.raises(BadCall) as refused:
+            read(b"GET / HTTP/1.1\r\n", *(much[at : at + 1000] for at in range(0, len(much), 1000)))
+        assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    with pytest.raises(BadCall):
+        read(CURLS * 100)
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [(CHUNKED[: CHUNKED.index(b"3\r\n")], b"1;" + b"x" * 999 + b"\r\na\r\n"), (b"", b"\r\n" * 500)],
+    ids=["extensions of chunks", "empty lines"],
+)
+def test_all_that_is_no_body_is_bounded(begin, more):
+    reader = Reader(SHARED, 1 << 20)
+    reader.feed(begin)
+    for _ in range(60):
+        reader.feed(more)
+        assert reader.begun
+    with pytest.raises(BadCall) as refused:
+        reader.feed(more * 10)
+    assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+
+
+def test_what_follows_a_body_is_refused():
+    with pytest.raises(BadCall) as refused:
+        read(CHUNKED[:-2] + b"Trailer: x\r\n\r\n")
+    assert refused.value.status == HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n",  # by its own word: nothing is waited for
+        b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001,
+    ],
+)
+def test_a_body_that_is_too_big_is_not_read_and_its_call_is_the_last(data):
+    (call,) = read(data, b"x" * 5000, GOS)
+    assert (call.environ["CONTENT_LENGTH"], body(call), call.last) == ("1001", b"", True)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /x HTTP/1.0\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nmore",
+    ],
+)
+def test_the_last_call_of_a_connection(head):
+    (call,) = read(head)
+    assert call.last
+
+
+def saying(status, headers, text):
+    def app(environ, start_response):
+        start_response(status, headers)
+        return [text]
+
+    return app
+
+
+def test_an_answer_as_it_is_sent():
+    app = saying("200 OK", [("Content-Type", "application/json"), ("Content-Length", "2")], b"{}")
+    answer, last = answered(app, read(GOS)[0], lambda: False)
+    head, _, text = answer.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert (lines[0], text, last) == (b"HTTP/1.1 200 OK", b"{}", False)
+    assert lines[1].startswith(b"Date: ")
+    assert lines[2:] == [b"Content-Type: application/json", b"Content-Length: 2"]
+
+
+def test_an_answer_says_its_length_and_that_it_is_the_last_one():
+    answer, last = answered(saying("503 Service Unavailable", [], b"abc"), read(CURLS)[0], lambda: True)
+    assert last
+    lines = answer.split(b"\r\n")
+    assert b"Content-Length: 3" in lines
+    assert b"Connection: close" in lines
+    assert refusal(HTTPStatus.BAD_REQUEST).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_an_answer_to_head_has_no_body():
+    answer, _ = answered(saying("200 OK", [], b"abc"), read(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")[0], lambda: False)
+    assert answer.endswith(b"Content-Length: 3\r\n\r\n")

@@ -1,0 +1,439 @@
+"""What clients that are slow, silent or many may cost: over loopback, with a clock that the test moves."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cardwise.runtime.http import httpcalls
+from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener, Threads
+from cardwise.runtime.http.serving import server_context
+from cardwise.runtime.tls.certstore import DirStore
+from cardwise.runtime.tls.tls import Rotator
+from tests.fakes.clock import FakeClock
+from tests.runtime.http.attacking import BODY, HEAD, HELLO
+
+PATIENCE = 60.0  # seconds: only decides how late a broken test fails
+BIG = 8 << 20  # bytes of an answer, which no buffer of the kernel takes
+
+
+Contexts = Callable[[], ssl.SSLContext]
+
+
+class Serving:
+    """A server in a thread; /wait waits for `released`, /big answers with more than anybody takes at once."""
+
+    def __init__(self, limits: Limits, context: Contexts | None, threads: int) -> None:
+        self.clock = FakeClock()
+        self.released = threading.Event()
+        self.waiting = threading.Semaphore(0)
+        self.arrived: list[float] = []
+        self.paths: list[str] = []
+        self.lines: list[socket.socket] = []
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        pool = Threads("fast", threads)
+        self.server = HttpServer(
+            self.app,
+            [Listener(listening, lambda _: pool)],
+            context=context,
+            limits=limits,
+            clock=self.clock,
+        )
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    def app(self, environ, start_response):
+        self.arrived.append(environ[httpcalls.ARRIVED])
+        self.paths.append(environ["PATH_INFO"])
+        if environ["PATH_INFO"] == "/wait":
+            self.waiting.release()
+            assert self.released.wait(PATIENCE)
+        start_response("200 OK", [])
+        if environ["PATH_INFO"] == "/big":
+            return [b"x" * BIG]
+        return [environ["wsgi.input"].read() or b"ok"]
+
+    def connect(self, source: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> socket.socket:
+        line = socket.create_connection(("127.0.0.1", self.port), PATIENCE, source_address=(source, 0))
+        if context is not None:
+            line = context.wrap_socket(line, server_hostname="127.0.0.1")
+        self.lines.append(line)
+        return line
+
+    def get(self, path: str = "/", source: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> bytes:
+        where = {"timeout": PATIENCE, "source_address": (source, 0)}
+        with contextlib.closing(
+            http.client.HTTPSConnection("127.0.0.1", self.port, context=context, **where)
+            if context is not None
+            else http.client.HTTPConnection("127.0.0.1", self.port, **where)
+        ) as line:
+            line.request("GET", path)
+            return line.getresponse().read()
+
+    def stop(self) -> None:
+        for line in self.lines:
+            line.close()
+        self.released.set()
+        self.server.stop()
+        self.clock.advance(1000)
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+Serve = Callable[..., Serving]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    started: list[Serving] = []
+
+    def start(context: Contexts | None = None, threads: int = 2, **limits) -> Serving:
+        started.append(Serving(Limits(**limits), context, threads))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("tls")
+    Rotator(DirStore(directory / "store"), ["127.0.0.1"], directory, need_client=True).ensure()
+    return directory
+
+
+def tls(files: Path, *, client_ca: bool = True) -> Contexts:
+    context = server_context(files / "tls.crt", files / "tls.key", files / "ca.crt" if client_ca else None)
+    return lambda: context
+
+
+def client(files: Path, *, show: bool = True) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=files / "ca.crt")
+    if show:
+        context.load_cert_chain(files / "client.crt", files / "client.key")
+    return context
+
+
+def closed(line: socket.socket) -> bool:
+    """Waits for it; what the server may have said before is thrown away."""
+    with contextlib.suppress(ConnectionError):
+        while line.recv(65_536):
+            pass
+    return True
+
+
+def still_open(line: socket.socket) -> bool:
+    """As far as has been heard: ask after something that the server does in order with what is asked about."""
+    line.setblocking(False)
+    try:
+        return bool(line.recv(1))
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return True
+    except ConnectionError:
+        return False
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
+def test_a_handshake_has_two_seconds_in_all(serve, files, sent):
+    server = serve(tls(files))
+    line = server.connect()
+    line.sendall(sent)
+    assert server.get(context=client(files)) == b"ok"  # it has been seen by now, and keeps no thread
+    for byte in HELLO[len(sent) : len(sent) + 19]:
+        line.sendall(bytes([byte]))  # however much comes meanwhile
+        server.clock.advance(0.1)
+    server.get(context=client(files))
+    assert still_open(line)
+    server.clock.advance(0.11)
+    line.setblocking(True)
+    assert closed(line)
+
+
+def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, files):
+    made, context = [], tls(files)
+
+    def counted() -> ssl.SSLContext:
+        made.append(1)
+        return context()
+
+    server = serve(counted)
+    for sent in (b"", HELLO[:1], HELLO[:5], HELLO[:-1]):
+        server.connect().sendall(sent)
+    assert server.get(context=client(files)) == b"ok"
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
+def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(serve, files, sent):
+    server = serve(tls(files))
+    line = server.connect()
+    line.sendall(sent)
+    line.shutdown(socket.SHUT_WR)
+    assert closed(line)
+
+
+@pytest.mark.parametrize("before", [HELLO[:3], HELLO[:50]], ids=["in the head", "in the record"])
+def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, files, before):
+    """The kernel counts past its mark, and a look ends there."""
+    made, context = [], tls(files)
+
+    def counted() -> ssl.SSLContext:
+        made.append(1)
+        return context()
+
+    server = serve(counted)
+    line = server.connect()
+    line.sendall(before)
+    line.send(b"x", socket.MSG_OOB)
+    with contextlib.suppress(ConnectionError):
+        line.sendall(HELLO + HELLO)
+    assert server.get(context=client(files)) == b"ok"
+    server.get(context=client(files))
+    assert len(made) == 3, "OpenSSL has had what there is, and waits for the rest as for any other's"
+
+
+@pytest.mark.parametrize("text", [HEAD, BODY])
+def test_a_call_has_ten_seconds_in_all(serve, text):
+    server = serve()
+    line = server.connect()
+    line.sendall(text[:60])
+    server.get()
+    for _ in range(98):
+        line.sendall(b"x")
+        server.clock.advance(0.1)
+        server.get()
+    assert still_open(line)
+    server.clock.advance(0.3)
+    line.setblocking(True)
+    assert closed(line)
+
+
+def test_calls_that_have_begun_keep_no_thread(serve):
+    server = serve(threads=1)
+    lines = [server.connect() for _ in range(20)]
+    for line, text in zip(lines, [HEAD, BODY, b"P", b""] * 5, strict=True):
+        line.sendall(text[:60])
+    assert server.get() == b"ok"
+    for line in lines[1::4]:  # and are answered when they end
+        line.sendall(b"y" * 100_000)
+    for line in lines[1::4]:
+        assert answer(line) == b"y" * 100_000
+
+
+def answer(line: socket.socket) -> bytes:
+    said = http.client.HTTPResponse(line)
+    said.begin()
+    return said.read()
+
+
+def test_who_reads_no_answer_keeps_no_thread(serve):
+    server = serve(threads=1, held=10 * BIG)
+    lines = [server.connect() for _ in range(4)]
+    for line in lines:
+        line.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert server.get() == b"ok"
+    assert len(answer(lines[0])) == BIG  # who does read gets it whole
+    lines[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer(lines[0]) == b"ok"
+    server.clock.advance(10.1)
+    server.get()  # by now it has been looked at; to read first would be to be in time
+    assert closed(lines[1])
+
+
+def test_one_address_has_a_limit_that_others_do_not_feel(serve):
+    server = serve(source=3)
+    lines = [server.connect("127.0.0.2") for _ in range(3)]
+    assert closed(server.connect("127.0.0.2"))
+    assert server.get(source="127.0.0.3") == b"ok"
+    assert all(still_open(line) for line in lines)
+    lines[0].close()
+    server.get(source="127.0.0.3")
+    assert server.get(source="127.0.0.2") == b"ok"
+
+
+def test_who_has_shown_a_certificate_is_not_counted(serve, files):
+    server = serve(tls(files), source=1, idle=Bound(100.0, 1))
+    lines = []
+    for _ in range(5):
+        lines.append(server.connect(context=client(files)))
+        for line in lines:
+            line.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answer(line) == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [("handshake", HELLO[:5]), ("reading", HEAD[:60]), ("idle", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")],
+)
+def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, files, phase, text):
+    server = serve(tls(files, client_ca=False) if phase == "handshake" else None, **{phase: Bound(100.0, 3)})
+    lines = []
+    for _ in range(6):
+        lines.append(server.connect())
+        lines[-1].sendall(text)
+        if phase == "idle":
+            answer(lines[-1])
+        else:
+            server.get(context=client(files, show=False) if phase == "handshake" else None)
+    for line in lines[:3]:
+        assert closed(line)
+    assert still_open(lines[-1])
+
+
+def test_bodies_without_a_certificate_are_bounded_together(serve):
+    server = serve(held=250_000)
+    lines = [server.connect() for _ in range(4)]
+    for line in lines:
+        line.sendall(BODY + b"x" * 90_000)
+        server.get()
+    assert closed(lines[0])
+    lines[-1].sendall(b"x" * 10_000)
+    assert len(answer(lines[-1])) == 100_000
+
+
+def test_what_one_address_holds_closes_its_own_connections_and_no_other(serve):
+    """Also when all that it holds are calls that have come whole, and wait."""
+    server = serve(threads=1, held=800_000, body=100_000)
+    waits = [server.connect(source="127.0.0.2") for _ in range(2)]
+    for line in waits:
+        line.sendall(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + b"x" * 90_000)
+    assert server.waiting.acquire(timeout=PATIENCE)
+    another = server.connect(source="127.0.0.2")
+    another.sendall(BODY + b"x" * 50_000)
+    assert closed(another)
+    line = server.connect()
+    line.sendall(BODY + b"x" * 50_000)
+    line.sendall(b"x" * 50_000)
+    server.released.set()
+    assert len(answer(line)) == 100_000
+    assert [len(answer(each)) for each in waits] == [90_000, 90_000]
+
+
+def test_addresses_take_turns(serve):
+    server = serve(threads=1)
+    call = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
+    many = [server.connect(source="127.0.0.2") for _ in range(20)]
+    for line in many:
+        line.sendall(call * 2)
+    assert server.waiting.acquire(timeout=PATIENCE)
+    one = server.connect()
+    one.sendall(b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n")
+    while server.server._busy["127.0.0.1"] == 0:
+        pass
+    server.released.set()
+    assert answer(one) == b"ok"
+    assert server.paths.index("/one") <= 2, "after one more of the other address, not after forty"
+
+
+def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
+    """Of their own address."""
+    server = serve(threads=1, busy=2)
+    lines = [server.connect() for _ in range(3)]
+    for line in lines[:2]:
+        line.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    lines[2].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert lines[2].recv(100).startswith(b"HTTP/1.1 503")
+    other = server.connect(source="127.0.0.2")
+    other.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    server.released.set()
+    assert answer(other) == b"ok"
+    assert [answer(line) for line in lines[:2]] == [b"ok", b"ok"]
+
+
+def test_a_handshake_in_pieces_is_finished_and_its_client_answered(serve, files):
+    server = serve(tls(files), threads=1)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    secure = client(files).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with server.connect() as line:
+        while True:
+            try:
+                secure.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                for byte in outgoing.read():
+                    line.sendall(bytes([byte]))
+                incoming.write(line.recv(65_536))
+        secure.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        for byte in outgoing.read():
+            line.sendall(bytes([byte]))
+        said = b""
+        while not said.endswith(b"ok"):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                said += secure.read()
+                continue
+            incoming.write(line.recv(65_536))
+
+
+def test_when_a_call_came_is_known_though_it_came_slowly_and_no_thread_was_free(serve):
+    server = serve(threads=1)
+    slow, waiting = server.connect(), server.connect()
+    slow.sendall(b"GET / HTTP/1.1\r\n")
+    server.get()
+    began = server.clock.now()
+    server.clock.advance(3)
+    waiting.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    slow.sendall(b"Host: x\r\n\r\n")
+    server.clock.advance(2)
+    server.released.set()
+    assert answer(slow) == b"ok"
+    assert server.arrived[1:] == [began + 3, began]
+
+
+def test_what_is_no_call_is_refused_and_its_connection_ends(serve):
+    server = serve()
+    with server.connect() as line:
+        line.sendall(b"no call\r\n\r\n")
+        assert line.recv(100).startswith(b"HTTP/1.1 400")
+        assert closed(line)
+
+
+def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
+    server = serve()
+    idle, busy = server.connect(), server.connect()
+    idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer(idle) == b"ok"
+    busy.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    server.server.stop()
+    while accepts(server):
+        pass
+    idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")  # it was on its way when the stop began
+    said = http.client.HTTPResponse(idle)
+    said.begin()
+    assert said.getheader("Connection") == "close"
+    assert said.read() == b"ok"
+    server.released.set()
+    assert answer(busy) == b"ok"
+    assert closed(busy)
+    busy.close()
+    idle.close()
+    server.thread.join(PATIENCE)
+    assert not server.thread.is_alive()
+
+
+def accepts(server: Serving) -> bool:
+    try:
+        server.connect().close()
+    except ConnectionRefusedError:
+        return False
+    except ConnectionResetError:
+        pass  # it was in the queue when the socket was closed; the next one is refused
+    return True
+
+
+def test_as_many_threads_as_allowed_work_at_once():
+    threads, at_once = Threads("some", 8), threading.Barrier(8)
+    done = threading.Semaphore(0)
+    for _ in range(16):
+        threads.submit(lambda: (at_once.wait(PATIENCE), done.release()))
+    for _ in range(16):
+        assert done.acquire(timeout=PATIENCE)

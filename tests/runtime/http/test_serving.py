@@ -1,0 +1,233 @@
+"""The serving process and its parent: real ones, which say on their standard output how far they are."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from cardwise.runtime.http import serving
+from cardwise.runtime.settings import HostPort
+from cardwise.runtime.tls.certstore import DirStore
+from cardwise.runtime.tls.tls import Rotator
+
+PROGRAM = Path(__file__).with_name("servingprogram.py")
+PATIENCE = 60.0  # seconds: only decides how late a broken test fails
+IGNORED = [signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Running:
+    """`said` are the lines of its standard output, `logged` those of the other."""
+
+    def __init__(self, **settings) -> None:
+        self.port = settings.setdefault("port", free_port())
+        self.slow = settings.get("slow", 0)
+        self.said: list[str] = []
+        self.logged: list[str] = []
+        self._more = threading.Condition()
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=PROGRAM.parents[3],
+            env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
+        )
+        pipes = ((self.process.stdout, self.said), (self.process.stderr, self.logged))
+        self._readers = [threading.Thread(target=self._read, args=each) for each in pipes]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, pipe: IO[str], lines: list[str]) -> None:
+        with pipe:
+            for line in pipe:
+                with self._more:
+                    lines.append(line.rstrip("\n"))
+                    self._more.notify_all()
+
+    def until(self, *said: str) -> None:
+        """It has said these, and nothing else."""
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.said) >= len(said), PATIENCE), self.logged
+            assert self.said == list(said)
+
+    def ended(self) -> int:
+        code = self.process.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        return code
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+
+def get(port: int, path: str, context: ssl.SSLContext | None = None) -> list[str]:
+    """The path, the thread and the process that answered."""
+    with contextlib.closing(
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE, context=context)
+        if context
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    ) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.status == 200
+        return response.read().decode().split()
+
+
+def asking(port: int, path: str) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    line.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return line
+
+
+@pytest.fixture
+def running() -> Iterator[type[Running]]:
+    started: list[Running] = []
+
+    def run(**settings) -> Running:
+        started.append(Running(**settings))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.process.kill()
+        each.ended()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("tls")
+    Rotator(DirStore(directory / "store"), ["127.0.0.1"], directory, need_client=True).ensure()
+    return directory
+
+
+def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(running, certificates):
+    server = running(slow=free_port(), tls=str(certificates), client_ca=True)
+    server.until("app", "start")
+    nobody = ssl.create_default_context(cafile=certificates / "ca.crt")
+    known = ssl.create_default_context(cafile=certificates / "ca.crt")
+    known.load_cert_chain(certificates / "client.crt", certificates / "client.key")
+    waiting = [threading.Thread(target=get, args=(server.slow, "/wait", known)) for _ in range(6)]
+    for thread in waiting:
+        thread.start()
+    server.until("app", "start", *["waits"] * 3)  # as many as there are slow threads
+    for _ in range(5):
+        assert get(server.port, "/x", known)[1].startswith("fast_")
+    for port in (server.port, server.slow):
+        with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+            get(port, "/x", nobody)
+    get(server.port, "/release", known)
+    for thread in waiting:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert get(server.slow, "/x", known)[1].startswith("slow_")
+    assert server.stop() == 0
+    assert server.said == ["app", "start", *["waits"] * 6, "stop"]
+    assert {json.loads(line)["component"] for line in server.logged} == {"test"}
+
+
+def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answered(running):
+    server = running(graceful=60)
+    server.until("app", "start")
+    length = 100_000
+    with asking(server.port, "/wait") as waiting, socket.create_connection(("127.0.0.1", server.port)) as early:
+        server.until("app", "start", "waits")
+        early.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
+        server.process.send_signal(signal.SIGTERM)
+        while accepts(server.port):  # or others would wait in a queue that nobody looks at
+            pass
+        assert server.process.poll() is None
+        early.sendall(b"x" * length)
+        for line in (early, waiting):  # what is waited for comes with the stop
+            answer = http.client.HTTPResponse(line)
+            answer.begin()
+            assert answer.status == 200
+            answer.read()
+            answer.close()
+    assert server.ended() == 0
+    assert server.said == ["app", "start", "waits", "stop"]
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+    except ConnectionRefusedError:
+        return False
+    except ConnectionResetError:
+        pass  # it was in the queue when the socket was closed; the next one is refused
+    return True
+
+
+def test_signals_that_would_start_or_end_workers_change_nothing(running):
+    server = running()
+    server.until("app", "start")
+    worker = int(get(server.port, "/x")[-1])
+    for process in (server.process.pid, worker):
+        status = Path(f"/proc/{process}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+        assert [name for name in IGNORED if not ignored >> (name - 1) & 1] == []
+        for name in IGNORED:
+            os.kill(process, name)
+    assert int(get(server.port, "/x")[-1]) == worker
+    assert server.stop() == 0
+    assert server.said == ["app", "start", "stop"]
+
+
+@pytest.mark.parametrize("way", ["stopped", "stuck"])
+def test_a_serving_process_that_hangs_is_replaced(running, way):
+    server = running()
+    server.until("app", "start")
+    with asking(server.port, "/wait") as waiting:
+        server.until("app", "start", "waits")
+        hanging = int(get(server.port, "/x")[-1])
+        if way == "stopped":
+            os.kill(hanging, signal.SIGSTOP)
+        else:
+            get(server.port, "/stuck")
+        with contextlib.suppress(ConnectionResetError):
+            assert waiting.recv(1) == b""  # who waited is told so
+    server.until("app", "start", "waits", "app", "start")
+    assert int(get(server.port, "/x")[-1]) != hanging
+    assert server.stop() == 0
+    assert server.said == ["app", "start", "waits", "app", "start", "stop"]
+    log = "\n".join(server.logged)
+    assert "the serving process hangs" in log
+    if way == "stuck":  # where it stood: the thread that waits among the others
+        assert 'servingprogram.py", line' in log
+
+
+def test_a_call_that_hangs_ends_with_the_graceful_timeout_and_stop_still_runs(running):
+    server = running(graceful=2, hangs=True)
+    server.until("app", "start")
+    with asking(server.port, "/wait"):
+        server.until("app", "start", "waits")
+        assert server.stop() == 0
+    assert server.said == ["app", "start", "waits", "stop"]
+
+
+def test_failure_at_start_ends_the_process(running):
+    server = running(fail=True)
+    assert server.ended() != 0
+    assert "cannot start" in "\n".join(server.logged)
+
+
+def test_client_ca_needs_a_ca():
+    with pytest.raises(ValueError, match="client_ca"):
+        serving.Server(lambda: lambda environ, start: [], [HostPort("", 1)], most_body=1, client_ca=True)

@@ -1,0 +1,46 @@
+"""What `TlsLine` bounds that OpenSSL does not; as a server's it is tried by test_httpserver and test_serving."""
+
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+
+from cardwise.runtime.http.tlsline import TlsLine
+
+
+class KeysAgain:
+    """In the place of OpenSSL: all that comes are records without data."""
+
+    def __init__(self, incoming: ssl.MemoryBIO) -> None:
+        self._incoming = incoming
+
+    def read(self, most: int) -> bytes:
+        self._incoming.read()
+        raise ssl.SSLWantReadError
+
+    do_handshake = read
+
+    def wrap_bio(self, incoming, outgoing, *, server_side):
+        return type(self)(incoming)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_each_look_is_at_so_much_and_a_peer_that_never_sends_data_is_gone(ends):
+    ours, theirs = ends
+    line = TlsLine(ours, KeysAgain(ssl.MemoryBIO()))
+    for _ in range(3):
+        theirs.sendall(b"x" * 20_000)
+        with pytest.raises(ssl.SSLWantReadError):
+            line.recv()
+    theirs.sendall(b"x" * 20_000)
+    with pytest.raises(ConnectionAbortedError):
+        line.recv()

@@ -1,0 +1,62 @@
+"""Handshakes as clients make them, and what a client that has a bundle trusts."""
+
+import functools
+import socket
+import ssl
+import threading
+from datetime import UTC, datetime
+
+from cryptography import x509
+
+from cardwise.runtime.tls import certs
+
+NOW = datetime.now(UTC)
+HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
+
+
+def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path, client: bool = False) -> None:
+    """A real one, over a socket pair; raises ssl.SSLError when either side refuses."""
+    for name, content in server_files.items():
+        (tmp_path / name).write_bytes(content)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    user = ssl.create_default_context(cadata=bundle.decode())
+    user.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+    if client:
+        server.load_verify_locations(cadata=server_files["ca.crt"].decode())
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.verify_flags |= ssl.VERIFY_X509_STRICT
+        user.load_cert_chain(tmp_path / "client.crt", tmp_path / "client.key")
+    left, right = socket.socketpair()
+    left.settimeout(60)
+    right.settimeout(60)
+
+    def serve() -> None:
+        try:
+            with server.wrap_socket(left, server_side=True) as secure:
+                secure.sendall(b"hello")
+        except (ssl.SSLError, OSError):
+            left.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with user.wrap_socket(right, server_hostname=host) as secure:
+            assert secure.recv(5) == b"hello"
+    finally:
+        right.close()
+        thread.join()
+
+
+def trusted(leaf: bytes, bundle: bytes, now: datetime) -> bool:
+    certificate, issuers = _read(leaf, bundle)
+    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc and any(
+        authority.not_valid_after_utc > now for authority in issuers
+    )
+
+
+@functools.cache
+def _read(leaf: bytes, bundle: bytes) -> tuple[x509.Certificate, list[x509.Certificate]]:
+    """The leaf, and those of the bundle that have signed it."""
+    certificate = x509.load_pem_x509_certificate(leaf)
+    return certificate, [one for one in x509.load_pem_x509_certificates(bundle) if certs.issued_by(certificate, one)]

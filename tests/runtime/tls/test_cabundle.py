@@ -1,0 +1,150 @@
+import base64
+import math
+
+import pytest
+
+from cardwise.kube import errors, paths
+from cardwise.runtime.tls.cabundle import CaBundle, bundle_patch
+from tests.fakes.apiobjects import merged
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.clock import FakeClock
+
+PEM = b"-----BEGIN CERTIFICATE-----\n..."
+BASE64 = base64.b64encode(PEM).decode()
+PATHS = {
+    "mutating": paths.mutatingwebhookconfigurations,
+    "validating": paths.validatingwebhookconfigurations,
+}
+
+
+def configuration(*bundles: str | None) -> dict:
+    webhooks = [
+        {"name": f"w{n}", "clientConfig": {"service": {}} | ({"caBundle": bundle} if bundle else {})}
+        for n, bundle in enumerate(bundles)
+    ]
+    return {"metadata": {"name": "cardwise", "resourceVersion": "1"}, "webhooks": webhooks}
+
+
+class World:
+    """An API server with configurations of webhooks, and who keeps the bundle in them."""
+
+    def __init__(self, **configurations: dict) -> None:
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        for kind, obj in configurations.items():
+            self.api.put(PATHS[kind](), obj)
+        client = self.api.client(clock=self.clock)
+        self.bundle = CaBundle(client, mutating=["cardwise"], validating=["cardwise"], clock=self.clock)
+        self.bundle.set(PEM)
+
+    @property
+    def objects(self) -> list[dict]:
+        return [obj for path in PATHS.values() for obj in self.api.all(path())]
+
+    def bundles(self) -> set[str | None]:
+        return {hook["clientConfig"].get("caBundle") for obj in self.objects for hook in obj["webhooks"]}
+
+    def patches(self) -> int:
+        """How many were sent. Each must be one that does all or nothing, and have our name."""
+        sent = self.api.sent("patch")
+        assert {each.headers["Content-Type"] for each in sent} <= {"application/json-patch+json"}
+        assert {each.query["fieldManager"] for each in sent} <= {"cardwise-ca"}
+        return len(sent)
+
+    def edit(self, kind: str, **client_config: str | None) -> None:
+        """Somebody else changes the first webhook."""
+        path = PATHS[kind]("cardwise")
+        first, *others = self.api.get(path)["webhooks"]
+        self.api.edit(path, webhooks=[merged(first, {"clientConfig": client_config}), *others])
+
+
+def both() -> World:
+    return World(mutating=configuration(None), validating=configuration(None))
+
+
+def test_every_webhook_gets_the_bundle_and_a_second_round_writes_nothing():
+    world = World(mutating=configuration(None, "b2xk"), validating=configuration(BASE64))
+    assert world.bundle.ensure()
+    assert world.bundles() == {BASE64}
+    assert world.patches() == 1
+    assert world.bundle.ensure()
+    assert world.patches() == 1
+
+
+def test_change_between_read_and_write_is_not_lost():
+    world = both()
+    new = {"name": "new", "clientConfig": {}}
+    world.api.after(lambda get: world.api.edit(get.path, webhooks=[new, *world.api.get(get.path)["webhooks"]]), "get")
+    assert world.bundle.ensure()
+    assert len(world.objects[0]["webhooks"]) == 2
+    assert world.bundles() == {BASE64}
+
+
+def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
+    assert not World(mutating=configuration(None)).bundle.ensure()
+    world = both()
+    world.api.after(lambda get: world.api.put(PATHS["mutating"](), world.api.get(get.path)), "get", times=math.inf)
+    with pytest.raises(errors.Invalid):
+        world.bundle.ensure()
+
+
+def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_store():
+    world = both()
+    bundle, asked = world.bundle, []
+    bundle.on_other = lambda: asked.append(True)
+    assert bundle.ensure()
+    # Another replica has renewed the certificates.
+    newer = base64.b64encode(b"newer").decode()
+    for kind in PATHS:
+        world.edit(kind, caBundle=newer)
+    written = world.patches()
+    assert not bundle.ensure()
+    assert asked
+    bundle.set(b"newer")
+    assert bundle.ensure()
+    assert world.patches() == written
+    # Somebody who has no part in it has edited one of them.
+    world.edit("mutating", caBundle="b2xk")
+    assert not bundle.ensure()
+    bundle.set(b"newer")
+    assert bundle.ensure()
+    assert world.bundles() == {newer}
+
+
+def test_no_patch_when_nothing_differs():
+    assert bundle_patch(configuration(BASE64, BASE64), BASE64) == []
+    assert bundle_patch({"metadata": {}}, BASE64) == []
+
+
+def test_it_is_asserted_again_after_somebody_dropped_it():
+    world = both()
+    bundle = world.bundle
+    bundle._reflectors = []  # the interval alone
+    bundle.start()
+    world.clock.until_waiting()
+    assert bundle.asserted.is_set()
+    for kind in PATHS:
+        world.edit(kind, caBundle=None)
+    world.clock.step()
+    world.clock.until_waiting()
+    assert world.bundles() == {BASE64}
+    bundle.set(b"another")
+    world.clock.until_waiting()
+    assert bundle.asserted.is_set()
+    assert world.bundles() == {base64.b64encode(b"another").decode()}
+    bundle.stop()
+
+
+def test_it_is_asserted_at_once_when_a_configuration_comes_late_or_loses_it():
+    world = World(mutating=configuration(None))
+    world.bundle.start()
+    world.clock.until_waiting(3)  # a watch of each, and the interval
+    assert not world.bundle.asserted.is_set()
+    world.api.put(PATHS["validating"](), configuration(None))
+    world.clock.until_waiting(3)
+    assert world.bundle.asserted.is_set()
+    assert world.bundles() == {BASE64}
+    world.edit("mutating", caBundle=None)
+    world.clock.until_waiting(3)
+    assert world.bundles() == {BASE64}
+    world.bundle.stop()

@@ -1,0 +1,177 @@
+"""Certificates: right for real handshakes, and never a moment in which a client cannot verify."""
+
+import ssl
+import subprocess
+from datetime import timedelta
+
+import pytest
+from cryptography import x509
+
+from cardwise.runtime.tls import certs, rotation
+from cardwise.runtime.tls.rotation import Lifetimes, Wanted
+from tests.runtime.tls.certificates import HOSTS, NOW, handshake, trusted
+
+
+def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path):
+    files = rotation.advance({}, Wanted(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    for host in HOSTS:
+        handshake(files, files["ca.crt"], host, tmp_path, client=True)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(files, files["ca.crt"], "other.svc", tmp_path)
+
+
+def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
+    files = rotation.advance({}, Wanted(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    for name, purpose in (("tls.crt", "sslserver"), ("client.crt", "sslclient")):
+        (tmp_path / "ca.crt").write_bytes(files["ca.crt"])
+        (tmp_path / name).write_bytes(files[name])
+        command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", "ca.crt", name]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    authority = x509.load_pem_x509_certificate(files["authority.crt"])
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
+    leaf = x509.load_pem_x509_certificate(files["tls.crt"])
+    assert leaf.not_valid_after_utc - NOW == pytest.approx(timedelta(days=365), abs=timedelta(seconds=2))
+
+
+def test_nothing_changes_while_nothing_is_due():
+    wanted = Wanted(hosts=HOSTS, client=True)
+    files = rotation.advance({}, wanted, Lifetimes(), NOW)
+    assert rotation.advance(files, wanted, Lifetimes(), NOW + timedelta(days=274)) == files
+    renewed = rotation.advance(files, wanted, Lifetimes(), NOW + timedelta(days=276))
+    assert renewed["tls.crt"] != files["tls.crt"]
+    assert renewed["authority.crt"] == files["authority.crt"]
+
+
+def test_other_hosts_make_a_new_leaf_and_keep_the_ca():
+    files = rotation.advance({}, Wanted(hosts=HOSTS), Lifetimes(), NOW)
+    changed = rotation.advance(files, Wanted(hosts=("new.svc",)), Lifetimes(), NOW)
+    assert changed["ca.crt"] == files["ca.crt"]
+    assert "new.svc" in certs.hosts_of(x509.load_pem_x509_certificate(changed["tls.crt"]))
+    same = rotation.advance(files, Wanted(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW)
+    assert same == files
+
+
+def test_replicas_with_names_of_their_own_come_to_one_leaf():
+    mine, yours = (Wanted(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
+    files = rotation.advance(rotation.advance({}, mine, Lifetimes(), NOW), yours, Lifetimes(), NOW)
+    assert certs.hosts_of(x509.load_pem_x509_certificate(files["tls.crt"])) == {"svc", "pod-a", "pod-b"}
+    assert rotation.advance(files, mine, Lifetimes(), NOW) == files
+    # Names of replicas that are no more go with the next renewal.
+    renewed = rotation.advance(files, mine, Lifetimes(), NOW + timedelta(days=300))
+    assert certs.hosts_of(x509.load_pem_x509_certificate(renewed["tls.crt"])) == {"svc", "pod-a"}
+
+
+@pytest.mark.parametrize("ahead", [timedelta(days=2), timedelta(days=400), timedelta(days=3000)])
+@pytest.mark.parametrize("existing", [False, True])
+def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, existing):
+    wanted = Wanted(hosts=HOSTS, client=True)
+    files = rotation.advance({}, wanted, Lifetimes(), NOW) if existing else {}
+    for days in (0, 31):  # long enough for the next CA to be announced, and to be promoted
+        files = rotation.advance(files, wanted, Lifetimes(), NOW + ahead + timedelta(days=days))
+    files = rotation.advance(files, wanted, Lifetimes(), NOW)
+    handshake(files, files["ca.crt"], HOSTS[0], tmp_path, client=True)
+    assert trusted(files["tls.crt"], files["ca.crt"], NOW)
+    for name in ("tls.crt", "client.crt", "authority.crt"):
+        assert x509.load_pem_x509_certificate(files[name]).not_valid_before_utc <= NOW
+    assert rotation.advance(files, wanted, Lifetimes(), NOW) == files
+
+
+@pytest.mark.parametrize("name", ["authority.crt", "authority.key", "tls.crt", "tls.key", "ca.crt"])
+@pytest.mark.parametrize("damage", [None, b"", b"garbage"])
+def test_damaged_entries_are_made_anew(tmp_path, name, damage):
+    wanted = Wanted(hosts=HOSTS)
+    files = rotation.advance({}, wanted, Lifetimes(), NOW)
+    damaged = {key: value for key, value in files.items() if key != name}
+    if damage is not None:
+        damaged[name] = damage
+    repaired = rotation.advance(damaged, wanted, Lifetimes(), NOW)
+    handshake(repaired, repaired["ca.crt"], HOSTS[0], tmp_path)
+    assert rotation.advance(repaired, wanted, Lifetimes(), NOW) == repaired
+
+
+def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
+    """Twelve years in steps of a week; each client learns a new bundle only three weeks late."""
+    wanted = Wanted(hosts=HOSTS)
+    lifetimes = Lifetimes(
+        authority=timedelta(days=1000),
+        authority_renew=timedelta(days=300),
+        leaf=timedelta(days=200),
+        leaf_renew=timedelta(days=50),
+        overlap=timedelta(days=30),
+    )
+    files: dict[str, bytes] = {}
+    history: list[dict[str, bytes]] = []
+    authorities, leafs = set(), set()
+    for week in range(12 * 52):
+        now = NOW + timedelta(weeks=week)
+        files = rotation.advance(files, wanted, lifetimes, now)
+        history.append(files)
+        authorities.add(files["authority.crt"])
+        leafs.add(files["tls.crt"])
+        # A replica that is late itself serves an older leaf, too.
+        for server in (files, history[max(0, week - 3)]):
+            for bundle in (files["ca.crt"], history[max(0, week - 3)]["ca.crt"]):
+                assert trusted(server["tls.crt"], bundle, now), f"week {week}"
+        assert files["ca.crt"].count(b"BEGIN CERTIFICATE") <= 2
+    assert 5 <= len(authorities) <= 8
+    assert len(leafs) > 25
+    change = next(week for week, each in enumerate(history) if "authority-old.crt" in each)
+    assert history[change]["tls.crt"] != history[change - 1]["tls.crt"]
+    assert history[change - 1]["ca.crt"].count(b"BEGIN CERTIFICATE") == 2
+
+
+def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
+    """kube-scheduler: fourteen years in steps of two weeks, and at each step one that started up to a year ago."""
+    wanted, lifetimes = Wanted(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
+    files: dict[str, bytes] = {}
+    history: list[dict[str, bytes]] = []
+    authorities = set()
+    for step in range(14 * 26):
+        now = NOW + timedelta(weeks=2 * step)
+        files = rotation.advance(files, wanted, lifetimes, now)
+        history.append(files)
+        authorities.add(files["authority.crt"])
+        for started in {max(0, step - age) for age in (0, 1, 13, 26)}:
+            theirs = history[started]
+            assert trusted(files["tls.crt"], theirs["ca.crt"], now), f"started {started}, now {step}"
+            assert trusted(theirs["client.crt"], files["ca.crt"], now), f"started {started}, now {step}"
+    assert len(authorities) == 2
+
+
+def test_certificates_can_be_renewed_as_often_as_one_likes():
+    """Ten seconds, for tests; every check lies between two renewals of everything."""
+    wanted, lifetimes = Wanted(hosts=HOSTS), Lifetimes.every(timedelta(seconds=10))
+    files: dict[str, bytes] = {}
+    bundles: list[bytes] = []
+    leafs, authorities = set(), set()
+    for second in range(0, 300, 2):
+        now = NOW + timedelta(seconds=second)
+        files = rotation.advance(files, wanted, lifetimes, now)
+        bundles.append(files["ca.crt"])
+        leafs.add(files["tls.crt"])
+        authorities.add(files["authority.crt"])
+        for late in bundles[-4:]:
+            assert trusted(files["tls.crt"], late, now), f"second {second}"
+    assert len(leafs) >= 29
+    assert len(authorities) >= 9
+
+
+def test_real_handshakes_across_a_ca_rotation(tmp_path):
+    wanted = Wanted(hosts=HOSTS, client=True)
+    short = Lifetimes(overlap=timedelta(days=5))
+    began = NOW - timedelta(days=3650 - 700)  # the CA has less than two years left
+    before = rotation.advance({}, wanted, short, began)
+    announced = rotation.advance(before, wanted, short, NOW - timedelta(days=6))
+    assert announced["ca.crt"].startswith(before["ca.crt"])
+    assert announced["ca.crt"] != before["ca.crt"]
+    promoted = rotation.advance(announced, wanted, short, NOW)
+    assert promoted["authority.crt"] != before["authority.crt"]
+    finished = rotation.advance(promoted, wanted, short, NOW + timedelta(days=6))
+    handshake(announced, before["ca.crt"], HOSTS[0], tmp_path, client=True)  # a client that knows nothing yet
+    handshake(promoted, announced["ca.crt"], HOSTS[0], tmp_path, client=True)
+    handshake(announced, promoted["ca.crt"], HOSTS[0], tmp_path, client=True)  # a replica that is late
+    handshake(promoted, finished["ca.crt"], HOSTS[0], tmp_path, client=True)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(finished, before["ca.crt"], HOSTS[0], tmp_path)
+    assert finished["ca.crt"].count(b"BEGIN CERTIFICATE") == 1

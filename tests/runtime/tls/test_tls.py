@@ -1,0 +1,148 @@
+"""Who keeps certificates: replicas that agree, a CA that somebody else keeps, and files that are replaced whole."""
+
+import base64
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from cardwise.kube import errors, paths
+from cardwise.runtime.tls import certs, filesets
+from cardwise.runtime.tls.certstore import DirStore, SecretStore
+from cardwise.runtime.tls.tls import INTERVAL, Given, Rotator, Unusable
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.clock import FakeClock
+from tests.runtime.tls.certificates import HOSTS, NOW
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_replicas_that_start_at_once_agree(tmp_path, existing):
+    api = ApiServer()
+    store = SecretStore(api.client(), "ns", "certs")
+    if existing:
+        old = NOW - timedelta(days=300)
+        Rotator(store, HOSTS, tmp_path / "seed", clock=FakeClock(wall=old)).ensure()
+    before = api.revision
+    # Every replica has read before the first one writes; who writes over an old one reads once more.
+    everybody = threading.Barrier(2)
+    api.after(lambda _: everybody.wait(60), "get", times=4 if existing else 2)
+    rotators = [Rotator(store, HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(Rotator.ensure, rotators, timeout=60)
+    assert first == second
+    assert filesets.read(tmp_path / "a") == filesets.read(tmp_path / "b")
+    assert api.revision == before + 1
+    secret = api.get(paths.secrets("ns", "certs"))
+    assert base64.b64decode(secret["data"]["tls.crt"]) == (tmp_path / "a" / "tls.crt").read_bytes()
+
+
+def test_directory_store_agrees_too_and_keys_are_private(tmp_path):
+    store = tmp_path / "store"
+    rotators = [Rotator(DirStore(store), HOSTS, tmp_path / str(n), need_client=True) for n in range(4)]
+    with ThreadPoolExecutor() as pool:
+        assert len(set(pool.map(Rotator.ensure, rotators, timeout=60))) == 1
+    sets = [filesets.read(tmp_path / str(n)) for n in range(4)]
+    assert sets[0]
+    assert all(each == sets[0] for each in sets)
+    assert sorted(sets[0]) == ["ca.crt", "client.crt", "client.key", "tls.crt", "tls.key"]
+    for directory in (store, tmp_path / "0"):
+        for path in directory.glob("*.key"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE((directory / "tls.crt").stat().st_mode) == 0o644
+    assert not (tmp_path / "0" / "authority.key").exists()
+
+
+def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
+    class Failing(DirStore):
+        failures = 1
+
+        def load(self):
+            if self.failures:
+                self.failures -= 1
+                raise errors.ServerError(500, "InternalError", "etcd is away")
+            return super().load()
+
+    told: list[bytes] = []
+    clock = FakeClock()
+    rotator = Rotator(Failing(tmp_path / "s"), HOSTS, tmp_path / "out", on_bundle=told.append, clock=clock)
+    rotator.start()
+    began = clock.now()
+    clock.step()
+    clock.until_waiting()
+    assert (len(told), clock.now() - began <= 1) == (1, True)
+    clock.step()
+    clock.until_waiting()
+    assert clock.now() - began > INTERVAL
+    rotator.stop()
+    assert told[0] == told[1] == (tmp_path / "out" / "ca.crt").read_bytes()
+    assert "etcd is away" in capsys.readouterr().out
+
+
+def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
+    first, second = (certs.new_authority(name, NOW, timedelta(days=9)).cert for name in ("first", "second"))
+    told: list[bytes] = []
+    clock = FakeClock()
+    given = Given(tmp_path, on_bundle=told.append, clock=clock)
+
+    def looks() -> None:
+        clock.step()
+        clock.until_waiting()
+
+    filesets.write(tmp_path, {"ca.crt": first})
+    assert given.ensure() == first
+    given.start()
+    clock.until_waiting()
+    filesets.write(tmp_path, {"ca.crt": second})
+    looks()
+    (tmp_path / "ca.crt").unlink()
+    looks()
+    assert "there is no CA" in capsys.readouterr().out
+    filesets.write(tmp_path, {"ca.crt": first})
+    looks()
+    given.stop()
+    assert told == [first, second, first]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
+def test_a_ca_that_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, content):
+    if content is not None:
+        (tmp_path / "ca.crt").write_bytes(content)
+    with pytest.raises(Unusable, match=rf"{tmp_path}/ca\.crt: there is no CA.*; put there"):
+        Given(tmp_path, on_bundle=lambda _: None).ensure()
+
+
+def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):
+    assert filesets.read(tmp_path / "nowhere") == {}
+    (tmp_path / "..data").symlink_to("..lost")
+    assert filesets.read(tmp_path) == {}
+    assert filesets.write(tmp_path, {"a": b"1"})
+    assert filesets.read(tmp_path) == {"a": b"1"}
+
+
+def test_set_of_files_is_replaced_whole(tmp_path):
+    """A reader in a loop sees only whole sets."""
+    filesets.write(tmp_path, {"a": b"0", "b.key": b"0"})
+    stop = threading.Event()
+    torn: list[dict] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            seen = filesets.read(tmp_path)
+            if len(set(seen.values())) != 1 or len(seen) != 2:
+                torn.append(seen)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(1, 30):
+        assert filesets.write(tmp_path, {"a": b"%d" % number, "b.key": b"%d" % number})
+        assert (tmp_path / "a").read_bytes() == b"%d" % number
+    stop.set()
+    thread.join()
+    assert not torn
+    assert not filesets.write(tmp_path, {"a": b"29", "b.key": b"29"})
+    filesets.write(tmp_path, {"a": b"30"})
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == 3  # the name, the link and one directory
+    assert [name for name in left if not name.startswith("..")] == ["a"]
