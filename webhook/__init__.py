@@ -1,0 +1,6 @@
+"""The admission webhook: rewrites pods and templates into what the other parts understand, and refuses in words.
+
+The rooms, none of which imports from one above it: `server` (HTTP, reviews, decisions), `cluster` (what is known
+beside the review), `quotas` (quotas and classes), `pods` (what a pod gets, and what it may not be), `templates` (bare
+names in workloads; the spellings of names), `metrics`.
+"""

@@ -37,14 +37,15 @@ from cardwise.runtime.settings import (
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.expiry import Expiry
-from webhook import agent, gangs, metrics
-from webhook.agent import AgentSettings
-from webhook.app import MAX_BODY, create_app
-from webhook.decisions import Settings
-from webhook.limitranges import COUNTED, Amount
-from webhook.spellings import NvidiaGpu
-from webhook.validate import Oversize
-from webhook.view import ClusterView
+from webhook import metrics
+from webhook.cluster.view import ClusterView
+from webhook.pods import agent, gangs
+from webhook.pods.agent import AgentSettings
+from webhook.pods.limitranges import COUNTED, Amount
+from webhook.pods.validate import Oversize
+from webhook.server.app import MAX_BODY, create_app
+from webhook.server.decisions import Settings
+from webhook.templates.spellings import NvidiaGpu
 
 _log = structlog.get_logger(__name__)
 

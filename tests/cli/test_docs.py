@@ -14,7 +14,7 @@ from cardwise.core.api.selectors import _OPERATORS
 from cardwise.core.gangs import gangs
 from cardwise.core.values.verdict import Refusal
 from extender.__main__ import main as extender_main
-from webhook import gangs as webhook_gangs
+from webhook.pods import gangs as webhook_gangs
 
 ROOT = Path(__file__).parents[2]
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]

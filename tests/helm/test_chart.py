@@ -5,7 +5,7 @@ import subprocess
 
 from cardwise.core.api import mps, names, policies
 from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, one, text
-from webhook import sizes
+from webhook.server import sizes
 
 KNOWN = {
     value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)

@@ -9,14 +9,14 @@ import jsonpatch
 
 from cardwise.core.api import classes
 from cardwise.core.api.classes import DeviceClass
-from webhook import decisions
-from webhook import review as reviews
-from webhook.decisions import Settings
-from webhook.defaults import Defaults
-from webhook.gpuquotas import Standing
-from webhook.limitranges import Bounds
-from webhook.offers import Offers
-from webhook.validate import Cards
+from webhook.cluster.offers import Offers
+from webhook.pods.defaults import Defaults
+from webhook.pods.limitranges import Bounds
+from webhook.pods.validate import Cards
+from webhook.quotas.gpuquotas import Standing
+from webhook.server import decisions
+from webhook.server import review as reviews
+from webhook.server.decisions import Settings
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ import jsonpatch
 
 from cardwise.core.api import names, shareagent
 from tests.webhook.reviews import Known, body
-from webhook import decisions, review
-from webhook.agent import AgentSettings
-from webhook.decisions import Settings
-from webhook.review import Decision
+from webhook.pods.agent import AgentSettings
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+from webhook.server.review import Decision
 
 Json = dict[str, Any]
 

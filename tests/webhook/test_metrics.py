@@ -13,9 +13,9 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from cardwise.core.api import names
 from tests import build
 from tests.webhook.reviews import Known, body
-from webhook import app as shell
 from webhook import metrics
-from webhook.decisions import Settings
+from webhook.server import app as shell
+from webhook.server.decisions import Settings
 
 LIMITS = "spec.containers[3].resources.limits"
 

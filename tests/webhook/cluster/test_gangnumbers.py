@@ -1,0 +1,87 @@
+"""What the living members of a gang say of its number, by the API server."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.kube import paths
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
+from webhook.cluster.gangnumbers import GangNumbers
+
+Json = dict[str, Any]
+
+
+def member(name: str, number: str | None, **metadata: Any) -> Json:
+    annotations = {names.GROUP_NAME: "slurp"} | ({} if number is None else {names.GROUP_NUM: number})
+    labelled = {"name": name, "labels": {names.GANG: "slurp"}, "annotations": annotations}
+    return {"metadata": labelled | metadata, "spec": {"containers": []}}
+
+
+@pytest.fixture
+def seen(api: ApiServer, clock: FakeClock) -> GangNumbers:
+    return GangNumbers(api.client(clock=clock), clock)
+
+
+def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(api: ApiServer, seen: GangNumbers) -> None:
+    for pod in (member("a", "3"), member("b", "4"), member("c", "5", namespace="team"), member("d", "6", labels={})):
+        api.put(paths.pods(), pod)
+    api.put(paths.pods(), member("0", "7") | {"status": {"phase": "Failed"}})
+    assert seen.other("default", "slurp", 3) == ("b", 4)
+    assert len(api.sent()) == 1
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [],
+        [member("a", "3")],
+        [member("a", None)],
+        [member("a", "4", deletionTimestamp="2026-11-21T12:00:00Z")],
+        [member("a", "many")],
+        [{"metadata": {"name": "a", "labels": {names.GANG: "slurp"}}}],
+    ],
+    ids=["none", "agrees", "says none", "goes", "nonsense", "bare"],
+)
+def test_nobody_says_another_number(api: ApiServer, seen: GangNumbers, pods: list[dict[str, Any]]) -> None:
+    for pod in pods:
+        api.put(paths.pods(), pod)
+    assert seen.other("default", "slurp", 3) is None
+
+
+def test_an_api_server_that_does_not_answer_holds_nobody_up(
+    api: ApiServer, clock: FakeClock, seen: GangNumbers
+) -> None:
+    api.put(paths.pods(), member("a", "4"))
+    api.fault(Fault(seconds=60))
+    assert seen.other("default", "slurp", 3) is None
+    assert clock.now() == 1001
+
+
+def test_a_gang_of_hundreds_is_looked_up_once_in_a_while(api: ApiServer, clock: FakeClock, seen: GangNumbers) -> None:
+    api.put(paths.pods(), member("a", "3"))
+    assert [seen.other("default", "slurp", 3) for _ in range(100)] == [None] * 100
+    assert len(api.sent()) == 1
+    assert seen.other("default", "slurp", 4) == ("a", 3), "another number is always compared"
+    assert seen.other("team", "slurp", 3) is None
+    assert len(api.sent()) == 3
+    clock.advance(11)
+    api.put(paths.pods(), member("a", "5"))
+    assert seen.other("default", "slurp", 3) == ("a", 5)
+
+
+def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, seen: GangNumbers) -> None:
+    assert seen.other("default", "slurp", 3) is None
+    api.put(paths.pods(), member("a", "4"))
+    assert seen.other("default", "slurp", 3) == ("a", 4)
+
+
+def test_any_number_of_gangs_costs_fifty_looks_a_second(api: ApiServer, clock: FakeClock, seen: GangNumbers) -> None:
+    api.put(paths.pods(), member("a", "4"))
+    for i in range(1000):
+        seen.other("default", f"none-{i}", 3)
+    assert len(api.sent()) == 50
+    assert seen.other("default", "slurp", 3) is None
+    clock.advance(1)
+    assert seen.other("default", "slurp", 3) == ("a", 4)

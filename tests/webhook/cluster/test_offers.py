@@ -1,0 +1,49 @@
+"""What nodes offer, as the webhook keeps it."""
+
+import json
+from typing import Any
+
+from cardwise.core.api import names
+from webhook.cluster.offers import Offer, Offers, project
+
+
+def node(name: str, labels: dict[str, str] | None = None, **capacity: str) -> bytes:
+    status = {"capacity": {key.replace("__", "/").replace("_", "-"): text for key, text in capacity.items()}}
+    return json.dumps({"metadata": {"name": name, "labels": labels or {}}, "status": status}).encode()
+
+
+def with_cards(**labels: str) -> Offer:
+    return Offer(frozenset({names.SHARE, names.GPU_MEM}), labels)
+
+
+def offers(**nodes: Offer) -> Offers:
+    made = Offers()
+    for name, offer in nodes.items():
+        made.on_change(name, None, offer)
+    return made
+
+
+def test_what_is_about_gpus_and_more_than_none_is_kept() -> None:
+    shared: Any = {"cpu": "8", "cardwise.dev__share": "512", "nvidia.com__gpu": "0", "nvidia.com__mig_1g.5gb": "7"}
+    offer = project(node("n1", {"zone": "a"}, **shared))[1]
+    assert offer == Offer(frozenset({names.SHARE, "nvidia.com/mig-1g.5gb"}), {"zone": "a"})
+    assert project(node("n2", {"zone": "a"}, cpu="8"))[1] == Offer()
+
+
+def test_a_name_is_offered_while_a_node_has_it() -> None:
+    theirs = Offer(frozenset({names.NVIDIA_GPU}))
+    found = offers(n1=theirs, n2=theirs, n3=Offer())
+    found.on_change("n1", theirs, Offer())
+    assert found.resources() == {names.NVIDIA_GPU}
+    found.on_delete("n2", theirs)
+    assert found.resources() == frozenset()
+
+
+def test_a_selector_is_judged_by_nodes_with_cards() -> None:
+    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=Offer())
+    assert found.unmatched({}) == found.unmatched({"zone": "a", "model": "k80"}) == ()
+    assert found.unmatched({"zone": "c", "model": "k80"}) == ("zone=c",)
+    assert found.unmatched({"zone": "b", "model": "k80"}) == ("zone=b", "model=k80")
+    found.on_delete("n1", with_cards())
+    found.on_delete("n2", with_cards())
+    assert found.unmatched({"zone": "c"}) == (), "there may be no node at all yet"

@@ -1,0 +1,215 @@
+"""What the webhook knows of the cluster, from lists and single reads."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from cardwise.core.api import classes
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.quantity import MiB
+from cardwise.kube import paths
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.clock import FakeClock
+from tests.webhook.reviews import resource_class
+from webhook.cluster.view import LIMIT_RANGES, ClusterView
+from webhook.pods.limitranges import Bounds
+from webhook.pods.validate import Cards
+
+Json = dict[str, Any]
+
+
+def card(index: int, *, node: str = "n1", model: str = "Tesla K80", memory: int = 11441) -> Json:
+    spec = {"node": node, "index": index, "uuid": f"GPU-{node}-{index}", "model": model, "memoryMiB": memory}
+    return {"metadata": {"name": f"gpu-{node}-{index}", "labels": {"room": "cold"}}, "spec": spec}
+
+
+def device(index: int, *, node: str = "n1", kind: str = "rdma") -> Json:
+    spec = {"node": node, "index": index, "uuid": f"{kind}-{node}-{index}", "kind": kind}
+    return {"metadata": {"name": spec["uuid"], "labels": {"room": "cold"}}, "spec": spec}
+
+
+def of(labels: dict[str, str]) -> DeviceClass:
+    return classes.parse({"metadata": {"name": "mine"}, "spec": {"selector": {"matchLabels": labels}}})
+
+
+def quota(namespace: str, name: str, hard: list[Json], used: list[Json] | None = None) -> Json:
+    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"hard": hard}, "status": {"used": used or []}}
+
+
+CARDS = [card(0), card(1, memory=5632), card(0, node="n2", model="Tesla P100", memory=16276)]
+
+
+class World:
+    """A view of the objects of an API server."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        self.view = ClusterView(self.api.client(clock=self.clock), self.clock)
+
+    def put(self, collection: str, *objects: Json) -> None:
+        for obj in objects:
+            self.api.put(collection, obj)
+
+    def follows(self) -> None:
+        """The watches have told of everything."""
+        self.clock.until_waiting(6)
+
+    def start(self, cards: list[Json] = CARDS) -> ClusterView:
+        self.put(paths.extendedresources(), *cards)
+        self.view.start()
+        self.follows()
+        return self.view
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.view.stop()
+
+
+def test_cards_are_summed_by_class(world):
+    world.put(paths.resourceclasses(), resource_class("k80"), resource_class("v100", model="Tesla V100"))
+    view = world.start()
+    assert view.cards() == Cards(MiB(16276), 2, MiB(5632))
+    assert view.cards(view.device_class("k80")) == Cards(MiB(11441), 2, MiB(5632))
+    assert view.cards(view.device_class("v100")) == Cards()
+    assert view.selects(of({"room": "cold", "hostname": "n2"}))
+    assert not view.selects(of({"room": "hot"}))
+
+
+def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
+    labels = {"cardwise.dev/defaults": "enabled"}
+    found = {"metadata": {"name": "late", "labels": labels, "annotations": {"cardwise.dev/default-gpu-mem": "64"}}}
+    world.put(paths.namespaces(), found)
+    assert [name for i in range(100) if world.view.fresh_defaults(name := f"none-{i}")] == []
+    assert world.view.fresh_defaults("late") is not None
+    assert len(world.api.sent()) == 1
+    world.clock.advance(0.3)
+    world.view.fresh_defaults("none")
+    assert len(world.api.sent()) == 2
+
+
+def test_the_headroom_is_nobodys(world):
+    for given in (500, 6000):
+        view = ClusterView(world.api.client(clock=world.clock), world.clock, headroom=MiB(given))
+        world.put(paths.extendedresources(), *CARDS)
+        view.start()
+        world.follows()
+        assert view.cards() == Cards(MiB(16276 - given), 2, MiB(max(0, 5632 - given)))
+        view.stop()
+
+
+def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
+    cards = [card(0), *(device(i) for i in range(3)), device(0, node="n2"), device(0, kind="fpga")]
+    loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
+    world.put(paths.resourceclasses(), loose)
+    view = world.start(cards)
+    assert view.cards() == Cards(MiB(11441), 1, MiB(11441))
+    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1, MiB(11441)), (
+        "a class that says no kind is of GPUs"
+    )
+    assert view.cards(of({"kind": "rdma"})) == Cards(most=3)
+    assert view.cards(of({"kind": "rdma", "node": "n2"})) == Cards(most=1)
+    assert view.selects(of({"kind": "fpga"}))
+    assert not view.selects(of({"kind": "nic"}))
+
+
+def test_a_class_that_the_watch_has_not_told_of_is_read(world):
+    view = world.start()
+    world.api.hold(paths.resourceclasses())
+    world.put(paths.resourceclasses(), resource_class("new"), resource_class("broken", share={"memoryMiB": 0}))
+    assert view.classes() == {}
+    known = view.device_class("new")
+    assert known is not None
+    assert view.cards(known) == Cards(MiB(11441), 2, MiB(5632))
+    assert view.device_class("broken") is None
+    assert view.device_class("none") is None
+
+
+def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
+    hard, used = [{"class": "k80", "shares": 5}], [{"class": "k80", "shares": 3}]
+    world.put(paths.gpuquotas(), quota("a", "one", hard, used), quota("a", "two", hard), quota("b", "one", hard))
+    view = world.start()
+    assert [standing.quota.name for standing in view.quotas("a")] == ["one", "two"]
+    assert [standing.used.get(("k80", ""), (0,))[0] for standing in view.quotas("a")] == [3, 0]
+    assert view.quotas("c") == []
+
+
+def test_what_cannot_be_read_is_skipped_and_said_once(world):
+    broken = resource_class("broken", share={"memoryMiB": 0})
+    with structlog.testing.capture_logs() as told:
+        view = world.view
+        raw = json.dumps(broken).encode()
+        assert view._project_class(raw) is None
+        assert view._project_class(raw) is None
+        assert view._project_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
+    assert [(line["object"], line["log_level"]) for line in told] == [
+        ("ResourceClass broken", "warning"), ("GPUQuota a/bad", "warning"),
+    ]  # fmt: skip
+    assert "spec.share.memoryMiB" in told[0]["error"]
+
+
+def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
+    world.api.missing = {paths.resourceclasses(), paths.gpuquotas()}
+    view = world.view
+    assert {text.partition(" ")[0] for text in view.problems()} == {
+        "namespaces", "extendedresources", "resourceclasses", "gpuquotas", "limitranges", "nodes",
+    }  # fmt: skip
+    world.start()
+    assert view.problems() == ["resourceclasses are not listed yet", "gpuquotas are not listed yet"]
+    world.clock.step_until(lambda: view.problems() == [], threads=6)
+    assert world.clock.now() - 1000 < 5  # seconds, and only these two hold it up
+    assert view.classes() == {}
+    assert view.quotas("a") == []
+    assert view.device_class("k80") is None
+
+
+def test_without_the_cards_it_does_not(world):
+    world.api.missing = {paths.extendedresources()}
+    world.start([])
+    world.clock.step_until(lambda: world.view._cards_known.errors >= 10, threads=6)
+    assert world.view.problems() == ["extendedresources are not listed yet"]
+
+
+def limit_range(namespace: str, name: str, *items: Json) -> Json:
+    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"limits": list(items)}}
+
+
+def test_the_tightest_of_a_namespaces_limit_ranges_counts(world):
+    ranges = [
+        limit_range("a", "one", {"type": "Container", "min": {"cpu": "100m"}, "max": {"memory": "2Gi"}}),
+        limit_range(
+            "a", "two", {"type": "Container", "min": {"cpu": "0.2", "memory": "1Mi"}, "max": {"memory": "1Gi"}}
+        ),
+        limit_range("a", "pods", {"type": "Pod", "max": {"cpu": "4"}}, {"type": "Pod", "max": {"cpu": "3"}}),
+        limit_range("b", "bad", {"type": "Container", "min": {"cpu": "lots"}}),
+    ]
+    world.put(LIMIT_RANGES, *ranges)
+    view = world.start()
+    found = view.bounds("a")
+    assert {name: amount.text for name, amount in found.least.items()} == {"cpu": "0.2", "memory": "1Mi"}
+    assert {name: amount.text for name, amount in found.most.items()} == {"memory": "1Gi"}
+    assert {name: amount.text for name, amount in found.most_of_pod.items()} == {"cpu": "3"}
+    assert view.bounds("b") == Bounds()
+    assert view.bounds("c") == Bounds()
+
+
+def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
+    def served(index: int, **mps: object) -> Json:
+        return card(index) | {"status": {"health": "Healthy"} | ({"mps": mps} if mps else {})}
+
+    view = world.start([served(0)])
+    assert view.mps_scopes() == frozenset()
+    world.put(
+        paths.extendedresources(),
+        served(1, mode="card", state="Down"),
+        served(2, mode="node", state="Ready", maxClients=48),
+    )
+    world.follows()
+    assert view.mps_scopes() == {"card", "node"}
+    assert view.cards().most == 3

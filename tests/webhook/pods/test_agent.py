@@ -1,0 +1,261 @@
+"""The share agent in pods: which have it, where it stands, with what, and under a name of its own."""
+
+from copy import deepcopy
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from cardwise.core.api import names, request, shareagent
+from cardwise.core.api.mps import Mode
+from tests import build
+from tests.webhook.reviews import Known, device_classes, resource_class
+from tests.webhook.sharing import (
+    ALWAYS,
+    FOLDER,
+    IMAGE,
+    VOLUME,
+    Json,
+    admitted,
+    agent,
+    agents,
+    decided,
+    env,
+    judged,
+    mounts,
+    own,
+    refused,
+    sidecar,
+)
+from webhook.pods.agent import AgentSettings
+from webhook.server.decisions import Settings
+
+NEVER = Settings(share_agent=AgentSettings(image=IMAGE, choice="never"))
+
+
+def test_the_agent_is_as_the_contract_says() -> None:
+    after, warnings = admitted(build.pod(gpu_mem=8138))
+    assert warnings == ()
+    assert after["spec"]["initContainers"] == [
+        {
+            "name": "cardwise-agent",
+            "image": IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["cardwise-agent"],
+            "restartPolicy": "Always",
+            "env": [
+                {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+                {
+                    "name": "CARDWISE_ASSIGNMENT",
+                    "valueFrom": {
+                        "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['cardwise.dev/assignment']"}
+                    },
+                },
+                {"name": "CARDWISE_AGENT_METRICS_PORT", "value": "19477"},
+            ],
+            "resources": {"limits": {names.SHARE: "1"}},
+            "volumeMounts": [{"name": "cardwise-share", "mountPath": FOLDER}],
+            "startupProbe": {
+                "exec": {"command": ["cardwise-agent", "--probe"]},
+                "periodSeconds": 2,
+                "timeoutSeconds": 30,
+                "failureThreshold": 43200,
+            },
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+        }
+    ]
+    assert after["spec"]["volumes"] == [VOLUME]
+    assert mounts(after["spec"]["containers"][0]) == [own("0")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "said", "comes"),
+    [
+        ("mps", "off", None, False),
+        ("mps", "preferred", None, True),
+        ("mps", "required", None, True),
+        ("always", "off", None, True),
+        ("never", "required", None, False),
+        ("never", "off", "always", True),
+        ("always", "required", "never", False),
+        ("never", "preferred", "mps", True),
+        ("always", "off", "mps", False),
+    ],
+)
+def test_which_pods_have_it(choice: Any, mode: str, said: str | None, comes: bool) -> None:
+    settings = Settings(mps=Mode.REQUIRED, share_agent=AgentSettings(image=IMAGE, choice=choice))
+    annotations = {names.MPS: mode} | ({} if said is None else {names.SHARE_AGENT: said})
+    after, _ = admitted(build.pod(gpu_mem=1, annotations=annotations), settings=settings)
+    assert bool(agents(after)) is comes
+    assert bool(after["spec"].get("volumes")) is comes
+
+
+@pytest.mark.parametrize(("said", "comes"), [({}, False), ({names.MPS: "required"}, True), (ALWAYS, True)])
+def test_where_no_node_has_mps_it_comes_only_to_who_waits_for_it_or_says_so(said: dict[str, str], comes: bool) -> None:
+    after, _ = admitted(build.pod(gpu_mem=8138, annotations=said), Known())
+    assert bool(agents(after)) is comes
+
+
+def test_pods_without_a_share_of_a_card_never_have_it() -> None:
+    rdma = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
+    other = Known(known_classes=device_classes(rdma))
+    of_device = build.pod(annotations=ALWAYS)
+    of_device["spec"]["containers"][0]["resources"]["limits"] = {"cardwise.dev/rdma": "1"}
+    gang = build.pod(annotations=ALWAYS | {names.GROUP_NAME: "g"})
+    for pod in (of_device, gang, build.pod(annotations=ALWAYS)):
+        after, _ = admitted(pod, other)
+        assert agents(after) == []
+        assert "volumes" not in after["spec"]
+
+
+def test_another_word_is_refused() -> None:
+    message = refused(build.pod(gpu_mem=1, annotations={names.SHARE_AGENT: "yes"}))
+    assert (
+        message
+        == "metadata.annotations[cardwise.dev/share-agent]: 'yes' is no choice; write one of: always, mps, never"
+    )
+
+
+def test_without_an_image_there_is_none_and_who_asked_for_it_is_told() -> None:
+    after, warnings = admitted(build.pod(gpu_mem=1), settings=Settings())
+    assert (agents(after), warnings) == ([], ())
+    after, (warning,) = admitted(build.pod(gpu_mem=1, annotations=ALWAYS), settings=Settings())
+    assert agents(after) == []
+    assert "--share-agent-image" in warning
+
+
+def names_of(pod: Json) -> list[str]:
+    return [container["name"] for container in pod["spec"]["initContainers"]]
+
+
+@pytest.mark.parametrize(
+    ("init", "after"),
+    [
+        pytest.param([], ["cardwise-agent"], id="alone"),
+        pytest.param(["i"], ["i", "cardwise-agent"], id="behind what needs no card"),
+        pytest.param(
+            ["i", "plain", "gpu"], ["i", "plain", "cardwise-agent", "gpu"], id="before the first with a share"
+        ),
+        pytest.param(["gpu", "i", "gpu2"], ["cardwise-agent", "gpu", "i", "gpu2"], id="first"),
+        pytest.param(["cardwise-agent", "i"], ["cardwise-agent", "i"], id="where it is"),
+        pytest.param(["i", "cardwise-agent", "plain"], ["i", "cardwise-agent", "plain"], id="where it is, amid others"),
+        pytest.param(["gpu", "cardwise-agent"], ["cardwise-agent", "gpu"], id="never behind one with a share"),
+        pytest.param(
+            ["cardwise-agent", "i", "gpu"], ["cardwise-agent", "i", "gpu"], id="further before than it has to be"
+        ),
+    ],
+)
+def test_where_it_stands(init: list[str], after: list[str]) -> None:
+    ours = agent(admitted(build.pod(gpu_mem=1))[0])
+    made = {
+        "i": build.container("i"),
+        "plain": sidecar(build.container("plain")),
+        "gpu": sidecar(build.container("gpu", gpu_mem=5)),
+        "gpu2": sidecar(build.container("gpu2", gpu_mem=6)),
+        "cardwise-agent": ours,
+    }
+    found, _ = admitted(build.pod(init=[deepcopy(made[name]) for name in init], gpu_mem=1))
+    assert names_of(found) == after
+    assert agent(found) == ours
+    keys = {container.spec["name"]: container.key for container in request.containers(found)}
+    for container in request.containers(found):
+        name = container.spec["name"]
+        expected = [own(container.key)] if name in ("gpu", "gpu2", "main") else []
+        if name != "cardwise-agent":
+            assert mounts(container.spec) == expected
+        if name in ("gpu", "gpu2", "main"):
+            assert f"'cardwise.dev/devices.{keys[name]}'" in str(env(container.spec)[names.ENV_VISIBLE_DEVICES])
+
+
+def test_the_parser_takes_the_agent_for_a_container_that_asks_for_nothing() -> None:
+    side = sidecar(build.container("side", gpu_mem=64, gpu_count=2))
+    after, _ = admitted(build.pod(init=[build.container("i"), side], gpu_mem=1, annotations=ALWAYS))
+    asked = request.parse_mutated(after)
+    assert asked is not None
+    assert [(c.key, c.name, c.mem, c.cards) for c in asked.containers] == [
+        ("init-2", "side", 64, 2),
+        ("0", "main", 1, 1),
+    ]
+    assert agent(after)["resources"]["limits"] == {names.SHARE: "1"}
+    assert after["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
+
+
+def test_a_split_share_that_a_copy_brings_stays_with_its_container() -> None:
+    """Of a pod from before the agent was switched on, and back."""
+    side = sidecar(build.container("side", gpu_mem=64, gpu_count=2))
+    without, _ = admitted(build.pod(init=[side], gpu_mem=1), settings=NEVER)
+    assert without["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
+    without["metadata"]["annotations"][names.SHARE_AGENT] = "always"
+    within, warnings = admitted(without)
+    assert warnings == ()
+    assert within["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
+    del within["metadata"]["annotations"][names.SHARE_AGENT]
+    back, warnings = admitted(within, settings=NEVER)
+    assert warnings == ()
+    assert names_of(back) == ["side"]
+    assert back["metadata"]["annotations"][names.GPU_COUNTS] == "side=2"
+    assert "volumes" not in back["spec"]
+    assert not any(mounts(container.spec) for container in request.containers(back))
+
+
+def test_the_copy_of_a_pod_that_asks_for_nothing_any_more_loses_the_agent() -> None:
+    copy, _ = admitted(build.pod(init=[build.container("i")], gpu_mem=1))
+    del copy["spec"]["containers"][0]["resources"]
+    after, _ = admitted(copy)
+    assert names_of(after) == ["i"]
+    assert mounts(after["spec"]["containers"][0]) == []
+
+
+def test_a_forged_agent_is_written_anew() -> None:
+    forged = sidecar({"name": "cardwise-agent", "image": "evil", "command": ["cardwise-agent"], "args": ["x"]})
+    forged["securityContext"] = {"privileged": True}
+    forged["volumeMounts"] = [{"name": "cardwise-share", "mountPath": FOLDER}]
+    after, _ = admitted(build.pod(init=[forged], gpu_mem=1))
+    assert agent(after) == agent(admitted(build.pod(gpu_mem=1))[0])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param({"init": [build.container("cardwise-agent")]}, id="ordinary init container"),
+        pytest.param({"init": [sidecar(build.container("cardwise-agent"))]}, id="other command"),
+        pytest.param({"containers": [build.container("cardwise-agent", gpu_mem=1)]}, id="container"),
+    ],
+)
+def test_the_name_is_ours_where_the_agent_is_to_come(bad: Json) -> None:
+    pod = build.pod(**({"containers": [build.container(gpu_mem=1)]} | bad))
+    message = refused(pod)
+    assert ".name: cardwise-agent is the name of Cardwise's share agent; give the container another" in message
+
+
+def test_the_name_is_nobodys_for_a_share() -> None:
+    """The device plugin knows the agent by it."""
+    pod = build.pod(containers=[build.container("cardwise-agent", gpu_mem=1)])
+    patched = decided(pod, settings=NEVER)
+    stored = jsonpatch.JsonPatch(patched.patch).apply(pod)
+    assert "spec.containers[0].name: cardwise-agent is the name" in judged(stored, settings=NEVER).message
+    plain = build.pod(init=[build.container("cardwise-agent")], gpu_mem=1)
+    assert names_of(admitted(plain, settings=NEVER)[0]) == ["cardwise-agent"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "ports", "port"),
+    [
+        ({}, [], "19477"),
+        ({"hostNetwork": True}, [], "0"),
+        ({}, [{"containerPort": 19477}], "0"),
+        ({"hostNetwork": False}, [{"containerPort": 80}], "19477"),
+    ],
+)
+def test_metrics_take_no_port_of_the_app(spec: Json, ports: list[Json], port: str) -> None:
+    pod = build.pod(gpu_mem=1)
+    pod["spec"] |= spec
+    pod["spec"]["containers"][0]["ports"] = ports
+    assert env(agent(admitted(pod)[0]))[shareagent.METRICS_PORT_ENV]["value"] == port

@@ -1,0 +1,180 @@
+"""What the share agent asks for: limits, LimitRanges, and the quality of service that stays as it was."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cardwise.core.api import names, request
+from tests import build
+from tests.webhook.reviews import Known
+from tests.webhook.sharing import (
+    MPS,
+    SETTINGS,
+    Json,
+    admitted,
+    agent,
+    agents,
+    sidecar,
+    with_resources,
+)
+from webhook.pods import limitranges
+from webhook.server.decisions import Settings
+
+
+def known(*items: Json) -> Known:
+    """LimitRanges of the namespace default."""
+    return replace(MPS, ranges={"default": limitranges.parse({"spec": {"limits": list(items)}})})
+
+
+def cpu_memory(cpu: str, memory: str) -> Json:
+    return {"cpu": cpu, "memory": memory}
+
+
+def test_settings_reach_the_agent() -> None:
+    chosen = replace(
+        SETTINGS.share_agent,
+        user=0,
+        image="mine",
+        resources={"cpu": limitranges.Amount.of("5m"), "memory": limitranges.Amount.of("9Mi")},
+    )
+    pod = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
+    found = agent(admitted(pod, settings=Settings(share_agent=chosen))[0])
+    assert "runAsUser" not in found["securityContext"]
+    assert found["securityContext"]["runAsNonRoot"] is True
+    assert found["image"] == "mine"
+    assert found["resources"]["limits"] == {"cpu": "5m", "memory": "9Mi", names.SHARE: "1"}
+
+
+FULL = {"limits": cpu_memory("50m", "64Mi"), "requests": cpu_memory("50m", "64Mi")}
+
+
+@pytest.mark.parametrize(
+    ("containers", "named"),
+    [
+        pytest.param([{}], {}, id="BestEffort"),
+        pytest.param([{"limits": cpu_memory("1", "1Gi"), "requests": cpu_memory("1", "1Gi")}], FULL, id="Guaranteed"),
+        pytest.param([{"limits": cpu_memory("1", "1Gi")}], FULL, id="requests follow from limits"),
+        pytest.param([{"requests": {"cpu": "1"}}], {"requests": {"cpu": "50m"}}, id="Burstable"),
+        pytest.param([{"requests": {"cpu": "1"}}, {}], {}, id="one does without"),
+        pytest.param(
+            [
+                {"limits": {"memory": "1Gi"}, "requests": cpu_memory("1", "1Gi")},
+                {"limits": {"memory": "1Gi", "cpu": "2"}},
+            ],
+            {"limits": {"memory": "64Mi"}, "requests": cpu_memory("50m", "64Mi")},
+            id="only what all name",
+        ),
+        pytest.param([{"requests": {"cpu": "0"}}], {"requests": {"cpu": "0"}}, id="zero is BestEffort still"),
+    ],
+)
+@pytest.mark.parametrize("place", ["containers", "init"])
+def test_it_names_what_every_other_container_names(containers: list[Json], named: Json, place: str) -> None:
+    first, *others = containers
+    rest = [with_resources(build.container(f"c{i}"), **kinds) for i, kinds in enumerate(others)]
+    main = with_resources(build.container(gpu_mem=1), **first)
+    pod = build.pod(containers=[main, *rest]) if place == "containers" else build.pod(containers=[main], init=rest)
+    found = deepcopy(agent(admitted(pod)[0])["resources"])
+    assert found["limits"].pop(names.SHARE) == "1"
+    assert {kind: amounts for kind, amounts in found.items() if amounts} == named
+
+
+def test_where_the_pod_as_a_whole_names_them_it_names_none() -> None:
+    pod = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
+    pod["spec"]["resources"] = {"limits": cpu_memory("2", "2Gi")}
+    after, _ = admitted(pod)
+    assert agent(after)["resources"] == {"limits": {names.SHARE: "1"}}
+    # What a LimitRange gives it afterwards stays, or the next look would take it away again.
+    agent(after)["resources"]["limits"]["cpu"] = "9m"
+    assert agent(admitted(after)[0])["resources"]["limits"]["cpu"] == "9m"
+
+
+GUARANTEED = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
+
+
+def item(kind: str, **bounds: Json) -> Json:
+    return {"type": kind, **bounds}
+
+
+def test_the_largest_minimum_of_a_limit_range_raises_it() -> None:
+    ranges = known(
+        item("Container", min={"cpu": "60m", "memory": "1Mi", "ephemeral-storage": "1Gi"}),
+        item("Container", min={"cpu": "0.1"}),
+        item("Pod", min={"cpu": "1"}),
+    )
+    found = agent(admitted(GUARANTEED, ranges)[0])["resources"]
+    assert found == {
+        "limits": {"cpu": "0.1", "memory": "64Mi", names.SHARE: "1"},
+        "requests": cpu_memory("0.1", "64Mi"),
+    }
+    assert agent(admitted(build.pod(gpu_mem=1), ranges)[0])["resources"] == {"limits": {names.SHARE: "1"}}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"),
+    [
+        (item("Pod", max={"cpu": "1"}), "a LimitRange allows a pod 1 of cpu at most"),
+        (item("Pod", max={"memory": "1087Mi"}), "a LimitRange allows a pod 1087Mi of memory at most"),
+        (item("Pod", max={"memory": "1088Mi"}), ""),
+        (item("Container", max={"cpu": "40m"}), "a LimitRange allows a container 40m of cpu at most"),
+        (item("Container", max={"cpu": "50m"}), ""),
+    ],
+)
+def test_a_pod_that_ran_without_it_runs(bounds: Json, says: str) -> None:
+    after, warnings = admitted(GUARANTEED, known(bounds))
+    assert bool(agents(after)) is not bool(says)
+    assert [says in text for text in warnings] == ([True] if says else [])
+    copy, _ = admitted(GUARANTEED)
+    assert bool(agents(admitted(copy, known(bounds))[0])) is not bool(says)
+
+
+def test_a_pod_is_summed_as_limit_ranges_do() -> None:
+    """An ordinary init container runs beside the sidecars before it, and before all containers."""
+    big = with_resources(build.container("big"), limits=cpu_memory("3", "1Gi"))
+    main = with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))
+    first = build.pod(init=[big], containers=[main])
+    assert agents(admitted(first, known(item("Pod", max={"cpu": "3"})))[0])
+    gpu = sidecar(with_resources(build.container("gpu", gpu_mem=1), limits=cpu_memory("1", "1Gi")))
+    behind = build.pod(init=[gpu, big], containers=[main])
+    assert agents(admitted(behind, known(item("Pod", max={"cpu": "4"})))[0]) == []
+    assert agents(admitted(behind, known(item("Pod", max={"cpu": "4050m"})))[0])
+
+
+RESOURCES = st.fixed_dictionaries(
+    {},
+    optional={
+        kind: st.fixed_dictionaries({}, optional={"cpu": st.sampled_from(["0", "1"]), "memory": st.just("1Gi")})
+        for kind in ("limits", "requests")
+    },
+)
+
+
+def quality(pod: Json) -> str:
+    """As k8s.io/kubernetes pkg/apis/core/v1/helper/qos, with requests that follow from limits."""
+    seen = set()
+    guaranteed = True
+    for container in request.containers(pod):
+        limits = {k: v for k, v in container.spec["resources"].get("limits", {}).items() if k in ("cpu", "memory")}
+        requests = limits | container.spec["resources"].get("requests", {})
+        requests = {k: v for k, v in requests.items() if k in ("cpu", "memory")}
+        limits, requests = ({k: v for k, v in found.items() if v != "0"} for found in (limits, requests))
+        seen |= {*limits, *requests}
+        guaranteed &= set(limits) == {"cpu", "memory"} and limits == requests
+    return "BestEffort" if not seen else "Guaranteed" if guaranteed else "Burstable"
+
+
+@given(st.lists(RESOURCES, min_size=1, max_size=3), st.lists(RESOURCES, max_size=2))
+def test_the_quality_of_service_stays(containers: list[Json], init: list[Json]) -> None:
+    first, *others = (
+        with_resources(build.container(f"c{i}", **({} if i else {"gpu_mem": 1})), **kinds)
+        for i, kinds in enumerate(containers)
+    )
+    before = build.pod(
+        containers=[first, *others],
+        init=[with_resources(build.container(f"i{i}"), **kinds) for i, kinds in enumerate(init)],
+    )
+    after, _ = admitted(before)
+    assert agents(after)
+    assert quality(after) == quality(before)

@@ -1,0 +1,277 @@
+"""Asking for a type of card: what a pod looks like after the webhook, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names, request
+from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.quantity import MiB
+from tests import build
+from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from webhook.pods.defaults import Defaults
+from webhook.pods.validate import Cards
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
+K80_KEY, P100_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, P100, "k80-half"))
+CLASSES = device_classes(
+    resource_class(K80),
+    resource_class(P100, model="Tesla P100"),
+    resource_class("k80-half", share={"memoryMiB": "5Gi", "corePercent": 40}),
+    resource_class("rare", model="Tesla Rare"),
+)
+KNOWN = Known(
+    known_classes=CLASSES,
+    known_cards=Cards(MiB(16276), 3),
+    cards_of={K80: Cards(MiB(11441), 2), P100: Cards(MiB(16276), 1), "k80-half": Cards(MiB(11441), 2)},
+)
+TAKE = Settings(nvidia_gpu="take")
+
+
+def pod(limits: Json, *others: Json, annotations: dict[str, str] | None = None) -> Json:
+    """As the API server hands it over: requests follow from limits."""
+    containers = [
+        {"name": f"c{i}", "resources": {"limits": dict(listed), "requests": dict(listed)} if listed else {}}
+        for i, listed in enumerate((limits, *others))
+    ]
+    return build.pod(containers=containers, annotations=annotations)
+
+
+def after(asked: Json, settings: Settings | None = None) -> Json:
+    return mutated(asked, "pods", KNOWN, settings)
+
+
+def limits_after(*limits: Json, settings: Settings | None = None, **kwargs: Any) -> list[Json]:
+    return [c["resources"].get("limits", {}) for c in after(pod(*limits, **kwargs), settings)["spec"]["containers"]]
+
+
+def said(asked: Json, settings: Settings | None = None) -> str:
+    """By the refusal of either webhook."""
+    settings = settings or Settings()
+    first = decisions.on_mutate(review.decode(body(asked)), KNOWN, settings)
+    if not first.allowed:
+        return first.message
+    second = decisions.on_validate(review.decode(body(after(asked, settings))), KNOWN, settings)
+    return second.message
+
+
+def warnings(asked: Json, settings: Settings | None = None) -> tuple[str, ...]:
+    decision = decisions.on_validate(review.decode(body(after(asked))), KNOWN, settings or Settings())
+    assert decision.allowed, decision.message
+    return decision.warnings
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_now"),
+    [
+        pytest.param({K80: "1"}, {K80_KEY: "1", names.WHOLE_GPU: "1"}, id="bare: a whole card"),
+        pytest.param({K80_KEY: "2"}, {K80_KEY: "2", names.WHOLE_GPU: "2"}, id="our spelling"),
+        pytest.param({K80: "2", names.GPU_COUNT: "2"}, {K80_KEY: "2", names.WHOLE_GPU: "2"}, id="with the count"),
+        pytest.param({K80: "1", names.GPU_MEM: "4Gi"}, {K80_KEY: "1", names.GPU_MEM: "4096"}, id="a share"),
+        pytest.param({K80: "2", names.GPU_MEM: "8192"}, {K80_KEY: "2", names.GPU_MEM: "8192"}, id="a split share"),
+        pytest.param(
+            {HALF_KEY: "2"}, {HALF_KEY: "2", names.GPU_MEM: "10240", names.GPU_CORE: "80"}, id="shares of the class"
+        ),
+        pytest.param(
+            {"k80-half": "1", names.GPU_CORE: "10"},
+            {HALF_KEY: "1", names.GPU_MEM: "5120", names.GPU_CORE: "10"},
+            id="own cores",
+        ),
+        pytest.param({"k80-half": "1", names.GPU_MEM: "64"}, {HALF_KEY: "1", names.GPU_MEM: "64"}, id="own memory"),
+        pytest.param({"k80-half": "1", names.GPU_COUNT: "1"}, {HALF_KEY: "1", names.WHOLE_GPU: "1"}, id="own count"),
+        pytest.param({K80: "1", K80_KEY: "1"}, {K80_KEY: "1", names.WHOLE_GPU: "1"}, id="both spellings"),
+    ],
+)
+def test_a_class_by_any_spelling(asked: Json, is_now: Json) -> None:
+    once = after(pod(asked))
+    resources = once["spec"]["containers"][0]["resources"]
+    assert resources["limits"] == is_now | {names.SHARE: "1"}
+    assert resources["requests"].items() <= resources["limits"].items()
+    assert K80 not in resources["requests"]
+    assert after(once) == once
+    assert request.parse_mutated(once) is not None
+
+
+def test_a_split_share_of_a_class_is_told_from_shares_of_one_card() -> None:
+    def asked(limits: Json) -> ContainerRequest:
+        parsed = request.parse_mutated(after(pod(limits)))
+        assert parsed is not None
+        return parsed.containers[0]
+
+    split, shares = asked({K80: "2", names.GPU_MEM: "8192"}), asked({"k80-half": "2"})
+    assert (split.cards, split.mem, split.device_class) == (2, 8192, K80)
+    assert (shares.cards, shares.mem, shares.device_class) == (1, 10240, "k80-half")
+
+
+def test_a_copied_running_pod_keeps_its_shares_when_the_class_has_changed() -> None:
+    once = after(pod({"k80-half": "2"}))
+    larger = Known(known_classes=device_classes(resource_class("k80-half", share={"memoryMiB": "8Gi"})))
+    assert mutated(once, "pods", larger) == once
+
+
+def test_a_stale_count_of_a_copied_pod_does_not_split_the_shares() -> None:
+    once = after(pod({"k80-half": "1"}, annotations={names.GPU_COUNTS: "main=2"}))
+    asked = request.parse_mutated(once)
+    assert asked is not None
+    assert asked.containers[0].cards == 1
+
+
+def test_the_annotation_is_for_containers_that_name_no_class() -> None:
+    noted = {names.CLASS: K80}
+    share, own, none = limits_after({names.GPU_MEM: "64"}, {P100: "1"}, {"cpu": "1"}, annotations=noted)
+    assert share == {names.GPU_MEM: "64", K80_KEY: "1", names.SHARE: "1"}
+    assert own == {names.WHOLE_GPU: "1", P100_KEY: "1", names.SHARE: "1"}
+    assert none == {"cpu": "1"}
+    split = limits_after({names.GPU_MEM: "64", names.GPU_COUNT: "2"}, annotations=noted)
+    assert split == [{names.GPU_MEM: "64", K80_KEY: "2", names.SHARE: "1"}]
+
+
+def test_where_nothing_is_asked_the_first_container_gets_one_of_the_class() -> None:
+    half = {names.CLASS: "k80-half"}
+    assert limits_after({}, {}, annotations=half)[0] == {
+        HALF_KEY: "1", names.GPU_MEM: "5120", names.GPU_CORE: "40", names.SHARE: "1",
+    }  # fmt: skip
+    once = after(pod({"cpu": "1"}, annotations={names.CLASS: K80}))
+    assert once["metadata"]["annotations"][names.CLASS] == K80
+    assert once["spec"]["containers"][0]["resources"]["limits"] == {
+        "cpu": "1", K80_KEY: "1", names.WHOLE_GPU: "1", names.SHARE: "1",
+    }  # fmt: skip
+    assert after(once) == once
+    assert limits_after({names.NVIDIA_GPU: "1"}, annotations=half) == [{names.NVIDIA_GPU: "1"}], "it has NVIDIA's"
+
+
+def test_the_annotation_is_before_the_defaults_of_the_namespace() -> None:
+    known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
+    plain = pod({}, annotations={names.CLASS: K80})
+    decision = decisions.on_defaults(review.decode(body(plain)), known, Settings())
+    assert decision.allowed
+    assert not any(names.GPU_MEM.replace("/", "~1") in str(step) for step in decision.patch)
+    assert any(names.WHOLE_GPU in str(step) for step in decision.patch)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_now"),
+    [
+        ({names.NVIDIA_GPU: "2"}, {names.WHOLE_GPU: "2", names.SHARE: "1"}),
+        ({names.NVIDIA_GPU: "1", K80: "1"}, {names.WHOLE_GPU: "1", K80_KEY: "1", names.SHARE: "1"}),
+        ({names.NVIDIA_GPU: "0"}, {names.NVIDIA_GPU: "0"}),
+    ],
+)
+def test_nvidia_gpu_is_whole_cards_where_the_setting_says_so(asked: Json, is_now: Json) -> None:
+    assert limits_after(asked, settings=TAKE) == [is_now]
+
+
+def test_nvidia_gpu_is_left_alone_by_default() -> None:
+    asked = pod({names.NVIDIA_GPU: "2"})
+    assert after(asked) == asked
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu", "memory", "hugepages-2Mi", "gpu", "foo", "requests.cpu", "Not.A.Class", "../x"]
+)
+def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
+    asked = pod({name: "1"})
+    assert after(asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        pytest.param(
+            pod({K80: "1", P100: "1"}),
+            f"spec.containers[0].resources.limits[{P100_KEY}]: {K80_KEY} is asked for as well; "
+            "ask for one class in each container",
+            id="two classes",
+        ),
+        pytest.param(
+            pod({K80: "1", K80_KEY: "2"}),
+            f"spec.containers[0].resources.limits[{K80_KEY}]: 2 differs from {K80}, which means the same and says 1; "
+            f"write only {K80}",
+            id="two amounts",
+        ),
+        pytest.param(pod({K80: "0"}), f"limits[{K80_KEY}]: 0 is out of range", id="none of it"),
+        pytest.param(pod({K80: "2", names.GPU_COUNT: "1"}), f"differs from {K80_KEY}", id="another count"),
+        pytest.param(
+            pod({"nvidia.tesla.k81": "1"}),
+            "spec.containers[0].resources.limits[cardwise.dev/nvidia.tesla.k81]: there is no ResourceClass "
+            f"nvidia.tesla.k81; write {K80}, {P100}, ",
+            id="no such class",
+        ),
+        pytest.param(pod({"nvidia.tesla.k81": "1"}), "(kubectl get resourceclass)", id="how to find them"),
+        pytest.param(
+            pod({}, annotations={names.CLASS: "k81"}),
+            f"metadata.annotations[{names.CLASS}]: there is no ResourceClass k81; write ",
+            id="no such class by annotation",
+        ),
+        pytest.param(
+            pod({}, annotations={names.CLASS: "A b"}),
+            f"metadata.annotations[{names.CLASS}]: 'A b' is no name of a class",
+            id="no name by annotation",
+        ),
+        pytest.param(
+            pod({"k80-half": "3"}),
+            f"limits[{HALF_KEY}]: 3 of k80-half are 120 percent of the cores of one card; ask for at most 2",
+            id="more cores than a card",
+        ),
+        pytest.param(
+            pod({K80: "1", names.GPU_MEM: "11442"}),
+            f"limits[{names.GPU_MEM}]: 11442 MiB is more than the largest card of class {K80} has (11441); "
+            "ask for at most 11441, or split it",
+            id="larger than cards of the class",
+        ),
+        pytest.param(
+            pod({"k80-half": "3", names.GPU_CORE: "1"}),
+            f"limits[{HALF_KEY}]: 15360 MiB is more than the largest card of class k80-half has (11441); "
+            "ask for at most 2, since one of the class is 5120 MiB",
+            id="more shares than a card",
+        ),
+        pytest.param(
+            pod({K80: "3"}), f"limits[{K80_KEY}]: 3 cards of class {K80} are more than any node has (2)", id="too many"
+        ),
+        pytest.param(
+            pod({K80: "2"}, {names.GPU_COUNT: "2"}), "4 cards are more than any node has (3)", id="too many together"
+        ),
+    ],
+)
+def test_what_can_never_run_is_refused_by_its_field(asked: Json, says: str) -> None:
+    assert says in said(asked)
+
+
+def test_a_bare_name_in_an_ordinary_init_container_is_refused() -> None:
+    asked = build.pod(init=[{"name": "i", "resources": {"limits": {K80: "1"}}}])
+    assert said(asked).startswith(f"spec.initContainers[0].resources.limits[{K80_KEY}]: an ordinary init container")
+
+
+def test_two_types_in_one_pod_are_each_held_against_their_own_cards() -> None:
+    assert said(pod({K80: "1", names.GPU_MEM: "9000"}, {P100: "1", names.GPU_MEM: "9000"})) == ""
+    assert "more than the largest card of class" in said(
+        pod({K80: "1", names.GPU_MEM: "9000"}, {K80: "1", names.GPU_MEM: "9000"})
+    )
+
+
+def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
+    many = Known(
+        known_classes=device_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
+    )
+    asked = mutated(pod({"nvidia.tesla.k8": "1"}), "pods", many)
+    message = decisions.on_validate(review.decode(body(asked)), many, Settings()).message
+    assert f"write {K80}, " in message
+    assert message.count("class-") == 9
+    assert "or one of 21 more" in message
+
+
+def test_a_class_without_a_card_waits_with_a_warning() -> None:
+    key = f"{names.CLASS_PREFIX}rare"
+    assert warnings(pod({"rare": "1"})) == (
+        f"spec.containers[0].resources.limits[{key}]: no card is of the class now; the pod waits until one comes",
+    )
+
+
+def test_what_is_too_large_may_wait_by_the_setting() -> None:
+    told = warnings(pod({K80: "1", names.GPU_MEM: "11442"}), Settings(oversize="wait"))
+    assert len(told) == 1
+    assert told[0].endswith("; the pod waits until such a card comes")

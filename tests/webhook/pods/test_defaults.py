@@ -1,0 +1,90 @@
+"""Defaults of a namespace for its plain pods."""
+
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from cardwise.core.api import names, request
+from tests import build
+from tests.webhook.reviews import Known, body
+from webhook.pods.defaults import Defaults, of
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+TEAM = Known(namespaces={"team": Defaults("2Gi", "spread")})
+
+
+def decide(pod: dict[str, object], known: Known = TEAM, namespace: str = "team") -> review.Decision:
+    return decisions.on_defaults(review.decode(body(pod, namespace=namespace)), known, Settings())
+
+
+def placed(pod: dict[str, Any]) -> dict[str, Any]:
+    pod["spec"]["nodeName"] = "n1"
+    return pod
+
+
+def after(pod: dict[str, object], known: Known = TEAM) -> request.PodRequest | None:
+    decision = decide(pod, known)
+    assert decision.allowed, decision.message
+    return request.parse_mutated(jsonpatch.JsonPatch(decision.patch).apply(pod))
+
+
+def test_a_plain_pod_gets_the_default_share_in_its_first_container() -> None:
+    asked = after(build.pod(containers=[build.container("a"), build.container("b")]))
+    assert asked is not None
+    assert [(c.key, c.mem) for c in asked.containers] == [("0", 2048)]
+    assert asked.policy == "spread"
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(build.pod(annotations={names.DEFAULTS_OPT_OUT: "disabled"}), id="opted out"),
+        pytest.param(
+            build.pod(containers=[{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]),
+            id="asks for nvidia.com/gpu",
+        ),
+        pytest.param(placed(build.pod()), id="kubectl debug node/n1"),
+    ],
+)
+def test_some_pods_take_no_defaults(pod: dict[str, object]) -> None:
+    assert decide(pod).patch == []
+
+
+def test_a_namespace_without_a_default_share_changes_no_plain_pod() -> None:
+    assert decide(build.pod(), Known(namespaces={"team": Defaults("", "spread")})).patch == []
+
+
+def test_other_namespaces_have_no_defaults() -> None:
+    assert decide(build.pod(), namespace="other").patch == []
+
+
+@pytest.mark.parametrize(
+    ("defaults", "says"),
+    [
+        (Defaults("much"), f"namespace team: metadata.annotations[{names.DEFAULT_GPU_MEM}]: 'much' is not a quantity"),
+        (Defaults("0"), "write at least 1"),
+        (
+            Defaults("1Gi", "best"),
+            f"namespace team: metadata.annotations[{names.POLICY}]: 'best' is no placement policy",
+        ),
+    ],
+)
+def test_bad_defaults_are_told_by_the_namespaces_name(defaults: Defaults, says: str) -> None:
+    decision = decide(build.pod(), Known(namespaces={"team": defaults}))
+    assert not decision.allowed
+    assert says in decision.message
+
+
+def test_only_a_labelled_namespace_has_opted_in() -> None:
+    annotations = {names.DEFAULT_GPU_MEM: "1Gi"}
+    assert of({"annotations": annotations}) is None
+    assert of({"labels": {names.DEFAULTS_LABEL: "disabled"}, "annotations": annotations}) is None
+    assert of({"labels": {names.DEFAULTS_LABEL: "enabled"}, "annotations": annotations}) == Defaults("1Gi")
+
+
+def test_the_policy_reaches_pods_with_a_request_of_their_own() -> None:
+    pod = build.pod(gpu_mem=1)
+    decision = decisions.on_mutate(review.decode(body(pod, namespace="team")), TEAM, Settings())
+    assert jsonpatch.JsonPatch(decision.patch).apply(pod)["metadata"]["annotations"][names.POLICY] == "spread"

@@ -1,0 +1,361 @@
+"""Asking for devices that are not GPUs: what a pod looks like after the webhook, what is refused, what authors hear."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, DeviceShare, encode
+from cardwise.core.api.request import DeviceRequest
+from cardwise.core.values.quantity import MiB
+from tests import build
+from tests.webhook.pods.test_classes import pod
+from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from webhook.pods.defaults import Defaults
+from webhook.pods.validate import Cards
+from webhook.quotas.gpuquotas import parse as standing
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+K80, RDMA, FPGA, HALF = "nvidia.tesla.k80", "rdma", "net.fpga", "half"
+K80_KEY, RDMA_KEY, FPGA_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, RDMA, FPGA, HALF))
+SLOT, MARKER = {names.SHARE: "1"}, {names.PLACE_MARKER: "0"}
+
+
+def device_class(name: str, kind: str = "rdma") -> Json:
+    return {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"kind": kind}}}}
+
+
+CLASSES = device_classes(
+    resource_class(K80),
+    resource_class(HALF, share={"memoryMiB": 5000}),
+    device_class(RDMA),
+    device_class(FPGA, "fpga"),
+    device_class("nic", "nic"),
+)
+KNOWN = Known(
+    known_classes=CLASSES,
+    known_cards=Cards(MiB(16276), 4),
+    cards_of={K80: Cards(MiB(11441), 2), HALF: Cards(MiB(11441), 2), RDMA: Cards(most=2), FPGA: Cards(most=1)},
+)
+
+
+def after(asked: Json, known: Known = KNOWN, settings: Settings | None = None) -> Json:
+    once = mutated(asked, "pods", known, settings)
+    assert mutated(once, "pods", known, settings) == once, "not a fixed point"
+    return once
+
+
+def limits(obj: Json) -> list[Json]:
+    return [container["resources"].get("limits", {}) for container in obj["spec"]["containers"]]
+
+
+def noted(obj: Json) -> str | None:
+    text: str | None = obj["metadata"]["annotations"].get(names.DEVICE_CLASSES)
+    return text
+
+
+def validated(asked: Json, known: Known = KNOWN, settings: Settings | None = None) -> review.Decision:
+    return decisions.on_validate(review.decode(body(asked)), known, settings or Settings())
+
+
+def said(asked: Json, known: Known = KNOWN) -> str:
+    """By the refusal of either webhook."""
+    first = decisions.on_mutate(review.decode(body(asked)), known, Settings())
+    return first.message or validated(after(asked, known), known).message
+
+
+def warned(asked: Json) -> tuple[str, ...]:
+    """By the first webhook."""
+    decision = decisions.on_mutate(review.decode(body(asked)), KNOWN, Settings())
+    assert decision.allowed, decision.message
+    return decision.warnings
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_now"),
+    [
+        pytest.param({RDMA: "1"}, {RDMA_KEY: "1"} | MARKER, id="bare"),
+        pytest.param({RDMA_KEY: "2"}, {RDMA_KEY: "2"} | MARKER, id="our spelling"),
+        pytest.param({RDMA: "1", RDMA_KEY: "1"}, {RDMA_KEY: "1"} | MARKER, id="both spellings"),
+        pytest.param({RDMA: "1", FPGA: "1"}, {RDMA_KEY: "1", FPGA_KEY: "1"} | MARKER, id="two classes of devices"),
+        pytest.param(
+            {RDMA: "1", names.GPU_MEM: "8138"}, {RDMA_KEY: "1", names.GPU_MEM: "8138"}, id="beside a share of a card"
+        ),
+        pytest.param(
+            {RDMA: "1", FPGA: "1", K80: "2"},
+            {RDMA_KEY: "1", FPGA_KEY: "1", K80_KEY: "2", names.WHOLE_GPU: "2"},
+            id="beside cards of a class",
+        ),
+        pytest.param(
+            {RDMA: "1", HALF: "2"},
+            {RDMA_KEY: "1", HALF_KEY: "2", names.GPU_MEM: "10000"},
+            id="beside shares of a class",
+        ),
+    ],
+)
+def test_devices_by_any_spelling_and_beside_cards(asked: Json, is_now: Json) -> None:
+    once = after(pod(asked))
+    assert limits(once) == [is_now | SLOT]
+    resources = once["spec"]["containers"][0]["resources"]
+    assert resources["requests"].items() <= resources["limits"].items()
+    assert noted(once) == (f"{FPGA},{RDMA}" if FPGA in asked else RDMA)
+    assert validated(once).message == ""
+    parsed = request.parse_mutated(once)
+    assert parsed is not None
+    assert DeviceRequest("0", RDMA, int(asked.get(RDMA, asked.get(RDMA_KEY)))) in parsed.devices
+
+
+def test_each_container_has_a_slot_and_the_first_with_a_device_the_marker() -> None:
+    plain, first, second = limits(after(pod({"cpu": "1"}, {RDMA: "1"}, {FPGA: "1"})))
+    assert plain == {"cpu": "1"}
+    assert first == {RDMA_KEY: "1"} | SLOT | MARKER
+    assert second == {FPGA_KEY: "1"} | SLOT
+
+
+def test_a_pod_with_a_card_anywhere_needs_no_marker() -> None:
+    assert limits(after(pod({RDMA: "1"}, {names.GPU_MEM: "64"}))) == [
+        {RDMA_KEY: "1"} | SLOT,
+        {names.GPU_MEM: "64"} | SLOT,
+    ]
+
+
+def test_a_native_sidecar_may_have_the_device_and_the_marker() -> None:
+    sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"limits": {RDMA: "1"}}}
+    once = after(build.pod(init=[sidecar]))
+    assert once["spec"]["initContainers"][0]["resources"]["limits"] == {RDMA_KEY: "1"} | SLOT | MARKER
+    assert limits(once) == [{}]
+
+
+def test_markers_of_users_go_but_ours_stays_without_a_word() -> None:
+    asked = pod({RDMA: "1", names.PLACE_MARKER: "7"}, {names.PLACE_MARKER: "1", names.BIND_MARKER: "1", FPGA: "1"})
+    assert limits(after(asked)) == [{RDMA_KEY: "1"} | SLOT | MARKER, {FPGA_KEY: "1"} | SLOT]
+    told = "\n".join(warned(asked))
+    for container, name in ((0, names.PLACE_MARKER), (1, names.PLACE_MARKER), (1, names.BIND_MARKER)):
+        assert f"spec.containers[{container}].resources.limits[{name}]: removed, which only Cardwise writes" in told
+    assert warned(after(asked)) == ()
+    with_a_card = pod({names.GPU_MEM: "64", names.PLACE_MARKER: "1"})
+    assert limits(after(with_a_card)) == [{names.GPU_MEM: "64"} | SLOT]
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "is_now", "warning"),
+    [
+        pytest.param({RDMA: "1"}, RDMA, RDMA, "", id="right"),
+        pytest.param({RDMA: "1"}, f"{K80},{RDMA}", RDMA, f"replaced by {RDMA}", id="a class too many"),
+        pytest.param({RDMA: "1"}, "", RDMA, f"replaced by {RDMA}", id="none"),
+        pytest.param({K80: "1"}, K80, None, "removed", id="a card as a device"),
+        pytest.param({}, RDMA, None, "removed", id="nothing is asked"),
+    ],
+)
+def test_the_annotation_of_a_user_says_nothing(asked: Json, own: str, is_now: str | None, warning: str) -> None:
+    given = pod(asked, annotations={names.DEVICE_CLASSES: own})
+    assert noted(after(given)) == is_now
+    told = [text for text in warned(given) if names.DEVICE_CLASSES in text]
+    what = f"metadata.annotations[{names.DEVICE_CLASSES}]: {warning}, which only Cardwise writes"
+    assert told == ([what] if warning else [])
+
+
+def test_a_copy_of_a_running_pod_is_placed_anew() -> None:
+    once = after(pod({RDMA: "1"}))
+    held = Assignment({}, {"0": (DeviceShare(RDMA, "rdma-1"),)})
+    running = once | {
+        "metadata": once["metadata"]
+        | {"annotations": once["metadata"]["annotations"] | encode(held, assume_time_ns=1), "resourceVersion": "7"},
+        "spec": once["spec"] | {"nodeName": "n1"},
+    }
+    copied = after(running)
+    assert copied["spec"] == once["spec"]
+    assert copied["metadata"]["annotations"] == {names.DEVICE_CLASSES: RDMA}
+    assert "resourceVersion" not in copied["metadata"]
+
+
+def test_a_container_with_devices_only_sees_no_card_whatever_its_image_says() -> None:
+    asked = pod({RDMA: "1"}, {names.GPU_MEM: "64", FPGA: "1"})
+    asked["spec"]["containers"][0]["env"] = [
+        {"name": "A", "value": "1"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"},
+    ]
+    once = after(asked)
+    devices, card = (container["env"] for container in once["spec"]["containers"])
+    assert devices == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "A", "value": "1"}]
+    assert {"NVIDIA_VISIBLE_DEVICES", "CARDWISE_MEM_LIMIT_MIB"} <= {entry["name"] for entry in card}
+    assert next(e for e in card if e["name"] == "NVIDIA_VISIBLE_DEVICES")["valueFrom"]
+    assert "spec.containers[0].env: CUDA_MPS_PIPE_DIRECTORY, NVIDIA_VISIBLE_DEVICES replaced" in warned(asked)[0]
+    assert warned(once) == ()
+
+
+def test_what_is_about_cards_is_not_for_pods_without_one() -> None:
+    known = Known(known_classes=CLASSES, namespaces={"default": Defaults("1Gi", "spread")})
+    settings = Settings(runtime_class="nvidia")
+    for decide in (decisions.on_mutate, decisions.on_defaults):
+        text = str(decide(review.decode(body(pod({RDMA: "1"}))), known, settings).patch)
+        assert names.SHARE.replace("/", "~1") in text or names.SHARE in text
+        assert "runtimeClassName" not in text
+        assert "policy" not in text
+        assert "gpu-mem" not in text, "a pod that asks for a device is no plain pod"
+    assert after(pod({RDMA: "1", names.GPU_MEM: "9"}), known, settings)["spec"]["runtimeClassName"] == "nvidia"
+
+
+# The annotation that names a class.
+
+
+def test_where_nothing_is_asked_the_first_container_gets_the_device_of_the_annotation() -> None:
+    once = after(pod({"cpu": "1"}, {}, annotations={names.CLASS: RDMA}))
+    assert limits(once) == [{"cpu": "1", RDMA_KEY: "1"} | SLOT | MARKER, {}]
+    assert once["metadata"]["annotations"] == {names.CLASS: RDMA, names.DEVICE_CLASSES: RDMA}
+
+
+@pytest.mark.parametrize("asked", [{names.GPU_MEM: "64"}, {K80: "1"}, {FPGA: "1"}, {names.NVIDIA_GPU: "1"}])
+def test_an_annotation_with_a_class_of_devices_stands_alone(asked: Json) -> None:
+    (name,) = asked
+    key = names.CLASS_PREFIX + name if name in (K80, FPGA) else name
+    assert said(pod(asked, annotations={names.CLASS: RDMA})) == (
+        f"metadata.annotations[{names.CLASS}]: {RDMA} is a class of devices that are not GPUs, and a container asks "
+        f"for {key}; write {RDMA}: 1 in the limits of the container that needs the device, and leave the annotation out"
+    )
+
+
+def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
+    share, device = limits(after(pod({names.GPU_MEM: "64", RDMA: "1"}, {FPGA: "1"}, annotations={names.CLASS: K80})))
+    assert share == {names.GPU_MEM: "64", K80_KEY: "1", RDMA_KEY: "1"} | SLOT
+    assert device == {FPGA_KEY: "1"} | SLOT
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        pytest.param(
+            pod({RDMA: "3"}),
+            f"spec.containers[0].resources.limits[{RDMA_KEY}]: 3 devices of class {RDMA} are more than any node has "
+            "(2); ask for at most 2",
+            id="too many",
+        ),
+        pytest.param(
+            pod({"cpu": "1"}, {RDMA: "2"}, {RDMA: "1"}),
+            f"spec.containers[1].resources.limits[{RDMA_KEY}]: 3 devices of class {RDMA} together with the pod's other "
+            "containers are more than any node has (2)",
+            id="too many together",
+        ),
+        pytest.param(pod({RDMA: "0"}), f"limits[{RDMA_KEY}]: 0 is out of range", id="none of it"),
+        pytest.param(
+            pod({RDMA: "1", K80: "1", HALF: "1"}), "ask for one class in each container", id="two classes of cards"
+        ),
+        pytest.param(
+            build.pod(init=[{"name": "i", "resources": {"limits": {RDMA: "1"}}}]),
+            f"spec.initContainers[0].resources.limits[{RDMA_KEY}]: an ordinary init container cannot hold a device",
+            id="an init container",
+        ),
+        pytest.param(
+            pod({"roce.v2": "1"}), "there is no ResourceClass roce.v2; write ", id="a class that there is not"
+        ),
+    ],
+)
+def test_what_can_never_run_is_refused_by_its_field(asked: Json, says: str) -> None:
+    assert says in said(asked)
+
+
+def test_what_is_not_there_yet_waits_with_a_warning() -> None:
+    key = f"spec.containers[0].resources.limits[{names.CLASS_PREFIX}nic]"
+    assert validated(after(pod({"nic": "1"}))).warnings == (
+        f"{key}: no device is of the class now; the pod waits until one comes",
+    )
+    asked = after(pod({RDMA: "3", names.GPU_MEM: "99999"}))
+    card, device = validated(asked, settings=Settings(oversize="wait")).warnings
+    assert card.endswith("; the pod waits until such a card comes")
+    assert device.endswith("(2); the pod waits until such a device comes")
+
+
+def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
+    once = after(pod({RDMA: "1"}))
+    named = once | {"spec": once["spec"] | {"nodeName": "n1"}}
+    assert validated(named).message.startswith("spec.nodeName: ")
+    known = Known(known_classes=CLASSES, pods={"default/p": once})
+    binding = body({"metadata": {"name": "p"}, "target": {"name": "n1"}}, "pods", sub="binding", name="p")
+    assert not decisions.on_validate(review.decode(binding), known, Settings()).allowed
+
+
+@pytest.mark.parametrize("now", [None, f"{K80},{RDMA}", FPGA])
+def test_another_webhook_does_not_get_the_annotation_past_us(now: str | None) -> None:
+    once = after(pod({RDMA: "1", K80: "1"}))
+    kept = {key: text for key, text in once["metadata"]["annotations"].items() if key != names.DEVICE_CLASSES}
+    changed = once | {
+        "metadata": once["metadata"] | {"annotations": kept | ({names.DEVICE_CLASSES: now} if now else {})}
+    }
+    assert validated(changed).message.startswith(f"metadata.annotations[{names.DEVICE_CLASSES}]: does not name")
+
+
+# Classes and quotas.
+
+
+def of(selector: object, **spec: object) -> Json:
+    return {"metadata": {"name": "mine"}, "spec": {"selector": selector} | spec}
+
+
+def classed(obj: Json, *cards: Json, old: Json | None = None) -> review.Decision:
+    operation = "UPDATE" if old else "CREATE"
+    asked = body(obj, "resourceclasses", operation=operation, old=old)
+    return decisions.on_validate(review.decode(asked), Known(card_labels=list(cards)), Settings())
+
+
+RDMA_ONLY = {"matchLabels": {"kind": "rdma"}}
+
+
+@pytest.mark.parametrize(
+    ("obj", "says"),
+    [
+        (of([RDMA_ONLY, {"matchLabels": {"kind": "nvidia-gpu"}}]), "spec.selector: selects GPUs and other devices"),
+        (of([RDMA_ONLY, {"matchLabels": {"model": "Tesla K80"}}]), "spec.selector: selects GPUs and other devices"),
+        (of(RDMA_ONLY, share={"memoryMiB": 1}), "spec.share: is for GPUs, and a device is given whole; leave it out"),
+    ],
+)
+def test_a_class_is_of_gpus_or_of_devices(obj: Json, says: str) -> None:
+    assert classed(obj).message.startswith(says)
+
+
+def test_the_author_of_a_class_hears_of_a_selector_of_no_device_and_of_a_change_of_kind() -> None:
+    assert classed(of(RDMA_ONLY)).warnings == (
+        "spec.selector: selects no device now; pods that ask for mine wait until one comes",
+    )
+    card = {"kind": "nvidia-gpu", "model": "Tesla K80"}
+    (told,) = classed(of(RDMA_ONLY), {"kind": "rdma"}, old=of({"matchLabels": {"model": "Tesla K80"}})).warnings
+    assert told.startswith(
+        "spec.selector: the class was of GPUs and is of other devices; pods that have asked for mine "
+    )
+    (back,) = classed(of({"matchLabels": card}), card, old=of(RDMA_ONLY)).warnings
+    assert "was of other devices and is of GPUs" in back
+    assert classed(of(RDMA_ONLY), {"kind": "rdma"}, old=of(RDMA_ONLY)).warnings == ()
+    assert classed(of(RDMA_ONLY), {"kind": "rdma"}, old=of({})).warnings == (), "it could not be read before"
+
+
+def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
+    quota = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"class": RDMA, "shares": 1}]}}
+    decision = decisions.on_validate(review.decode(body(quota, "gpuquotas")), KNOWN, Settings())
+    assert decision.message == (
+        f"spec.hard[0].class: {RDMA} is a class of devices that are not GPUs, and a GPUQuota counts cards; "
+        f"write requests.{RDMA_KEY} in spec.hard of a ResourceQuota"
+    )
+    # One that was there before the class counts nothing of a pod.
+    known = Known(known_classes=CLASSES, cards_of={RDMA: Cards(most=2)}, standings={"default": [standing(quota)]})
+    assert validated(after(pod({RDMA: "2"}), known), known).allowed
+
+
+def test_quotas_and_templates_take_bare_names_of_devices() -> None:
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {RDMA: "2", "pods": "1"}}}
+    assert mutated(quota, "resourcequotas", KNOWN)["spec"]["hard"] == {f"requests.{RDMA_KEY}": "2", "pods": "1"}
+    template = {"spec": {"containers": [{"name": "main", "resources": {"limits": {RDMA: "1", FPGA: "1", K80: "1"}}}]}}
+    deployment = {"metadata": {"name": "d"}, "spec": {"template": template}}
+    once = mutated(deployment, "deployments", KNOWN)
+    container = once["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {RDMA_KEY: "1", FPGA_KEY: "1", K80_KEY: "1"}
+    # An apply of the same manifest brings the bare names again, beside ours.
+    container["resources"]["limits"] |= {RDMA: "1", FPGA: "1", K80: "1"}
+    again = mutated(once, "deployments", KNOWN, operation="UPDATE", old=once)
+    limits_now = again["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits_now == {RDMA_KEY: "1", FPGA_KEY: "1", K80_KEY: "1"}

@@ -1,0 +1,91 @@
+"""The environment of a container with a share."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.api.request import ContainerRequest
+from cardwise.core.values.quantity import MiB
+from webhook.pods.environment import from_annotation, merged, owned
+
+Json = dict[str, Any]
+
+SHARE = ContainerRequest(key="0", name="main", cards=1, mem=MiB(8138))
+WHOLE = ContainerRequest(key="init-1", name="side", cards=2)
+
+
+def by_name(env: list[Json]) -> dict[str, Json]:
+    assert len({entry["name"] for entry in env}) == len(env), "duplicates"
+    return {entry["name"]: entry for entry in env}
+
+
+def test_everything_the_container_should_see_is_there() -> None:
+    env, overridden = merged([], SHARE, env_from=False)
+    assert overridden == []
+    paths = {
+        entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1] for entry in env
+    }
+    assert paths == {
+        "ALIYUN_COM_GPU_MEM_IDX": "ALIYUN_COM_GPU_MEM_IDX",
+        "ALIYUN_COM_GPU_MEM_POD": "ALIYUN_COM_GPU_MEM_POD",
+        "ALIYUN_COM_GPU_MEM_DEV": "ALIYUN_COM_GPU_MEM_DEV",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "8138",
+        "NVIDIA_VISIBLE_DEVICES": "cardwise.dev/devices.0",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CARDWISE_MEM_LIMIT_MIB": "cardwise.dev/mem-limit-mib.0",
+        "CARDWISE_MEM_FRACTION": "cardwise.dev/mem-fraction.0",
+        "CUPY_GPU_MEMORY_LIMIT": "cardwise.dev/mem-limit-bytes.0",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "cardwise.dev/mem-fraction.0",
+    }
+
+
+def test_whole_cards_learn_their_size_after_placement() -> None:
+    found = by_name(owned(WHOLE))[names.CONTAINER_MEM]
+    assert found == from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
+
+
+def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
+    existing = [
+        {"name": "A", "value": "1"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "B", "value": "$(A)"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"},
+        {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"},
+        {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"},
+    ]
+    env, overridden = merged(existing, SHARE, env_from=False)
+    assert env[-2:] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
+    assert overridden == ["CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_VISIBLE_DEVICES"]
+    assert "value" not in by_name(env)["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_a_users_own_variable_may_name_ours() -> None:
+    """Kubernetes expands what stands before."""
+    used = {"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}
+    env, _ = merged([used], SHARE, env_from=False)
+    assert [entry["name"] for entry in env].index("CARDWISE_MEM_FRACTION") < env.index(used)
+    assert merged(env, SHARE, env_from=False) == (env, [])
+
+
+def test_our_own_entries_are_replaced_without_a_word() -> None:
+    env, _ = merged([], SHARE, env_from=False)
+    moved = ContainerRequest(key="1", name="main", cards=1, mem=MiB(64))
+    again, overridden = merged(env, moved, env_from=False)
+    assert overridden == []
+    assert again == merged([], moved, env_from=False)[0]
+
+
+@pytest.mark.parametrize("name", ["XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"])
+def test_the_users_own_choice_for_jax_stays(name: str) -> None:
+    own = {"name": name, "value": ".3"}
+    env, overridden = merged([own], SHARE, env_from=False)
+    assert overridden == []
+    assert [entry for entry in env if "XLA" in entry["name"]] == [own]
+
+
+def test_jax_is_left_alone_where_env_from_may_set_it() -> None:
+    env, _ = merged([], SHARE, env_from=True)
+    assert "XLA" not in json.dumps(env)
+    assert "NVIDIA_VISIBLE_DEVICES" in by_name(env), "explicit entries beat envFrom"

@@ -1,0 +1,148 @@
+"""The frameworks' hook in pods: who has it, where it comes from, and what a program's own settings keep."""
+
+from typing import Any
+
+import pytest
+
+from cardwise import share
+from cardwise.core.api import names, shareagent
+from cardwise.core.api.mps import Mode
+from tests import build
+from tests.webhook.reviews import Known
+from tests.webhook.sharing import IMAGE, admitted, agent, agents, decided, env, judged, refused
+from webhook.pods.agent import AgentSettings
+from webhook.pods.defaults import Defaults
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+HOOK = {"name": "cardwise-share", "mountPath": "/run/cardwise/python", "subPath": "python", "readOnly": True}
+FIELD = "metadata.annotations[cardwise.dev/frameworks]"
+OFF = Settings(mps=Mode.OFF, share_agent=AgentSettings(image=IMAGE, choice="never"))
+
+
+def hooked(said: str = "on", **resources: Any) -> Json:
+    return build.pod(annotations={names.FRAMEWORKS: said}, **(resources or {"gpu_mem": 8138}))
+
+
+def main(pod: Json) -> Json:
+    found: Json = pod["spec"]["containers"][0]
+    return found
+
+
+def has_hook(container: Json) -> bool:
+    return HOOK in (container.get("volumeMounts") or [])
+
+
+def test_the_hook_is_mounted_read_only_from_what_the_agent_lays_out() -> None:
+    after, warnings = admitted(hooked())
+    assert warnings == ()
+    assert has_hook(main(after))
+    assert (HOOK["mountPath"], HOOK["subPath"]) == (share.MOUNT, shareagent.HOOK)
+    entries = env(main(after))
+    assert entries["PYTHONPATH"]["value"] == "/run/cardwise/python"
+    assert share.ENV_FRAMEWORKS not in entries, "left out for all"
+    assert env(agent(after))[shareagent.HOOK_ENV]["value"] == "true"
+
+
+@pytest.mark.parametrize("pod", [hooked("off"), build.pod(gpu_mem=1)], ids=["off", "nothing said"])
+def test_it_is_opt_in(pod: Json) -> None:
+    after, _ = admitted(pod)
+    assert not has_hook(main(after))
+    assert "PYTHONPATH" not in env(main(after))
+    assert shareagent.HOOK_ENV not in env(agent(after))
+
+
+def test_a_list_says_which() -> None:
+    after, _ = admitted(hooked("torch, jax,torch"))
+    assert env(main(after))[share.ENV_FRAMEWORKS]["value"] == "torch,jax"
+
+
+@pytest.mark.parametrize("said", ["pytorch", "", "torch,,jax", "ON"])
+def test_unknown_ones_are_refused_with_those_there_are(said: str) -> None:
+    message = refused(hooked(said))
+    assert message.startswith(f"{FIELD}: ")
+    assert "write on, off, or some of: tensorflow, torch, jax, cupy, onnxruntime" in message
+
+
+def test_the_namespace_gives_it_and_the_pod_goes_before() -> None:
+    known = Known(namespaces={"team": Defaults(frameworks="jax")})
+    after, _ = admitted(build.pod(gpu_mem=1), known, namespace="team")
+    assert env(main(after))[share.ENV_FRAMEWORKS]["value"] == "jax"
+    assert after["metadata"]["annotations"][names.FRAMEWORKS] == "jax"
+    assert not has_hook(main(admitted(hooked("off"), known, namespace="team")[0]))
+    bad = Known(namespaces={"team": Defaults(frameworks="paddle")})
+    message = decided(build.pod(gpu_mem=1), bad, namespace="team").message
+    assert message.startswith("namespace team: metadata.annotations[cardwise.dev/frameworks]: 'paddle' is no framework")
+
+
+def test_it_brings_the_agent_along() -> None:
+    after, _ = admitted(hooked(), settings=OFF)
+    assert has_hook(main(after))
+    assert len(agents(after)) == 1
+
+
+def test_where_the_agent_cannot_come_the_user_is_told() -> None:
+    never = hooked()
+    never["metadata"]["annotations"][names.SHARE_AGENT] = "never"
+    for pod, settings, why in ((never, OFF, "says never"), (hooked(), Settings(), "--share-agent-image")):
+        after, (warning,) = admitted(pod, settings=settings)
+        assert warning.startswith(f"{FIELD}: the hook is left out, since ")
+        assert why in warning
+        assert not has_hook(main(after))
+        assert "PYTHONPATH" not in env(main(after))
+
+
+def test_only_containers_with_a_part_of_a_card_have_it() -> None:
+    pod = hooked(containers=[build.container("a", gpu_mem=1), build.container("b"), build.container("c", gpu_count=1)])
+    after, _ = admitted(pod)
+    assert [has_hook(container) for container in after["spec"]["containers"]] == [True, False, False]
+    whole, _ = admitted(hooked(gpu_count=1), settings=OFF)
+    assert agents(whole) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "after"),
+    [
+        ("/app", "/app:/run/cardwise/python"),
+        ("/app:/lib", "/app:/lib:/run/cardwise/python"),
+        ("", "/run/cardwise/python"),
+        ("/run/cardwise/python:/app", "/run/cardwise/python:/app"),
+    ],
+)
+def test_the_containers_own_path_comes_first(own: str, after: str) -> None:
+    pod = hooked()
+    main(pod)["env"] = [{"name": "PYTHONPATH", "value": own}, {"name": "A", "value": "$(PYTHONPATH)"}]
+    found = main(admitted(pod)[0])
+    assert env(found)["PYTHONPATH"]["value"] == after
+    assert [entry["name"] for entry in found["env"]][-2:] == ["PYTHONPATH", "A"]
+
+
+def test_a_path_that_comes_from_elsewhere_is_left_and_told() -> None:
+    pod = hooked()
+    source = {"configMapKeyRef": {"name": "x", "key": "y"}}
+    main(pod)["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
+    after, (warning,) = admitted(pod)
+    assert env(main(after))["PYTHONPATH"]["valueFrom"] == source
+    assert warning.startswith("spec.containers[0].env: PYTHONPATH comes from elsewhere")
+    assert "add /run/cardwise/python to it" in warning
+
+
+def test_the_containers_own_switch_wins() -> None:
+    pod = hooked("torch")
+    main(pod)["env"] = [{"name": share.ENV_FRAMEWORKS, "value": "off"}]
+    assert env(main(admitted(pod)[0]))[share.ENV_FRAMEWORKS]["value"] == "off"
+
+
+def test_the_copy_of_a_pod_that_does_without_loses_the_mount() -> None:
+    copy, _ = admitted(hooked())
+    copy["metadata"]["annotations"][names.FRAMEWORKS] = "off"
+    after, _ = admitted(copy)
+    assert not has_hook(main(after))
+    assert len(agents(after)) == 1
+
+
+def test_a_hook_that_another_webhook_mounts_elsewhere_is_refused() -> None:
+    stored, _ = admitted(hooked())
+    main(stored)["volumeMounts"].append(HOOK | {"mountPath": "/other"})
+    assert "volumeMounts[cardwise-share]" in judged(stored).message

@@ -1,0 +1,381 @@
+"""Members of gangs: what they look like after the webhook, which groups are refused, and what authors hear."""
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, encode
+from cardwise.core.gangs import gangs as core
+from cardwise.core.gangs.gangs import Membership
+from tests import build
+from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
+from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from webhook.pods import mutate
+from webhook.pods.defaults import Defaults
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+from webhook.server.review import Decision
+
+Json = dict[str, Any]
+
+GROUP = {names.GROUP_NAME: "slurp", names.GROUP_NUM: "3"}
+GATE = {"name": names.GANG}
+MARKERS = {names.PLACE_MARKER: "0", names.BIND_MARKER: "0"}
+RDMA = device_classes(resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}}))
+NUM = f"metadata.annotations[{names.GROUP_NUM}]"
+
+
+def pod(annotations: Json | None = None, labels: Json | None = None, **resources: Any) -> Json:
+    """By default a member that asks for half a card."""
+    made = build.pod(annotations=GROUP if annotations is None else annotations, **(resources or {"gpu_mem": 8138}))
+    if labels:
+        made["metadata"]["labels"] = labels
+    return made
+
+
+def server(**metadata: Any) -> Json:
+    """A member that asks for nothing."""
+    return pod(containers=[{"name": "ps"}, {"name": "side"}], **metadata)
+
+
+def after(asked: Json, known: Known | None = None, settings: Settings | None = None) -> Json:
+    known = known or Known()
+    once = mutated(asked, "pods", known, settings)
+    assert mutated(once, "pods", known, settings) == once, "not a fixed point"
+    return once
+
+
+def warned(asked: Json) -> tuple[str, ...]:
+    """By both webhooks."""
+    first = decisions.on_mutate(review.decode(body(asked)), Known(), Settings())
+    assert first.allowed, first.message
+    return first.warnings + validated(after(asked)).warnings
+
+
+def validated(asked: Json, known: Known | None = None, settings: Settings | None = None) -> Decision:
+    return decisions.on_validate(review.decode(body(asked)), known or Known(), settings or Settings())
+
+
+def refused(asked: Json, known: Known | None = None, settings: Settings | None = None) -> str:
+    """By the refusal of either webhook."""
+    first = decisions.on_mutate(review.decode(body(asked)), known or Known(), Settings())
+    return first.message or validated(after(asked, known), known, settings).message
+
+
+def limits(obj: Json) -> list[Json]:
+    return [container.get("resources", {}).get("limits", {}) for container in obj["spec"]["containers"]]
+
+
+# Members.
+
+
+@pytest.mark.parametrize(
+    ("annotations", "labels", "said"),
+    [
+        pytest.param(GROUP, {}, Membership(name="slurp", minimum=3), id="annotations"),
+        pytest.param({}, GROUP, Membership(name="slurp", minimum=3), id="labels"),
+        pytest.param(
+            {names.GROUP_NUM: "2"}, {names.GROUP_NAME: "a"}, Membership(name="a", minimum=2), id="one of each"
+        ),
+        pytest.param({names.GROUP_NAME: "a"}, {}, Membership(name="a"), id="a PodGroup says the number"),
+        pytest.param({}, {names.COSCHEDULING: "a"}, Membership(name="a", foreign=True), id="coscheduling"),
+    ],
+)
+def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, said: Membership) -> None:
+    member = after(pod(annotations, labels))
+    assert member["spec"]["schedulingGates"] == [GATE]
+    assert member["metadata"]["labels"] == labels | {names.GANG: said.name}
+    assert core.joined(member) == said
+    assert limits(member) == [{names.GPU_MEM: "8138", names.SHARE: "1"}]
+    assert warned(pod(annotations, labels)) == ()
+    assert validated(member).allowed
+
+
+def test_gates_of_others_stay() -> None:
+    asked = pod()
+    asked["spec"]["schedulingGates"] = [{"name": "example.com/later"}]
+    assert after(asked)["spec"]["schedulingGates"] == [{"name": "example.com/later"}, GATE]
+
+
+def test_a_member_that_asks_for_nothing_comes_to_the_extender_by_markers() -> None:
+    member = after(server())
+    assert limits(member) == [MARKERS, {}]
+    assert "env" not in member["spec"]["containers"][0], "nothing of a card is its"
+    assert request.parse_mutated(member) is None
+    assert validated(member).message == ""
+
+
+def test_a_member_with_devices_alone_has_the_slot_and_one_marker() -> None:
+    known = Known(known_classes=RDMA)
+    asked = pod(containers=[{"name": "a"}, {"name": "b", "resources": {"limits": {"rdma": "1"}}}])
+    plain, device = limits(after(asked, known))
+    assert plain == {}
+    assert device == {"cardwise.dev/rdma": "1", names.SHARE: "1", names.PLACE_MARKER: "0"}
+
+
+def test_a_copy_of_a_running_member_is_gated_again() -> None:
+    for asked in (pod(), server()):
+        member = after(asked)
+        running = member | {"metadata": member["metadata"] | {"resourceVersion": "7"}}
+        running["spec"] = {key: value for key, value in member["spec"].items() if key != "schedulingGates"}
+        running["spec"]["nodeName"] = "n1"
+        if asked != server():
+            held = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
+            running["metadata"]["annotations"] = GROUP | held
+        assert "spec.nodeName: removed, since the pod is a copy" in "".join(warned(running))
+        again = after(running)
+        assert (again["spec"], again["metadata"]["labels"]) == (member["spec"], member["metadata"]["labels"])
+        assert "resourceVersion" not in again["metadata"]
+
+
+def test_a_node_name_of_the_user_is_refused_before_kubernetes_speaks_of_gates() -> None:
+    for asked in (pod(), server()):
+        asked["spec"]["nodeName"] = "n1"
+        assert refused(asked) == (
+            "spec.nodeName: a pod of a gang must be placed by the scheduler; use spec.nodeSelector or "
+            "spec.affinity.nodeAffinity instead"
+        )
+
+
+def test_gate_label_and_markers_of_a_pod_in_no_gang_go_with_a_warning() -> None:
+    asked = server(annotations={}, labels={names.GANG: "slurp", "mine": "x"})
+    asked["spec"]["schedulingGates"] = [GATE, {"name": "mine"}]
+    asked["spec"]["containers"][0]["resources"] = {"limits": dict(MARKERS)}
+    alone = after(asked)
+    assert alone["metadata"]["labels"] == {"mine": "x"}
+    assert alone["spec"]["schedulingGates"] == [{"name": "mine"}]
+    assert limits(alone) == [{}, {}]
+    told = "\n".join(warned(asked))
+    assert f"metadata.labels[{names.GANG}]: removed, since the pod is in no gang" in told
+    assert f"spec.schedulingGates[{names.GANG}]: removed, since the pod is in no gang" in told
+    assert names.PLACE_MARKER in told
+    assert validated(alone).allowed
+
+
+def test_the_label_is_the_name_that_the_pod_says() -> None:
+    asked = pod(labels={names.GANG: "other"})
+    assert after(asked)["metadata"]["labels"] == {names.GANG: "slurp"}
+    assert warned(asked) == (f"metadata.labels[{names.GANG}]: replaced by slurp, the gang that the pod names",)
+
+
+def test_pods_for_schedulers_that_do_not_ask_the_extender_are_in_no_gang() -> None:
+    for asked in (pod(), pod({}, {names.COSCHEDULING: "a"})):
+        asked["spec"]["schedulerName"] = "volcano"
+        assert "schedulingGates" not in after(asked)["spec"]
+        assert names.GANG not in after(asked)["metadata"].get("labels", {})
+        ours = Settings(gang_schedulers=frozenset({"volcano"}))
+        assert after(asked, settings=ours)["spec"]["schedulingGates"] == [GATE]
+
+
+def test_a_member_gets_no_default_share() -> None:
+    known = Known(namespaces={"default": Defaults("1Gi", "spread")})
+    for decide in (decisions.on_mutate, decisions.on_defaults):
+        assert names.GPU_MEM not in str(decide(review.decode(body(server())), known, Settings()).patch)
+    assert after(pod(), known)["metadata"]["annotations"][names.POLICY] == "spread"
+
+
+def test_exempt_namespaces_have_no_gangs() -> None:
+    settings = Settings(exempt_namespaces=frozenset({"default"}))
+    assert mutated(pod(), "pods", Known(), settings) == pod()
+
+
+_KEYS = [names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING, names.GANG]
+_GROUPS = st.dictionaries(st.sampled_from(_KEYS), st.sampled_from(["2", "3", "a", "b"]))
+
+
+@given(PODS, _GROUPS, _GROUPS, st.lists(st.sampled_from([GATE, {"name": "mine"}]), max_size=2, unique_by=str))
+def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
+    asked: Json, annotations: Json, labels: Json, gates: list[Json]
+) -> None:
+    metadata = asked["metadata"] | {"annotations": asked["metadata"]["annotations"] | annotations, "labels": labels}
+    asked = {"metadata": metadata, "spec": asked["spec"] | {"schedulingGates": gates}}
+    known = Known(known_classes=CLASSES)
+    first = decisions.on_mutate(review.decode(body(asked)), known, Settings())
+    assume(first.allowed)
+    member = after(asked, known)
+    said = core.membership(asked)
+    assert core.joined(member) == said
+    assert core.gated(member) == (said is not None)
+    marked = said is not None and request.parse(member) is None
+    assert mutate.is_marked(member) == marked, "filter and bind see it by what it asks for, or by the markers"
+    assert {"name": "mine"} in member["spec"]["schedulingGates"] or {"name": "mine"} not in gates
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("annotations", "says"),
+    [
+        pytest.param({names.GROUP_NUM: "0"}, f"{NUM}: 0 is out of range; write a whole number from 1 to 500", id="0"),
+        pytest.param({names.GROUP_NUM: "-1"}, f"{NUM}: -1 is out of range", id="negative"),
+        pytest.param({names.GROUP_NUM: "501"}, f"{NUM}: 501 is out of range", id="too many"),
+        pytest.param({names.GROUP_NUM: "2.5"}, f"{NUM}: 2.5 is out of range; write a whole number", id="fraction"),
+        pytest.param({names.GROUP_NUM: "all"}, f"{NUM}: 'all' is not a quantity", id="no number"),
+        pytest.param(
+            {names.GROUP_NAME: "Slurp_1"},
+            f"metadata.annotations[{names.GROUP_NAME}]: 'Slurp_1' is no name of a gang; write lower-case letters",
+            id="no DNS label",
+        ),
+        pytest.param({names.GROUP_NAME: "a" * 64}, "is no name of a gang", id="too long"),
+        pytest.param({names.QUEUE_PRIORITY: "high"}, f"[{names.QUEUE_PRIORITY}]: 'high' is no whole number", id="rank"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(annotations: Json, says: str) -> None:
+    for asked in (pod(GROUP | annotations), server(annotations=GROUP | annotations)):
+        assert says in refused(asked)
+
+
+def test_a_number_without_a_name_is_refused() -> None:
+    assert refused(pod({names.GROUP_NUM: "3"})) == (
+        f"{NUM}: says how many pods a gang needs, but no gang is named; add {names.GROUP_NAME} with the gang's name, "
+        "the same on all its pods"
+    )
+
+
+def test_another_number_than_that_of_living_members_is_refused() -> None:
+    known = Known(numbers={"default/slurp": ("slurp-0", 4)})
+    assert refused(pod(), known) == (
+        f"{NUM}: 3 differs from what pod slurp-0 of the same gang says, 4; write 4, or another {names.GROUP_NAME}"
+    )
+    assert refused(pod(), known, Settings(callers_known=False)) == (
+        f"{NUM}: 3 differs from what another pod of the same gang says; write that number, or another "
+        f"{names.GROUP_NAME}"
+    )
+    by_label = pod({}, GROUP)
+    assert refused(by_label, known).startswith(f"metadata.labels[{names.GROUP_NUM}]: 3 differs")
+    for other in (
+        pod(GROUP | {names.GROUP_NUM: "4"}), pod({names.GROUP_NAME: "slurp"}), pod(GROUP | {names.GROUP_NAME: "b"}),
+    ):  # fmt: skip
+        assert refused(other, known) == ""
+
+
+def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() -> None:
+    asked = pod(GROUP, {names.GROUP_NAME: "other", names.GROUP_NUM: "5", names.COSCHEDULING: "third"})
+    assert core.joined(after(asked)) == Membership(name="slurp", minimum=3)
+    assert warned(asked) == (
+        f"metadata.labels[{names.GROUP_NAME}]: other differs from the annotation, which says slurp and holds",
+        f"metadata.labels[{names.GROUP_NUM}]: 5 differs from the annotation, which says 3 and holds",
+        f"metadata.labels[{names.COSCHEDULING}]: differs from {names.GROUP_NAME}, which says slurp and holds",
+    )
+    assert warned(pod(GROUP, GROUP | {names.COSCHEDULING: "slurp"})) == ()
+
+
+def test_a_member_that_another_webhook_has_bent_is_refused() -> None:
+    member = after(server())
+    ungated = member | {"spec": member["spec"] | {"schedulingGates": []}}
+    relabelled = member | {"metadata": member["metadata"] | {"labels": {names.GANG: "other"}}}
+    joined = server(annotations={}, labels={names.GANG: "slurp"})
+    for bent in (ungated, relabelled, joined):
+        assert "another webhook changed them; create the pod again" in validated(bent).message
+    unmarked = member | {"spec": member["spec"] | {"containers": [{"name": "ps"}]}}
+    assert "another webhook has taken them out; create the pod again" in validated(unmarked).message
+
+
+# Workloads.
+
+
+def workload(resource: str = "deployments", annotations: Json | None = None, **spec: Any) -> Json:
+    template = {"metadata": {"annotations": GROUP if annotations is None else annotations}, "spec": {}}
+    inner = {"template": template} | spec
+    return {"metadata": {"name": "w"}, "spec": {"jobTemplate": {"spec": inner}} if resource == "cronjobs" else inner}
+
+
+def judged(obj: Json, resource: str = "deployments", old: Json | None = None, **about: Any) -> Decision:
+    operation = "UPDATE" if old is not None else "CREATE"
+    asked = review.decode(body(obj, resource, operation=operation, old=old, **about))
+    return decisions.on_validate(asked, Known(), Settings(exempt_namespaces=frozenset({"kube-system"})))
+
+
+ORDERED = (
+    "spec.podManagementPolicy: OrderedReady makes a pod only when the one before it runs, and gang slurp starts only "
+    "with 3 pods; write podManagementPolicy: Parallel"
+)
+
+
+@pytest.mark.parametrize("spec", [{}, {"podManagementPolicy": "OrderedReady"}])
+def test_a_stateful_set_that_makes_its_pods_one_by_one_is_refused(spec: Json) -> None:
+    assert judged(workload(replicas=3, **spec), "statefulsets").message == ORDERED
+    assert judged(workload(replicas=0, **spec), "statefulsets").message == ORDERED, "it will be scaled"
+
+
+def test_a_stateful_set_that_can_be_whole_is_not() -> None:
+    assert judged(workload(replicas=3, podManagementPolicy="Parallel"), "statefulsets") == Decision()
+    alone = workload(annotations=GROUP | {names.GROUP_NUM: "1"}, replicas=3)
+    assert judged(alone, "statefulsets") == Decision()
+    # One pod is not in the way of those of others, such as the workers of a parameter server.
+    (told,) = judged(workload(replicas=1), "statefulsets").warnings
+    assert "this makes 1" in told
+    assert judged(workload(annotations={}, replicas=3), "statefulsets") == Decision()
+
+
+def test_where_a_podgroup_says_the_number_it_is_a_warning() -> None:
+    decision = judged(workload(annotations={names.GROUP_NAME: "slurp"}, replicas=3), "statefulsets")
+    assert decision.allowed
+    assert "podManagementPolicy: Parallel" in decision.warnings[0]
+
+
+def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
+    stored = workload(replicas=3)
+    decision = judged(workload(replicas=4), "statefulsets", old=stored)
+    assert (decision.allowed, decision.warnings) == (True, (ORDERED,))
+    assert judged(workload(replicas=3), "statefulsets", old=workload(replicas=1)).message == ORDERED
+
+
+@pytest.mark.parametrize(
+    ("resource", "spec", "field", "made"),
+    [
+        ("deployments", {"replicas": 2}, "spec.replicas", 2),
+        ("deployments", {}, "spec.replicas", 1),
+        ("replicasets", {"replicas": 2}, "spec.replicas", 2),
+        ("replicationcontrollers", {"replicas": 2}, "spec.replicas", 2),
+        ("statefulsets", {"replicas": 2, "podManagementPolicy": "Parallel"}, "spec.replicas", 2),
+        ("jobs", {"parallelism": 2}, "spec.parallelism", 2),
+        ("jobs", {"completions": 9}, "spec.parallelism", 1),
+        ("jobs", {"completions": 2, "parallelism": 9}, "spec.parallelism", 2),
+        ("cronjobs", {"parallelism": 2}, "spec.jobTemplate.spec.parallelism", 2),
+    ],
+)
+def test_a_workload_that_makes_too_few_pods_hears_so(resource: str, spec: Json, field: str, made: int) -> None:
+    decision = judged(workload(resource, **spec), resource)
+    text = f"{field}: gang slurp needs 3 pods to start and this makes {made}; the others must come from elsewhere"
+    assert (decision.allowed, decision.warnings) == (True, (text,))
+
+
+@pytest.mark.parametrize(
+    ("resource", "spec"),
+    [
+        ("deployments", {"replicas": 3}),
+        ("deployments", {"replicas": 0}),
+        ("jobs", {"parallelism": 3}),
+        ("daemonsets", {}),
+        ("podtemplates", {}),
+    ],
+)
+def test_other_workloads_hear_nothing(resource: str, spec: Json) -> None:
+    assert judged(workload(resource, **spec), resource) == Decision()
+
+
+def test_a_bad_group_in_a_template_is_refused_where_it_is_written() -> None:
+    bad = GROUP | {names.GROUP_NUM: "0"}
+    assert judged(workload(annotations=bad)).message.startswith(
+        f"spec.template.metadata.annotations[{names.GROUP_NUM}]: 0 is out of range"
+    )
+    assert judged(workload("cronjobs", bad), "cronjobs").message.startswith("spec.jobTemplate.spec.template.metadata.")
+    twice = workload(replicas=3)
+    twice["spec"]["template"]["metadata"]["labels"] = {names.GROUP_NUM: "4"}
+    (told,) = judged(twice).warnings
+    assert told.startswith(f"spec.template.metadata.labels[{names.GROUP_NUM}]: 4 differs from the annotation")
+
+
+def test_nobody_is_told_of_what_a_controller_made_or_what_is_not_ours() -> None:
+    owned = workload("replicasets", replicas=1)
+    owned["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
+    assert judged(owned, "replicasets") == Decision()
+    other = workload(replicas=1)
+    other["spec"]["template"]["spec"]["schedulerName"] = "volcano"
+    assert judged(other) == Decision()
+    assert judged(workload(replicas=3), "statefulsets", namespace="kube-system") == Decision()

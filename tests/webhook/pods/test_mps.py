@@ -1,0 +1,273 @@
+"""What a pod says of MPS: what it gets by default, what can never come true, and its limits in the environment."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from cardwise.core.api import mps, names
+from cardwise.core.api.mps import Mode, SmPercent
+from tests import build
+from tests.webhook.reviews import Known, body
+from tests.webhook.sharing import SETTINGS, admitted, decided, env, judged, refused, sidecar
+from webhook.pods.defaults import Defaults
+from webhook.pods.mpsmode import FIELD
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+from webhook.server.review import Decision
+
+Json = dict[str, Any]
+
+PLAIN = Settings()  # without agents
+LIMIT, PERCENT = mps.LIMIT_ENV, mps.PERCENT_ENV
+PER_CARD, PER_NODE = Known(scopes=frozenset({"card"})), Known(scopes=frozenset({"card", "node"}))
+
+
+def saying(mode: str | None = None, **resources: Any) -> Json:
+    return build.pod(annotations={} if mode is None else {names.MPS: mode}, **(resources or {"gpu_mem": 8138}))
+
+
+def mode(pod: Json) -> str | None:
+    found: str | None = pod["metadata"]["annotations"].get(names.MPS)
+    return found
+
+
+def test_the_names_are_those_of_the_core() -> None:
+    assert {names.MPS, names.SM_PERCENT, names.SHARE_AGENT, names.FRAMEWORKS} <= names.USER_ANNOTATIONS
+    assert (mps.MODE, mps.SM_PERCENT) == (names.MPS, names.SM_PERCENT)
+
+
+@pytest.mark.parametrize("said", list(Mode))
+def test_the_pods_own_word_stays(said: str) -> None:
+    after, _ = admitted(saying(said), settings=Settings(mps=Mode.REQUIRED))
+    assert mode(after) == said
+
+
+@pytest.mark.parametrize("said", list(Mode))
+def test_the_setting_is_noted_on_pods_that_hold_a_card_and_on_no_other(said: Mode) -> None:
+    settings = Settings(mps=said)
+    assert mode(admitted(saying(), settings=settings)[0]) == said
+    assert mode(admitted(saying(gpu_count=1), settings=settings)[0]) == said
+    plain = build.pod(containers=[build.container("a", share=1)])
+    assert mode(admitted(plain, settings=settings)[0]) is None
+
+
+def test_the_namespace_goes_before_the_setting_and_the_pod_before_both() -> None:
+    known = Known(namespaces={"team": Defaults(mps="required")}, scopes=frozenset({"card"}))
+    assert mode(admitted(saying(), known, namespace="team")[0]) == "required"
+    assert mode(admitted(saying("off"), known, namespace="team")[0]) == "off"
+    out = saying()
+    out["metadata"]["annotations"][names.DEFAULTS_OPT_OUT] = "disabled"
+    assert mode(admitted(out, known, namespace="team")[0]) == "preferred"
+
+
+def test_an_unknown_word_is_refused_with_the_ones_there_are() -> None:
+    assert refused(saying("on")) == f"{FIELD}: 'on' is no mode of MPS; write one of: off, preferred, required"
+    known = Known(namespaces={"team": Defaults(mps="yes")})
+    message = decided(saying(), known, namespace="team").message
+    assert message.startswith(f"namespace team: metadata.annotations[{names.MPS}]: 'yes' is no mode of MPS")
+    # Who asks for nothing may write what he likes.
+    assert decided(build.pod(containers=[build.container("a", share=1)], annotations={names.MPS: "on"})).allowed
+
+
+def judged_in(namespace: str, pod: Json, known: Known, settings: Settings = SETTINGS) -> Decision:
+    """By /validate, as /mutate has made it."""
+    made = jsonpatch.JsonPatch(decided(pod, known, settings, namespace).patch).apply(pod)
+    return decisions.on_validate(review.decode(body(made, namespace=namespace)), known, settings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "namespace", "bound"),
+    [
+        ("required", "", "required"),
+        ("off", "required", "required"),
+        ("preferred", "required", "required"),
+        ("required", "off", "required"),  # who may make a namespace cannot free himself
+        ("preferred", "", "preferred"),
+    ],
+)
+def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
+    setting: str, namespace: str, bound: str
+) -> None:
+    settings = replace(SETTINGS, least_mps=Mode(setting))
+    known = Known(namespaces={"team": Defaults(least_mps=namespace)}, scopes=frozenset({"card"}))
+    for said in Mode:
+        decision = judged_in("team", saying(said), known, settings)
+        assert decision.allowed == (said.isolation >= Mode(bound).isolation), said
+    problem = f"{FIELD}: off is less than the {bound} that the administrators ask of pods that share cards here"
+    assert judged_in("team", saying("off"), known, settings).message == f"{problem}; write {bound}, or leave it out"
+    assert mode(admitted(saying(), known, settings, "team")[0]) == bound, "so does who says nothing"
+
+
+def test_to_opt_out_of_defaults_or_to_wait_for_other_nodes_is_no_way_round_it() -> None:
+    known = Known(namespaces={"team": Defaults(least_mps="required")}, scopes=frozenset({"card"}))
+    out = saying("off")
+    out["metadata"]["annotations"][names.DEFAULTS_OPT_OUT] = "disabled"
+    waiting = replace(SETTINGS, oversize="wait")
+    split = saying("off", gpu_mem=64, gpu_count=2)
+    for pod, settings in ((out, SETTINGS), (out, waiting), (split, SETTINGS), (split, waiting)):
+        assert "is less than the required" in judged_in("team", pod, known, settings).message
+
+
+def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
+    settings = replace(SETTINGS, least_mps=Mode.REQUIRED)
+    after, _ = admitted(saying("off", gpu_count=2), PER_CARD, settings)
+    assert mode(after) == "off"
+    mixed = build.pod(
+        annotations={names.MPS: "off"},
+        containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=64)],
+    )
+    assert "is less than the required" in judged_in("team", mixed, PER_CARD, settings).message
+
+
+def test_a_least_mode_that_is_none_is_refused_where_it_is_written() -> None:
+    known = Known(namespaces={"team": Defaults(least_mps="much")})
+    assert "'much' is no mode of MPS" in decided(saying(), known, namespace="team").message
+
+
+def percent(pod: Json) -> str | None:
+    found: str | None = pod["metadata"]["annotations"].get(names.SM_PERCENT)
+    return found
+
+
+def test_what_the_percentage_is_taken_from_is_noted_where_it_is_not_the_usual() -> None:
+    by_memory = Settings(sm_percent=SmPercent.MEMORY)
+    assert percent(admitted(saying())[0]) is None
+    assert percent(admitted(saying(), settings=by_memory)[0]) == "memory"
+    assert percent(admitted(saying("off"), settings=by_memory)[0]) is None, "it has no percentage"
+    known = Known(namespaces={"team": Defaults(sm_percent="memory"), "other": Defaults(sm_percent="core")})
+    assert percent(admitted(saying(), known, namespace="team")[0]) == "memory"
+    assert percent(admitted(saying(), known, namespace="other", settings=by_memory)[0]) is None
+    own = saying()
+    own["metadata"]["annotations"][names.SM_PERCENT] = "core"
+    after, _ = admitted(own, known, namespace="team")
+    assert percent(after) == "core"
+    assert PERCENT not in env(after), "before placement nobody knows the card"
+
+
+def test_what_a_percentage_cannot_be_taken_from_is_refused() -> None:
+    bad = saying()
+    bad["metadata"]["annotations"][names.SM_PERCENT] = "50"
+    says = "'50' is nothing to take a percentage from; write one of: core, memory"
+    assert refused(bad) == f"metadata.annotations[{names.SM_PERCENT}]: {says}"
+    known = Known(namespaces={"team": Defaults(sm_percent="50")})
+    assert decided(saying(), known, namespace="team").message.startswith("namespace team: metadata.annotations[")
+
+
+@pytest.mark.parametrize("asked", [{"gpu_mem": 64, "gpu_count": 2}, {"gpu_count": 2}], ids=["split", "whole"])
+def test_who_has_several_cards_gets_mps_by_default_only_where_one_daemon_serves_them(asked: Json) -> None:
+    assert mode(admitted(saying(**asked))[0]) == "off"
+    assert mode(admitted(saying(**asked), PER_CARD)[0]) == "off"
+    assert mode(admitted(saying(**asked), PER_NODE)[0]) == "preferred"
+
+
+def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -> None:
+    after = saying("required", gpu_mem=64, gpu_count=2)
+    patched = decided(after, PER_CARD, PLAIN)
+    assert patched.allowed
+    stored = jsonpatch.JsonPatch(patched.patch).apply(after)
+    message = judged(stored, PER_CARD).message
+    assert message.startswith(f"{FIELD}: container main has several cards, and the MPS daemons of all nodes serve one")
+    assert "--scope=node" in message
+    grows = judged(stored, PER_CARD, Settings(oversize="wait"))
+    assert grows.allowed
+    assert "the pod waits" in grows.warnings[0]
+    assert judged(stored, PER_NODE).warnings == ()
+
+
+def test_several_cards_and_preferred_by_the_pods_own_word_is_told_what_it_waits_for() -> None:
+    _, warnings = admitted(saying("preferred", gpu_count=2), PER_CARD, PLAIN)
+    assert len(warnings) == 1
+    assert "goes on nodes without a manager only: write off" in warnings[0]
+    assert admitted(saying("preferred", gpu_count=2), PER_NODE, PLAIN)[1] == ()
+
+
+def test_required_where_no_node_has_a_manager_waits_with_a_warning() -> None:
+    _, warnings = admitted(saying("required"), Known(), PLAIN)
+    assert warnings == (f"{FIELD}: no node has an MPS manager now; the pod waits until one comes",)
+    assert admitted(saying("required"), PER_CARD, PLAIN)[1] == ()
+    assert admitted(saying("preferred"), Known(), PLAIN)[1] == ()
+
+
+def test_limits_of_a_share_are_written_as_mps_reads_them() -> None:
+    side = sidecar(build.container("side", gpu_mem=512))
+    pod = build.pod(init=[side], containers=[build.container("main", gpu_mem="8Gi", gpu_core=30), {"name": "other"}])
+    after, _ = admitted(pod, settings=PLAIN)
+    first, second = (env(container) for container in after["spec"]["containers"])
+    assert first[LIMIT] == {"name": LIMIT, "value": "0=8192M"}
+    assert first[PERCENT] == {"name": PERCENT, "value": "30"}
+    assert not any(name.startswith("CUDA_MPS") for name in second)
+    of_side = env(after["spec"]["initContainers"][0])
+    assert of_side[LIMIT]["value"] == "0=512M"
+    assert PERCENT not in of_side
+    for found in (first, of_side):
+        mps.check_limits(found[LIMIT]["value"])
+        assert mps.PIPE_ENV not in found, "only the node knows the pipe"
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "percent"),
+    [
+        pytest.param("off", {"gpu_mem": 64, "gpu_core": 30}, None, id="off"),
+        pytest.param("required", {"gpu_count": 1}, None, id="whole"),
+        pytest.param("required", {"gpu_mem": 64, "gpu_count": 2, "gpu_core": 60}, "30", id="split"),
+    ],
+)
+def test_no_memory_limit_where_it_would_be_none(said: str, asked: Json, percent: str | None) -> None:
+    found = env(admitted(saying(said, **asked), PER_NODE, PLAIN)[0]["spec"]["containers"][0])
+    assert LIMIT not in found
+    assert found.get(PERCENT, {}).get("value") == percent
+
+
+@pytest.mark.parametrize("value", ["0=100G", "0=0", "1.5G", "", "0=8138M,1=1M"])
+def test_what_a_user_writes_never_lifts_a_limit(value: str) -> None:
+    pod = saying("preferred")
+    entries = [{"name": LIMIT, "value": value}, {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]
+    pod["spec"]["containers"][0]["env"] = [*entries, {"name": LIMIT, "value": "0=9G"}]
+    after, warnings = admitted(pod, settings=PLAIN)
+    found = env(after["spec"]["containers"][0])
+    assert found[LIMIT] == {"name": LIMIT, "value": "0=8138M"}
+    assert mps.PIPE_ENV not in found
+    assert any(LIMIT in text and "replaced" in text for text in warnings)
+
+
+def test_the_copy_of_a_pod_with_mps_is_quiet_and_one_without_loses_the_limits() -> None:
+    after, _ = admitted(saying("preferred", gpu_mem=64, gpu_core=20), settings=PLAIN)
+    assert admitted(after, settings=PLAIN)[1] == ()
+    after["metadata"]["annotations"][names.MPS] = "off"
+    off, warnings = admitted(after, settings=PLAIN)
+    assert not any(name.startswith("CUDA_MPS") for name in env(off["spec"]["containers"][0]))
+    assert warnings
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"name": LIMIT, "value": "0=16000M"}, id="limit"),
+        pytest.param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, id="cards"),
+        pytest.param({"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/tmp/x"}, id="pipe"),
+        pytest.param({"name": names.ENV_LIMIT_MIB, "value": "99999"}, id="what it is told"),
+    ],
+)
+@pytest.mark.parametrize("how", ["instead", "beside"])
+def test_what_another_webhook_changes_later_is_refused(changed: Json, how: str) -> None:
+    stored, _ = admitted(saying("preferred"), settings=PLAIN)
+    bent = deepcopy(stored)
+    container = bent["spec"]["containers"][0]
+    kept = [entry for entry in container["env"] if entry["name"] != changed["name"] or how == "beside"]
+    container["env"] = [*kept, changed]
+    message = judged(bent, settings=PLAIN).message
+    assert message.startswith("spec.containers[0].env: ")
+    assert changed["name"] in message
+    container["env"] = [entry for entry in container["env"] if entry["name"] != names.ENV_VISIBLE_DEVICES]
+    assert names.ENV_VISIBLE_DEVICES in judged(bent, settings=PLAIN).message
+    container["env"] = [*stored["spec"]["containers"][0]["env"], {"name": "theirs", "value": "x"}]
+    assert judged(bent, settings=PLAIN).allowed
+
+
+def test_the_word_stands_before_the_agent_is_decided_on() -> None:
+    after, _ = admitted(saying(), settings=SETTINGS)
+    assert mode(after) == "preferred"
+    assert after["spec"]["initContainers"][0]["name"] == "cardwise-agent"

@@ -1,0 +1,162 @@
+"""What a pod looks like after the webhook."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names, request
+from cardwise.core.api.assignment import Assignment, encode
+from cardwise.core.values.invalid import InvalidRequest
+from tests import build
+from webhook.pods.mutate import mutate, spelling, unplaced
+
+Json = dict[str, Any]
+
+ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
+
+
+def limits(pod: Json, index: int = 0, kind: str = "containers") -> Json:
+    found: Json = pod["spec"][kind][index]["resources"]["limits"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "after"),
+    [
+        pytest.param({"gpu_mem": "8138"}, {names.GPU_MEM: "8138"}, id="MiB"),
+        pytest.param({"gpu_mem": "8Gi"}, {names.GPU_MEM: "8192"}, id="GiB"),
+        pytest.param({"gpu_mem": "0.5Gi"}, {names.GPU_MEM: "512"}, id="half a GiB"),
+        pytest.param({"gpu_mem": "8k"}, {names.GPU_MEM: "8k"}, id="as the API server spells 8000"),
+        pytest.param({"gpu_mem": "1e3"}, {names.GPU_MEM: "1000"}, id="exponent"),
+        pytest.param({"gpu_mem": 64, "gpu_core": 25}, {names.GPU_MEM: "64", names.GPU_CORE: "25"}, id="with cores"),
+        pytest.param({"gpu_mem": 64, "gpu_count": 1}, {names.GPU_MEM: "64"}, id="one card"),
+        pytest.param({"gpu_mem": 64, "gpu_count": 2}, {names.GPU_MEM: "64"}, id="split share"),
+        pytest.param({"gpu_count": 2}, {names.WHOLE_GPU: "2"}, id="whole cards"),
+        pytest.param({"whole_gpu": 2}, {names.WHOLE_GPU: "2"}, id="whole cards by our name"),
+        pytest.param({"gpu_mem": 64, "share": 7}, {names.GPU_MEM: "64"}, id="own slots"),
+    ],
+)
+def test_limits_become_canonical_with_one_slot(asked: Json, after: Json) -> None:
+    assert limits(mutate(build.pod(**asked)).pod) == after | {names.SHARE: "1"}
+
+
+def test_requests_follow_limits() -> None:
+    pod = build.pod(gpu_mem="1Gi", gpu_count=2)
+    pod["spec"]["containers"][0]["resources"]["requests"] = {
+        names.GPU_MEM: "1Gi", names.GPU_COUNT: "2", names.SHARE: "5", "cpu": "1"
+    }  # fmt: skip
+    resources = mutate(pod).pod["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == {names.GPU_MEM: "1024", names.SHARE: "1", "cpu": "1"}
+
+
+def test_a_split_share_is_told_by_an_annotation() -> None:
+    after = mutate(build.pod(gpu_mem=64, gpu_count=2, annotations={"mine": "x"})).pod
+    assert after["metadata"]["annotations"] == {"mine": "x", names.GPU_COUNTS: "main=2"}
+    assert request.parse_mutated(after) == request.parse(build.pod(gpu_mem=64, gpu_count=2))
+
+
+def test_a_copied_split_share_keeps_its_annotation_and_stale_ones_go() -> None:
+    annotations = {names.GPU_COUNTS: "main=2,gone=4", "cardwise.dev/gpu-count.0": "2"}
+    after = mutate(build.pod(gpu_mem=64, share=1, annotations=annotations)).pod
+    assert after["metadata"]["annotations"] == {names.GPU_COUNTS: "main=2"}
+
+
+def test_slots_elsewhere_are_taken_out() -> None:
+    pod = build.pod(containers=[build.container("a", gpu_mem=1), build.container("b", share=1)])
+    mutation = mutate(pod)
+    assert limits(mutation.pod, 1) == {}
+    assert any(f"spec.containers[1].resources.limits[{names.SHARE}]" in text for text in mutation.warnings)
+
+
+def test_native_sidecars_count_and_ordinary_init_containers_are_refused() -> None:
+    sidecar = build.container("s", gpu_mem="1Gi") | {"restartPolicy": "Always"}
+    after = mutate(build.pod(init=[sidecar], gpu_mem=1)).pod
+    assert limits(after, kind="initContainers") == {names.GPU_MEM: "1024", names.SHARE: "1"}
+    with pytest.raises(InvalidRequest, match="ordinary init container"):
+        mutate(build.pod(init=[build.container("i", gpu_mem=1)]))
+
+
+def test_placement_annotations_are_stripped_and_user_ones_stay() -> None:
+    pod = build.pod(gpu_mem=8138, annotations=ASSIGNED | {names.POLICY: "spread", "mine": "x"})
+    mutation = mutate(pod)
+    assert mutation.pod["metadata"]["annotations"] == {names.POLICY: "spread", "mine": "x"}
+    assert "only Cardwise writes" in mutation.warnings[0]
+    assert all(len(text) < 256 for text in mutation.warnings)
+
+
+def test_a_copy_of_a_placed_pod_loses_its_node() -> None:
+    pod = build.pod(gpu_mem=8138, annotations=ASSIGNED)
+    pod["metadata"]["resourceVersion"] = "7"
+    pod["spec"]["nodeName"] = "n1"
+    after, told = unplaced(pod, None)
+    assert "nodeName" not in after["spec"]
+    assert "resourceVersion" not in after["metadata"]
+    assert len(told) == 1
+
+
+def test_a_node_name_of_the_user_stays_to_be_refused() -> None:
+    pod = build.pod(gpu_mem=8138)
+    pod["spec"]["nodeName"] = "n1"
+    assert unplaced(pod, None) == (pod, ())
+
+
+def test_who_asks_for_a_card_and_names_no_scheduler_gets_ours() -> None:
+    asking = build.pod(gpu_mem=1)
+    asking["spec"]["schedulerName"] = "default-scheduler"  # as the API server has filled it in
+    done = mutate(asking, scheduler="cardwise-scheduler")
+    assert done.pod["spec"]["schedulerName"] == "cardwise-scheduler"
+    assert mutate(done.pod, scheduler="cardwise-scheduler").pod == done.pod
+    assert mutate(build.pod(), in_gang=True, scheduler="ours").pod["spec"]["schedulerName"] == "ours"
+    own = build.pod(gpu_mem=1)
+    own["spec"]["schedulerName"] = "volcano"
+    assert mutate(own, scheduler="cardwise-scheduler").pod["spec"]["schedulerName"] == "volcano"
+    assert "schedulerName" not in mutate(build.pod(), scheduler="cardwise-scheduler").pod["spec"]
+    assert "schedulerName" not in mutate(build.pod(gpu_mem=1)).pod["spec"]
+
+
+def test_the_runtime_class_is_set_where_there_is_none() -> None:
+    assert mutate(build.pod(gpu_mem=1), runtime_class="nvidia").pod["spec"]["runtimeClassName"] == "nvidia"
+    own = build.pod(gpu_mem=1)
+    own["spec"]["runtimeClassName"] = "mine"
+    assert mutate(own, runtime_class="nvidia").pod["spec"]["runtimeClassName"] == "mine"
+    assert "runtimeClassName" not in mutate(build.pod(share=1), runtime_class="nvidia").pod["spec"]
+
+
+def test_the_policy_of_the_namespace_is_only_a_default() -> None:
+    assert mutate(build.pod(gpu_mem=1), policy="spread").pod["metadata"]["annotations"] == {names.POLICY: "spread"}
+    own = build.pod(gpu_mem=1, annotations={names.POLICY: "binpack"})
+    assert mutate(own, policy="spread").pod["metadata"]["annotations"] == {names.POLICY: "binpack"}
+
+
+def test_what_is_left_alone_is_the_same_object() -> None:
+    beside = build.container("b") | {"env": [{"name": names.ENV_VISIBLE_DEVICES, "value": "void"}]}
+    pod = build.pod(containers=[build.container("a", gpu_mem=1), beside])
+    assert mutate(pod).pod["spec"]["containers"][1] == beside
+    assert mutate(build.pod()).pod == build.pod(), "it asks for nothing"
+
+
+def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
+    beside, early = build.container("b"), build.container("early")
+    beside["env"] = [{"name": "A", "value": "1"}, {"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]
+    sidecar = build.container("c") | {"restartPolicy": "Always", "envFrom": [{"configMapRef": {"name": "x"}}]}
+    mutation = mutate(build.pod(containers=[build.container("a", gpu_mem=1), beside], init=[early, sidecar]))
+    spec, void = mutation.pod["spec"], {"name": names.ENV_VISIBLE_DEVICES, "value": "void"}
+    assert spec["containers"][1]["env"] == [void, {"name": "A", "value": "1"}]
+    assert [container["env"] for container in spec["initContainers"]] == [[void], [void]]
+    (warning,) = mutation.warnings
+    assert warning.startswith("spec.containers[1].env: NVIDIA_VISIBLE_DEVICES replaced")
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "after"),
+    [
+        ("8k", 8000, "8k"),
+        ("8000", 8000, "8000"),
+        ("8e3", 8000, "8000"),
+        ("1M", 10**6, "1M"),
+        ("0", 0, "0"),
+        (None, 5, "5"),
+    ],
+)
+def test_numbers_keep_the_spelling_of_the_api_server(text: str | None, value: int, after: str) -> None:
+    assert spelling(text, value) == after

@@ -1,0 +1,126 @@
+"""Pods that are applied again with the manifest that they were created with."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+K80 = "nvidia.tesla.k80"
+KNOWN = Known(known_classes=device_classes(resource_class(K80), resource_class("half", share={"memoryMiB": "4Gi"})))
+TAKE = Settings(nvidia_gpu="take")
+
+
+def pod(limits: Json) -> Json:
+    return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
+
+
+def defaulted(obj: Json) -> Json:
+    """As the API server does: requests are the limits where they are missing."""
+    spec = obj["spec"]
+    found = []
+    for container in spec["containers"]:
+        limits = container["resources"]["limits"]
+        requests = limits | container["resources"].get("requests", {})
+        found.append(container | {"resources": {"limits": limits, "requests": requests}})
+    return obj | {"spec": spec | {"containers": found}}
+
+
+def created(limits: Json, settings: Settings = TAKE) -> Json:
+    return defaulted(mutated(defaulted(pod(limits)), "pods", KNOWN, settings))
+
+
+def merged(stored: Json, limits: Json) -> Json:
+    """As `kubectl apply` does: what the manifest says otherwise than the stored pod."""
+    (container,) = stored["spec"]["containers"]
+    resources = container["resources"] | {"limits": container["resources"]["limits"] | limits}
+    return defaulted(stored | {"spec": stored["spec"] | {"containers": [container | {"resources": resources}]}})
+
+
+def updated(new: Json, old: Json, **about: Any) -> Json:
+    return mutated(new, "pods", about.pop("known", KNOWN), TAKE, operation="UPDATE", old=old, **about)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {K80: "1"},
+        {K80: "2", "cpu": "1"},
+        {"half": "2"},
+        {f"cardwise.dev/{K80}": "1"},
+        {K80: "1", names.GPU_MEM: "2Gi"},
+        {K80: "2", names.GPU_MEM: "8Gi"},
+        {names.GPU_MEM: "8Gi"},
+        {names.GPU_MEM: "8e3"},
+        {names.GPU_MEM: "8k"},
+        {names.GPU_MEM: "8Gi", names.GPU_COUNT: "2"},
+        {names.GPU_MEM: "8Gi", names.GPU_COUNT: "1"},
+        {names.GPU_COUNT: "2"},
+        {K80: "2", names.GPU_COUNT: "2"},
+        {names.NVIDIA_GPU: "1"},
+    ],
+    ids=str,
+)
+def test_the_same_manifest_changes_nothing(limits: Json) -> None:
+    stored = created(limits)
+    assert updated(merged(stored, limits), stored) == stored
+
+
+def test_the_class_need_not_be_there_any_more() -> None:
+    stored = created({"half": "1"})
+    assert updated(merged(stored, {"half": "1"}), stored, known=Known()) == stored
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "says"),
+    [
+        ({K80: "1"}, {K80: "2"}, f"[{K80}]: 2 is not what the pod was created with (1)"),
+        ({names.GPU_MEM: "8Gi"}, {names.GPU_MEM: "9Gi"}, "[aliyun.com/gpu-mem]: 9Gi is not what"),
+        ({names.GPU_COUNT: "1"}, {names.GPU_COUNT: "2"}, "[aliyun.com/gpu-count]: 2 is not what"),
+        ({names.GPU_MEM: "8Gi"}, {names.GPU_COUNT: "2"}, "[aliyun.com/gpu-count]: 2 is not what"),
+        ({names.GPU_MEM: "8Gi"}, {names.GPU_MEM: "x"}, "[aliyun.com/gpu-mem]: x is not what"),
+    ],
+)
+def test_another_amount_is_refused_with_what_to_do(first: Json, then: Json, says: str) -> None:
+    stored = created(first)
+    asked = review.decode(body(merged(stored, then), "pods", operation="UPDATE", old=stored))
+    decision = decisions.on_mutate(asked, KNOWN, TAKE)
+    assert not decision.allowed
+    assert decision.message.startswith(f"spec.containers[0].resources.limits{says}")
+    assert decision.message.endswith("delete the pod and create it again")
+
+
+@pytest.mark.parametrize(
+    "then", [{"nvidia.tesla.p100": "1"}, {"cardwise.dev/half": "1"}, {"cpu": "2"}, {"big": "1"}], ids=str
+)
+def test_what_is_not_stored_is_left_to_kubernetes(then: Json) -> None:
+    stored = created({K80: "1", "cpu": "1"})
+    new = merged(stored, then)
+    assert updated(new, stored) == new
+
+
+def test_a_pod_that_is_none_of_ours_is_left_alone() -> None:
+    stored = defaulted(pod({names.GPU_MEM: "8Gi", names.GPU_COUNT: "1"}))
+    new = merged(stored, {names.GPU_MEM: "8192", K80: "1"})
+    assert updated(new, stored) == new
+
+
+def test_an_exempt_namespace_is_left_alone() -> None:
+    ours = created({K80: "1"})
+    assert updated(merged(ours, {K80: "1"}), ours, namespace="kube-system") == ours, "not exempt by itself"
+    exempt = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    again = merged(ours, {K80: "1"})
+    about = {"operation": "UPDATE", "old": ours, "namespace": "kube-system"}
+    assert mutated(again, "pods", KNOWN, exempt, **about) == again
+
+
+def test_annotations_of_a_placed_pod_are_not_touched() -> None:
+    stored = created({K80: "1"})
+    stored["metadata"] |= {"annotations": {names.IDX: "0", names.ASSIGNMENT: "{}"}}
+    stored["spec"] |= {"nodeName": "n1"}
+    assert updated(merged(stored, {K80: "1"}), stored) == stored

@@ -1,0 +1,205 @@
+"""What is refused, and what the user is told."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
+from tests import build
+from tests.webhook.reviews import Known, body, device_classes, resource_class
+from webhook.pods import validate
+from webhook.pods.mutate import mutate
+from webhook.pods.validate import Cards
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+CARDS = Cards(MiB(build.P100), 2)
+KNOWN = Known(known_cards=CARDS)
+FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
+
+
+def warnings(pod: dict[str, Any], known: Known = KNOWN, oversize: validate.Oversize = "refuse") -> tuple[str, ...]:
+    return validate.pod(pod, known, oversize)[1]
+
+
+def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return mutate(build.pod(*args, **kwargs)).pod
+
+
+@pytest.mark.parametrize(
+    ("pod", "says"),
+    [
+        pytest.param(
+            mutated(gpu_mem=20000),
+            f"{FIELD}: 20000 MiB is more than the largest card has (16276); "
+            "ask for at most 16276, or split it over cards with aliyun.com/gpu-count",
+            id="one container",
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=9000)]),
+            f"{FIELD}: 18000 MiB together with the pod's other containers is more than the largest card has (16276)",
+            id="together",
+        ),
+        pytest.param(mutated(gpu_mem=40000, gpu_count=2), "20000 MiB is more than the largest card", id="split"),
+        pytest.param(
+            mutated(gpu_mem=3, gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="wide"
+        ),
+        pytest.param(
+            mutated(gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="whole"
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_count=1)]),
+            "3 cards are more than any node has (2)",
+            id="whole together",
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_mem=1024)]),
+            "spec.containers[0].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards "
+            "together, more than any node has (2); ask for fewer or smaller shares, or put some of the containers into "
+            "pods of their own",
+            id="beside whole ones",
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=8192, gpu_count=2)]),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards",
+            id="split beside whole ones",
+        ),
+        pytest.param(
+            mutated(
+                containers=[
+                    build.container("a", gpu_mem=16000),
+                    build.container("b", gpu_mem=16000, gpu_count=2),
+                    build.container("c", gpu_mem=16000, gpu_count=2),
+                ]
+            ),
+            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards",
+            id="memory in sum",
+        ),
+        pytest.param(
+            mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=18000, gpu_count=2)]),
+            "the pod's containers need at least 3 cards",
+            id="two larger than half a card each",
+        ),
+    ],
+)
+def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        validate.pod(pod, KNOWN, "refuse")
+    assert says in str(refused.value)
+    assert "waits" in warnings(pod, KNOWN, "wait")[0]
+    assert warnings(pod, Known()) == (), "no card is known: it may wait for one"
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        build.pod(),
+        mutated(gpu_mem=build.P100),
+        mutated(gpu_count=2),
+        mutated(gpu_mem=32552, gpu_count=2),
+        mutated(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=build.P100)]),
+        mutated(containers=[build.container("a", gpu_mem=8138), build.container("b", gpu_mem=16276, gpu_count=2)]),
+    ],
+)
+def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
+    assert warnings(pod) == ()
+
+
+def test_a_pod_that_was_not_rewritten_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not rewritten by the Cardwise webhook"):
+        validate.pod(build.pod(gpu_mem=1), KNOWN, "refuse")
+
+
+def test_more_cores_than_a_card_has_are_refused_at_once() -> None:
+    asked = body(build.pod(gpu_mem=100, gpu_core=150))
+    decision = decisions.on_mutate(review.decode(asked), Known(known_cards=CARDS), Settings())
+    assert not decision.allowed
+    assert decision.message.startswith(f"spec.containers[0].resources.limits[{names.GPU_CORE}]: ")
+    assert "write at most 100" in decision.message
+
+
+def test_amounts_as_the_api_server_spells_them_are_rewritten_ones() -> None:
+    assert warnings(build.pod(gpu_mem="8k", share=1)) == ()
+
+
+def test_a_node_name_is_refused() -> None:
+    pod = mutated(gpu_mem=1)
+    pod["spec"]["nodeName"] = "n1"
+    with pytest.raises(InvalidRequest, match=r"^spec\.nodeName: .*nodeAffinity"):
+        validate.pod(pod, KNOWN, "refuse")
+
+
+def test_unknown_resources_of_our_domain_are_refused() -> None:
+    pod = mutated(gpu_mem=1)
+    pod["spec"]["containers"][0]["resources"]["limits"]["cardwise.dev/gpus"] = "1"
+    with pytest.raises(
+        InvalidRequest, match=r"limits\[cardwise\.dev/gpus\]: there is no ResourceClass gpus; there are no"
+    ):
+        validate.pod(pod, KNOWN, "refuse")
+
+
+@pytest.mark.parametrize(("resource", "sub", "name"), [("pods", "binding", "ours"), ("bindings", "", "")])
+def test_a_binding_of_our_pods_is_the_extenders(resource: str, sub: str, name: str) -> None:
+    known = Known(pods={"default/ours": mutated(gpu_mem=1), "default/theirs": build.pod()})
+
+    def allowed(pod: str) -> bool:
+        binding = {"metadata": {"name": pod}, "target": {"name": "n1"}}
+        asked = body(binding, resource, sub=sub, name=pod if name else "")
+        return decisions.on_validate(review.decode(asked), known, Settings()).allowed
+
+    assert not allowed("ours")
+    assert allowed("theirs")
+    assert allowed("gone")
+
+
+def test_mirrors_and_exempt_namespaces_are_left_alone() -> None:
+    bad = build.pod(gpu_mem="x")
+    mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
+    settings = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    for decide in (decisions.on_mutate, decisions.on_defaults, decisions.on_validate):
+        assert decide(review.decode(body(bad, namespace="kube-system")), Known(), settings) == review.Decision()
+        kubelets = body(mirror, username="system:node:n1")
+        assert decide(review.decode(kubelets), Known(), settings) == review.Decision()
+
+
+def test_only_a_kubelet_makes_mirrors() -> None:
+    mirror = build.pod(gpu_mem="x", annotations={names.MIRROR: "hash"})
+    assert not decisions.on_mutate(review.decode(body(mirror)), Known(), Settings()).allowed
+
+
+def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
+    half = device_classes(resource_class("half", share={"memoryMiB": 128}))
+    known = Known(known_cards=CARDS, known_classes=half, cards_of={"half": CARDS})
+    return decisions.on_validate(review.decode(body(pod)), known, Settings(least_share=least)).warnings
+
+
+def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
+    problem = "less than most programs need to start on a card (256)"
+    assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 is 8 MiB, {problem}; did you mean 8Gi?",)
+    assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 is 100 MiB, {problem}; write at least 256",)
+    assert small(mutated(gpu_mem=16, gpu_count=2)) == (f"{FIELD}: 16 is 16 MiB, {problem}; did you mean 16Gi?",)
+    assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 is 300 MiB, {problem}; write at least 512",)
+
+
+def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:
+    of_class = {names.CLASS_PREFIX + "half": 1, names.GPU_MEM: 128, names.SHARE: 1}
+    for pod in (mutated(gpu_mem=256), mutated(gpu_count=1), mutated(containers=[{"resources": {"limits": of_class}}])):
+        assert small(pod) == ()
+    assert small(mutated(gpu_mem=8), least=0) == ()
+
+
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_a_container_without_a_share_keeps_its_void(where: str) -> None:
+    other = build.container("other")
+    made = build.pod("p", containers=[build.container("main", gpu_mem=8)])
+    made["spec"].setdefault(where, []).append(other)
+    done = mutate(made).pod
+    assert not decisions.on_validate(review.decode(body(done)), KNOWN, Settings()).message
+    for env in ([], [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]):
+        done["spec"][where][-1]["env"] = env
+        decision = decisions.on_validate(review.decode(body(done)), KNOWN, Settings())
+        index = len(done["spec"][where]) - 1
+        assert not decision.allowed
+        assert decision.message.startswith(f"spec.{where}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")

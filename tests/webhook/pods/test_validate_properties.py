@@ -1,0 +1,70 @@
+"""Whatever some node could run, were it empty, is never refused for its size."""
+
+from typing import Any
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api import names, request
+from cardwise.core.api.cards import Card
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Placement
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
+from tests import build
+from tests.examples import examples
+from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from webhook.pods import validate
+from webhook.pods.validate import Cards
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+CLASSES = device_classes(*(resource_class(name) for name in "ab"))
+cards = st.tuples(st.sampled_from([60, 100]), st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]))
+nodes = st.lists(st.lists(cards, min_size=1, max_size=3), min_size=1, max_size=2)
+containers = st.tuples(
+    st.sampled_from([(1, 0), (2, 0), (1, 20), (1, 40), (1, 60), (2, 40), (2, 80), (2, 120), (3, 120)]),
+    st.sampled_from(["", "", "", "a", "b"]),
+)
+
+
+def container(at: int, cards: int, mem: int, device_class: str) -> dict[str, Any]:
+    made = build.container(
+        f"c{at}", **({"gpu_mem": mem} if mem else {}), **({} if device_class else {"gpu_count": cards})
+    )
+    if device_class:
+        made["resources"]["limits"][names.CLASS_PREFIX + device_class] = str(cards)
+    return made
+
+
+def most(nodes: list[list[tuple[int, frozenset[str]]]], device_class: str) -> Cards:
+    of_it = [[mem for mem, classes in of_node if not device_class or device_class in classes] for of_node in nodes]
+    return Cards(MiB(max((mem for of_node in of_it for mem in of_node), default=0)), max(map(len, of_it)))
+
+
+@given(nodes, st.lists(containers, min_size=1, max_size=3))
+@settings(max_examples=examples(80, soak=2000))
+def test_what_an_empty_node_could_run_is_never_refused(
+    described: list[list[tuple[int, frozenset[str]]]], parts: list[tuple[tuple[int, int], str]]
+) -> None:
+    ledger = Ledger()
+    for name, of_node in enumerate(described):
+        made = [Card(index=i, uuid=f"{name}-{i}", mem=MiB(mem), classes=of) for i, (mem, of) in enumerate(of_node)]
+        ledger.set_cards(str(name), made)
+    known = Known(
+        known_classes=CLASSES, known_cards=most(described, ""), cards_of={name: most(described, name) for name in "ab"}
+    )
+    pod = build.pod(containers=[container(i, count, mem, name) for i, ((count, mem), name) in enumerate(parts)])
+    assert decisions.on_mutate(review.decode(body(pod)), known, Settings()).allowed
+    asking = mutated(pod, "pods", known)
+    asked = request.parse(asking)
+    assert asked is not None
+    fits = isinstance(placement.place(ledger, [n.name for n in ledger.nodes()], asked, "binpack"), Placement)
+    try:
+        validate.pod(asking, known, "refuse")
+        allowed = True
+    except InvalidRequest:
+        allowed = False
+    event(f"fits {fits}, allowed {allowed}")
+    assert allowed or not fits

@@ -1,0 +1,205 @@
+"""GPUQuota at admission: the early answer to pods, and what its author is told."""
+
+import time
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.quantity import MiB
+from tests.webhook.pods.test_classes import K80, P100, pod
+from tests.webhook.reviews import Known, body, device_classes, resource_class
+from webhook.pods.mutate import mutate
+from webhook.pods.validate import Cards
+from webhook.quotas import gpuquotas
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+CLASSES = device_classes(resource_class(K80), resource_class(P100, model="Tesla P100"))
+
+
+def quota(*hard: Json, used: list[Json] | None = None, on_exceed: str = "Wait") -> Json:
+    spec = {"hard": list(hard), "onExceed": on_exceed}
+    return {"metadata": {"namespace": "default", "name": "team"}, "spec": spec, "status": {"used": used or []}}
+
+
+CARDS = {K80: Cards(MiB(11441), 4, MiB(11441)), P100: Cards(MiB(16276), 4, MiB(12198))}
+ALL_CARDS = Cards(MiB(16276), 4, MiB(11441))
+
+
+def judged(asked: Json, *objects: Json, namespace: str = "default", **settings: Any) -> review.Decision:
+    standings = [gpuquotas.parse(obj) for obj in objects]
+    known = Known(known_classes=CLASSES, known_cards=ALL_CARDS, cards_of=CARDS, standings={"default": standings})
+    after = mutate(asked).pod
+    return decisions.on_validate(review.decode(body(after, namespace=namespace)), known, Settings(**settings))
+
+
+def said(asked: Json, *objects: Json, namespace: str = "default") -> str:
+    return judged(asked, *objects, namespace=namespace).message
+
+
+def typed(device_class: str = K80, count: int = 1, **more: Any) -> Json:
+    mem = {names.GPU_MEM: more["mem"]} if "mem" in more else {}
+    return pod({names.CLASS_PREFIX + device_class: count} | mem)
+
+
+@pytest.mark.parametrize(
+    ("asked", "hard", "says"),
+    [
+        pytest.param(
+            typed(mem=5000),
+            {"class": K80, "memoryMiB": "4Gi"},
+            f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone asks for more than is allowed: "
+            "memoryMiB asked 5000, used 0, hard 4096; ask for less, or have the quota raised",
+            id="memory",
+        ),
+        pytest.param(
+            typed(count=2, mem=5000),
+            {"class": K80, "shares": 1},
+            "shares asked 2, used 0, hard 1",
+            id="two cards are two",
+        ),
+        pytest.param(typed(count=2), {"class": K80, "cards": 1}, "cards asked 2, used 0, hard 1", id="whole cards"),
+        pytest.param(typed(), {"class": K80, "memoryMiB": 0}, "memoryMiB asked 1, used 0, hard 0", id="none at all"),
+        pytest.param(
+            typed(), {"class": K80, "memoryMiB": 11440}, "memoryMiB asked 11441, used 0, hard 11440", id="a whole card"
+        ),
+        pytest.param(
+            typed(P100, 2),
+            {"memoryMiB": 24395},
+            "memoryMiB asked 24396, ",
+            id="two whole cards, the smallest of a class",
+        ),
+        pytest.param(pod({names.GPU_COUNT: 1}), {"memoryMiB": 11440}, "asked 11441, ", id="a whole card of any class"),
+        pytest.param(pod({names.GPU_MEM: 9}), {"memoryMiB": 8}, "(every card): ", id="every card, and no class named"),
+        pytest.param(
+            pod({names.GPU_MEM: 5}, {names.GPU_MEM: 4}),
+            {"memoryMiB": 8},
+            "memoryMiB asked 9",
+            id="its containers together",
+        ),
+        pytest.param(typed(P100, mem=9), {"memoryMiB": 8}, "(every card): ", id="every card, and a class"),
+    ],
+)
+@pytest.mark.parametrize("on_exceed", ["Wait", "Refuse"])
+def test_what_can_never_run_is_refused(asked: Json, hard: Json, says: str, on_exceed: str) -> None:
+    assert says in said(asked, quota(hard, on_exceed=on_exceed))
+    assert said(asked, quota(hard), namespace="other") == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "hard"),
+    [
+        pytest.param(pod({names.GPU_MEM: 9}), {"class": K80, "memoryMiB": 8}, id="it may get another card"),
+        pytest.param(typed(P100, mem=9), {"class": K80, "memoryMiB": 8}, id="another class"),
+        pytest.param(typed(mem=9), {"model": "Tesla K80", "memoryMiB": 8}, id="a model"),
+        pytest.param(typed(mem=8), {"class": K80, "memoryMiB": 8}, id="just enough"),
+        pytest.param(typed(mem=8), {"class": K80, "cards": 0}, id="a share is no whole card"),
+        pytest.param(typed(), {"class": K80, "memoryMiB": 11441}, id="a whole card that just fits"),
+        pytest.param(typed(P100), {"memoryMiB": 12198}, id="the smallest card of the class fits"),
+        pytest.param(pod({"cpu": 1}), {"shares": 0}, id="asks for no card"),
+    ],
+)
+def test_what_may_run_is_left_to_the_scheduler(asked: Json, hard: Json) -> None:
+    assert said(asked, quota(hard)) == ""
+
+
+def test_what_does_not_fit_now_waits_or_is_refused_by_the_quota() -> None:
+    used = [{"class": P100, "shares": 9}, {"class": K80, "shares": 4, "memoryMiB": 900, "cards": 0}]
+    hard = ({"class": P100, "shares": 10}, {"class": K80, "shares": 4, "memoryMiB": 1000})
+    assert said(typed(mem=200), quota(*hard, used=used)) == ""
+    assert said(typed(mem=200), quota(*hard, used=used, on_exceed="Refuse")) == (
+        f"GPUQuota team: spec.hard[1] (class {K80}): the pod does not fit now: shares asked 1, used 4, hard 4, "
+        "memoryMiB asked 200, used 900, hard 1000; create it again when something has ended, or have the quota raised"
+    )
+    assert said(typed(P100, mem=200), quota(*hard, used=used, on_exceed="Refuse")) == ""
+
+
+@pytest.mark.parametrize("hard", [{"class": K80, "memoryMiB": 1000}, {"class": K80, "memoryMiB": 100}])
+def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) -> None:
+    used = [{"class": K80, "shares": 4, "memoryMiB": 917}]
+    decision = judged(typed(mem=200), quota(hard, used=used, on_exceed="Refuse"), callers_known=False)
+    assert not decision.allowed
+    assert "memoryMiB asked 200;" in decision.message
+    assert "`cardwise quota` says what there is" in decision.message
+    for secret in ("team", K80, "917", "1000", "100,", "hard"):
+        assert secret not in decision.message
+
+
+def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
+    lowered = quota({"class": K80, "cards": 1}, used=[{"class": K80, "cards": 2}], on_exceed="Refuse")
+    assert said(typed(mem=1), lowered) == ""
+    assert "cards asked 1, used 2, hard 1" in said(typed(), lowered)
+
+
+def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
+    quotas = {"default": [gpuquotas.parse(quota({"memoryMiB": 100}))]}
+    after = body(mutate(pod({names.GPU_COUNT: 1})).pod)
+    assert decisions.on_validate(review.decode(after), Known(standings=quotas), Settings()).message == ""
+
+
+def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
+    decision = judged(typed(), quota({"class": K80, "memoryMiB": 4096}), oversize="wait")
+    assert decision.allowed
+    (warning,) = decision.warnings
+    assert warning.startswith(f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone asks for more than is allowed")
+    assert warning.endswith("the pod waits until a smaller card comes or the quota is raised")
+    assert not judged(typed(count=2), quota({"class": K80, "cards": 1}), oversize="wait").allowed
+
+
+@pytest.mark.parametrize("status", [None, 7, {"used": 7}, {"used": [7]}, {"used": [{"shares": "x", "class": 7}]}])
+def test_any_status_can_be_read(status: object) -> None:
+    obj = quota({"shares": 1}, on_exceed="Refuse") | {"status": status}
+    assert said(typed(mem=1), obj) == ""
+
+
+def validated(obj: Json) -> review.Decision:
+    known = Known(known_classes=CLASSES)
+    return decisions.on_validate(review.decode(body(obj, "gpuquotas")), known, Settings())
+
+
+@pytest.mark.parametrize(
+    ("hard", "says"),
+    [
+        ({"class": "a", "model": "b", "shares": 1}, "spec.hard[0].model: the entry names a class as well"),
+        ({"class": "a"}, "spec.hard[0]: limits nothing"),
+        ({"shares": -1}, "spec.hard[0].shares: -1 is out of range"),
+        (7, "spec.hard[0]: 7 is no entry"),
+        ({"class": "Half", "shares": 1}, "spec.hard[0].class: 'Half' is no name of a class; write"),
+        ({"class": "cpu", "shares": 1}, "spec.hard[0].class: 'cpu' means something else"),
+    ],
+)
+def test_a_quota_that_cannot_be_read_is_refused(hard: Json, says: str) -> None:
+    assert validated(quota(hard)).message.startswith(says)
+
+
+def test_the_author_is_told_of_missing_classes_and_of_limits_below_what_is_used() -> None:
+    used = [{"class": K80, "shares": 5, "memoryMiB": 10}]
+    decision = validated(
+        quota({"class": "not.there", "shares": 1}, {"class": K80, "shares": 3, "memoryMiB": 10}, used=used)
+    )
+    assert decision.allowed
+    missing, below = decision.warnings
+    assert missing.startswith("spec.hard[0].class: there is no ResourceClass not.there now; ")
+    assert below.startswith("spec.hard[1].shares: 3 is below the 5 that are used now; ")
+    assert validated(quota({"class": K80, "shares": 5}, used=used)).warnings == ()
+
+
+def test_the_answer_costs_far_less_than_a_millisecond() -> None:
+    """Not a measurement: a guard against reading quotas anew for each pod."""
+    hard = [{"class": f"class-{i}", "shares": 5} for i in range(63)] + [{"class": K80, "shares": 5}]
+    standings = [gpuquotas.parse(quota(*hard)) for _ in range(4)]
+    from cardwise.core.api import request
+
+    asked = request.parse_mutated(mutate(typed(mem=8)).pod)
+    assert asked is not None
+    best = min(_timed(asked, standings) for _ in range(20))
+    assert best < 0.001
+
+
+def _timed(asked: Any, standings: Any) -> float:
+    started = time.perf_counter()
+    gpuquotas.check(asked, standings)
+    return time.perf_counter() - started

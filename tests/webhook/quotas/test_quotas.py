@@ -1,0 +1,311 @@
+"""Amounts of gpu-mem in quotas and limit ranges, and names of classes in quotas."""
+
+import json
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.invalid import InvalidRequest
+from tests.webhook.reviews import device_classes, resource_class
+from webhook.quotas import quotas
+from webhook.templates.spellings import Vocabulary
+
+KEY = f"requests.{names.GPU_MEM}"
+K80 = "requests.cardwise.dev/nvidia.tesla.k80"
+BIG = "requests.cardwise.dev/big"
+LAST = "kubectl.kubernetes.io/last-applied-configuration"
+KNOWN = device_classes(resource_class("nvidia.tesla.k80"), resource_class("big"))
+LEAVE, TAKE = (Vocabulary(KNOWN.get, take_nvidia=take) for take in (False, True))
+
+
+def rewritten(quota, vocabulary=LEAVE, old=None):
+    return quotas.resource_quota(quota, old, vocabulary, update=old is not None)[0]
+
+
+def hard(amounts, vocabulary=LEAVE):
+    return rewritten({"spec": {"hard": amounts}}, vocabulary)["spec"]["hard"]
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("64Gi", "65536"),
+        ("65536", "65536"),
+        ("64k", "64k"),
+        ("64e3", "64000"),
+        ("0", "0"),
+        ("512Mi", "512"),
+        ("0.5Gi", "512"),
+    ],
+)
+def test_a_quota_counts_mib(text: str, after: str) -> None:
+    quota = {"spec": {"hard": {KEY: text, "pods": "9", f"requests.{names.WHOLE_GPU}": "2"}}}
+    once = rewritten(quota)
+    assert once == {"spec": {"hard": {KEY: after, "pods": "9", f"requests.{names.WHOLE_GPU}": "2"}}}
+    assert rewritten(once) == once
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "1025Ki", "x"])
+def test_a_bad_quota_is_refused_by_its_field(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
+        rewritten({"spec": {"hard": {KEY: text}}})
+
+
+def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
+    fields = {"max": "8Gi", "min": "512Mi", "default": "1Gi", "defaultRequest": "1Gi", "maxLimitRequestRatio": "1"}
+    item = {"type": "Container"} | {name: {names.GPU_MEM: text} for name, text in fields.items()}
+    made, warnings = quotas.limit_range({"spec": {"limits": [item, {"type": "Pod", "max": {"cpu": "1"}}]}})
+    after = made["spec"]["limits"]
+    assert {name: after[0][name][names.GPU_MEM] for name in fields} == {
+        "max": "8192", "min": "512", "default": "1024", "defaultRequest": "1024", "maxLimitRequestRatio": "1"
+    }  # fmt: skip
+    assert after[1] == {"type": "Pod", "max": {"cpu": "1"}}
+    assert [text.split(":")[0] for text in warnings] == [
+        f"spec.limits[0].{field}[{names.GPU_MEM}]" for field in ("default", "defaultRequest")
+    ]
+    assert "label it cardwise.dev/defaults=enabled" in warnings[0]
+
+
+def test_nothing_to_rewrite_is_nothing_done() -> None:
+    assert rewritten({"spec": {}}) == {"spec": {}}
+    assert quotas.limit_range({"metadata": {}}) == ({"metadata": {}}, [])
+
+
+@pytest.mark.parametrize(
+    ("written", "counted"),
+    [
+        ("nvidia.tesla.k80", K80),
+        ("big", BIG),
+        ("not.there", "requests.cardwise.dev/not.there"),
+        ("cardwise.dev/nvidia.tesla.k80", K80),
+        (names.WHOLE_GPU, f"requests.{names.WHOLE_GPU}"),
+        (K80, K80),
+        ("pods", "pods"),
+        ("requests.cpu", "requests.cpu"),
+        ("services.loadbalancers", "services.loadbalancers"),
+        ("small", "small"),
+        ("count/jobs.batch", "count/jobs.batch"),
+        (f"requests.{names.NVIDIA_GPU}", f"requests.{names.NVIDIA_GPU}"),
+        (names.NVIDIA_GPU, names.NVIDIA_GPU),
+        ("limits.cardwise.dev/nvidia.tesla.k80", K80),
+        (f"limits.{names.WHOLE_GPU}", f"requests.{names.WHOLE_GPU}"),
+        (names.GPU_MEM, KEY),
+        (f"limits.{names.GPU_MEM}", KEY),
+        (names.GPU_CORE, f"requests.{names.GPU_CORE}"),
+        (f"limits.{names.GPU_CORE}", f"requests.{names.GPU_CORE}"),
+        (names.GPU_COUNT, f"requests.{names.WHOLE_GPU}"),
+        (f"requests.{names.GPU_COUNT}", f"requests.{names.WHOLE_GPU}"),
+        (f"limits.{names.GPU_COUNT}", f"requests.{names.WHOLE_GPU}"),
+        (names.SHARE, f"requests.{names.SHARE}"),
+        ("limits.cpu", "limits.cpu"),
+    ],
+)
+def test_names_become_those_that_kubernetes_counts(written, counted):
+    assert hard({written: "5"}) == {counted: "5"}
+
+
+@pytest.mark.parametrize("written", [names.GPU_MEM, f"limits.{names.GPU_MEM}"])
+def test_an_amount_is_rewritten_with_its_name(written):
+    quota = rewritten({"metadata": {}, "spec": {"hard": {written: "1Gi", "pods": "4"}}})
+    assert quota["spec"]["hard"] == {KEY: "1024", "pods": "4"}
+    assert json.loads(quota["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [KEY]}
+    with pytest.raises(InvalidRequest, match="differs from"):
+        hard({written: "1Gi", KEY: "2Gi"})
+
+
+@pytest.mark.parametrize("written", [names.GPU_COUNT, f"requests.{names.GPU_COUNT}"])
+def test_what_gpu_count_counts_is_told(written):
+    _, (told,) = quotas.resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
+    assert told == (
+        f"spec.hard[{written}]: counts cards asked for as a whole, as requests.cardwise.dev/gpu; a share counts none, "
+        "also where it is split over cards: limit those by requests.aliyun.com/gpu-mem, or by a GPUQuota"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "requests.", "limits."])
+@pytest.mark.parametrize("marker", [names.PLACE_MARKER, names.BIND_MARKER])
+def test_our_own_marks_are_no_quota(prefix, marker):
+    with pytest.raises(InvalidRequest) as refused:
+        hard({prefix + marker: "1"})
+    assert str(refused.value) == (
+        f"spec.hard[{prefix}{marker}]: is a mark that Cardwise sets on some pods for itself; "
+        "write one of requests.cardwise.dev/<class>, requests.cardwise.dev/gpu, requests.aliyun.com/gpu-mem"
+    )
+
+
+@pytest.mark.parametrize("written", [names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}", f"limits.{names.NVIDIA_GPU}"])
+def test_nvidia_gpu_is_taken_where_the_setting_says_so(written):
+    assert hard({written: "0"}, TAKE) == {f"requests.{names.WHOLE_GPU}": "0"}
+
+
+def test_what_was_written_is_recorded():
+    quota = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "pods": "1"}}})
+    assert json.loads(quota["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [K80]}
+    assert rewritten(quota, old=quota) is not None
+    assert rewritten(quota, old=quota) == quota
+
+
+def test_a_class_without_an_object_is_told():
+    quota = {"spec": {"hard": {"not.there": "5"}}}
+    _, warnings = quotas.resource_quota(quota, None, LEAVE, update=False)
+    assert warnings == [
+        "spec.hard[not.there]: there is no ResourceClass not.there now; until there is, it counts nothing"
+    ]
+
+
+def test_two_spellings_with_different_amounts_are_refused():
+    with pytest.raises(InvalidRequest) as refused:
+        hard({"nvidia.tesla.k80": "5", K80: "6"})
+    assert str(refused.value) == (
+        f"spec.hard[{K80}]: 6 differs from nvidia.tesla.k80, which means the same and says 5; "
+        "write only nvidia.tesla.k80"
+    )
+    assert hard({"nvidia.tesla.k80": "5000", K80: "5k"}) == {K80: "5k"}, "equal amounts are one key"
+
+
+def applied(hard_now, last, recorded):
+    annotations = {LAST: json.dumps({"spec": {"hard": last}})}
+    if recorded:
+        annotations[names.REWRITTEN] = json.dumps({"hard": recorded})
+    return {"metadata": {"annotations": annotations}, "spec": {"hard": hard_now}}
+
+
+def test_another_class_by_apply_leaves_no_stale_key():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    new = rewritten(applied({K80: "1", "big": "3"}, {"big": "3"}, [K80]), old=old)
+    assert new["spec"]["hard"] == {BIG: "3"}
+    assert json.loads(new["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG]}
+
+
+def test_another_amount_by_apply_is_taken():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    new = rewritten(applied({K80: "1", "nvidia.tesla.k80": "3"}, {"nvidia.tesla.k80": "3"}, [K80]), old=old)
+    assert new["spec"]["hard"] == {K80: "3"}
+
+
+def test_a_manifest_that_names_no_class_any_more_drops_our_key():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    new = rewritten(applied({K80: "1", "pods": "3"}, {"pods": "3"}, [K80]), old=old)
+    assert new["spec"]["hard"] == {"pods": "3"}
+    assert names.REWRITTEN not in new["metadata"]["annotations"]
+
+
+def test_a_key_that_the_manifest_itself_names_stays():
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    assert rewritten(applied({K80: "1"}, {K80: "1"}, [K80]), old=old)["spec"]["hard"] == {K80: "1"}
+
+
+def patched(stored, more):
+    """As `kubectl patch --type merge` and `kubectl edit` do: by the stored quota, whatever was applied once."""
+    return rewritten(stored | {"spec": {"hard": stored["spec"]["hard"] | more}}, old=stored)
+
+
+@pytest.mark.parametrize("last", [None, {"nvidia.tesla.k80": "5"}, {K80: "5"}], ids=["created", "bare", "in full"])
+def test_another_class_by_patch_takes_no_limit_away(last):
+    first = {"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5"}}}
+    stored = rewritten(first if last is None else applied({"nvidia.tesla.k80": "5"}, last, []))
+    after = patched(stored, {"big": "3"})
+    assert after["spec"]["hard"] == {K80: "5", BIG: "3"}
+    assert json.loads(after["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG, K80]}
+
+
+def test_another_amount_by_patch_is_taken_and_other_classes_stay():
+    stored = rewritten({"metadata": {"name": "q"}, "spec": {"hard": {"nvidia.tesla.k80": "5", "big": "3"}}})
+    for spelled in ("nvidia.tesla.k80", "cardwise.dev/nvidia.tesla.k80"):
+        assert patched(stored, {spelled: "7"})["spec"]["hard"] == {K80: "7", BIG: "3"}
+
+
+def test_apply_leaves_what_a_patch_has_added_until_its_manifest_names_it():
+    def apply(stored, last):
+        dropped = json.loads(stored["metadata"]["annotations"][LAST])["spec"]["hard"].keys() - last
+        kept = {key: amount for key, amount in stored["spec"]["hard"].items() if key not in dropped}
+        metadata = {"annotations": stored["metadata"]["annotations"] | {LAST: json.dumps({"spec": {"hard": last}})}}
+        return rewritten({"metadata": metadata, "spec": {"hard": kept | last}}, old=stored)
+
+    stored = patched(rewritten(applied({"nvidia.tesla.k80": "5"}, {"nvidia.tesla.k80": "5"}, [])), {"big": "3"})
+    more = apply(stored, {"nvidia.tesla.k80": "6"})
+    assert more["spec"]["hard"] == {K80: "6", BIG: "3"}
+    both = apply(more, {"nvidia.tesla.k80": "6", "big": "4"})
+    assert both["spec"]["hard"] == {K80: "6", BIG: "4"}
+    assert apply(both, {"nvidia.tesla.k80": "6"})["spec"]["hard"] == {K80: "6"}
+    assert apply(both, {"other.class": "1"})["spec"]["hard"] == {"requests.cardwise.dev/other.class": "1"}
+
+
+def by_server_side_apply(quota, *manifests):
+    """As the API server writes it down: the names that each manager's manifest has, whatever the object has."""
+    fields = [{"f:spec": {"f:hard": {f"f:{key}": {} for key in manifest}}} for manifest in manifests]
+    managed = [{"manager": str(i), "operation": "Apply", "fieldsV1": one} for i, one in enumerate(fields)]
+    return quota | {"metadata": quota.get("metadata", {}) | {"managedFields": managed}}
+
+
+def server_applied(stored, *manifests):
+    """The first of the manifests is brought, beside those of others."""
+    brought = by_server_side_apply(stored, *manifests)
+    return rewritten(brought | {"spec": {"hard": stored["spec"]["hard"] | manifests[0]}}, old=stored)
+
+
+@pytest.fixture
+def stored():
+    return rewritten(by_server_side_apply({"spec": {"hard": {"nvidia.tesla.k80": "5"}}}, {"nvidia.tesla.k80": "5"}))
+
+
+def test_another_class_by_server_side_apply_leaves_no_stale_key(stored):
+    other = server_applied(stored, {"big": "4", "pods": "1"})
+    assert other["spec"]["hard"] == {BIG: "4", "pods": "1"}
+    assert json.loads(other["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG]}
+    assert server_applied(other, {"pods": "1"})["spec"]["hard"] == {"pods": "1"}
+
+
+def test_the_same_class_by_server_side_apply_stays(stored):
+    assert server_applied(stored, {"nvidia.tesla.k80": "6"})["spec"]["hard"] == {K80: "6"}
+    assert server_applied(stored, {K80: "6"})["spec"]["hard"] == {K80: "6"}
+    assert server_applied(stored, {"pods": "1"}, {"nvidia.tesla.k80": "5"})["spec"]["hard"] == {K80: "5", "pods": "1"}
+
+
+def test_a_patch_beside_server_side_apply_takes_no_limit_away(stored):
+    patched = rewritten(stored | {"spec": {"hard": {K80: "5", "big": "3"}}}, old=stored)
+    assert patched["spec"]["hard"] == {K80: "5", BIG: "3"}
+    assert server_applied(patched, {"nvidia.tesla.k80": "5"})["spec"]["hard"] == {K80: "5", BIG: "3"}
+
+
+@pytest.mark.parametrize(
+    "managed",
+    [
+        [],
+        [{}],
+        [{"operation": "Apply", "fieldsV1": {"k:{": {}}}],
+        [{"operation": "Apply", "fieldsV1": {'k:{"a":1}': {}}}],
+        [{"operation": "Update", "fieldsV1": {}}],
+    ],
+)
+def test_managed_fields_that_are_gone_or_tell_nothing_take_no_limit_away(stored, managed):
+    new = {"metadata": stored["metadata"] | {"managedFields": managed}, "spec": {"hard": {K80: "5"}}}
+    assert rewritten(new, old=stored)["spec"]["hard"] == {K80: "5"}
+
+
+def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
+    def warnings(new):
+        return quotas.resource_quota(new, stored, LEAVE, update=True)[1]
+
+    (told,) = warnings(stored)
+    assert told == (
+        f"spec.hard: nothing has changed; what was written by another name is stored as {K80}: take it away by that"
+    )
+    assert warnings(stored | {"metadata": stored["metadata"] | {"labels": {"a": "b"}}}) == []
+    assert warnings(stored | {"spec": {"hard": {K80: "6"}}}) == []
+    plain = {"metadata": {}, "spec": {"hard": {"pods": "1"}}}
+    assert quotas.resource_quota(plain, plain, LEAVE, update=True)[1] == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
+def test_a_stored_manifest_that_nobody_can_read_takes_no_limit_away(text):
+    old = applied({K80: "1"}, {}, [K80])
+    old["metadata"]["annotations"][LAST] = text
+    new = applied({K80: "1", "big": "3"}, {"big": "3"}, [K80])
+    assert rewritten(new, old=old)["spec"]["hard"] == {K80: "1", BIG: "3"}
+
+
+@pytest.mark.parametrize("last", [7, None, "x", []])
+def test_any_manifest_can_be_read(last):
+    old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
+    assert rewritten(applied({"pods": "1"}, last, [K80]), old=old)["spec"]["hard"] == {"pods": "1"}

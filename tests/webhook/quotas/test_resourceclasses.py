@@ -1,0 +1,120 @@
+"""ResourceClass objects: spellings of the selector, and what their author is told."""
+
+from typing import Any
+
+import pytest
+
+from cardwise.core.values.quantity import MiB
+from tests.webhook.reviews import Known, body, mutated, resource_class
+from webhook.pods.validate import Cards
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+K80 = {"matchLabels": {"model": "Tesla K80"}}
+P100 = {"matchLabels": {"model": "Tesla P100"}}
+
+
+def of(**spec: object) -> Json:
+    return {"metadata": {"name": "mine"}, "spec": spec}
+
+
+def validated(obj: Json, *cards: Json) -> review.Decision:
+    return decisions.on_validate(
+        review.decode(body(obj, "resourceclasses")), Known(card_labels=list(cards)), Settings()
+    )
+
+
+@pytest.mark.parametrize("spelling", ["resourceSelector", "labelSelector", "selector"])
+def test_the_selector_has_one_place(spelling: str) -> None:
+    given = of(**{spelling: K80, "priority": 3})
+    once = mutated(given, "resourceclasses", Known())
+    assert once == of(selector=K80, priority=3)
+    assert mutated(once, "resourceclasses", Known()) == once
+
+
+def test_a_manifest_with_the_other_spelling_can_be_applied_again() -> None:
+    def applied(**spec: object) -> Json:
+        return mutated(of(**spec), "resourceclasses", Known(), operation="UPDATE", old=of(selector=K80))
+
+    assert applied(selector=K80, resourceSelector=K80) == of(selector=K80)
+    assert applied(selector=K80, resourceSelector=P100) == of(selector=P100)
+
+
+def test_two_selectors_that_differ_are_refused() -> None:
+    two = of(selector=K80, labelSelector=P100)
+    assert mutated(two, "resourceclasses", Known()) == two
+    assert validated(two).message.startswith("spec.labelSelector: spec.selector is there as well")
+
+
+@pytest.mark.parametrize(
+    ("obj", "says"),
+    [
+        (resource_class("cpu"), "metadata.name: 'cpu' means something else"),
+        (resource_class("x" * 49), "metadata.name: "),
+        (of(), "spec.selector: an empty selector would be every card"),
+        (of(selector=7), "spec.selector: 7 is no selector"),
+        (of(selector=K80, share={"memoryMiB": -1}), "spec.share.memoryMiB: "),
+        ({"metadata": {"name": "mine"}}, "spec: is missing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_field(obj: Json, says: str) -> None:
+    decision = validated(obj)
+    assert not decision.allowed
+    assert decision.message.startswith(says)
+
+
+def test_a_selector_of_no_card_is_told() -> None:
+    assert validated(of(selector=K80), {"model": "Tesla K80"}).warnings == ()
+    assert validated(of(selector=K80), {"model": "Tesla P100"}).warnings == (
+        "spec.selector: selects no card now; pods that ask for mine wait until one comes",
+    )
+
+
+def compared(operator: str, value: object, key: str = "memory") -> Json:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": [value]}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "says"),
+    [
+        (compared("Gt", "10"), "memory Gt 10 is read as bytes; write 10Gi "),
+        (compared("LtEq", 10240, "Memory"), "memory LtEq 10240 is read as bytes; write 10240Mi "),
+        (compared("In", "16276"), "memory In 16276 is read as bytes; write 16276Mi "),
+        ([K80, {"matchLabels": {"memory": 16}}], "memory In 16 is read as bytes; write 16Gi "),
+    ],
+)
+def test_memory_without_a_suffix_is_told(selector: Any, says: str) -> None:
+    *_, told = validated(of(selector=selector), {"model": "Tesla K80"}).warnings
+    assert told.startswith(f"spec.selector: {says}")
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        compared("Gt", "10Gi"),
+        compared("Gt", "10GiB"),
+        compared("GtEq", 17_066_622_976),
+        compared("Gt", "0"),
+        compared("Gt", "10", "clock"),
+        {"matchExpressions": [{"key": "memory", "operator": "Exists"}]},
+    ],
+)
+def test_other_amounts_are_not_told(selector: Json) -> None:
+    assert validated(of(selector=selector), {"memory": "16276Mi", "clock": "875"}).warnings == ()
+
+
+def test_a_share_that_fits_no_card_of_the_class_is_told() -> None:
+    def told(memory: str, largest: int) -> tuple[str, ...]:
+        known = Known(card_labels=[{"model": "Tesla K80"}], cards_of={"mine": Cards(MiB(largest), 1)})
+        asked = review.decode(body(of(selector=K80, share={"memoryMiB": memory}), "resourceclasses"))
+        return decisions.on_validate(asked, known, Settings()).warnings
+
+    (said,) = told("40Gi", 16160)
+    assert said == (
+        "spec.share.memoryMiB: 40960 is more than the largest card of the class has (16160); "
+        "nobody is given mine until a larger one comes"
+    )
+    assert told("16160", 16160) == ()
+    assert told("40Gi", 0) == ()

@@ -1,0 +1,175 @@
+"""Warnings for pods, and for what makes pods, that Kubernetes takes and that would wait for ever."""
+
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.quantity import MiB
+from tests import build
+from tests.webhook.cluster.test_offers import offers, with_cards
+from tests.webhook.reviews import Known, body, device_classes, resource_class
+from webhook.cluster.offers import Offer, Offers
+from webhook.pods.validate import Cards
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+CARDS = Cards(MiB(build.P100), 2)
+CLASSES = device_classes(resource_class("nvidia.tesla.k80"))
+THERE = {"n1": with_cards(zone="a"), "n2": Offer(frozenset({"nvidia.com/mig-1g.5gb"}))}
+TOO_MUCH = (
+    "20000 MiB is more than the largest card has (16276); ask for at most 16276, or split it over cards with "
+    "aliyun.com/gpu-count"
+)
+TOO_LITTLE = "8 is 8 MiB, less than most programs need to start on a card (256)"
+LIMITS = "spec.containers[0].resources.limits"
+
+
+def known(there: Offers | None = None) -> Known:
+    return Known(known_cards=CARDS, known_classes=CLASSES, offered=there or offers(**THERE))
+
+
+def asking(**limits: str) -> Json:
+    resources = {"limits": {name.replace("__", "/").replace("_", "-"): amount for name, amount in limits.items()}}
+    return build.pod(containers=[{"name": "main", "image": "x", "resources": resources}])
+
+
+def advised(obj: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
+    settings = about.pop("settings", Settings(least_share=256))
+    decision = decisions.on_advise(review.decode(body(obj, resource, **about)), view or known(), settings)
+    assert decision.allowed
+    assert decision.patch == []
+    return decision.warnings
+
+
+def validated(pod: Json, settings: Settings = Settings()) -> tuple[str, ...]:
+    """Of a pod that asks for something of ours: by /mutate, then /validate."""
+    done = decisions.on_mutate(review.decode(body(pod)), known(), settings)
+    after = jsonpatch.JsonPatch(done.patch).apply(pod)
+    decision = decisions.on_validate(review.decode(body(after)), known(), settings)
+    assert decision.allowed, decision.message
+    return decision.warnings
+
+
+def test_a_name_that_nobody_offers_says_what_was_meant() -> None:
+    assert advised(asking(**{"aliyun.com__gpu_memory": "8"})) == (
+        f"{LIMITS}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
+    )
+    (told,) = advised(asking(**{"nvidia.com__gpumem": "8"}))
+    assert told.endswith("no node offers it; did you mean aliyun.com/gpu-mem?")
+    (told,) = advised(asking(**{"nvidia.com__mig_1g.5g": "1"}))
+    assert told.endswith("did you mean nvidia.com/mig-1g.5gb?")
+    (told,) = advised(asking(**{"amd.com__gpu": "1"}))
+    assert told.endswith("no node offers it; the pod waits until one does")
+
+
+def test_what_is_offered_or_none_or_no_gpu_is_not_our_business() -> None:
+    for name, amount in (("nvidia.com__mig_1g.5gb", "1"), ("nvidia.com__gpu", "0"), ("rdma__hca", "1"), ("cpu", "1")):
+        assert advised(asking(**{name: amount})) == ()
+    blind = Known(known_cards=CARDS)
+    assert advised(asking(**{"nvidia.com__gpu": "1"}), view=blind) == (), "nodes are not known"
+
+
+def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
+    (told,) = validated(asking(**{"aliyun.com__gpu_mem": "8", "aliyun.com__gpu_core": "1"}))
+    assert told.startswith(f"{LIMITS}[aliyun.com/gpu-core]: ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (
+            {"schedulerName": "jupyterhub-user-scheduler"},
+            (
+                "spec.schedulerName: jupyterhub-user-scheduler does not ask Cardwise, so the pod gets no card and "
+                "waits; leave it out, or write default-scheduler"
+            ),
+        ),
+        (
+            {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+            "spec.schedulingGates[kueue.x-k8s.io/admission]: the pod waits until this gate is taken away, by Kueue",
+        ),
+        (
+            {"nodeSelector": {"zone": "b"}},
+            "spec.nodeSelector: no node with cards has zone=b now; the pod waits until one does",
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_its_card_is_told(spec: Json, says: str) -> None:
+    pod = build.pod(gpu_mem=8000)
+    assert validated(pod) == ()
+    assert validated(pod | {"spec": pod["spec"] | spec}) == (says,)
+
+
+def test_our_own_gate_and_scheduler_are_no_news() -> None:
+    gang = {names.GROUP_NAME: "g", names.GROUP_NUM: "2"}
+    assert validated(build.pod(gpu_mem=8000, annotations=gang)) == ()
+    own = Settings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
+    assert validated(build.pod(gpu_mem=8000), own) == ()
+    (told,) = validated(
+        build.pod(gpu_mem=8000) | {"spec": build.pod(gpu_mem=8000)["spec"] | {"schedulerName": "x"}}, own
+    )
+    assert told.endswith("or write ours")
+
+
+TEMPLATES: dict[str, Any] = {
+    "deployments": lambda t: {"spec": {"template": t}},
+    "cronjobs": lambda t: {"spec": {"jobTemplate": {"spec": {"template": t}}}},
+    "podtemplates": lambda t: {"template": t},
+    "pytorchjobs": lambda t: {"spec": {"pytorchReplicaSpecs": {"Worker": {"template": t}}}},
+    "rayclusters": lambda t: {"spec": {"workerGroupSpecs": [{"template": t}]}},
+    "jobsets": lambda t: {"spec": {"replicatedJobs": [{"template": {"spec": {"template": t}}}]}},
+    "leaderworkersets": lambda t: {"spec": {"leaderWorkerTemplate": {"workerTemplate": t}}},
+}
+PATHS = {
+    "deployments": "spec.template",
+    "cronjobs": "spec.jobTemplate.spec.template",
+    "podtemplates": "template",
+    "pytorchjobs": "spec.pytorchReplicaSpecs.Worker.template",
+    "rayclusters": "spec.workerGroupSpecs[0].template",
+    "jobsets": "spec.replicatedJobs[0].template.spec.template",
+    "leaderworkersets": "spec.leaderWorkerTemplate.workerTemplate",
+}
+
+
+def workload(resource: str, **limits: str) -> Json:
+    template = {"metadata": {}, "spec": asking(**limits)["spec"]}
+    made: Json = TEMPLATES[resource](template)
+    return made | {"metadata": {"name": "w"}}
+
+
+@pytest.mark.parametrize("resource", TEMPLATES)
+def test_who_makes_pods_hears_what_they_would(resource: str) -> None:
+    where = f"{PATHS[resource]}.{LIMITS}"
+    assert advised(workload(resource, **{"aliyun.com__gpu_mem": "20000"}), resource) == (
+        f"{where}[aliyun.com/gpu-mem]: {TOO_MUCH}; its pods will be refused",
+    )
+    assert advised(workload(resource, **{"aliyun.com__gpu_memory": "8Gi"}), resource) == (
+        f"{where}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
+    )
+    assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8"}), resource) == (
+        f"{where}[aliyun.com/gpu-mem]: {TOO_LITTLE}; did you mean 8Gi?",
+    )
+    assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8Gi"}), resource) == ()
+
+
+def test_nobody_hears_it_twice() -> None:
+    owned = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
+    owned["metadata"]["ownerReferences"] = [{"controller": True}]
+    assert advised(owned, "replicasets") == ()
+    many = {"spec": {"groups": [workload("podtemplates", **{"aliyun.com__gpu_mem": str(i)}) for i in range(1, 40)]}}
+    assert len(advised(many | {"metadata": {}}, "rayclusters")) == 8
+
+
+def test_what_is_no_template_or_too_large_is_let_through() -> None:
+    odd = {"spec": {"template": {"spec": {"containers": [{"name": 5, "resources": []}]}}}, "metadata": {}}
+    assert advised(odd, "rayclusters") == ()
+    assert advised({"spec": None, "metadata": {}}, "rayclusters") == ()
+    large = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
+    large["spec"]["padding"] = "x" * (600 << 10)
+    assert advised(large, "deployments") == ()
+    exempt = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    assert advised(asking(**{"nvidia.com__gpumem": "1"}), namespace="kube-system", settings=exempt) == ()

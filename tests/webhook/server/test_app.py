@@ -1,0 +1,228 @@
+"""The HTTP shell: answers of the right form, and never a 500 for what somebody sends."""
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api import names
+from cardwise.core.api.classes import DeviceClass
+from cardwise.kube import errors
+from tests import build
+from tests.examples import examples
+from tests.webhook.reviews import Known, body, device_classes, resource_class, review
+from webhook.pods.defaults import Defaults
+from webhook.server import app as shell
+from webhook.server.decisions import Settings
+
+PATHS = sorted(shell.PATHS)
+
+
+@pytest.fixture(scope="module")
+def client() -> FlaskClient:
+    classes = device_classes(resource_class("nvidia.tesla.k80"), resource_class("half", share={"memoryMiB": 64}))
+    known = Known(namespaces={"default": Defaults("1Gi", "spread")}, known_classes=classes)
+    return shell.create_app(known, Settings(nvidia_gpu="take")).test_client()
+
+
+def post(client: FlaskClient, path: str, data: bytes, content_type: str = "application/json") -> Any:
+    return client.post(path, data=data, content_type=content_type)
+
+
+def test_a_patch_is_base64_of_a_json_patch(client: FlaskClient) -> None:
+    answer = post(client, "/mutate", body(build.pod(gpu_mem="8Gi"))).get_json()
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    response = answer["response"]
+    assert response["uid"] == review({})["request"]["uid"]
+    assert response["patchType"] == "JSONPatch"
+    assert any(names.SHARE.replace("/", "~1") in op["path"] for op in json.loads(base64.b64decode(response["patch"])))
+
+
+def test_a_refusal_is_an_answer_with_the_field_and_the_remedy(client: FlaskClient) -> None:
+    answer = post(client, "/mutate", body(build.pod(gpu_mem="-1")))
+    assert answer.status_code == 200
+    response = answer.get_json()["response"]
+    assert (response["allowed"], response["status"]["code"]) == (False, 422)
+    assert response["status"]["message"].startswith(f"spec.containers[0].resources.limits[{names.GPU_MEM}]: ")
+
+
+def test_nothing_to_do_is_no_patch(client: FlaskClient) -> None:
+    response = post(client, "/mutate", body(build.pod())).get_json()["response"]
+    assert response == {"uid": response["uid"], "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type", "says"),
+    [
+        pytest.param(b"", "application/json", "no AdmissionReview", id="empty"),
+        pytest.param(b"{", "application/json", "no AdmissionReview", id="truncated"),
+        pytest.param(b"\xff\xfe", "application/json", "no AdmissionReview", id="no UTF-8"),
+        pytest.param(b"[" * 100_000, "application/json", "no AdmissionReview", id="deep"),
+        pytest.param(b'{"kind":"Pod"}', "application/json", "apiVersion", id="something else"),
+        pytest.param(
+            body({}).replace(b"/v1", b"/v1beta1"), "application/json", "expected admission.k8s.io/v1", id="version"
+        ),
+        pytest.param(body({}), "text/plain", "Content-Type must be application/json", id="content type"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_malformed_requests_get_400_and_a_reason(
+    client: FlaskClient, path: str, data: bytes, content_type: str, says: str
+) -> None:
+    answer = post(client, path, data, content_type)
+    assert answer.status_code == 400
+    assert says in answer.text
+    assert "Traceback" not in answer.text
+    assert len(answer.text) < 1000
+
+
+def test_other_methods_paths_and_sizes(client: FlaskClient) -> None:
+    assert client.get("/mutate").status_code == 405
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/healthz").status_code == 200
+    assert post(client, "/mutate", b" " * (shell.MAX_BODY + 1)).status_code == 413
+
+
+def test_an_unreachable_api_server_is_told_as_such() -> None:
+    class Lost(Known):
+        def fresh_defaults(self, namespace: str) -> Defaults | None:
+            raise errors.Unreachable("GET /api/v1/namespaces/x: refused")
+
+    answer = post(shell.create_app(Lost(), Settings()).test_client(), "/mutate/defaults", body(build.pod()))
+    assert answer.status_code == 503
+    assert "try again" in answer.text
+
+
+def test_a_class_that_cannot_be_looked_up_is_told_as_such() -> None:
+    class Lost(Known):
+        def device_class(self, name: str) -> DeviceClass | None:
+            raise errors.Unreachable("GET /apis/cardwise.dev/v1alpha1/resourceclasses/half: refused")
+
+    pod = build.pod(containers=[{"name": "a", "resources": {"limits": {"half": "1"}}}])
+    answer = post(shell.create_app(Lost(), Settings()).test_client(), "/mutate", body(pod))
+    assert answer.status_code == 503
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+_KEYS = st.sampled_from(
+    ["metadata", "spec", "containers", "initContainers", "resources", "limits", "requests", "env", "name",
+     "annotations",
+     "valueFrom", "fieldRef", "hard", "max", "envFrom", "nodeName", names.GPU_MEM, names.GPU_COUNT, names.SHARE,
+     "template", "jobTemplate", "ownerReferences", "selector", "resourceSelector", "share", "status", "used", "class",
+     "shares", names.CLASS, names.REWRITTEN, names.NVIDIA_GPU, "nvidia.tesla.k80", "half", "cardwise.dev/half",
+     "kubectl.kubernetes.io/last-applied-configuration"]
+)  # fmt: skip
+_LIKE_OBJECTS = st.recursive(
+    st.none() | st.text(max_size=4) | st.integers() | st.just("8Gi") | st.just("1e999"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+_RESOURCES = st.sampled_from(
+    ["pods", "resourcequotas", "limitranges", "bindings", "namespaces", "nodes", "deployments", "jobs", "cronjobs",
+     "podtemplates", "replicasets", "resourceclasses", "gpuquotas"]
+)  # fmt: skip
+
+
+@given(path=st.sampled_from(PATHS), data=st.binary(max_size=200))
+def test_random_bytes_never_fail_us(client: FlaskClient, path: str, data: bytes) -> None:
+    assert post(client, path, data).status_code == 400
+
+
+@given(path=st.sampled_from(PATHS), data=_JSON)
+def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -> None:
+    assert post(client, path, json.dumps(data).encode()).status_code == 400
+
+
+@settings(max_examples=examples(60, soak=1000))
+@given(
+    path=st.sampled_from(PATHS),
+    resource=_RESOURCES,
+    obj=_LIKE_OBJECTS,
+    about=st.fixed_dictionaries({"operation": st.sampled_from(["CREATE", "UPDATE"]), "old": st.none() | _LIKE_OBJECTS}),
+)
+def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: str, obj: Any, about: Any) -> None:
+    assert post(client, path, body(obj, resource, **about)).status_code == 200
+
+
+@settings(max_examples=examples(60, soak=1000))
+@given(
+    path=st.sampled_from(PATHS),
+    resource=st.sampled_from(["resourceclasses", "gpuquotas"]),
+    spec=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=4),
+    old=st.none() | st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=4),
+)
+def test_random_classes_and_quotas_never_fail_us(
+    client: FlaskClient, path: str, resource: str, spec: Any, old: Any
+) -> None:
+    obj = {"metadata": {"name": "x", "namespace": "default"}, "spec": spec, "status": spec}
+    assert post(client, path, body(obj, resource, operation="UPDATE", old=old and {"spec": old})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("resource", "obj"),
+    [
+        ("deployments", {"spec": {"template": 7}}),
+        ("cronjobs", {"spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": {}}}}}}}),
+        ("podtemplates", {"template": []}),
+        ("jobs", {"metadata": {"annotations": {names.REWRITTEN: 7}}}),
+        ("resourceclasses", {"spec": "x"}),
+        ("gpuquotas", {"spec": []}),
+    ],
+)
+def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resource: str, obj: Any) -> None:
+    assert told(client, body(obj, resource)).startswith(f"object is not shaped like one of {resource}")
+    if resource != "gpuquotas":
+        said = told(client, body({}, resource, operation="UPDATE", old=obj))
+        assert said.startswith(f"oldObject is not shaped like one of {resource}")
+
+
+DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 9_000 + b"1" + b"}" * 9_000)}]}}
+
+
+@pytest.mark.parametrize(
+    ("obj", "says"),
+    [
+        pytest.param(None, "object is not shaped", id="no object"),
+        pytest.param({"spec": {"containers": 7}}, "$.spec.containers", id="misshapen pod"),
+        pytest.param({"spec": {"securityContext": [1]}}, "$.spec.securityContext", id="of a pod"),
+        pytest.param({"spec": {"containers": [{"securityContext": {"runAsUser": "root"}}]}}, "runAsUser", id="of one"),
+        pytest.param(build.pod(gpu_mem="9" * 5000), "limits", id="number of 5000 digits"),
+        pytest.param(DEEP, "nested too deep", id="deep"),
+    ],
+)
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "/advise"])
+def test_who_writes_what_nobody_can_read_is_told_why(client: FlaskClient, path: str, obj: Any, says: str) -> None:
+    message = told(client, msgspec.json.encode(review(obj)), path)
+    assert says in message
+    assert len(message) < 1000
+
+
+def test_advice_refuses_nothing_also_of_what_nobody_can_read(client: FlaskClient) -> None:
+    answer = post(client, "/advise", msgspec.json.encode(review(DEEP))).get_json()["response"]
+    assert answer == {"uid": answer["uid"], "allowed": True}
+
+
+def told(client: FlaskClient, asked: bytes, path: str = "/mutate") -> str:
+    """The refusal that the API server shows to the user."""
+    answer = post(client, path, asked)
+    assert answer.status_code == 200
+    response = answer.get_json()["response"]
+    assert not response["allowed"]
+    assert response["uid"] == review({})["request"]["uid"]
+    return str(response["status"]["message"])
+
+
+@settings(max_examples=examples(60, soak=1000))
+@given(path=st.sampled_from(PATHS), container=st.dictionaries(_KEYS, _LIKE_OBJECTS, max_size=6))
+def test_random_containers_never_fail_us(client: FlaskClient, path: str, container: Any) -> None:
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [container, build.container("x", gpu_mem=1)]}}
+    assert post(client, path, body(pod)).status_code == 200

@@ -1,0 +1,35 @@
+"""The patch of an answer: what it makes, and how much work it is."""
+
+from typing import Any
+
+import jsonpatch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from webhook.server import patches
+
+Json = dict[str, Any]
+
+NAMES = st.sampled_from(["containers", "initContainers", "limits", "env", "a/b", "c~d", "name"])
+VALUES = st.recursive(
+    st.none() | st.integers(0, 2) | st.sampled_from(["", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+@given(before=OBJECTS, after=OBJECTS)
+def test_the_patch_makes_the_one_of_the_other(before: Json, after: Json) -> None:
+    assert jsonpatch.apply_patch(before, patches.between(before, after)) == after
+
+
+def test_a_list_that_was_rewritten_is_one_operation() -> None:
+    env = [{"name": f"N{i}"} for i in range(2000)]
+    gates = [{"name": "g"}]
+    before = {"spec": {"containers": [{"name": "c", "env": env}], "schedulingGates": gates}}
+    after = {"spec": {"containers": [{"name": "c", "env": env[::2]}], "schedulingGates": []}}
+    assert sorted(patches.between(before, after), key=lambda each: str(each["path"])) == [
+        {"op": "replace", "path": "/spec/containers/0/env", "value": env[::2]},
+        {"op": "replace", "path": "/spec/schedulingGates", "value": []},
+    ]

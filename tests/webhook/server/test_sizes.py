@@ -1,0 +1,155 @@
+"""Pods and templates that are too large to be anybody's are refused before work begins on them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from tests.build import container, pod
+from tests.webhook.reviews import Known, body
+from webhook.server import decisions, review, sizes
+from webhook.server.decisions import Decide, Settings
+
+Json = dict[str, Any]
+
+
+def naming(count: int) -> Json:
+    """A pod that asks for a share and names `count` resources."""
+    limits = {f"no.class-{i}": "1" for i in range(count - 1)} | {names.GPU_MEM: "8"}
+    return pod("big", containers=[container() | {"resources": {"limits": limits}}])
+
+
+def of_containers(count: int) -> Json:
+    return pod("big", containers=[container(f"c{i}", gpu_mem=8) for i in range(count)])
+
+
+def of_annotations(count: int) -> Json:
+    return pod("big", gpu_mem=8, annotations={f"a{i}": "" for i in range(count)})
+
+
+def of_bytes(count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["spec"]["hostname"] = ""
+    made["spec"]["hostname"] = "x" * (count - len(body(made)) + len(body(None)) - len("null"))
+    return made
+
+
+def of_env(count: int) -> Json:
+    return _in_containers("env", count)
+
+
+def of_mounts(count: int) -> Json:
+    return _in_containers("volumeMounts", count)
+
+
+def _in_containers(field: str, count: int) -> Json:
+    """In two containers, half in each."""
+    halves = [[{"name": f"N{i}", "mountPath": "/m"} for i in range(n)] for n in (count // 2, count - count // 2)]
+    return pod("big", containers=[container(f"c{i}", gpu_mem=8) | {field: half} for i, half in enumerate(halves)])
+
+
+def of_gates(count: int) -> Json:
+    return _in_spec("schedulingGates", count)
+
+
+def of_tolerations(count: int) -> Json:
+    return _in_spec("tolerations", count)
+
+
+def _in_spec(field: str, count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["spec"][field] = [{"name": f"n{i}"} for i in range(count)]
+    return made
+
+
+def of_labels(count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["metadata"]["labels"] = {f"l{i}": "" for i in range(count)}
+    return made
+
+
+def of_finalizers(count: int) -> Json:
+    made = pod("big", gpu_mem=8)
+    made["metadata"]["finalizers"] = [f"example.com/f{i}" for i in range(count)]
+    return made
+
+
+def of_annotation_bytes(count: int) -> Json:
+    return pod("big", gpu_mem=8, annotations={"a": "ä" * 1024, "b": "x" * (count - 2 * 1024 - 2)})
+
+
+def said(decide: Decide, obj: Json, resource: str = "pods") -> str:
+    return decide(review.decode(body(obj, resource)), Known(), Settings()).message
+
+
+SHAPES = pytest.mark.parametrize(
+    ("shape", "most", "says"),
+    [
+        (naming, sizes.MOST_NAMES, "spec.containers: the containers name {} different resources"),
+        (of_containers, sizes.MOST_CONTAINERS, "spec.containers: {} containers are too many"),
+        (of_annotations, sizes.MOST_ANNOTATIONS, "metadata.annotations: {} are too many"),
+        (of_labels, sizes.MOST_IN_METADATA, "metadata.labels: {} are too many"),
+        (of_finalizers, sizes.MOST_IN_METADATA, "metadata.finalizers: {} are too many"),
+        (of_env, sizes.MOST_IN_CONTAINERS, "spec.containers[1].env: more than"),
+        (of_mounts, sizes.MOST_IN_CONTAINERS, "spec.containers[1].volumeMounts: more than"),
+        (of_gates, sizes.MOST_LISTED, "spec.schedulingGates: {} are too many"),
+        (of_tolerations, sizes.MOST_LISTED, "spec.tolerations: {} are too many"),
+        (
+            of_annotation_bytes,
+            sizes.MOST_ANNOTATION_BYTES,
+            "metadata.annotations: they have 128 KiB, which is too much",
+        ),
+        (of_bytes, sizes.MOST_BYTES, "metadata: the object has 512 KiB, which is too much"),
+    ],
+)
+
+
+@SHAPES
+@pytest.mark.parametrize("decide", [decisions.on_mutate, decisions.on_defaults, decisions.on_validate])
+def test_a_pod_has_limits(shape: Callable[[int], Json], most: int, says: str, decide: Decide) -> None:
+    told = said(decide, shape(most + 1))
+    assert told.startswith(says.format(most + 1))
+    assert str(most >> 10 if shape in (of_bytes, of_annotation_bytes) else most) in told.partition("; ")[2]
+    assert "too m" not in said(decide, shape(most))
+
+
+@SHAPES
+def test_a_template_has_the_same(shape: Callable[[int], Json], most: int, says: str) -> None:
+    template = {"metadata": (made := shape(most + 1))["metadata"], "spec": made["spec"]}
+    told = said(decisions.on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
+    where = "" if shape is of_bytes else "spec.template."
+    assert told.startswith(where + says.format(most + 1))
+
+
+def test_an_update_of_a_pod_has_the_same() -> None:
+    updated = body(of_containers(sizes.MOST_CONTAINERS + 1), operation="UPDATE", old=of_containers(1))
+    assert "too many" in decisions.on_mutate(review.decode(updated), Known(), Settings()).message
+
+
+def test_what_was_there_before_lists_were_bounded_may_change() -> None:
+    made = of_env(sizes.MOST_IN_CONTAINERS + 2)
+    template = {"metadata": {}, "spec": {"template": {"spec": made["spec"]}}}
+    for resource, obj in (("pods", made), ("deployments", template)):
+        for decide in (decisions.on_mutate, decisions.on_validate):
+            updated = review.decode(body(obj, resource, operation="UPDATE", old=obj))
+            assert decide(updated, Known(), Settings()).allowed
+
+
+@pytest.mark.parametrize(
+    ("resource", "decide", "field", "entries"),
+    [
+        ("resourcequotas", decisions.on_mutate, "hard", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("limitranges", decisions.on_mutate, "limits", lambda n: [{"max": {"cpu": "1"}}] * n),
+        ("resourceclasses", decisions.on_mutate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("resourceclasses", decisions.on_validate, "selector", lambda n: {f"n{i}": "1" for i in range(n)}),
+        ("gpuquotas", decisions.on_validate, "hard", lambda n: [{"memoryMiB": 1}] * n),
+        ("namespaces", decisions.on_validate, "finalizers", lambda n: [str(i) for i in range(n)]),
+    ],
+)
+def test_other_objects_have_limits(resource: str, decide: Decide, field: str, entries: Callable[[int], Any]) -> None:
+    over = sizes.MOST_IN_SPEC + 1
+    told = said(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
+    assert told == f"spec.{field}: {over} entries are too many; write at most {sizes.MOST_IN_SPEC}"
+    large = {"metadata": {"name": "n", "annotations": {"a": "x" * sizes.MOST_BYTES}}}
+    assert said(decide, large, resource).startswith("metadata: the object has 512 KiB")

@@ -1,0 +1,289 @@
+"""Bare names in the templates of workloads, and how they go again."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cardwise.core.api import names
+from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
+K80_KEY, P100_KEY = names.CLASS_PREFIX + K80, names.CLASS_PREFIX + P100
+KNOWN = Known(known_classes=device_classes(resource_class(K80), resource_class("big"), resource_class(P100)))
+TAKE = Settings(nvidia_gpu="take")
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+AT = {
+    "deployments": ("spec",),
+    "replicasets": ("spec",),
+    "statefulsets": ("spec",),
+    "daemonsets": ("spec",),
+    "jobs": ("spec",),
+    "replicationcontrollers": ("spec",),
+    "cronjobs": ("spec", "jobTemplate", "spec"),
+    "podtemplates": (),
+}
+
+
+def workload(limits: Json, resource: str = "deployments", **annotations: Any) -> Json:
+    """`applied`: what `kubectl apply` last applied as limits; `record`: the keys that we wrote."""
+    template = {"spec": {"containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]}}
+    inner: Json = {"template": template}
+    for name in reversed(AT[resource]):
+        inner = {name: inner}
+    texts = {}
+    if "applied" in annotations:
+        texts[LAST_APPLIED] = json.dumps(workload(annotations["applied"], resource))
+    if annotations.get("record"):
+        texts[names.REWRITTEN] = json.dumps({"main": annotations["record"]})
+    return inner | {"metadata": {"name": "w", "annotations": texts}}
+
+
+def container(obj: Json, resource: str = "deployments") -> Json:
+    for name in AT[resource]:
+        obj = obj[name]
+    found: Json = obj["template"]["spec"]["containers"][0]
+    return found
+
+
+def limits(obj: Json, resource: str = "deployments") -> Json:
+    found: Json = container(obj, resource)["resources"]["limits"]
+    return found
+
+
+def record(obj: Json) -> Json | None:
+    text = obj["metadata"]["annotations"].get(names.REWRITTEN)
+    return None if text is None else json.loads(text)
+
+
+def update(new: Json, old: Json, resource: str = "deployments", settings: Settings | None = None) -> Json:
+    """After two calls, as when another webhook changed something in between."""
+    once = mutated(new, resource, KNOWN, settings, operation="UPDATE", old=old)
+    assert mutated(once, resource, KNOWN, settings, operation="UPDATE", old=old) == once
+    return once
+
+
+@pytest.mark.parametrize("resource", sorted(AT))
+def test_every_template_takes_the_bare_name(resource: str) -> None:
+    new = mutated(workload({K80: "1", "cpu": "1"}, resource), resource, KNOWN)
+    assert limits(new, resource) == {K80_KEY: "1", "cpu": "1"}
+    assert record(new) == {"main": [K80_KEY]}
+    assert mutated(new, resource, KNOWN) == new
+    assert "env" not in container(new, resource), "only names are rewritten"
+
+
+def test_requests_and_init_containers_are_rewritten_too() -> None:
+    obj = workload({K80: "1"})
+    container(obj)["resources"]["requests"] = {K80: "1"}
+    obj["spec"]["template"]["spec"]["initContainers"] = [{"name": "side", "resources": {"limits": {"big": 2}}}]
+    spec = mutated(obj, "deployments", KNOWN)["spec"]["template"]["spec"]
+    assert spec["containers"][0]["resources"] == {"limits": {K80_KEY: "1"}, "requests": {K80_KEY: "1"}}
+    assert spec["initContainers"][0]["resources"] == {"limits": {"cardwise.dev/big": 2}}
+
+
+@pytest.mark.parametrize("name", ["cpu", "foo", names.GPU_MEM, K80_KEY, names.NVIDIA_GPU, "hugepages-1Gi"])
+def test_what_kubernetes_takes_or_nobody_knows_is_left_alone(name: str) -> None:
+    obj = workload({name: "1"})
+    assert mutated(obj, "deployments", KNOWN) == obj
+
+
+def test_exempt_namespaces_are_left_alone() -> None:
+    obj = workload({K80: "1"})
+    settings = Settings(exempt_namespaces=frozenset({"kube-system"}))
+    assert mutated(obj, "deployments", KNOWN, settings, namespace="kube-system") == obj
+
+
+def test_a_class_that_is_not_there_is_only_a_warning() -> None:
+    asked = review.decode(body(workload({"nvidia.tesla.k81": "1"}), "deployments"))
+    decision = decisions.on_mutate(asked, KNOWN, Settings())
+    assert decision.allowed
+    field = "spec.template.spec.containers[0].resources.limits[nvidia.tesla.k81]"
+    assert decision.warnings == (
+        f"{field}: there is no ResourceClass nvidia.tesla.k81 now; until there is, its pods will be refused",
+    )
+
+
+def test_two_spellings_with_different_amounts_are_refused() -> None:
+    asked = review.decode(body(workload({K80_KEY: "1", K80: "2"}), "deployments"))
+    message = decisions.on_mutate(asked, KNOWN, Settings()).message
+    assert message == (
+        f"spec.template.spec.containers[0].resources.limits[{K80}]: 2 differs from {K80_KEY}, which means the same and "
+        f"says 1; write only {K80}"
+    )
+
+
+def stored(limits: Json, applied: Json, keys: list[str], resource: str = "deployments") -> Json:
+    return workload(limits, resource, applied=applied, record=keys)
+
+
+@pytest.mark.parametrize("resource", ["deployments", "cronjobs"])
+def test_another_class_or_amount_by_apply_leaves_no_stale_key(resource: str) -> None:
+    old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY], resource)
+    other = update(stored({K80_KEY: "1", P100: "1"}, {P100: "1"}, [K80_KEY], resource), old, resource)
+    assert limits(other, resource) == {P100_KEY: "1"}
+    assert record(other) == {"main": [P100_KEY]}
+    more = update(stored({K80_KEY: "1", K80: "2"}, {K80: "2"}, [K80_KEY], resource), old, resource)
+    assert limits(more, resource) == {K80_KEY: "2"}
+
+
+def test_another_class_without_apply_leaves_no_stale_key() -> None:
+    old = workload({K80_KEY: "1"}, record=[K80_KEY])
+    new = update(workload({K80_KEY: "1", P100: "1"}, record=[K80_KEY]), old)
+    assert limits(new) == {P100_KEY: "1"}
+
+
+def test_a_manifest_that_names_no_class_any_more_drops_our_key() -> None:
+    old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY])
+    new = update(stored({K80_KEY: "1", names.GPU_MEM: "9"}, {names.GPU_MEM: "9"}, [K80_KEY]), old)
+    assert limits(new) == {names.GPU_MEM: "9"}
+    assert record(new) is None
+    assert LAST_APPLIED in new["metadata"]["annotations"]
+
+
+def test_a_manifest_that_spells_our_key_itself_keeps_it() -> None:
+    old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY])
+    assert limits(update(stored({K80_KEY: "1"}, {K80_KEY: "1"}, [K80_KEY]), old)) == {K80_KEY: "1"}
+
+
+def server_side(obj: Json, *limits: Json, resource: str = "deployments", operation: str = "Apply") -> Json:
+    """As the API server writes down what was applied, whatever became of it."""
+    managed = []
+    for one in limits:
+        inner: Json = {
+            "f:template": {
+                "f:spec": {
+                    "f:containers": {
+                        'k:{"name":"main"}': {
+                            ".": {},
+                            "f:name": {},
+                            "f:resources": {"f:limits": {f"f:{name}": {} for name in one}},
+                        },
+                        'k:{"name":"other"}': {"f:resources": {"f:limits": {f"f:{K80}": {}}}},
+                    }
+                }
+            }
+        }
+        for name in reversed(AT[resource]):
+            inner = {f"f:{name}": inner}
+        managed.append({"manager": "flux", "operation": operation, "fieldsType": "FieldsV1", "fieldsV1": inner})
+    return obj | {"metadata": obj["metadata"] | {"managedFields": managed}}
+
+
+@pytest.mark.parametrize("resource", ["deployments", "cronjobs", "podtemplates"])
+def test_server_side_apply_without_the_class_leaves_no_stale_key(resource: str) -> None:
+    old = server_side(workload({K80_KEY: "1"}, resource, record=[K80_KEY]), {K80: "1"}, resource=resource)
+    left = workload({K80_KEY: "1", names.GPU_MEM: "9"}, resource, record=[K80_KEY])
+    new = update(server_side(left, {names.GPU_MEM: "9"}, resource=resource), old, resource)
+    assert limits(new, resource) == {names.GPU_MEM: "9"}
+    assert record(new) is None
+
+
+def test_server_side_apply_of_another_class_by_its_long_name_leaves_no_stale_key() -> None:
+    old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"})
+    both = workload({K80_KEY: "1", P100_KEY: "1"}, record=[K80_KEY])
+    assert limits(update(server_side(both, {P100_KEY: "1"}), old)) == {P100_KEY: "1"}
+    assert limits(update(server_side(workload({K80_KEY: "2"}, record=[K80_KEY]), {K80_KEY: "2"}), old)) == {
+        K80_KEY: "2"
+    }
+
+
+def test_what_another_one_who_applies_still_names_stays() -> None:
+    old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"}, {K80: "1"})
+    new = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {"cpu": "1"}, {K80: "1"})
+    assert limits(update(new, old)) == {K80_KEY: "1"}
+
+
+def test_what_others_than_server_side_apply_are_said_to_manage_does_not_count() -> None:
+    old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"}, operation="Update")
+    new = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {"cpu": "1"}, operation="Update")
+    assert limits(update(new, old)) == {K80_KEY: "1"}
+
+
+def test_the_template_of_a_job_stays_as_it_is_by_server_side_apply_too() -> None:
+    old = server_side(workload({K80_KEY: "1"}, "jobs", record=[K80_KEY]), {K80: "1"}, resource="jobs")
+    new = server_side(workload({K80_KEY: "1"}, "jobs", record=[K80_KEY]), {"cpu": "1"}, resource="jobs")
+    assert limits(update(new, old, "jobs"), "jobs") == {K80_KEY: "1"}
+
+
+def test_nvidia_gpu_that_becomes_gpu_count_leaves_no_stale_key() -> None:
+    old = stored({names.WHOLE_GPU: "1"}, {names.NVIDIA_GPU: "1"}, [names.WHOLE_GPU])
+    new = stored({names.WHOLE_GPU: "1", names.GPU_COUNT: "2"}, {names.GPU_COUNT: "2"}, [names.WHOLE_GPU])
+    assert limits(update(new, old, settings=TAKE)) == {names.GPU_COUNT: "2"}
+
+
+def test_keys_of_the_user_are_never_dropped() -> None:
+    old = stored({K80_KEY: "1"}, {K80_KEY: "1"}, [])
+    assert limits(update(stored({K80_KEY: "1"}, {"cpu": "1"}, []), old)) == {K80_KEY: "1"}
+
+
+@pytest.mark.parametrize("resource", sorted(AT))
+def test_other_updates_change_nothing(resource: str) -> None:
+    """By a controller, or kubectl scale: one that named the class by bare name, and one by patch since then."""
+    for applied in ({K80: "1"}, {"cpu": "1"}):
+        old = stored({K80_KEY: "1"}, applied, [K80_KEY], resource)
+        new = json.loads(json.dumps(old))
+        new["metadata"]["labels"] = {"touched": "yes"}
+        asked = review.decode(body(new, resource, operation="UPDATE", old=old))
+        assert decisions.on_mutate(asked, KNOWN, TAKE).patch == []
+
+
+def test_a_bare_name_by_patch_stays_though_the_manifest_never_had_it() -> None:
+    old = stored({"cpu": "1"}, {"cpu": "1"}, [])
+    new = update(stored({"cpu": "1", K80: "1"}, {"cpu": "1"}, []), old)
+    assert limits(new) == {"cpu": "1", K80_KEY: "1"}
+    assert limits(update(new, new)) == {"cpu": "1", K80_KEY: "1"}
+
+
+def test_the_template_of_a_job_stays_as_it_is() -> None:
+    """Kubernetes would refuse the update, which only leaves out what is not there."""
+    old = stored({K80_KEY: "1"}, {K80: "1"}, [K80_KEY], "jobs")
+    new = stored({K80_KEY: "1"}, {"cpu": "1"}, [K80_KEY], "jobs")
+    assert decisions.on_mutate(
+        review.decode(body(new, "jobs", operation="UPDATE", old=old)), KNOWN, Settings()
+    ).patch == []  # fmt: skip
+    again = update(stored({K80_KEY: "1", K80: "1"}, {K80: "1"}, [K80_KEY], "jobs"), old, "jobs")
+    assert limits(again, "jobs") == {K80_KEY: "1"}
+
+
+def test_nvidia_gpu_is_taken_only_where_it_is_new() -> None:
+    obj = workload({names.NVIDIA_GPU: "1"})
+    assert mutated(obj, "deployments", KNOWN) == obj
+    taken = mutated(obj, "deployments", KNOWN, TAKE)
+    assert limits(taken) == {names.WHOLE_GPU: "1"}
+    assert record(taken) == {"main": [names.WHOLE_GPU]}
+    assert update(obj, obj, settings=TAKE) == obj, "an update must not roll out"
+    applied = workload({names.WHOLE_GPU: "1", names.NVIDIA_GPU: "2"}, record=[names.WHOLE_GPU])
+    assert limits(update(applied, taken, settings=TAKE)) == {names.WHOLE_GPU: "2"}
+
+
+def test_the_replica_set_of_a_deployment_is_the_deployments() -> None:
+    obj = workload({names.NVIDIA_GPU: "1"}, "replicasets")
+    obj["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
+    assert mutated(obj, "replicasets", KNOWN, TAKE) == obj
+
+
+@pytest.mark.parametrize("text", ["", "x", "7", "{}", '{"main": 7}', '{"main": [7]}'])
+def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
+    obj = workload({K80_KEY: "1", P100: "1"})
+    obj["metadata"]["annotations"] = {names.REWRITTEN: text}
+    new = update(obj, workload({K80_KEY: "1"}))
+    assert limits(new) == {K80_KEY: "1", P100_KEY: "1"}
+    assert record(new) == {"main": [P100_KEY]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x", "7", "{}", '{"spec": 7}', '{"spec": {"template": {"spec": {"containers": 7}}}}',
+        '{"spec": {"template": {"spec": {"containers": [7, {"name": 7}, {"name": "main", "resources": []}]}}}}',
+    ],
+)  # fmt: skip
+def test_any_manifest_can_be_read(text: str) -> None:
+    obj = workload({K80_KEY: "1"}, record=[K80_KEY])
+    obj["metadata"]["annotations"][LAST_APPLIED] = text
+    assert set(limits(update(obj, workload({K80_KEY: "1"})))) <= {K80_KEY}

@@ -1,0 +1,6 @@
+"""What the webhook knows of the cluster beside the object that it is asked about.
+
+Comes in: lists that reflectors keep. Goes out: defaults, classes, cards, quotas, bounds, numbers of gangs.
+
+Read first: `view`, which implements what `server.decisions` asks; `offers` is what nodes have.
+"""

@@ -1,0 +1,60 @@
+"""How large the cards are, and how many a node has: of all cards, or of a class. Remembered until cards change.
+
+Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.quantity import MiB
+from webhook.pods.validate import Cards
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """A card: `labels` are what selectors of classes see. `other`: it is a device that is no GPU. `mps`: how many cards
+    its MPS daemon serves, "" where no manager has said so.
+    """
+
+    node: str
+    memory: MiB
+    labels: Mapping[str, str]
+    other: bool = False
+    mps: str = ""
+
+    def of(self, device_class: DeviceClass | None) -> bool:
+        """Whether it is of the class; or, without one, a card."""
+        if device_class is None:
+            return not self.other
+        return device_class.other == self.other and device_class.selector.matches(self.labels)
+
+
+class CardSums:
+    """Methods may be called from any thread."""
+
+    def __init__(self, headroom: MiB = MiB(0)) -> None:
+        """`headroom`: what the extender keeps back on each card."""
+        self._headroom = headroom
+        self._known: dict[str, tuple[DeviceClass | None, Cards]] = {}
+
+    def forget(self) -> None:
+        """Cards have changed."""
+        self._known = {}
+
+    def of(self, device_class: DeviceClass | None, cards: Callable[[], Mapping[str, CardFacts]]) -> Cards:
+        """The class as it is now: one that was edited is counted anew."""
+        known, key = self._known, device_class.name if device_class else ""
+        found = known.get(key)
+        if found is None or found[0] != device_class:
+            # Into the table from before the look at the cards: if they change meanwhile, it is thrown away.
+            found = known[key] = (device_class, _sum(device_class, cards(), self._headroom))
+        return found[1]
+
+
+def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], headroom: MiB) -> Cards:
+    of_it = [card for card in cards.values() if card.of(device_class)]
+    per_node = Counter(card.node for card in of_it)
+    sizes = [MiB(max(0, card.memory - headroom)) for card in of_it] or [MiB(0)]
+    return Cards(max(sizes), max(per_node.values(), default=0), min(sizes))

@@ -1,0 +1,238 @@
+"""What the webhook knows of the cluster: namespaces that opted in to defaults, cards and devices, classes, quotas,
+LimitRanges.
+
+Fed by reflectors. A stale view refuses little: a namespace or a class that it does not know yet is asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api import classes, names
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity, MiB
+from cardwise.kube import errors, paths, survey, wire
+from cardwise.kube.client import KubeClient
+from cardwise.kube.watch.reflector import Reflector, Woken
+from webhook.cluster import offers
+from webhook.cluster.cards import CardFacts, CardSums
+from webhook.cluster.freshlist import FreshList
+from webhook.cluster.gangnumbers import GangNumbers
+from webhook.cluster.offers import Offer, Offers
+from webhook.pods import defaults, limitranges
+from webhook.pods.defaults import Defaults
+from webhook.pods.limitranges import Bounds
+from webhook.pods.validate import Cards
+from webhook.quotas import gpuquotas
+from webhook.quotas.gpuquotas import Standing
+
+Json = dict[str, Any]
+
+LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
+
+# Failed calls after which a list that we can do without holds nobody up: its CRD is not installed, or not ours to read.
+_PATIENCE = 3
+
+T = TypeVar("T")
+
+_log = structlog.get_logger("webhook.view")
+
+
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_namespace = msgspec.json.Decoder(wire.Namespace).decode
+_decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
+
+
+class ClusterView:
+    """Implements `decisions.View`. Methods may be called from any thread."""
+
+    def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, headroom: MiB = MiB(0)) -> None:
+        self._client = client
+        self._sums = CardSums(headroom)
+        self._numbers = GangNumbers(client, clock)
+        self._new_classes = FreshList(client, paths.resourceclasses(), clock)
+        self._standings: _ByNamespace[Standing] = _ByNamespace()
+        self._bounds: _ByNamespace[Bounds] = _ByNamespace()
+        self._unreadable: dict[str, str] = {}
+        selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={defaults.ENABLED}"}
+        # For less time: a pod that comes right after the label must not miss its default.
+        self._new_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, trusted=0.2)
+        self._namespaces: Reflector[Defaults] = Reflector(
+            client, paths.namespaces(), _project_namespace, Woken(), query=selector, clock=clock
+        )
+        self._cards_known: Reflector[CardFacts] = Reflector(
+            client, paths.extendedresources(), _project_card, Woken(self._sums.forget), clock=clock
+        )
+        self._classes_known: Reflector[DeviceClass] = Reflector(
+            client, paths.resourceclasses(), self._project_class, Woken(), clock=clock
+        )
+        self._quotas_known: Reflector[Standing] = Reflector(
+            client, paths.gpuquotas(), self._project_quota, self._standings, clock=clock
+        )
+        self._ranges_known: Reflector[Bounds] = Reflector(
+            client, LIMIT_RANGES, self._project_range, self._bounds, clock=clock
+        )
+        self._offers = Offers()
+        self._nodes_known: Reflector[Offer] = Reflector(
+            client, paths.nodes(), offers.project, self._offers, clock=clock
+        )
+        # Without the first nobody is served. Clusters without types and quotas by type do without the others, and what
+        # nodes offer is for warnings only.
+        self._needed = (self._namespaces, self._cards_known)
+        self._wanted = (self._classes_known, self._quotas_known, self._ranges_known, self._nodes_known)
+
+    def start(self) -> None:
+        for reflector in (*self._needed, *self._wanted):
+            reflector.start()
+
+    def stop(self) -> None:
+        for reflector in (*self._needed, *self._wanted):
+            reflector.stop()
+
+    def staleness(self) -> dict[str, float]:
+        """Seconds since each reflector last heard from the API server."""
+        return {each.name: each.staleness_seconds() for each in (*self._needed, *self._wanted)}
+
+    def problems(self) -> list[str]:
+        """Why the view is not whole yet."""
+        wanted = (reflector for reflector in self._wanted if reflector.errors < _PATIENCE)
+        return [
+            f"{reflector.name} are not listed yet"
+            for reflector in (*self._needed, *wanted)
+            if not reflector.synced.is_set()
+        ]
+
+    def defaults(self, namespace: str) -> Defaults | None:
+        return self._namespaces.store.get(namespace)
+
+    def fresh_defaults(self, namespace: str) -> Defaults | None:
+        known = self._namespaces.store.get(namespace)
+        if known is not None:
+            return known
+        # The API server says that it carries the label, so the watch is behind.
+        found = self._new_namespaces.get(namespace)
+        return defaults.of(found["metadata"]) if found is not None else None
+
+    def cards(self, device_class: DeviceClass | None = None) -> Cards:
+        return self._sums.of(device_class, self._cards_known.store.snapshot)
+
+    def selects(self, device_class: DeviceClass) -> bool:
+        return any(card.of(device_class) for card in self._cards_known.store.snapshot().values())
+
+    def classes(self) -> Mapping[str, DeviceClass]:
+        return self._classes_known.store.snapshot()
+
+    def device_class(self, name: str) -> DeviceClass | None:
+        known = self._classes_known.store.get(name)
+        if known is not None:
+            return known
+        # It may have been made a moment ago.
+        found = self._new_classes.get(name)
+        try:
+            return classes.parse(found) if found is not None else None
+        except InvalidRequest:
+            return None
+
+    def quotas(self, namespace: str) -> Sequence[Standing]:
+        return self._standings.of(namespace)
+
+    def offers(self) -> Offers | None:
+        return self._offers if self._nodes_known.synced.is_set() else None
+
+    def bounds(self, namespace: str) -> Bounds:
+        return limitranges.together(self._bounds.of(namespace))
+
+    def mps_scopes(self) -> frozenset[str]:
+        return frozenset(card.mps for card in self._cards_known.store.snapshot().values() if card.mps)
+
+    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        return self._numbers.other(namespace, gang, number)
+
+    def pod(self, namespace: str, name: str) -> Json | None:
+        try:
+            return self._client.get(paths.pods(namespace, name), timeout=2.0)
+        except errors.NotFound:
+            return None
+        except errors.KubeError as error:
+            # As if we were down: others' Bindings must go on (failurePolicy Ignore).
+            _log.warning("a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error))
+            return None
+
+    def _project_class(self, raw: bytes) -> tuple[str, DeviceClass] | None:
+        obj = _decode_object(raw)
+        name = obj["metadata"]["name"]
+        try:
+            parsed = classes.parse(obj)
+        except InvalidRequest as error:
+            self._skipped(f"ResourceClass {name}", error)
+            return None
+        return name, parsed
+
+    def _project_quota(self, raw: bytes) -> tuple[str, Standing] | None:
+        obj = _decode_object(raw)
+        key = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+        try:
+            parsed = gpuquotas.parse(obj)
+        except InvalidRequest as error:
+            self._skipped(f"GPUQuota {key}", error)
+            return None
+        return key, parsed
+
+    def _project_range(self, raw: bytes) -> tuple[str, Bounds] | None:
+        obj = _decode_object(raw)
+        key = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+        try:
+            return key, limitranges.parse(obj)
+        except InvalidQuantity as error:
+            self._skipped(f"LimitRange {key}", error)
+            return None
+
+    def _skipped(self, what: str, error: InvalidRequest | InvalidQuantity) -> None:
+        """It was made while nobody checked. Its status changes often, so this is said once."""
+        if self._unreadable.get(what) != str(error):
+            self._unreadable[what] = str(error)
+            _log.warning("cannot be read, so it does not count", object=what, error=str(error))
+
+
+class _ByNamespace(Generic[T]):
+    """Handler of a reflector whose keys are namespace/name: those of one namespace at a glance, of maybe thousands."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, T]] = {}
+
+    def of(self, namespace: str) -> Sequence[T]:
+        # A copy in one step: the reflector's thread changes it meanwhile.
+        return list(self._found.get(namespace, {}).values())
+
+    def on_change(self, key: str, old: T | None, new: T) -> None:  # noqa: ARG002
+        namespace = key.partition("/")[0]
+        self._found[namespace] = self._found.get(namespace, {}) | {key: new}
+
+    def on_delete(self, key: str, old: T) -> None:  # noqa: ARG002
+        namespace = key.partition("/")[0]
+        left = {name: value for name, value in self._found.get(namespace, {}).items() if name != key}
+        if left:
+            self._found[namespace] = left
+        else:
+            self._found.pop(namespace, None)
+
+    def on_synced(self) -> None:
+        pass
+
+
+def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
+    metadata = _decode_namespace(raw).metadata
+    return metadata.name, defaults.said(metadata.annotations)
+
+
+def _project_card(raw: bytes) -> tuple[str, CardFacts]:
+    card = _decode_card(raw)
+    spec, said = card.spec, card.status.mps
+    known = wire.ExtendedResource(card.metadata, spec, card.status)
+    facts = CardFacts(spec.node, MiB(spec.memory_mib), survey.labels_of(known), survey.is_other(known))
+    return card.metadata.name, replace(facts, mps=said.mode) if said is not None else facts

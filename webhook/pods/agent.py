@@ -1,0 +1,305 @@
+"""The share agent in a pod: whether it comes, where it stands, and what it and the containers are given.
+
+The contract is docs/design/0007-share-agent.md. Pure, and a fixed point. Comes before the request is read for good:
+the agent stands among the init containers, whose positions are the keys of those that have a share.
+"""
+
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args
+
+from cardwise import share
+from cardwise.core.api import names, request, shareagent
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.request import Container, PodRequest
+from cardwise.core.values.invalid import InvalidRequest
+from webhook.pods import agentresources, environment, frameworks, mpsmode
+from webhook.pods.limitranges import Amount, Bounds
+from webhook.templates import containers
+
+Json = dict[str, Any]
+Choice = Literal["always", "mps", "never"]
+
+USER: Final = 65532
+RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType({"cpu": Amount.of("50m"), "memory": Amount.of("64Mi")})
+_FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
+_PLACES: Final = (shareagent.FOLDER, share.MOUNT)  # where containers have the agent's volume
+_COMMAND: Final = "cardwise-agent"
+_OURS: Final = ("/run/cardwise", "/var/run/cardwise")  # the same place in nearly every image
+_INIT: Final = "init-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """`image` "": there is no agent. `user` 0: it names none, for clusters that give each namespace its own."""
+
+    choice: Choice = "mps"
+    image: str = ""
+    user: int = USER
+    resources: Mapping[str, Amount] = field(default_factory=lambda: RESOURCES)
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """The pod as it should be, the caller's own where nothing changes. `key`: the agent's, "" where there is none."""
+
+    pod: Json
+    key: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def inject(
+    pod: Json, asked: PodRequest | None, settings: AgentSettings, bounds: Callable[[], Bounds], scopes: mpsmode.Scopes
+) -> Injection:
+    """`asked` is what the pod asks for as it stands, `bounds` what LimitRanges say, `scopes` what MPS there is. Raises
+    InvalidRequest.
+    """
+    if asked is None or not asked.containers:
+        return Injection(_without(pod))
+    _refuse_mounts(pod, asked)
+    mode, hook = mpsmode.of(pod), frameworks.of(pod, asked)
+    said = _said(pod)
+    choice = said or settings.choice
+    # Where no node has MPS there is nothing that it could wait for or tell.
+    by_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.wanted and bool(scopes())))
+    wanted = choice == "always" or by_mps or (bool(hook) and said != "never")
+    if not wanted:
+        return Injection(_without(pod), warnings=_no_hook(hook, f"{_FIELD} says never"))
+    if not settings.image:
+        why = "the webhook knows no image of the share agent (--share-agent-image)"
+        told = (f"{_FIELD}: {why}, so the pod has none",) if said == "always" else ()
+        return Injection(_without(pod), warnings=told + _no_hook(hook, why))
+    _refuse_names(pod)
+    spec = pod.get("spec") or {}
+    init, order = spec.get("initContainers") or [], _order(spec.get("initContainers") or [], asked)
+    others = [*(init[i] for i in order if i is not None), *(spec.get("containers") or ())]
+    before: Json = next((c for c, ours in zip(init, _stale(init), strict=True) if ours), {})
+    known = bounds()
+    made = _container(spec, before, others, settings, known, hook=bool(hook))
+    misfit = agentresources.misfit(spec, made, [made if i is None else init[i] for i in order], known)
+    if misfit:
+        told = (f"spec.initContainers: the share agent is left out, since {misfit}; the pod runs without it",)
+        return Injection(_without(pod), warnings=told + _no_hook(hook, "there is no share agent"))
+    return _mounted(_moved(pod, order, made), asked, _renamed(order), hook, f"{_INIT}{order.index(None)}")
+
+
+def check(pod: Json, asked: PodRequest) -> None:
+    """Raises InvalidRequest where agent, volume or mounts are not as `inject` leaves them."""
+    if not asked.containers:
+        return
+    _refuse_mounts(pod, asked)
+    spec = pod.get("spec") or {}
+    agent = next((c for c in request.containers(pod) if _is_ours(c)), None)
+    for container in request.containers(pod):
+        limits = (container.spec.get("resources") or {}).get("limits") or {}
+        named_so = container.spec.get("name") == shareagent.CONTAINER
+        if named_so and not _is_ours(container) and any(name.startswith(names.CLASS_PREFIX) for name in limits):
+            raise _reserved(container.path)
+    if agent is None:
+        return
+    volume: Json = next((v for v in spec.get("volumes") or () if v.get("name") == shareagent.VOLUME), {})
+    if "emptyDir" not in volume:
+        raise _changed(f"spec.volumes[{shareagent.VOLUME}]")
+    sharing = {container.key for container in asked.containers}
+    for container in request.containers(pod):
+        found = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
+        right = [_SHARED] if container.key == agent.key else _mounts(container.key, sharing, hook=False)
+        if [m for m in found if m != frameworks.MOUNT or container.key not in sharing] != right:
+            raise _changed(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
+
+
+def _said(pod: Json) -> str:
+    text = str(((pod.get("metadata") or {}).get("annotations") or {}).get(names.SHARE_AGENT, ""))
+    if text and text not in get_args(Choice):
+        raise InvalidRequest(_FIELD, f"{text!r} is no choice", f"write one of: {', '.join(get_args(Choice))}")
+    return text
+
+
+def _no_hook(hook: str, why: str) -> tuple[str, ...]:
+    """The warning for a pod that would have the hook, whose files the agent brings."""
+    return (f"{frameworks.FIELD}: the hook is left out, since {why}",) if hook else ()
+
+
+def _is_ours(container: Container) -> bool:
+    spec = container.spec
+    sidecar = container.key.startswith(_INIT) and not container.ordinary_init
+    return sidecar and spec.get("name") == shareagent.CONTAINER and spec.get("command") == [_COMMAND]
+
+
+def _stale(init: Sequence[Json]) -> list[bool]:
+    """Which init containers are agents that we have put there, now or in the pod that this is a copy of."""
+    return [_is_ours(container) for container in request.containers({"spec": {"initContainers": init}})]
+
+
+def _order(init: Sequence[Json], asked: PodRequest) -> list[int | None]:
+    """The init containers by where they were, with None in the agent's place: where it is, but not behind a sidecar
+    that has a share.
+    """
+    ours = _stale(init)
+    kept: list[int | None] = [i for i, stale in enumerate(ours) if not stale]
+    sharing = {container.key for container in asked.containers}
+    first = next((i for i in range(len(init)) if f"{_INIT}{i}" in sharing), len(init))
+    place = min(ours.index(True) if True in ours else first, first - sum(ours[:first]))
+    return [*kept[:place], None, *kept[place:]]
+
+
+def _renamed(order: Sequence[int | None]) -> dict[str, str]:
+    """The keys of the init containers, before and after."""
+    return {f"{_INIT}{was}": f"{_INIT}{now}" for now, was in enumerate(order) if was is not None}
+
+
+def _container(
+    spec: Json, before: Json, others: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
+) -> Json:
+    taken = any(port.get("containerPort") == shareagent.METRICS_PORT for c in others for port in c.get("ports") or ())
+    port = 0 if spec.get("hostNetwork") or taken else shareagent.METRICS_PORT
+    resources = agentresources.named(spec, before, others, settings.resources, bounds)
+    limits = {**resources["limits"], names.SHARE: "1"}
+    return {
+        "name": shareagent.CONTAINER,
+        "image": settings.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [_COMMAND],
+        "restartPolicy": "Always",
+        "env": [
+            environment.from_annotation(shareagent.ASSIGNMENT_ENV, names.ASSIGNMENT),
+            {"name": shareagent.METRICS_PORT_ENV, "value": str(port)},
+            *([{"name": shareagent.HOOK_ENV, "value": "true"}] if hook else []),
+        ],
+        "resources": {"limits": limits} | ({"requests": resources["requests"]} if resources["requests"] else {}),
+        "volumeMounts": [dict(_SHARED)],
+        "startupProbe": {
+            "exec": {"command": [_COMMAND, "--probe"]},
+            "periodSeconds": 2,
+            "timeoutSeconds": 30,  # the probe gives up sooner; a busy node may take that long to start it
+            "failureThreshold": 43200,
+        },
+        "securityContext": {
+            "runAsNonRoot": True,
+            **({"runAsUser": settings.user} if settings.user else {}),
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+_SHARED: Final[Json] = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}
+_VOLUME: Final[Json] = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+
+
+def _mounts(key: str, sharing: set[str], *, hook: bool) -> list[Json]:
+    if key not in sharing:
+        return []
+    return [{**_SHARED, "subPath": key, "readOnly": True}, *([dict(frameworks.MOUNT)] if hook else [])]
+
+
+def _moved(pod: Json, order: Sequence[int | None], made: Json | None) -> Json:
+    """The pod with its init containers in this order, `made` for None, and the volume that goes with it."""
+    spec = pod.get("spec") or {}
+    before, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
+    init = [made if i is None else before[i] for i in order]
+    others = [volume for volume in volumes if volume.get("name") != shareagent.VOLUME]
+    if made is not None:
+        at = next((i for i, volume in enumerate(volumes) if volume.get("name") == shareagent.VOLUME), len(others))
+        others.insert(at, dict(_VOLUME))
+    lists = {"initContainers": init, "volumes": others}
+    kept = {name: value for name, value in spec.items() if name not in lists}
+    return pod | {"spec": kept | {name: listed for name, listed in lists.items() if listed}}
+
+
+def _mounted(pod: Json, asked: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:
+    """With the mounts of each container that has a share, and of no other."""
+    spec = dict(pod["spec"])
+    warnings: list[str] = []
+    sharing = {renamed.get(container.key, container.key): container.whole for container in asked.containers}
+    for container in request.containers(pod):
+        if container.key == agent:
+            continue
+        hooked = bool(hook) and sharing.get(container.key) is False
+        changed = dict(container.spec)
+        existing = changed.get("volumeMounts") or []
+        wanted = _mounts(container.key, set(sharing), hook=hooked)
+        if [m for m in existing if m.get("name") == shareagent.VOLUME] != wanted:
+            changed["volumeMounts"] = [*(m for m in existing if m.get("name") != shareagent.VOLUME), *wanted]
+        if hooked:
+            changed["env"], told = frameworks.environment(changed.get("env") or [], hook, container.path)
+            warnings += told
+        if changed != container.spec:
+            containers.put(spec, container, changed)
+    return Injection(pod | {"spec": spec}, agent, tuple(warnings))
+
+
+def _without(pod: Json) -> Json:
+    """Without the agent of a pod that this one is a copy of: nobody would assign cards to it, and it would wait."""
+    spec = pod.get("spec") or {}
+    init = spec.get("initContainers") or []
+    ours = _stale(init)
+    if True not in ours:
+        return pod
+    left = _moved(pod, [i for i, stale in enumerate(ours) if not stale], None)
+    after = dict(left["spec"])
+    for container in request.containers(left):
+        existing = container.spec.get("volumeMounts") or []
+        kept = [m for m in existing if m.get("name") != shareagent.VOLUME]
+        if kept != existing:
+            containers.put(after, container, {**container.spec, "volumeMounts": kept})
+    return left | {"spec": after}
+
+
+def _refuse_names(pod: Json) -> None:
+    """Raises InvalidRequest where somebody else's has a name of ours."""
+    for container in request.containers(pod):
+        if container.spec.get("name") == shareagent.CONTAINER and not _is_ours(container):
+            raise _reserved(container.path)
+        for i, mount in enumerate(container.spec.get("volumeMounts") or ()):
+            if mount.get("name") == shareagent.VOLUME and mount.get("mountPath") not in _PLACES:
+                raise _reserved_volume(f"{container.path}.volumeMounts[{i}].name")
+    for i, volume in enumerate((pod.get("spec") or {}).get("volumes") or ()):
+        if volume.get("name") == shareagent.VOLUME and "emptyDir" not in volume:
+            raise _reserved_volume(f"spec.volumes[{i}].name")
+
+
+def _refuse_mounts(pod: Json, asked: PodRequest) -> None:
+    """What a container finds below our folder tells it its share and leads it to MPS. Raises InvalidRequest."""
+    sharing = {container.key for container in asked.containers}
+    for container in request.containers(pod):
+        if container.key not in sharing:
+            continue
+        for i, path in _strange(container.spec.get("volumeMounts") or ()):
+            raise InvalidRequest(
+                f"{container.path}.volumeMounts[{i}].mountPath",
+                f"{path} is where Cardwise puts what belongs to the container's share",
+                "mount it elsewhere",
+            )
+
+
+def _strange(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
+    """Mounts of others at our places."""
+    for i, mount in enumerate(mounts):
+        path = posixpath.normpath("/" + str(mount.get("mountPath") or "").lstrip("/"))
+        of_agent = mount.get("name") == shareagent.VOLUME and path in _PLACES
+        if not of_agent and any(path == ours or path.startswith(f"{ours}/") for ours in _OURS):
+            yield i, path
+
+
+def _reserved(path: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path}.name", f"{shareagent.CONTAINER} is the name of Cardwise's share agent", "give the container another"
+    )
+
+
+def _reserved_volume(where: str) -> InvalidRequest:
+    return InvalidRequest(
+        where,
+        f"{shareagent.VOLUME} is the volume of Cardwise's share agent",
+        f"give yours another name, or write {names.SHARE_AGENT}: never",
+    )
+
+
+def _changed(where: str) -> InvalidRequest:
+    problem = "is not as Cardwise leaves it for the share agent: another webhook has changed it"
+    return InvalidRequest(where, problem, "create the pod again")

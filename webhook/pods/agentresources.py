@@ -1,0 +1,84 @@
+"""What cpu and memory the share agent names, so that the pod's QoS class stays and no LimitRange or quota refuses it.
+
+The table is in docs/design/0007-share-agent.md: it names exactly what every other container of the pod names.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+from cardwise.core.values import quantity
+from cardwise.core.values.quantity import InvalidQuantity
+from webhook.pods.limitranges import COUNTED, Amount, Bounds
+
+Json = dict[str, Any]
+Amounts = Mapping[str, Amount]
+Listed = dict[str, dict[str, str]]
+
+_KINDS: Final = ("requests", "limits")
+
+
+def named(spec: Json, before: Json, others: Sequence[Json], wanted: Amounts, bounds: Bounds) -> Listed:
+    """Requests and limits of the agent by their field. `before` is the agent that is there already, or nothing;
+    `others` are all other containers of the pod.
+    """
+    if spec.get("resources"):
+        # The pod as a whole names them. What the agent has, a LimitRange has given it since it is there.
+        given = {kind: (before.get("resources") or {}).get(kind) or {} for kind in _KINDS}
+        return {kind: {name: str(text) for name, text in given[kind].items() if name in COUNTED} for kind in _KINDS}
+    found: Listed = {kind: {} for kind in _KINDS}
+    for kind in _KINDS:
+        for name in COUNTED:
+            amounts = [_amount(container, kind, name) for container in others]
+            if all(amount is not None for amount in amounts):
+                # Where all say nothing, it is no request for the QoS class.
+                nothing = not any(amounts)
+                found[kind][name] = "0" if nothing else _raised(name, wanted, bounds).text
+    return found
+
+
+def misfit(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
+    """Why a LimitRange would refuse the pod with the agent; "" where none does.
+
+    `init` are the pod's init containers with the agent among them.
+    """
+    for name, most in bounds.most.items():
+        if any((_amount(agent, kind, name) or 0) > most.value for kind in _KINDS):
+            return f"a LimitRange allows a container {most.text} of {name} at most"
+    for name, most in bounds.most_of_pod.items():
+        for kind in _KINDS:
+            if _amount(agent, kind, name) and _sum(spec, init, kind, name) > most.value:
+                return f"a LimitRange allows a pod {most.text} of {name} at most"
+    return ""
+
+
+def _raised(name: str, wanted: Amounts, bounds: Bounds) -> Amount:
+    least = bounds.least.get(name)
+    return least if least is not None and least.value > wanted[name].value else wanted[name]
+
+
+def _amount(container: Json, kind: str, name: str) -> Fraction | None:
+    """None where the container does not name it. A request that is missing follows from the limit."""
+    resources = container.get("resources") or {}
+    listed = resources.get(kind) or {}
+    text = listed.get(name)
+    if text is None and kind == "requests":
+        text = (resources.get("limits") or {}).get(name)
+    try:
+        return None if text is None else quantity.parse(text)[0]
+    except InvalidQuantity:
+        return None  # Kubernetes refuses the pod
+
+
+def _sum(spec: Json, init: Sequence[Json], kind: str, name: str) -> Fraction:
+    """As LimitRanges count a pod: containers run together with the sidecars; an init container with those before it."""
+    sidecars, largest = Fraction(0), Fraction(0)
+    for container in init:
+        amount = _amount(container, kind, name) or Fraction(0)
+        if container.get("restartPolicy") == "Always":
+            sidecars += amount
+            largest = max(largest, sidecars)
+        else:
+            largest = max(largest, sidecars + amount)
+    together = sum((_amount(c, kind, name) or Fraction(0) for c in spec.get("containers") or ()), sidecars)
+    return max(together, largest)

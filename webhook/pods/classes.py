@@ -1,0 +1,119 @@
+"""Pods that ask for a type of card: bare names, the annotation with the class, and what one of a class is.
+
+Pure but for the look-up, and a fixed point. Comes before requests are read: afterwards a container says by itself what
+it asks for, so that nobody who reads a pod needs the ResourceClasses.
+"""
+
+from typing import Any
+
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.request import Container
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
+from webhook.pods import devices
+from webhook.templates import containers
+from webhook.templates.spellings import Lookup, Vocabulary, renamed
+
+Json = dict[str, Any]
+
+_AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)  # with one of them the class says only: of this type
+_NVIDIA = "nvidia.com/"
+
+
+def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
+    """The pod with classes by their own names, what their shares give, and those of devices noted.
+
+    Raises InvalidRequest, KubeError.
+    """
+    spec = dict(pod.get("spec") or {})
+    for container in request.containers(pod):
+        resources = dict(container.spec.get("resources") or {})
+        for kind, amounts in containers.lists(resources):
+            field = f"{container.path}.resources.{kind}"
+            resources[kind] = renamed(amounts, field, vocabulary.in_container)[0]
+        _put(spec, container, resources)
+    named = _annotated(pod)
+    asked = {name for container in request.containers({"spec": spec}) for name in _asked(container)}
+    if named:
+        devices.refuse_beside(named, asked, vocabulary.lookup)
+    if named and spec.get("containers") and not asked:
+        first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
+        resources = dict(first.spec.get("resources") or {})
+        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + named: "1"}
+        _put(spec, first, resources)
+    for container in request.containers({"spec": spec}):
+        resources = dict(container.spec.get("resources") or {})
+        given = _given(container, resources, vocabulary.lookup)
+        if given:
+            resources["limits"] = resources["limits"] | given
+            _put(spec, container, resources)
+    return devices.noted(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
+
+
+def _put(spec: Json, container: Container, resources: Json) -> None:
+    if resources != (container.spec.get("resources") or {}):
+        containers.put(spec, container, {**container.spec, "resources": resources})
+
+
+def _annotated(pod: Json) -> str:
+    """The class for the containers that name none; "" where the pod has no such annotation. Raises InvalidRequest."""
+    name = str(((pod.get("metadata") or {}).get("annotations") or {}).get(names.CLASS) or "")
+    if name:
+        classes.check_name(name, f"metadata.annotations[{names.CLASS}]")
+    return name
+
+
+def _asked(container: Container) -> set[str]:
+    """The cards and devices that it asks for by name, of ours or of NVIDIA's own device plugin."""
+    resources = container.spec.get("resources") or {}
+    return {
+        name
+        for _, amounts in containers.lists(resources)
+        for name, amount in amounts.items()
+        if name in names.REQUESTED or names.class_of(name) or (name.startswith(_NVIDIA) and str(amount) != "0")
+    }
+
+
+def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
+    """The limits that the class of a container adds to it: where it asks for n of a class with a share, and no more.
+
+    What is wrong with the request is not told here: reading it does so for all requests.
+    """
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    if any(name in limits or name in requests for name in _AMOUNTS):
+        return {}
+    # Devices may be asked for beside; a class that does not exist is refused later.
+    typed = {name: known for name in limits if (known := _looked_up(name, lookup)) is not None and not known.other}
+    if len(typed) != 1:
+        return {}
+    ((asked, known),) = typed.items()
+    if known.share is None:
+        return {}
+    try:
+        count = quantity.count(limits[asked])
+    except InvalidQuantity:
+        return {}
+    # With the slot, reading the request takes the count for that of shares, not of cards.
+    given = {names.GPU_MEM: str(count * known.share.memory), names.SHARE: "1"}
+    if known.share.core and names.GPU_CORE not in limits:
+        core = _core(known.name, count, known.share.core, f"{container.path}.resources.limits[{asked}]")
+        given[names.GPU_CORE] = str(core)
+    return given
+
+
+def _looked_up(resource: str, lookup: Lookup) -> DeviceClass | None:
+    name = names.class_of(resource)
+    return lookup(name) if name else None
+
+
+def _core(name: str, count: int, each: int, field: str) -> int:
+    if count * each > FULL_CORE:
+        raise InvalidRequest(
+            field,
+            f"{count} of {name} are {count * each} percent of the cores of one card",
+            f"ask for at most {FULL_CORE // each}",
+        )
+    return count * each

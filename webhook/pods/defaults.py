@@ -1,0 +1,93 @@
+"""What a namespace gives to its pods: a share of a card to plain ones, and a placement policy, a mode of MPS and the
+frameworks' hook to those that have a share.
+
+Only namespaces with the label `cardwise.dev/defaults: enabled`, whose owner has opted in. The values are annotations;
+they are read when a pod is created, so a bad one is reported to whoever creates the pod, by the namespace's name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core.api import names, policies
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from webhook.pods import frameworks, mpsmode
+
+Json = dict[str, Any]
+
+ENABLED = "enabled"
+DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """As written on the namespace; "" where nothing is."""
+
+    gpu_mem: str = ""
+    policy: str = ""
+    mps: str = ""
+    frameworks: str = ""
+    sm_percent: str = ""
+    least_mps: str = ""
+
+    def check(self, namespace: str) -> None:
+        """Raises InvalidRequest that names the annotation of the namespace."""
+        field = f"namespace {namespace}: metadata.annotations"
+        if self.gpu_mem:
+            try:
+                quantity.memory(self.gpu_mem)
+            except quantity.InvalidQuantity as error:
+                raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
+        if self.policy and self.policy not in policies.POLICIES:
+            known = ", ".join(sorted(policies.POLICIES))
+            problem = f"{self.policy!r} is no placement policy"
+            raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
+        if self.mps:
+            mpsmode.check(self.mps, f"{field}[{names.MPS}]")
+        if self.least_mps:
+            mpsmode.check(self.least_mps, f"{field}[{names.LEAST_MPS}]")
+        if self.frameworks:
+            frameworks.check(self.frameworks, f"{field}[{names.FRAMEWORKS}]")
+        if self.sm_percent:
+            mpsmode.check_percent(self.sm_percent, f"{field}[{names.SM_PERCENT}]")
+
+
+def of(metadata: Mapping[str, Any]) -> Defaults | None:
+    """Of a namespace's metadata; None where it has not opted in."""
+    if (metadata.get("labels") or {}).get(names.DEFAULTS_LABEL) != ENABLED:
+        return None
+    return said(metadata.get("annotations") or {})
+
+
+def said(annotations: Mapping[str, str]) -> Defaults:
+    """By the annotations of a namespace that has opted in."""
+    keys = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.LEAST_MPS)
+    return Defaults(*(str(annotations.get(key, "")) for key in keys))
+
+
+def wants(pod: Json) -> bool:
+    """Whether the pod takes defaults: it has not opted out, the scheduler places it (kubectl debug node/… names its
+    node), and no container asks for NVIDIA's own devices.
+    """
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED:
+        return False
+    spec = pod.get("spec") or {}
+    if spec.get("nodeName"):
+        return False
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
+    return not any(name.startswith("nvidia.com/") for amounts in limits for name in amounts)
+
+
+def applied(pod: Json, defaults: Defaults) -> Json:
+    """The pod with the default share in its first container."""
+    spec = pod.get("spec") or {}
+    containers = spec.get("containers") or []
+    if not defaults.gpu_mem or not containers or not wants(pod):
+        return pod
+    first, *others = containers
+    resources = dict(first.get("resources") or {})
+    resources["limits"] = {**(resources.get("limits") or {}), names.GPU_MEM: defaults.gpu_mem.strip()}
+    return pod | {"spec": spec | {"containers": [first | {"resources": resources}, *others]}}

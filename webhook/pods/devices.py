@@ -1,0 +1,77 @@
+"""Devices that are not GPUs, in pods: which of the classes that a pod asks for are classes of such devices.
+
+Noted on the pod, so that nobody who reads its request needs the ResourceClasses. Always anew: what a user wrote there,
+or the pod that this one is a copy of had, says nothing. Comes before requests are read, as `classes` does.
+"""
+
+from typing import Any
+
+from cardwise.core.api import names, request
+from cardwise.core.values.invalid import InvalidRequest
+from webhook.templates import containers
+from webhook.templates.spellings import Lookup
+
+Json = dict[str, Any]
+
+
+def asked(pod: Json, lookup: Lookup) -> list[str]:
+    """The classes of devices that containers ask for. Raises KubeError."""
+    found = {
+        names.class_of(name)
+        for container in request.containers(pod)
+        for _, amounts in containers.lists(container.spec.get("resources") or {})
+        for name in amounts
+    }
+    return [name for name in found - {""} if is_one(name, lookup)]
+
+
+def is_one(name: str, lookup: Lookup) -> bool:
+    """Whether it names a class of devices. Raises KubeError."""
+    known = lookup(name)
+    return known is not None and known.other
+
+
+def noted(pod: Json, lookup: Lookup) -> Json:
+    """The pod with the annotation as it has to be; the caller's own where it is so. Raises KubeError."""
+    before = (pod.get("metadata") or {}).get("annotations") or {}
+    after = {key: value for key, value in before.items() if key != names.DEVICE_CLASSES}
+    of_devices = asked(pod, lookup)
+    if of_devices:
+        after[names.DEVICE_CLASSES] = request.write_device_classes(of_devices)
+    return pod | {"metadata": (pod.get("metadata") or {}) | {"annotations": after}} if after != before else pod
+
+
+def replaced(before: Json, after: Json) -> tuple[str, ...]:
+    """The warning for who wrote the annotation, and it is another one or none after `noted`."""
+    written, noted_now = (
+        ((pod.get("metadata") or {}).get("annotations") or {}).get(names.DEVICE_CLASSES) for pod in (before, after)
+    )
+    if written in (None, noted_now):
+        return ()
+    how = "removed" if noted_now is None else f"replaced by {noted_now}"
+    return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {how}, which only Cardwise writes",)
+
+
+def check_noted(pod: Json, lookup: Lookup) -> None:
+    """Raises InvalidRequest where the annotation is not as `noted` writes it, KubeError."""
+    if noted(pod, lookup) is not pod:
+        raise InvalidRequest(
+            f"metadata.annotations[{names.DEVICE_CLASSES}]",
+            "does not name the classes of devices that the containers ask for: another webhook has changed it, or a "
+            "class was made or changed a moment ago",
+            "create the pod again",
+        )
+
+
+def refuse_beside(annotated: str, asked_for: set[str], lookup: Lookup) -> None:
+    """`annotated` is the class of the pod's annotation, and `asked_for` what its containers ask for.
+
+    A class of devices says nothing of cards, so it stands there alone. Raises InvalidRequest, KubeError.
+    """
+    others = asked_for - {names.CLASS_PREFIX + annotated}
+    if others and is_one(annotated, lookup):
+        raise InvalidRequest(
+            f"metadata.annotations[{names.CLASS}]",
+            f"{annotated} is a class of devices that are not GPUs, and a container asks for {min(others)}",
+            f"write {annotated}: 1 in the limits of the container that needs the device, and leave the annotation out",
+        )

@@ -1,0 +1,198 @@
+"""Pods of gangs: the gate and the label of each member, and groups that can never become whole.
+
+A gang is read from the pod itself, so that a member is gated before the scheduler sees it. Pods for schedulers that do
+not ask the extender are in no gang, whatever they say: others use the same annotations (Volcano, coscheduling).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Protocol
+
+from cardwise.core.api import names
+from cardwise.core.api.request import PodRequest
+from cardwise.core.gangs import gangs
+from cardwise.core.gangs.gangs import Membership
+from cardwise.core.values.invalid import InvalidRequest
+from webhook.pods import mutate
+from webhook.templates import templates
+
+Json = dict[str, Any]
+
+DEFAULT_SCHEDULER: Final = mutate.DEFAULT_SCHEDULER
+_ORDERED: Final = "OrderedReady"
+_LABEL: Final = f"metadata.labels[{names.GANG}]"
+_GATE: Final = f"spec.schedulingGates[{names.GANG}]"
+_GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
+# How many pods a workload makes at a time, where Kubernetes' default is one.
+_SIZES: Final[Mapping[str, tuple[str, ...]]] = {
+    "deployments": ("spec", "replicas"),
+    "replicasets": ("spec", "replicas"),
+    "replicationcontrollers": ("spec", "replicas"),
+    "statefulsets": ("spec", "replicas"),
+    "jobs": ("spec", "parallelism"),
+    "cronjobs": ("spec", "jobTemplate", "spec", "parallelism"),
+}
+
+
+class Numbers(Protocol):
+    """As `decisions.View`."""
+
+    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None: ...
+
+
+def of(pod: Json, schedulers: Collection[str]) -> Membership | None:
+    """The gang of a pod or of a template; `schedulers` are those that ask the extender. Raises InvalidRequest."""
+    scheduler = (pod.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
+    return gangs.membership(pod) if scheduler in schedulers else None
+
+
+def joined(pod: Json, said: Membership | None) -> tuple[Json, tuple[str, ...]]:
+    """The pod with gate and label if it is in a gang, and without if not. And warnings. Raises InvalidRequest."""
+    metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
+    labels, gates = metadata.get("labels") or {}, spec.get("schedulingGates") or []
+    gated = gangs.gated(pod)
+    if said is None:
+        warnings = []
+        if names.GANG in labels:
+            metadata["labels"] = {key: value for key, value in labels.items() if key != names.GANG}
+            warnings.append(f"{_LABEL}: removed, since the pod is in no gang")
+        if gated:
+            spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
+            warnings.append(f"{_GATE}: removed, since the pod is in no gang")
+        return _with(pod, metadata, spec) if warnings else pod, tuple(warnings)
+    warnings = []
+    if spec.get("nodeName"):
+        remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
+        raise InvalidRequest("spec.nodeName", "a pod of a gang must be placed by the scheduler", remedy)
+    if labels.get(names.GANG) != said.name:
+        metadata["labels"] = labels | {names.GANG: said.name}
+        if names.GANG in labels:
+            warnings.append(f"{_LABEL}: replaced by {said.name}, the gang that the pod names")
+    if not gated:
+        spec["schedulingGates"] = [*gates, {"name": names.GANG}]
+    return _with(pod, metadata, spec), tuple(warnings)
+
+
+def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple[str, ...]:
+    """Warnings. Raises InvalidRequest where the pod is not as `joined` and `mutate` leave it, or asks for nonsense."""
+    metadata = pod.get("metadata") or {}
+    label = (metadata.get("labels") or {}).get(names.GANG)
+    if label != (said.name if said else None) or gangs.gated(pod) != (said is not None):
+        problem = "label and scheduling gate are not those of the gang that the pod names: another webhook changed them"
+        raise InvalidRequest(_LABEL, problem, "create the pod again")
+    if said is not None and asked is None and not mutate.is_marked(pod):
+        problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing: another webhook has taken them out"
+        raise InvalidRequest("spec.containers[0].resources.limits", problem, "create the pod again")
+    if said is None:
+        return ()
+    gangs.queue_priority(metadata.get("annotations") or {})
+    return tuple(_differences(metadata))
+
+
+def check_number(pod: Json, said: Membership, namespace: str, numbers: Numbers, *, told: bool = True) -> None:
+    """Raises InvalidRequest where living members of the gang say another number. `told`: who asks may know which."""
+    if said.minimum is None:
+        return
+    other = numbers.other_number(namespace, said.name, said.minimum)
+    if other is not None:
+        name, number = other
+        raise InvalidRequest(
+            _where(pod.get("metadata") or {}, names.GROUP_NUM),
+            f"{said.minimum} differs from what {f'pod {name}' if told else 'another pod'} of the same gang says"
+            + (f", {number}" if told else ""),
+            f"write {number if told else 'that number'}, or another {names.GROUP_NAME}",
+        )
+
+
+def workload(obj: Json, old: Json | None, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
+    """Warnings about the gang that a workload's template makes. `old` is the stored object at an update.
+
+    Raises InvalidRequest for what can never start; where it was stored so before, it is a warning, since other changes
+    of the object must go on.
+    """
+    if templates.is_controlled(obj):
+        return ()  # whoever wrote its owner has been told
+    try:
+        return _judged(obj, resource, schedulers)
+    except InvalidRequest as error:
+        if old is None or _fault(old, resource, schedulers) != str(error):
+            raise
+        return (str(error),)
+
+
+def _judged(obj: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
+    path, template = templates.template_of(obj, resource)
+    try:
+        said = of(template, schedulers)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
+    if said is None:
+        return ()
+    warnings = [f"{path}.{text}" for text in _differences(template.get("metadata") or {})]
+    made = _made(obj, resource)
+    if made is None:
+        return tuple(warnings)
+    if resource == "statefulsets" and made != 1 and _one_by_one(obj):
+        remedy = "write podManagementPolicy: Parallel"
+        if said.minimum is None:
+            warnings.append(f"spec.podManagementPolicy: {_ordered(said, 'all its pods')}; {remedy}")
+        elif said.minimum > 1:
+            raise InvalidRequest("spec.podManagementPolicy", _ordered(said, f"{said.minimum} pods"), remedy)
+    if said.minimum is not None and 0 < made < said.minimum:
+        warnings.append(
+            f"{'.'.join(_SIZES[resource])}: gang {said.name} needs {said.minimum} pods to start and this makes {made}; "
+            "the others must come from elsewhere"
+        )
+    return tuple(warnings)
+
+
+def _fault(obj: Json, resource: str, schedulers: Collection[str]) -> str:
+    try:
+        _judged(obj, resource, schedulers)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+def _made(obj: Json, resource: str) -> int | None:
+    """How many pods the workload makes at a time; None where the cluster says it."""
+    if resource not in _SIZES:
+        return None
+    *path, size = _SIZES[resource]
+    spec: Any = obj
+    for name in path:
+        spec = spec.get(name) or {}
+    made = spec.get(size)
+    made = 1 if made is None else made
+    completions = spec.get("completions")
+    return made if completions is None else min(made, completions)
+
+
+def _one_by_one(stateful_set: Json) -> bool:
+    return ((stateful_set.get("spec") or {}).get("podManagementPolicy") or _ORDERED) == _ORDERED
+
+
+def _ordered(said: Membership, pods: str) -> str:
+    return f"{_ORDERED} makes a pod only when the one before it runs, and gang {said.name} starts only with {pods}"
+
+
+def _differences(metadata: Json) -> list[str]:
+    """Warnings of what is said twice, and differs."""
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    told = [
+        f"metadata.labels[{key}]: {labels[key]} differs from the annotation, which says {annotations[key]} and holds"
+        for key in _GROUP_KEYS
+        if key in labels and key in annotations and labels[key] != annotations[key]
+    ]
+    name = annotations.get(names.GROUP_NAME, labels.get(names.GROUP_NAME))
+    if name is not None and labels.get(names.COSCHEDULING, name) != name:
+        field = f"metadata.labels[{names.COSCHEDULING}]"
+        told.append(f"{field}: differs from {names.GROUP_NAME}, which says {name} and holds")
+    return told
+
+
+def _where(metadata: Json, key: str) -> str:
+    return f"metadata.{'annotations' if key in (metadata.get('annotations') or {}) else 'labels'}[{key}]"
+
+
+def _with(pod: Json, metadata: Json, spec: Json) -> Json:
+    return pod | {"metadata": metadata, "spec": spec}

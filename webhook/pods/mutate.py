@@ -1,0 +1,204 @@
+"""Rewrites a pod that asks for a share or devices into the form that scheduler, extender and node understand.
+
+Pure, and a fixed point: what it has rewritten it leaves alone, since the API server calls again whenever another
+webhook changed the pod. What a user may not set is taken out with a warning, not refused, so that copies of running
+pods and restored backups stay usable.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cardwise.core.api import names, request
+from cardwise.core.api.request import Container, ContainerRequest, PodRequest
+from cardwise.core.gangs.gangs import Membership
+from cardwise.core.values import quantity, wording
+from webhook.pods import environment, mpsmode
+from webhook.templates import containers
+
+Json = dict[str, Any]
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"  # of pods that name none
+# Ours in limits and requests, but not for users to write.
+INTERNAL: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
+_MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+_COPY_MARKS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
+_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one container has of the pod's request; `markers` bring a pod to the extender that no resource brings.
+
+    The amount of a marker is 0: kube-scheduler goes by the name alone, and a pod that asked for more would not be
+    tried again when a node gets more CPU (NodeResourcesFit's queueing hint knows nothing of `ignoredByScheduler`).
+    """
+
+    card: ContainerRequest | None = None
+    devices: Mapping[str, int] = field(default_factory=dict)
+    markers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """The pod as it should be. Parts that did not change are the caller's own objects."""
+
+    pod: Json
+    warnings: tuple[str, ...]
+
+
+def mutate(
+    pod: Json,
+    *,
+    runtime_class: str = "",
+    policy: str = "",
+    in_gang: bool = False,
+    agent: str = "",
+    scheduler: str = "",
+) -> Mutation:
+    """`policy` is that of the namespace, `agent` the key of the share agent, which has a slot and asks for nothing,
+    `scheduler` the one for pods that name none, "" for Kubernetes' own.
+
+    Raises InvalidRequest, before anything is changed.
+    """
+    asked = request.parse(pod)
+    warnings: list[str] = []
+    metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
+    before = metadata.get("annotations") or {}
+    after = _annotations(before, asked, policy, warnings)
+    if after != before:
+        metadata["annotations"] = after
+    parts = _parts(asked, in_gang=in_gang)
+    if agent:
+        parts[agent] = _Part(markers=(names.SHARE,))
+    mps = bool(asked and asked.containers) and mpsmode.of(pod).wanted
+    for container in request.containers(pod):
+        changed = _container(container, parts.get(container.key), warnings, closed=asked is not None, mps=mps)
+        if changed != container.spec:
+            containers.put(spec, container, changed)
+    if asked is not None and asked.containers and runtime_class and not spec.get("runtimeClassName"):
+        spec["runtimeClassName"] = runtime_class
+    if (
+        scheduler
+        and (asked is not None or in_gang)
+        and (spec.get("schedulerName") or DEFAULT_SCHEDULER) == DEFAULT_SCHEDULER
+    ):
+        spec["schedulerName"] = scheduler
+    return Mutation(pod | {"metadata": metadata, "spec": spec}, tuple(warnings))
+
+
+def unplaced(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
+    """The copy of a placed pod as one that is to be placed, with a warning; any other pod as it is.
+
+    A node name that no extender has given is refused later. Raises InvalidRequest.
+    """
+    metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
+    if not spec.get("nodeName"):
+        return pod, ()
+    marks = metadata.get("annotations") or {}
+    copied = any(mark in marks for mark in _COPY_MARKS) and request.parse(pod) is not None
+    of_gang = gang is not None and names.GANG in (metadata.get("labels") or {})
+    if not copied and not of_gang:
+        return pod, ()
+    del spec["nodeName"]
+    metadata.pop("resourceVersion", None)
+    told = "spec.nodeName: removed, since the pod is a copy of a placed one and will be scheduled anew"
+    return pod | {"metadata": metadata, "spec": spec}, (told,)
+
+
+def is_marked(pod: Json) -> bool:
+    """Whether the pod comes by filter and bind without asking for anything."""
+    found = [(container.spec.get("resources") or {}).get("limits") or {} for container in request.containers(pod)]
+    return any(all(str(limits.get(name)) == "0" for name in _MARKERS) for limits in found)
+
+
+def _annotations(before: Json, asked: PodRequest | None, policy: str, warnings: list[str]) -> Json:
+    counts = request.write_counts(asked.containers) if asked else ""
+    split = {names.GPU_COUNTS: counts} if counts else {}
+    # The classes of devices have been noted before the request was read, which needs them.
+    ours = {names.DEVICE_CLASSES, *split}
+    stripped = [key for key in before if names.is_placement_annotation(key) and key not in ours]
+    if stripped:
+        warnings.append(f"metadata.annotations: removed {wording.few(sorted(stripped), 3)}, which only Cardwise writes")
+    after = {key: value for key, value in before.items() if key not in stripped} | split
+    if asked is not None and asked.containers and policy:
+        after.setdefault(names.POLICY, policy)
+    return after
+
+
+def _parts(asked: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
+    """What each container has of the request, by its key."""
+    if asked is None:
+        # Its members are planned together, so one that asks for nothing comes to the extender as well.
+        return {"0": _Part(markers=_MARKERS)} if in_gang else {}
+    devices: dict[str, dict[str, int]] = {}
+    for one in asked.devices:
+        devices.setdefault(one.key, {})[names.CLASS_PREFIX + one.device_class] = one.count
+    cards = {container.key: container for container in asked.containers}
+    # What brings a pod to filter comes with a card; what brings it to bind, the slot, with a device too.
+    markers = {} if asked.containers else {asked.devices[0].key: (names.PLACE_MARKER,)}
+    keys = dict.fromkeys((*cards, *devices))
+    return {key: _Part(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
+
+
+def _container(container: Container, part: _Part | None, warnings: list[str], *, closed: bool, mps: bool) -> Json:
+    """`closed`: the pod asks for something, so a container that does not ask gets no card by its image either."""
+    changed, path = dict(container.spec), container.path
+    resources = dict(changed.get("resources") or {})
+    wanted = _wanted(part, resources.get("limits") or {})
+    for kind, amounts in containers.lists(resources):
+        warnings += [
+            f"{path}.resources.{kind}[{name}]: removed, which only Cardwise writes"
+            for name in INTERNAL
+            if name in amounts and not (name in wanted and str(amounts[name]) == str(wanted[name]))
+        ]
+    lists: dict[str, Json] = {"limits": {}} if wanted else {}  # where a marker comes alone, there may be no limits
+    for kind, amounts in (lists | dict(containers.lists(resources))).items():
+        kept = {name: amount for name, amount in amounts.items() if name in wanted or not _written_by_us(name)}
+        # Requests follow from limits when they are missing, so only what a user wrote there is put right.
+        names_of_kind = wanted if kind == "limits" else [name for name in wanted if name in amounts]
+        resources[kind] = kept | {name: spelling(amounts.get(name), wanted[name]) for name in names_of_kind}
+    if resources:
+        changed["resources"] = resources
+    if closed:
+        existing = changed.get("env") or []
+        env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
+        changed["env"], overridden = environment.merged(existing, card, env_from=env_from, mps=mps)
+        if overridden:
+            warnings.append(f"{path}.env: {', '.join(overridden)} replaced, since Cardwise sets the access to cards")
+    return changed
+
+
+def _wanted(part: _Part | None, limits: Json) -> dict[str, int]:
+    if part is None:
+        return {}
+    slot = {names.SHARE: 1} if part.card or part.devices else {}
+    markers = {name: int(name == names.SHARE) for name in part.markers}
+    return {**_of_card(part.card, limits), **part.devices, **slot, **markers}
+
+
+def _of_card(asked: ContainerRequest | None, limits: Json) -> dict[str, int]:
+    if asked is None:
+        return {}
+    typed: dict[str, int] = {}
+    if asked.device_class:
+        key = names.CLASS_PREFIX + asked.device_class
+        # As many as were asked for: of a class with a share they are no cards.
+        typed[key] = int(quantity.parse(limits[key])[0]) if key in limits else asked.cards
+    if asked.whole:
+        return {names.WHOLE_GPU: asked.cards, **typed}
+    core = {names.GPU_CORE: int(asked.core)} if asked.core else {}
+    return {names.GPU_MEM: int(asked.mem), **core, **typed}
+
+
+def _written_by_us(name: str) -> bool:
+    return name in INTERNAL or name in names.REQUESTED
+
+
+def spelling(text: object, value: int) -> str:
+    """The number as digits, or as the API server has already spelled it: it stores 8000 as 8k."""
+    suffix, rest = 0, value
+    while rest and rest % 1000 == 0 and suffix < len(_SUFFIXES) - 1:
+        suffix, rest = suffix + 1, rest // 1000
+    stored = f"{rest}{_SUFFIXES[suffix]}"
+    return stored if text == stored else str(value)

@@ -1,0 +1,79 @@
+"""A pod that is applied again: the manifest brings the spellings that were rewritten when the pod was created.
+
+Kubernetes lets nobody change what a pod asks for, and takes another spelling of it for a change. So what says the same
+as is stored is written as it is stored. What a spelling stands for is told by the stored pod alone: classes may have
+changed or gone since.
+"""
+
+from typing import Any
+
+from cardwise.core.api import names, request
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
+from webhook.templates import containers
+from webhook.templates.spellings import equal
+
+Json = dict[str, Any]
+
+
+def as_stored(pod: Json, stored: Json) -> Json:
+    """The update of a pod, the caller's own object where nothing is to be done. Raises InvalidRequest.
+
+    Only containers that hold a share slot are looked at; all else is Kubernetes' to judge.
+    """
+    annotations = (stored.get("metadata") or {}).get("annotations") or {}
+    counts = request.read_counts(annotations)
+    before = {container.key: container.spec for container in request.containers(stored)}
+    spec = dict(pod.get("spec") or {})
+    for container in request.containers(pod):
+        was = dict(before.get(container.key, {}).get("resources") or {})
+        if names.SHARE not in (was.get("limits") or {}):
+            continue
+        resources = dict(container.spec.get("resources") or {})
+        for kind, amounts in containers.lists(resources):
+            field = f"{container.path}.resources.{kind}"
+            split = str(counts.get(container.spec.get("name", ""), 1))
+            resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field)
+        if resources != container.spec.get("resources"):
+            containers.put(spec, container, {**container.spec, "resources": resources})
+    return pod if spec == pod.get("spec") else pod | {"spec": spec}
+
+
+def _respelled(amounts: Json, stored: Json, split: str, field: str) -> Json:
+    """One list of amounts by its stored names; `split` is over how many cards a share is."""
+    result: Json = {}
+    for name, amount in amounts.items():
+        key = _stored_as(name, stored)
+        of_share = key == names.GPU_COUNT and names.GPU_MEM in stored
+        meant = split if of_share else stored.get(key)
+        ours = key in names.REQUESTED or names.class_of(key)
+        if not ours or meant is None or (name in stored and str(amount) == str(meant)):
+            result[name] = amount
+        elif not _same(key, amount, meant):
+            raise InvalidRequest(
+                f"{field}[{name}]",
+                f"{amount} is not what the pod was created with ({meant}), and nobody can change what a pod asks for",
+                "delete the pod and create it again",
+            )
+        elif key in stored:
+            result[key] = meant
+    return result
+
+
+def _stored_as(name: str, stored: Json) -> str:
+    """The name under which that is stored which a manifest calls `name`."""
+    if name in stored:
+        return name
+    if name in (names.GPU_COUNT, names.NVIDIA_GPU) and names.WHOLE_GPU in stored:
+        return names.WHOLE_GPU
+    return name if "/" in name else names.CLASS_PREFIX + name
+
+
+def _same(key: str, amount: object, stored: object) -> bool:
+    if key != names.GPU_MEM:
+        return equal(amount, stored)
+    try:
+        return quantity.memory(str(amount)) == quantity.memory(str(stored))
+    except InvalidQuantity:
+        return False

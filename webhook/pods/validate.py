@@ -1,0 +1,253 @@
+"""What can never run, or would go past sharing: refused with the field and the remedy.
+
+The last word on a pod: other webhooks may have changed it after ours. Rules that need no knowledge of the cluster are
+ValidatingAdmissionPolicies of the chart, so that they hold while nobody serves this.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from cardwise.core.api import classes, names, request
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
+from cardwise.core.placement import fitting
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
+from webhook.pods import devices
+from webhook.pods.defaults import Defaults
+from webhook.pods.mutate import INTERNAL
+
+Json = dict[str, Any]
+Oversize = Literal["refuse", "wait"]
+
+_SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
+_KNOWN = (*names.REQUESTED, *INTERNAL)
+_GIB = 1024  # MiB
+_SHOWN = 10  # of the classes that there are, in a refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The largest and the smallest card, as much as is given away of them, and the most cards of one node; 0 while no
+    card is known. Of devices, only how many.
+    """
+
+    largest: MiB = MiB(0)
+    most: int = 0
+    smallest: MiB = MiB(0)
+
+
+class Inventory(Protocol):
+    """The cards and their classes; as `decisions.View`."""
+
+    def cards(self, device_class: DeviceClass | None = None) -> Cards: ...
+
+    def classes(self) -> Mapping[str, DeviceClass]: ...
+
+    def device_class(self, name: str) -> DeviceClass | None: ...
+
+
+def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
+    """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
+    _refuse_unknown(obj, inventory)
+    devices.check_noted(obj, inventory.device_class)
+    asked = request.parse_mutated(obj)
+    if asked is None:
+        return None, ()
+    if (obj.get("spec") or {}).get("nodeName"):
+        remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
+        raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
+    warnings = []
+    for fits, what in ((_fits_by_class, "card"), (_devices_fit, "device")):
+        try:
+            warnings += fits(asked, inventory)
+        except InvalidRequest as error:
+            if oversize == "refuse":
+                raise
+            warnings.append(f"{error.field}: {error.problem}; the pod waits until such a {what} comes")
+    return asked, tuple(warnings)
+
+
+def small(asked: PodRequest, inventory: Inventory, least: int) -> tuple[str, ...]:
+    """Warnings of shares below `least` MiB of a card, which hardly any program can use: often the unit is missing.
+
+    Raises KubeError.
+    """
+    found = []
+    for c in asked.containers:
+        known = inventory.device_class(c.device_class) if c.device_class else None
+        of_class = known is not None and known.share is not None and not c.mem % known.share.memory
+        if c.whole or c.mem_per_card >= least or of_class:  # what one of a class is, its author has thought about
+            continue
+        fits = c.mem_per_card * _GIB <= inventory.cards(known).largest
+        meant = f"did you mean {c.mem}Gi?" if fits else f"write at least {least * c.cards}"
+        problem = f"{c.mem} is {c.mem} MiB, less than most programs need to start on a card ({least})"
+        found.append(f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {meant}")
+    return tuple(found)
+
+
+def binding(obj: Json) -> None:
+    """`obj` is the pod that somebody other than the extender binds. Raises InvalidRequest."""
+    try:
+        asks = request.parse(obj) is not None
+    except InvalidRequest:
+        asks = True
+    if asks:
+        raise InvalidRequest(
+            "target",
+            "only the Cardwise extender binds pods that ask for a share of a card",
+            "let kube-scheduler with the Cardwise extender place the pod",
+        )
+
+
+def namespace(name: str, defaults: Defaults) -> None:
+    """Raises InvalidRequest."""
+    defaults.check(name)
+
+
+def _refuse_unknown(obj: Json, inventory: Inventory) -> None:
+    annotated = ((obj.get("metadata") or {}).get("annotations") or {}).get(names.CLASS)
+    for container in request.containers(obj):
+        resources = container.spec.get("resources") or {}
+        for kind in ("limits", "requests"):
+            for name in resources.get(kind) or ():
+                if not name.startswith(names.CLASS_PREFIX) or name in _KNOWN:
+                    continue
+                asked = names.class_of(name)
+                field = f"{container.path}.resources.{kind}[{name}]"
+                _check_class(asked, f"metadata.annotations[{names.CLASS}]" if asked == annotated else field, inventory)
+
+
+def _check_class(name: str, field: str, inventory: Inventory) -> None:
+    classes.check_name(name, field)
+    if inventory.device_class(name) is not None:
+        return
+    known = inventory.classes()
+    likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
+    more = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
+    any_card = f"{names.GPU_MEM} (MiB) or {names.WHOLE_GPU} (whole cards) for any card"
+    raise InvalidRequest(
+        field,
+        f"there is no ResourceClass {name}",
+        f"write {', '.join(likely)}{more} (kubectl get resourceclass), or ask for {any_card}"
+        if likely
+        else f"there are none yet (kubectl get resourceclass); ask for {any_card}",
+    )
+
+
+def _fits_by_class(asked: PodRequest, inventory: Inventory) -> list[str]:
+    """Warnings of classes that have no card. Raises InvalidRequest where no node there is could ever take the pod."""
+    warnings = []
+    by_class: dict[str, list[ContainerRequest]] = {}
+    for container in asked.containers:
+        by_class.setdefault(container.device_class, []).append(container)
+    for name, containers in by_class.items():
+        known = inventory.device_class(name) if name else None
+        cards = inventory.cards(known)
+        if known is not None and not cards.largest:
+            field = f"{_path(containers[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
+            warnings.append(f"{field}: no card is of the class now; the pod waits until one comes")
+        _fits(PodRequest(containers=tuple(containers)), cards, known)
+    if len(by_class) > 1:
+        _check_count(asked, inventory.cards(), "")
+        if not warnings:  # cards of a class that has none yet may be larger than any
+            _check_together(asked, inventory.cards(), "")
+    return warnings
+
+
+def _devices_fit(asked: PodRequest, inventory: Inventory) -> list[str]:
+    """As `_fits_by_class`, for the devices: all of a pod are of one node."""
+    warnings = []
+    by_class: dict[str, list[DeviceRequest]] = {}
+    for one in asked.devices:
+        by_class.setdefault(one.device_class, []).append(one)
+    for name, wanted in by_class.items():
+        most, count = inventory.cards(inventory.device_class(name)).most, sum(one.count for one in wanted)
+        field = f"{_path(wanted[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
+        if not most:
+            warnings.append(f"{field}: no device is of the class now; the pod waits until one comes")
+        elif count > most:
+            together = " together with the pod's other containers" if len(wanted) > 1 else ""
+            raise InvalidRequest(
+                field,
+                f"{count} devices of class {name}{together} are more than any node has ({most})",
+                f"ask for at most {most}",
+            )
+    return warnings
+
+
+def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> None:
+    """`asked` is what a pod asks of one class, `cards` are the cards of that class; or of none, and all cards."""
+    if not cards.largest:
+        return  # nothing is known yet, or there are no cards: the pod may wait for them
+    of_class = f" of class {device_class.name}" if device_class else ""
+    if asked.largest_share > cards.largest:
+        culprits = [c for c in asked.containers if not c.whole and c.mem_per_card > cards.largest]
+        sharing = [c for c in asked.containers if not c.whole and c.cards == 1]
+        culprit = culprits[0] if culprits else sharing[0]
+        together = " together with the pod's other containers" if not culprits and len(sharing) > 1 else ""
+        key, remedy = _smaller(culprit, cards, device_class)
+        raise InvalidRequest(
+            f"{_path(culprit.key)}.resources.limits[{key}]",
+            f"{asked.largest_share} MiB{together} is more than the largest card{of_class} has ({cards.largest})",
+            remedy,
+        )
+    _check_count(asked, cards, of_class)
+    _check_together(asked, cards, of_class)
+
+
+def _smaller(culprit: ContainerRequest, cards: Cards, device_class: DeviceClass | None) -> tuple[str, str]:
+    """The resource that is too large, as users write it, and what to write instead."""
+    each = device_class.share.memory if device_class and device_class.share else 0
+    if not each or culprit.mem % each:
+        return names.GPU_MEM, f"ask for at most {cards.largest}, or split it over cards with {names.GPU_COUNT}"
+    count, key = cards.largest // each, names.CLASS_PREFIX + culprit.device_class
+    if not count:
+        return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}"
+    return key, f"ask for at most {count}, since one of the class is {each} MiB"
+
+
+def _check_count(asked: PodRequest, cards: Cards, of_class: str) -> None:
+    if not cards.most:
+        return
+    whole = [c for c in asked.containers if c.whole]
+    for container, wanted in (
+        *((c, c.cards) for c in asked.containers if not c.whole),
+        *((c, sum(w.cards for w in whole)) for c in whole[:1]),
+    ):
+        if wanted > cards.most:
+            # As users write it; cardwise.dev/gpu is our own spelling of it.
+            key = names.CLASS_PREFIX + container.device_class if container.device_class else names.GPU_COUNT
+            raise InvalidRequest(
+                f"{_path(container.key)}.resources.limits[{key}]",
+                f"{wanted} cards{of_class} are more than any node has ({cards.most})",
+                f"ask for at most {cards.most}",
+            )
+
+
+def _check_together(asked: PodRequest, cards: Cards, of_class: str) -> None:
+    """As `_fits`, where each request alone would fit: what they need together, by what they surely cannot share."""
+    if not cards.largest or len(asked.containers) < 2:
+        return
+    claims = fitting.claims(asked)
+    shares = [claim for claim in claims if not claim.whole]
+    widest = max((claim.cards for claim in shares), default=0)
+    filled = -(-sum(claim.cards * claim.mem for claim in shares) // cards.largest)
+    apart = sum(claim.cards for claim in shares if 2 * claim.mem > cards.largest)  # no two of them on one card
+    needed = sum(claim.cards for claim in claims if claim.whole) + max(widest, filled, apart)
+    if needed > cards.most:
+        most = max(asked.containers, key=lambda container: container.cards)
+        of_many = names.GPU_MEM if most.cards == 1 and not most.whole else names.GPU_COUNT
+        key = names.CLASS_PREFIX + most.device_class if most.device_class else of_many
+        raise InvalidRequest(
+            f"{_path(most.key)}.resources.limits[{key}]",
+            f"the pod's containers need at least {needed} cards{of_class} together, more than any node has "
+            f"({cards.most})",
+            "ask for fewer or smaller shares, or put some of the containers into pods of their own",
+        )
+
+
+def _path(key: str) -> str:
+    return f"spec.initContainers[{key.removeprefix('init-')}]" if key.startswith("init-") else f"spec.containers[{key}]"

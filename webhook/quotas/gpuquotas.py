@@ -1,0 +1,145 @@
+"""GPUQuota at admission: the early answer to pods, and what is wrong with a quota itself.
+
+Where a pod is placed decides what it takes of which entry, so the exact answer is the extender's. Told here is only
+what is sure before: where the pod names the entry's class, or the entry is for every card.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cardwise.core.api import classes, names, quotas
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
+from webhook.templates.spellings import Lookup
+
+Json = dict[str, Any]
+Smallest = Callable[[ContainerRequest], MiB]
+
+_FIELDS = {"shares": "shares", "memory": "memoryMiB", "cards": "cards"}  # of an entry and a charge, as users write them
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A quota, and what its namespace holds of each entry by its status: by (class, model)."""
+
+    quota: GPUQuota
+    used: Mapping[tuple[str, str], Charge]
+
+
+def parse(obj: Json) -> Standing:
+    """Raises InvalidRequest."""
+    status = obj.get("status")
+    lines = status.get("used") if isinstance(status, dict) else None
+    used = {
+        (str(line.get("class") or ""), str(line.get("model") or "")): Charge(
+            _number(line.get("shares")), _number(line.get("memoryMiB")), _number(line.get("cards"))
+        )
+        for line in (lines if isinstance(lines, list) else ())
+        if isinstance(line, dict)
+    }
+    return Standing(quotas.parse(obj), used)
+
+
+def check(
+    asked: PodRequest, standings: Iterable[Standing], smallest: Smallest = lambda _: MiB(1), *, told: bool = True
+) -> None:
+    """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then.
+
+    `smallest` is the memory of the smallest card that a container could get; without it, of any that there may be.
+    `told`: who asks may know which quotas there are and what is used.
+    """
+    for standing in standings:
+        quota = standing.quota
+        for i, entry in enumerate(quota.entries):
+            wanted = quotas.total(_least(c, smallest) for c in asked.containers if _is_sure(entry, c))
+            if wanted == NOTHING:
+                continue
+            used = _used(standing, entry)
+            if over := _over(entry, wanted, NOTHING):
+                problem, remedy = "the pod alone asks for more than is allowed", "ask for less"
+            elif quota.refuse and (over := _over(entry, wanted, used)):
+                problem, remedy = "the pod does not fit now", "create it again when something has ended"
+            else:
+                continue
+            amounts = ", ".join(_told(name, entry, wanted, used) if told else _asked(name, wanted) for name in over)
+            raise InvalidRequest(
+                f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})" if told else "GPUQuota",
+                f"{problem}: {amounts}",
+                f"{remedy}, or have the quota raised" + ("" if told else " (`cardwise quota` says what there is)"),
+            )
+
+
+def warnings(obj: Json, lookup: Lookup) -> tuple[str, ...]:
+    """What the author of a quota should know. Raises InvalidRequest, KubeError."""
+    standing = parse(obj)
+    found = []
+    for i, entry in enumerate(standing.quota.entries):
+        field = f"spec.hard[{i}]"
+        if entry.device_class:
+            classes.check_name(entry.device_class, f"{field}.class")
+        known = lookup(entry.device_class) if entry.device_class else None
+        if known is not None and known.other:
+            raise InvalidRequest(
+                f"{field}.class",
+                f"{known.name} is a class of devices that are not GPUs, and a GPUQuota counts cards",
+                f"write requests.{names.CLASS_PREFIX}{known.name} in spec.hard of a ResourceQuota",
+            )
+        if entry.device_class and known is None:
+            found.append(
+                f"{field}.class: there is no ResourceClass {entry.device_class} now; until there is, the entry limits "
+                "nothing (kubectl get resourceclass)"
+            )
+        used = _used(standing, entry)
+        found += [
+            f"{field}.{_FIELDS[name]}: {limit} is below the {getattr(used, name)} that are used now; nothing is taken "
+            "away, but no more is given"
+            for name in _FIELDS
+            if (limit := getattr(entry, name)) is not None and getattr(used, name) > limit
+        ]
+    return tuple(found)
+
+
+def _is_sure(entry: Entry, asked: ContainerRequest) -> bool:
+    """Whether every card that the container could get falls under the entry."""
+    if entry.device_class:
+        return entry.device_class == asked.device_class
+    return not entry.model
+
+
+def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
+    """The least that the container takes: which card it will get, where it asks for a whole one, nobody knows yet."""
+    memory = asked.cards * smallest(asked) if asked.whole else asked.mem
+    return Charge(shares=asked.cards, memory=memory, cards=asked.cards if asked.whole else 0)
+
+
+def _used(standing: Standing, entry: Entry) -> Charge:
+    return standing.used.get((entry.device_class, entry.model), NOTHING)
+
+
+def _over(entry: Entry, wanted: Charge, used: Charge) -> list[str]:
+    """The amounts that do not fit."""
+    left = quotas.room(entry, used)
+    if left.takes(wanted):
+        return []
+    return [
+        name for name in _FIELDS if (room := getattr(left, name)) is not None and getattr(wanted, name) > max(room, 0)
+    ]
+
+
+def _told(name: str, entry: Entry, wanted: Charge, used: Charge) -> str:
+    return f"{_asked(name, wanted)}, used {getattr(used, name)}, hard {getattr(entry, name)}"
+
+
+def _asked(name: str, wanted: Charge) -> str:
+    return f"{_FIELDS[name]} asked {getattr(wanted, name)}"
+
+
+def _what(entry: Entry) -> str:
+    return f"class {entry.device_class}" if entry.device_class else "every card"
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

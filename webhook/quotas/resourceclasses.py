@@ -1,0 +1,84 @@
+"""ResourceClass objects: one spelling of the selector, and what is wrong with them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cardwise.core.api import classes
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.selectors import Selector
+from cardwise.core.values.invalid import InvalidRequest
+from webhook.pods.validate import Cards
+
+Json = dict[str, Any]
+
+_MIB = 1024**2
+_LEAST_MIB = 1024  # a smaller number is taken for one of GiB
+_SELECTOR = "selector"
+_OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals that ResourceClass follows
+
+
+def normal(obj: Json, old: Json | None) -> Json:
+    """The class with its selector under `spec.selector`. `old` is the stored one at an update.
+
+    Two spellings that differ are left to be refused, but where an update brings one and leaves the stored selector as
+    it was: `kubectl apply` does so for a manifest with the other spelling, and that one is meant.
+    """
+    spec = obj.get("spec") or {}
+    others = [name for name in _OTHER_SPELLINGS if name in spec]
+    if len(others) != 1:
+        return obj
+    brought, stored = spec[others[0]], ((old or {}).get("spec") or {}).get(_SELECTOR)
+    if _SELECTOR in spec and spec[_SELECTOR] not in (brought, stored):
+        return obj
+    kept = {name: value for name, value in spec.items() if name != others[0]}
+    return obj | {"spec": kept | {_SELECTOR: brought}}
+
+
+def warnings(
+    obj: Json, old: Json | None, selects: Callable[[DeviceClass], bool], cards: Callable[[DeviceClass], Cards]
+) -> tuple[str, ...]:
+    """What the author of a class should know. `old` is the stored one at an update. Raises InvalidRequest."""
+    parsed = classes.parse(obj)
+    what = "device" if parsed.other else "card"
+    found = []
+    if not selects(parsed):
+        found.append(f"spec.selector: selects no {what} now; pods that ask for {parsed.name} wait until one comes")
+    if not parsed.other:
+        found += _bytes_meant_otherwise(parsed.selector)
+    if parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:
+        found.append(
+            f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest card of the class has ({largest}); "
+            f"nobody is given {parsed.name} until a larger one comes"
+        )
+    if old is not None and _was_other(old) not in (None, parsed.other):
+        was, now = ("GPUs", "other devices") if parsed.other else ("other devices", "GPUs")
+        found.append(
+            f"spec.selector: the class was of {was} and is of {now}; pods that have asked for {parsed.name} keep what "
+            "they hold, but those that wait find none any more: create them again"
+        )
+    return tuple(found)
+
+
+def _bytes_meant_otherwise(selector: Selector) -> list[str]:
+    """Warnings of amounts of memory that no card can have: a number without a suffix is bytes, as in Kubernetes."""
+    compared = (
+        (condition.operator, number)
+        for conditions in selector.alternatives
+        for condition in conditions
+        if condition.key == "memory"
+        for number in sorted({condition.bound, *condition.numbers})
+        if 0 < number < _MIB
+    )
+    return [
+        f"spec.selector: memory {name} {float(number):.10g} is read as bytes; write {float(number):.10g}"
+        f"{'Gi' if number < _LEAST_MIB else 'Mi'} where that is meant"
+        for name, number in compared
+    ]
+
+
+def _was_other(old: Json) -> bool | None:
+    """Whether the class was one of devices; None where it could not be read."""
+    try:
+        return classes.parse(old).other
+    except InvalidRequest:
+        return None

@@ -1,0 +1,63 @@
+"""Warnings for pods that Kubernetes takes and that then wait for ever, of what is known when they are created.
+
+Never a refusal: a node, a scheduler or a class may come later.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+from cardwise.core.api import lookalikes, names, request
+from webhook.cluster.offers import Offers
+from webhook.pods.mutate import DEFAULT_SCHEDULER
+from webhook.templates import containers
+from webhook.templates.spellings import is_zero
+
+Json = dict[str, Any]
+
+_FEW: Final = 4  # keys of a node selector in one warning
+
+
+def foreign_names(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
+    """Resources of other domains, about GPUs, that no node offers: misspelled, or of another GPU sharer."""
+    there = offers.resources()
+    told: dict[str, str] = {}
+    for container in request.containers(pod):
+        for kind, amounts in containers.lists(container.spec.get("resources") or {}):
+            for name, amount in amounts.items():
+                if name in told or name in there or _is_known(name) or is_zero(amount):
+                    continue
+                near = lookalikes.meant(name, (*sorted(there), *classes))
+                remedy = f"did you mean {near}?" if near else "the pod waits until one does"
+                told[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
+    return tuple(told.values())
+
+
+def placing(pod: Json, schedulers: Collection[str], offers: Offers | None) -> tuple[str, ...]:
+    """Of a pod that asks for cards: who places it, and when, and where. `schedulers` ask the extender."""
+    spec = pod.get("spec") or {}
+    found = []
+    scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
+    if schedulers and scheduler not in schedulers:
+        asking = DEFAULT_SCHEDULER if DEFAULT_SCHEDULER in schedulers else min(schedulers)
+        found.append(
+            f"spec.schedulerName: {scheduler} does not ask Cardwise, so the pod gets no card and waits; leave it out, "
+            f"or write {asking}"
+        )
+    found += [
+        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is taken away{_by_whom(gate['name'])}"
+        for gate in spec.get("schedulingGates") or ()
+        if gate.get("name") not in (None, "", names.GANG)
+    ]
+    if offers is not None and (unmatched := offers.unmatched(spec.get("nodeSelector") or {})):
+        shown = ", ".join(unmatched[:_FEW])
+        found.append(f"spec.nodeSelector: no node with cards has {shown} now; the pod waits until one does")
+    return tuple(found)
+
+
+def _by_whom(gate: str) -> str:
+    return ", by Kueue" if gate.startswith("kueue.x-k8s.io/") else ""
+
+
+def _is_known(name: str) -> bool:
+    """Whether the name is none that only a node can give a meaning."""
+    return not lookalikes.like_a_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)

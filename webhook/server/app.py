@@ -1,0 +1,108 @@
+"""The HTTP shell: POST /mutate, /mutate/defaults, /validate and /advise; GET /healthz.
+
+Thin on purpose: it decodes, has the decision made, encodes and counts. A body that is no AdmissionReview gets 400 and a
+reason; what fails inside gets 500 and a line in the log, never a traceback in the answer.
+"""
+
+import time
+from collections.abc import Mapping
+
+import structlog
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from cardwise.kube.errors import KubeError
+from webhook import metrics
+from webhook.server import decisions, review
+from webhook.server.decisions import Decide, Settings, View
+from webhook.server.review import Decision, Review
+
+# An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
+MAX_BODY = 8 * 1024 * 1024
+
+_ADVICE = "/advise"  # where nothing is ever refused
+
+PATHS: Mapping[str, Decide] = {
+    "/mutate": decisions.on_mutate,
+    "/mutate/defaults": decisions.on_defaults,
+    "/validate": decisions.on_validate,
+    _ADVICE: decisions.on_advise,
+}
+
+_log = structlog.get_logger("webhook.app")
+
+
+def create_app(view: View, settings: Settings) -> Flask:
+    app = Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+
+    def answer(path: str, decide: Decide) -> Response:
+        started = time.perf_counter()
+        structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
+        if request.mimetype != "application/json":
+            raise review.BadReview(f"Content-Type must be application/json, not {request.mimetype[:80] or 'nothing'}")
+        try:
+            asked = review.decode(request.get_data(cache=False))
+        except review.Unreadable as error:
+            # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
+            uid, decision = error.uid, Decision(allowed=path == _ADVICE, message=str(error))
+        else:
+            structlog.contextvars.bind_contextvars(**_subject(asked))
+            uid, decision = asked.uid, decide(asked, view, settings)
+        body = review.encode(uid, decision)
+        metrics.REVIEWS.labels(path, _outcome(decision)).inc()
+        metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
+        if not decision.allowed:
+            metrics.REFUSALS.labels(path, metrics.reason(decision.about)).inc()
+            _log.info("refused", path=path, message=decision.message)
+        return Response(body, mimetype="application/json")
+
+    for path, decide in PATHS.items():
+        app.add_url_rule(path, path, answer, methods=["POST"], defaults={"path": path, "decide": decide})
+    app.add_url_rule("/healthz", "healthz", lambda: _text("ok", 200), methods=["GET"])
+    app.register_error_handler(review.BadReview, _malformed)
+    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(Exception, _failed)
+    return app
+
+
+def _subject(asked: Review) -> dict[str, str]:
+    """The object, as lines of the log name it. Of a pod that is being created there may be the beginning of a name."""
+    metadata = asked.object.get("metadata") or {}
+    name = asked.name or metadata.get("name") or metadata.get("generateName") or ""
+    about = (
+        {"pod": f"{asked.namespace}/{name}"}
+        if asked.resource.partition("/")[0] in ("pods", "bindings")
+        else {"resource": asked.resource, "object": f"{asked.namespace}/{name}" if asked.namespace else name}
+    )
+    return about | {"uid": str(metadata.get("uid") or "")}
+
+
+def _outcome(decision: Decision) -> str:
+    if not decision.allowed:
+        return "refused"
+    return "patched" if decision.patch else "allowed"
+
+
+def _malformed(error: review.BadReview) -> Response:
+    metrics.REVIEWS.labels(request.path, "malformed").inc()
+    return _text(str(error), 400)
+
+
+def _http_error(error: HTTPException) -> Response:
+    return _text(f"{error.name}: {error.description}", error.code or 500)
+
+
+def _failed(error: Exception) -> Response:
+    path = request.path if request.path in PATHS else "other"
+    metrics.REVIEWS.labels(path, "failed").inc()
+    if isinstance(error, KubeError):
+        # The API server shows the text to whoever created the object.
+        _log.warning("cannot decide", path=path, error=str(error))
+        return _text("the webhook cannot read what it needs from the API server; try again", 503)
+    _log.exception("review failed", path=path, exc_info=error)
+    return _text("the webhook failed on this review; its log says why", 500)
+
+
+def _text(message: str, status: int) -> Response:
+    return Response(message + "\n", status, mimetype="text/plain")

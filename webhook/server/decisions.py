@@ -1,0 +1,382 @@
+"""From a review to a decision: one function per path, pure but for the two look-ups they are handed.
+
+Decide, then apply: the Flask shell only decodes, calls one of these and encodes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from cardwise.core.api import names, request
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.api.mps import Mode, SmPercent
+from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import MiB
+from webhook.cluster.offers import Offers
+from webhook.pods import (
+    agent,
+    classes,
+    defaults,
+    devices,
+    environment,
+    frameworks,
+    gangs,
+    mpsmode,
+    mutate,
+    reapplied,
+    validate,
+)
+from webhook.pods.agent import AgentSettings
+from webhook.pods.defaults import Defaults
+from webhook.pods.limitranges import Bounds
+from webhook.pods.validate import Cards, Oversize
+from webhook.quotas import gpuquotas, quotas, resourceclasses
+from webhook.quotas.gpuquotas import Standing
+from webhook.server import advice, patches, sizes
+from webhook.server.review import CREATE, UPDATE, Decision, Review, shaped_like_pod
+from webhook.templates import templates
+from webhook.templates.spellings import NvidiaGpu, Vocabulary
+
+Json = dict[str, Any]
+
+_IN_POD: Final = ("spec.", "metadata.")  # how a message begins that names a field of the pod
+_MOST_WARNINGS: Final = 8
+
+
+class View(Protocol):
+    """What the webhook knows of the cluster."""
+
+    def defaults(self, namespace: str) -> Defaults | None:
+        """Of a namespace that has opted in; None for others (and for those not seen yet)."""
+
+    def fresh_defaults(self, namespace: str) -> Defaults | None:
+        """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
+
+    def cards(self, device_class: DeviceClass | None = None) -> Cards:
+        """Of the class, which may be of devices, or all cards."""
+
+    def selects(self, device_class: DeviceClass) -> bool:
+        """Whether a card or a device that there is now is of the class, which need not be known."""
+
+    def classes(self) -> Mapping[str, DeviceClass]:
+        """The ResourceClasses that are known, by name."""
+
+    def device_class(self, name: str) -> DeviceClass | None:
+        """A class, None where there is none; asks the API server where it is not known. Raises KubeError."""
+
+    def offers(self) -> Offers | None:
+        """What nodes offer; None where that is not known."""
+
+    def quotas(self, namespace: str) -> Sequence[Standing]:
+        """The GPUQuotas of the namespace."""
+
+    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        """A living pod of the gang that says another number, and which; None where none is known."""
+
+    def bounds(self, namespace: str) -> Bounds:
+        """What the LimitRanges of the namespace say."""
+
+    def mps_scopes(self) -> frozenset[str]:
+        """How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""
+
+    def pod(self, namespace: str, name: str) -> Json | None:
+        """The pod, from the API server; None where it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
+    `sm_percent`: of pods with a share that do not say, in namespaces that do not. `least_mps`: less no pod that shares
+    cards may say, wherever it is. `scheduler`: of pods that ask for
+    cards and name none. `least_share`: MiB of a card below which a share is warned about. `callers_known`:
+    nobody but the API server asks; else an answer does not say what others in the namespace have or use.
+    """
+
+    runtime_class: str = ""
+    oversize: Oversize = "refuse"
+    nvidia_gpu: NvidiaGpu = "leave"
+    exempt_namespaces: frozenset[str] = frozenset()
+    gang_schedulers: frozenset[str] = frozenset({gangs.DEFAULT_SCHEDULER})
+    mps: Mode = Mode.PREFERRED
+    least_mps: Mode = Mode.OFF
+    sm_percent: SmPercent = SmPercent.CORE
+    share_agent: AgentSettings = field(default_factory=AgentSettings)
+    scheduler: str = ""
+    least_share: int = 0
+    callers_known: bool = True
+
+
+Decide = Callable[[Review, View, Settings], Decision]
+
+
+def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
+    """POST /mutate: pods that ask for a card or a device, their templates, quotas, LimitRanges, ResourceClasses.
+
+    Raises KubeError.
+    """
+    match review.resource:
+        case "pods" if _concerns(review, settings):
+            return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
+        case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
+            return _refusable(lambda: _reapply_pod(review))
+        case "resourcequotas":
+            return _refusable(lambda: _mutate_quota(review, view, settings))
+        case "limitranges":
+            return _refusable(lambda: _mutate_limit_range(review))
+        case "resourceclasses":
+            return _refusable(lambda: _mutate_class(review))
+        case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
+            return _refusable(lambda: _mutate_workload(review, view, settings))
+    return Decision()
+
+
+def on_defaults(review: Review, view: View, settings: Settings) -> Decision:
+    """POST /mutate/defaults: pods of a namespace that opted in. Raises KubeError."""
+    if review.resource != "pods" or not _concerns(review, settings):
+        return Decision()
+    return _mutate_pod(review, view, view.fresh_defaults(review.namespace), settings, apply=True)
+
+
+def on_validate(review: Review, view: View, settings: Settings) -> Decision:
+    """POST /validate. Raises KubeError."""
+    match review.resource:
+        case "pods" if _concerns(review, settings):
+            return _refusable(lambda: _validate_pod(review, view, settings))
+        case "pods/binding" | "bindings":
+            return _refusable(lambda: _validate_binding(review, view))
+        case "namespaces":
+            return _refusable(lambda: _validate_namespace(review))
+        case "resourceclasses":
+            return _refusable(lambda: _validate_class(review, view))
+        case "gpuquotas":
+            return _refusable(lambda: _validate_gpu_quota(review, view))
+        case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
+            return _refusable(lambda: _validate_workload(review, settings))
+    return Decision()
+
+
+def on_advise(review: Review, view: View, settings: Settings) -> Decision:
+    """POST /advise: warnings for pods that name cards of nobody, and for all that makes pods which could never run.
+
+    Never a refusal. Raises KubeError.
+    """
+    if review.namespace in settings.exempt_namespaces or review.size > sizes.MOST_BYTES:
+        return Decision()
+    if review.resource == "pods":
+        offers = view.offers()
+        return Decision(warnings=advice.foreign_names(review.object, offers, view.classes()) if offers else ())
+    if templates.is_controlled(review.object):
+        return Decision()  # whoever wrote its owner has been told
+    told: dict[str, None] = {}
+    for path, template in templates.all_of(review.object, review.resource):
+        found = _of_template(template, review.namespace, view, settings)
+        told |= {f"{path}.{text}" if text.startswith(_IN_POD) else text: None for text in found}
+    return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
+
+
+def _of_template(template: Json, namespace: str, view: View, settings: Settings) -> tuple[str, ...]:
+    """What a person who creates such a pod is told; of a controller's pods nobody is."""
+    if not shaped_like_pod(template):
+        return ()
+    pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
+    try:
+        sizes.check(pod, 0)
+        pod, told = _rewritten(pod, namespace, view, view.defaults(namespace), settings)
+        return told + _judged(pod, namespace, view, settings)
+    except InvalidRequest as error:
+        return (f"{error}; its pods will be refused",)
+
+
+def _concerns(review: Review, settings: Settings) -> bool:
+    """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
+    annotations = (review.object.get("metadata") or {}).get("annotations") or {}
+    # By the word of a kubelet only: a user may write the annotation too.
+    mirror = names.MIRROR in annotations and review.username.startswith("system:node:")
+    return review.operation == CREATE and review.namespace not in settings.exempt_namespaces and not mirror
+
+
+def _vocabulary(view: View, settings: Settings) -> Vocabulary:
+    return Vocabulary(view.device_class, take_nvidia=settings.nvidia_gpu == "take")
+
+
+def _mutate_pod(review: Review, view: View, known: Defaults | None, settings: Settings, *, apply: bool) -> Decision:
+    def decide() -> Decision:
+        sizes.check(review.object, review.size)
+        after, warnings = _rewritten(review.object, review.namespace, view, known, settings, apply=apply)
+        return _patch(review.object, after, warnings)
+
+    return _refusable(decide)
+
+
+def _rewritten(
+    obj: Json, namespace: str, view: View, known: Defaults | None, settings: Settings, *, apply: bool = False
+) -> tuple[Json, tuple[str, ...]]:
+    """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
+    gang = gangs.of(obj, settings.gang_schedulers)
+    pod, given = classes.rewritten(obj, _vocabulary(view, settings)), Defaults()
+    # First of all: where it was placed decides what it takes of its namespace's defaults.
+    pod, unplaced = mutate.unplaced(pod, gang)
+    if known is not None and defaults.wants(pod):
+        known.check(namespace)
+        given = known
+        if apply and gang is None and request.parse(pod) is None:
+            pod = defaults.applied(pod, known)
+    replaced = devices.replaced(obj, pod)
+    asked = request.parse(pod)
+    if asked is not None and asked.containers:
+        percent = SmPercent(given.sm_percent or settings.sm_percent)
+        bound = mpsmode.least(asked, settings.least_mps, known.least_mps if known is not None else "")
+        default = Mode(given.mps or settings.mps)
+        pod = mpsmode.noted(pod, asked, default, view.mps_scopes, percent=percent, bound=bound)
+        pod = frameworks.noted(pod, given.frameworks)
+    injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes)
+    mutation = mutate.mutate(
+        injected.pod,
+        runtime_class=settings.runtime_class,
+        policy=given.policy,
+        in_gang=gang is not None,
+        agent=injected.key,
+        scheduler=settings.scheduler,
+    )
+    joined, told = gangs.joined(mutation.pod, gang)
+    return joined, unplaced + replaced + injected.warnings + mutation.warnings + told
+
+
+def _reapply_pod(review: Review) -> Decision:
+    sizes.check(review.object, review.size, update=True)
+    return _patch(review.object, reapplied.as_stored(review.object, review.old or {}))
+
+
+def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:
+    path, template = templates.template_of(review.object, review.resource)
+    sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
+    vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
+    done = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=update)
+    return _patch(review.object, done.workload, done.warnings)
+
+
+def _mutate_class(review: Review) -> Decision:
+    sizes.check_object(review.object, review.size)
+    return _patch(review.object, resourceclasses.normal(review.object, review.old))
+
+
+def _mutate_quota(review: Review, view: View, settings: Settings) -> Decision:
+    sizes.check_object(review.object, review.size)
+    vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
+    quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update)
+    return _patch(review.object, quota, tuple(warnings))
+
+
+def _mutate_limit_range(review: Review) -> Decision:
+    sizes.check_object(review.object, review.size)
+    limits, warnings = quotas.limit_range(review.object)
+    return _patch(review.object, limits, tuple(warnings))
+
+
+def _validate_pod(review: Review, view: View, settings: Settings) -> Decision:
+    sizes.check(review.object, review.size)
+    warnings = _judged(review.object, review.namespace, view, settings)
+    gang = gangs.of(review.object, settings.gang_schedulers)
+    if gang is not None:
+        gangs.check_number(review.object, gang, review.namespace, view, told=settings.callers_known)
+    return Decision(warnings=warnings)
+
+
+def _judged(pod: Json, namespace: str, view: View, settings: Settings) -> tuple[str, ...]:
+    """Warnings about a pod as it should be. Raises InvalidRequest, KubeError."""
+    asked, told = validate.pod(pod, view, settings.oversize)
+    gang = gangs.of(pod, settings.gang_schedulers)
+    told += gangs.check(pod, gang, asked)
+    offers = view.offers()
+    if offers is not None:
+        told += advice.foreign_names(pod, offers, view.classes())
+    if asked is None:
+        return told
+    told += advice.placing(pod, settings.gang_schedulers, offers)
+    told += validate.small(asked, view, settings.least_share)
+    told += _judge_quotas(asked, view.quotas(namespace), view, settings)
+    return told + _judge_sharing(pod, namespace, asked, view, settings)
+
+
+def _judge_quotas(asked: PodRequest, standings: Sequence[Standing], view: View, settings: Settings) -> tuple[str, ...]:
+    """Of a pod that asks for cards, under the GPUQuotas of its namespace. Warnings."""
+
+    def smallest(container: ContainerRequest) -> MiB:
+        of_class = view.device_class(container.device_class) if container.device_class else None
+        return max(view.cards(of_class).smallest, MiB(1))
+
+    gpuquotas.check(asked, standings, told=settings.callers_known)
+    try:
+        gpuquotas.check(asked, standings, smallest, told=settings.callers_known)
+    except InvalidRequest as error:
+        if settings.oversize == "refuse":
+            raise
+        return (f"{error.field}: {error.problem}; the pod waits until a smaller card comes or the quota is raised",)
+    return ()
+
+
+def _judge_sharing(pod: Json, namespace: str, asked: PodRequest, view: View, settings: Settings) -> tuple[str, ...]:
+    """Of a pod that asks for something: its environment, its agent and what it says of MPS. Warnings."""
+    known = view.defaults(namespace)
+    cards = {container.key: container for container in asked.containers}
+    mps = bool(cards) and mpsmode.of(pod).wanted
+    for container in request.containers(pod):
+        environment.check(container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps)
+    agent.check(pod, asked)
+    if cards:
+        mpsmode.check_least(pod, mpsmode.least(asked, settings.least_mps, known.least_mps if known else ""))
+    try:
+        return mpsmode.judged(pod, asked, view.mps_scopes) if cards else ()
+    except InvalidRequest as error:
+        if settings.oversize == "refuse":
+            raise
+        return (f"{error.field}: {error.problem}; the pod waits until one serves several",)
+
+
+def _validate_workload(review: Review, settings: Settings) -> Decision:
+    path, template = templates.template_of(review.object, review.resource)
+    sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
+    return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
+
+
+def _validate_binding(review: Review, view: View) -> Decision:
+    sizes.check_object(review.object, review.size)
+    # The legacy resource names the pod in the object only.
+    name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
+    pod = view.pod(review.namespace, name)
+    if pod is not None:
+        validate.binding(pod)
+    return Decision()
+
+
+def _validate_class(review: Review, view: View) -> Decision:
+    sizes.check_object(review.object, review.size)
+    return Decision(warnings=resourceclasses.warnings(review.object, review.old, view.selects, view.cards))
+
+
+def _validate_gpu_quota(review: Review, view: View) -> Decision:
+    sizes.check_object(review.object, review.size)
+    return Decision(warnings=gpuquotas.warnings(review.object, view.device_class))
+
+
+def _validate_namespace(review: Review) -> Decision:
+    sizes.check_object(review.object, review.size)
+    metadata = review.object.get("metadata") or {}
+    known = defaults.of(metadata)
+    if known is not None:
+        validate.namespace(str(metadata.get("name", review.name)), known)
+    return Decision()
+
+
+def _patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:
+    # What was left as it was is the same object: no need to compare.
+    patch = patches.between(before, after) if after is not before else []
+    return Decision(patch=patch, warnings=warnings)
+
+
+def _refusable(decide: Callable[[], Decision]) -> Decision:
+    try:
+        return decide()
+    except InvalidRequest as error:
+        return Decision(allowed=False, message=str(error), about=error.field)

@@ -1,0 +1,320 @@
+"""AdmissionReview v1, in and out: bytes to a `Review`, a `Decision` to bytes.
+
+Apart because everything after it may rely on shapes: what is no AdmissionReview, or holds an object that is not shaped
+like its kind, ends here as `BadReview`. Only the API server should call us, but anybody who reaches the port can.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from cardwise.kube.nesting import following
+from webhook.templates import templates
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+CREATE, UPDATE = "CREATE", "UPDATE"
+
+Json = dict[str, Any]
+
+# The API server refuses longer quantities itself; Python refuses to turn very long ones into integers.
+_Amount = Annotated[str, Meta(max_length=64)] | Annotated[int, Meta(ge=-(2**62), le=2**62)]
+_Amounts = dict[str, _Amount] | None
+
+
+class BadReview(ValueError):
+    """A request body that is no usable AdmissionReview; the text says what is wrong with it."""
+
+
+class Unreadable(BadReview):
+    """A review whose object cannot be read. `uid`: of the review, which can be answered, so that a user is told why."""
+
+    def __init__(self, uid: str, problem: str) -> None:
+        super().__init__(problem)
+        self.uid = uid
+
+
+class _Resource(Struct):
+    resource: str
+    group: str = ""
+
+
+class _UserInfo(Struct):
+    username: str = ""
+
+
+class _Request(Struct, rename="camel"):
+    uid: Annotated[str, Meta(min_length=1, max_length=256)]
+    resource: _Resource
+    operation: str = ""
+    sub_resource: str = ""
+    namespace: str = ""
+    name: str = ""
+    user_info: _UserInfo = msgspec.field(default_factory=_UserInfo)
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Envelope(Struct, rename="camel"):
+    api_version: str
+    kind: str
+    request: _Request
+
+
+class _Owner(Struct):
+    controller: bool | None = None
+
+
+class _Fields(Struct, rename="camel"):
+    operation: str = ""
+    fields_v1: Json | None = None
+
+
+class _ObjectMeta(Struct, rename="camel"):
+    name: str | None = None
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
+    managed_fields: list[_Fields] | None = None
+
+
+class _Resources(Struct):
+    limits: _Amounts = None
+    requests: _Amounts = None
+
+
+class _EnvVar(Struct, rename="camel"):
+    name: str
+    value: str | None = None
+    value_from: Json | None = None
+
+
+class _Port(Struct, rename="camel"):
+    container_port: int | None = None
+
+
+class _Mount(Struct, rename="camel"):
+    name: str = ""
+    mount_path: str = ""
+
+
+class _Volume(Struct, rename="camel"):
+    name: str = ""
+    empty_dir: Json | None = None
+
+
+class _SecurityContext(Struct, rename="camel"):
+    run_as_user: int | None = None
+
+
+class _Container(Struct, rename="camel"):
+    name: str = ""
+    command: list[str] | None = None
+    ports: list[_Port] | None = None
+    volume_mounts: list[_Mount] | None = None
+    resources: _Resources | None = None
+    env: list[_EnvVar] | None = None
+    env_from: list[Json] | None = None
+    restart_policy: str | None = None
+    security_context: _SecurityContext | None = None
+
+
+class _Gate(Struct):
+    name: str = ""
+
+
+class _PodSpec(Struct, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    volumes: list[_Volume] | None = None
+    resources: _Resources | None = None
+    host_network: bool | None = None
+    node_name: str | None = None
+    runtime_class_name: str | None = None
+    scheduler_name: str | None = None
+    scheduling_gates: list[_Gate] | None = None
+    security_context: _SecurityContext | None = None
+
+
+class _Pod(Struct):
+    metadata: _ObjectMeta | None = None
+    spec: _PodSpec | None = None
+
+
+class _WorkloadSpec(Struct, rename="camel"):
+    template: _Pod | None = None
+    replicas: int | None = None
+    parallelism: int | None = None
+    completions: int | None = None
+    pod_management_policy: str | None = None
+
+
+class _Workload(Struct):
+    metadata: _ObjectMeta | None = None
+    spec: _WorkloadSpec | None = None
+
+
+class _JobTemplate(Struct):
+    spec: _WorkloadSpec | None = None
+
+
+class _CronJobSpec(Struct, rename="camel"):
+    job_template: _JobTemplate | None = None
+
+
+class _CronJob(Struct):
+    metadata: _ObjectMeta | None = None
+    spec: _CronJobSpec | None = None
+
+
+class _PodTemplate(Struct):
+    metadata: _ObjectMeta | None = None
+    template: _Pod | None = None
+
+
+class _QuotaSpec(Struct):
+    hard: _Amounts = None
+
+
+class _ResourceQuota(Struct):
+    metadata: _ObjectMeta | None = None
+    spec: _QuotaSpec | None = None
+
+
+class _LimitRangeItem(Struct, rename="camel"):
+    max: _Amounts = None
+    min: _Amounts = None
+    default: _Amounts = None
+    default_request: _Amounts = None
+
+
+class _LimitRangeSpec(Struct):
+    limits: list[_LimitRangeItem] | None = None
+
+
+class _LimitRange(Struct):
+    spec: _LimitRangeSpec | None = None
+
+
+class _Ours(Struct):
+    """A ResourceClass or a GPUQuota, which come before their schema is checked: what is inside is read with care."""
+
+    metadata: _ObjectMeta | None = None
+    spec: Json | None = None
+
+
+class _AnyObject(Struct):
+    metadata: _ObjectMeta | None = None
+
+
+_SHAPES: dict[str, type[Struct]] = {
+    "pods": _Pod,
+    **dict.fromkeys(templates.KINDS, _Workload),
+    "cronjobs": _CronJob,
+    "podtemplates": _PodTemplate,
+    "resourcequotas": _ResourceQuota,
+    "limitranges": _LimitRange,
+    "resourceclasses": _Ours,
+    "gpuquotas": _Ours,
+}
+# Where the decision needs the stored object too.
+_COMPARED = templates.KINDS | {"pods", "resourcequotas", "resourceclasses"}
+_decode_envelope = following(msgspec.json.Decoder(_Envelope).decode)
+_decode_object = msgspec.json.Decoder(Json).decode
+_decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
+_decode_any = msgspec.json.Decoder(_AnyObject).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """What is asked. `resource` is the plural with its subresource, such as `pods/binding`.
+
+    `old` is the stored object at an UPDATE of a kind that is compared with it, None else. `size`: of the object, bytes.
+    """
+
+    uid: str
+    resource: str
+    operation: str
+    namespace: str
+    name: str
+    username: str
+    object: Json
+    old: Json | None = None
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The answer: a refusal with `message`, about the field `about`, or leave with a patch (RFC 6902) and warnings for
+    the user.
+    """
+
+    allowed: bool = True
+    message: str = ""
+    about: str = ""
+    patch: list[Json] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+
+
+def decode(body: bytes) -> Review:
+    """Raises BadReview, and Unreadable."""
+    try:
+        envelope = _decode_envelope(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReview(f"the body is no {KIND}: {error}") from error
+    if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
+        raise BadReview(f"expected {API_VERSION} {KIND}, got {envelope.api_version[:80]} {envelope.kind[:80]}")
+    request = envelope.request
+    resource = request.resource.resource
+    obj = _object(request, "object", request.object)
+    compared = resource in _COMPARED and request.operation == UPDATE and bytes(request.old_object) != b"null"
+    old = _object(request, "oldObject", request.old_object) if compared else None
+    sub = f"/{request.sub_resource}" if request.sub_resource else ""
+    return Review(
+        uid=request.uid,
+        resource=resource + sub,
+        operation=request.operation,
+        namespace=request.namespace,
+        name=request.name,
+        username=request.user_info.username,
+        object=obj,
+        old=old,
+        size=memoryview(request.object).nbytes,
+    )
+
+
+def _object(asked: _Request, field: str, raw: msgspec.Raw) -> Json:
+    resource = asked.resource.resource
+    try:
+        _decode_shape.get(resource, _decode_any)(raw)
+        return _decode_object(raw)
+    except RecursionError as error:
+        problem = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
+        raise Unreadable(asked.uid, f"{field} {problem}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        problem = f"{field} is not shaped like one of {resource[:80]}: {error}; correct the field that is named"
+        raise Unreadable(asked.uid, problem) from error
+
+
+def shaped_like_pod(template: Json) -> bool:
+    """Whether a template that came in an object of whatever kind has the fields of a pod, as `decode` sees to it."""
+    try:
+        msgspec.convert(template, _Pod)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def encode(uid: str, decision: Decision) -> bytes:
+    response: Json = {"uid": uid, "allowed": decision.allowed}
+    if not decision.allowed:
+        response["status"] = {"code": 422, "reason": "Invalid", "message": decision.message}
+    if decision.warnings:
+        response["warnings"] = decision.warnings
+    if decision.allowed and decision.patch:
+        # Bytes become base64, which is what the field wants.
+        response |= {"patchType": "JSONPatch", "patch": _encode(decision.patch)}
+    return _encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})

@@ -1,0 +1,94 @@
+"""How large an object may be that the webhook works on.
+
+The API server takes objects of 3 MiB and waits five seconds for us: a pod of 30,000 containers would keep one of our
+few threads for longer. Nobody works with such objects, so they are refused before anything looks into them.
+"""
+
+from collections import Counter
+from typing import Any, Final
+
+from cardwise.core.api import request
+from cardwise.core.api.request import Container
+from cardwise.core.values.invalid import InvalidRequest
+from webhook.templates import containers
+
+Json = dict[str, Any]
+
+MOST_BYTES: Final = 512 * 1024  # of JSON; the annotations of an object alone may have 256 KiB
+MOST_CONTAINERS: Final = 128
+MOST_NAMES: Final = 64  # of resources, counted once each
+MOST_ANNOTATIONS: Final = 512  # of a pod; those of Cardwise are removed one by one
+# Of keys and values. The API server refuses each change of a pod with more than 256 KiB, but not its Binding: such a
+# pod could be bound, and be changed by nobody. The other half is for what we write.
+MOST_ANNOTATION_BYTES: Final = 128 * 1024
+# The API server takes seconds to change a pod with thousands of them. As the chart's annotations policy at UPDATE.
+MOST_IN_METADATA: Final = 512
+_OF_METADATA: Final = ("labels", "finalizers", "ownerReferences")
+MOST_LISTED: Final = 512  # entries of a list of the pod: schedulingGates, volumes, tolerations, …
+MOST_IN_CONTAINERS: Final = 2048  # entries of a list in all containers together: env, envFrom, volumeMounts, …
+MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
+
+
+def check(template: Json, size: int, path: str = "", *, update: bool = False) -> None:
+    """`template` has the containers, `size` is that of its object in bytes, `path` where the template is in it, with a
+    dot behind. Raises InvalidRequest.
+    """
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    if len(annotations) > MOST_ANNOTATIONS:
+        problem = f"{len(annotations)} are too many for a pod that asks for cards"
+        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATIONS}")
+    written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
+    if written > MOST_ANNOTATION_BYTES:
+        problem = f"they have {written >> 10} KiB, which is too much for a pod that asks for cards"
+        raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATION_BYTES >> 10} KiB")
+    found = list(request.containers(template))
+    if len(found) > MOST_CONTAINERS:
+        problem = f"{len(found)} containers are too many for a pod that asks for cards"
+        raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MOST_CONTAINERS}")
+    resources = [c.spec.get("resources") or {} for c in found]
+    asked = {name for each in resources for _, amounts in containers.lists(each) for name in amounts}
+    if len(asked) > MOST_NAMES:
+        problem = f"the containers name {len(asked)} different resources, which is too many for a pod"
+        raise InvalidRequest(f"{path}spec.containers", problem, f"name at most {MOST_NAMES} in limits and requests")
+    if not update:  # what is there already was allowed when it was made, and must stay changeable
+        _check_lists(template, found, path)
+    _check_bytes(size)
+
+
+def check_object(obj: Json, size: int) -> None:
+    """The same for an object that has no containers. Raises InvalidRequest."""
+    for field, value in (obj.get("spec") or {}).items():
+        if isinstance(value, list | dict) and len(value) > MOST_IN_SPEC:
+            problem = f"{len(value)} entries are too many"
+            raise InvalidRequest(f"spec.{field}", problem, f"write at most {MOST_IN_SPEC}")
+    _check_bytes(size)
+
+
+def _check_lists(template: Json, found: list[Container], path: str) -> None:
+    """Any list, of whatever field: a newer Kubernetes may have more."""
+    for field in _OF_METADATA:
+        if (count := len((template.get("metadata") or {}).get(field) or ())) > MOST_IN_METADATA:
+            problem = f"{count} are too many for a pod that asks for cards"
+            raise InvalidRequest(f"{path}metadata.{field}", problem, f"write at most {MOST_IN_METADATA}")
+    for field, value in (template.get("spec") or {}).items():
+        if isinstance(value, list) and len(value) > MOST_LISTED:
+            problem = f"{len(value)} are too many for a pod that asks for cards"
+            raise InvalidRequest(f"{path}spec.{field}", problem, f"write at most {MOST_LISTED}")
+    together: Counter[str] = Counter()
+    for container in found:
+        for field, value in container.spec.items():
+            if not isinstance(value, list):
+                continue
+            together[field] += len(value)
+            if together[field] > MOST_IN_CONTAINERS:
+                problem = f"more than {MOST_IN_CONTAINERS} in all containers are too many for a pod that asks for cards"
+                remedy = f"write at most {MOST_IN_CONTAINERS} in all"
+                if field == "env":
+                    remedy += ", and take the others from a ConfigMap by envFrom"
+                raise InvalidRequest(f"{path}{container.path}.{field}", problem, remedy)
+
+
+def _check_bytes(size: int) -> None:
+    if size > MOST_BYTES:
+        problem = f"the object has {size >> 10} KiB, which is too much for one that names cards"
+        raise InvalidRequest("metadata", problem, f"bring it below {MOST_BYTES >> 10} KiB")

@@ -1,0 +1,202 @@
+"""Which keys of an object we wrote in place of bare names, so that a later edit drops the stale ones.
+
+`kubectl apply` knows the bare name only: where a manifest changes from one class to another, it adds the new bare name
+and leaves the key that we made of the old one. So does server-side apply, which also says of each manifest which names
+it has: in metadata.managedFields, where the bare name stays although it never was in the object. The record is the
+annotation `cardwise.dev/rewritten` of the object: by *place* (a container's name, or `hard` of a ResourceQuota), the
+keys.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from cardwise.core.api import names
+from webhook.templates.spellings import renamed, sources
+
+Json = dict[str, Any]
+
+Names = Mapping[str, frozenset[str]]
+"""The names that a manifest has, by place."""
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_APPLY = "Apply"  # in managedFields: by server-side apply
+
+_decode_record = msgspec.json.Decoder(dict[str, list[str]]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one who applies manifests names, and what was named before."""
+
+    now: Names
+    before: Names
+
+    def lost(self, place: str, keys: frozenset[str]) -> frozenset[str]:
+        """Those of our keys that were named, in any spelling, and are named no longer."""
+        now, before = (names_of.get(place, frozenset()) for names_of in (self.now, self.before))
+        return frozenset(key for key in keys if sources(key) & before and not sources(key) & now)
+
+
+NO_MANIFEST: Final = Manifest({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What manifests name: that of `kubectl apply`, None where there is none, and those of server-side apply.
+
+    `new`: this update brings the first. Else what it does not name has come in other ways since, and stays.
+    """
+
+    client: Manifest | None = None
+    new: bool = False
+    server: Manifest = NO_MANIFEST
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place after the rewriting: lists of amounts by their field, our keys, and of those written now the origin."""
+
+    amounts: Mapping[str, Json]
+    ours: tuple[str, ...]
+    written: Mapping[str, str]
+    changed: bool
+
+
+def read(obj: Json) -> dict[str, list[str]]:
+    """Empty where there is no record, or none that can be read."""
+    text = _annotations(obj).get(names.REWRITTEN)
+    try:
+        return _decode_record(text) if text else {}
+    except msgspec.DecodeError:
+        return {}
+
+
+def written(obj: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
+    """The object with this record."""
+    kept = {key: value for key, value in _annotations(obj).items() if key != names.REWRITTEN}
+    text = {place: list(keys) for place, keys in record.items() if keys}
+    own = {names.REWRITTEN: json.dumps(text, sort_keys=True)} if text else {}
+    return obj | {"metadata": (obj.get("metadata") or {}) | {"annotations": kept | own}}
+
+
+def applied(obj: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
+    """`old` is the stored object at an update. `places` reads a manifest, which may be anything."""
+    manifest, before = _manifest(obj), _manifest(old) if old else None
+    return Applied(
+        client=None if manifest is None else Manifest(places(manifest), places(before) if before else {}),
+        new=old is None or _annotations(old).get(_LAST_APPLIED) != _annotations(obj).get(_LAST_APPLIED),
+        server=_server_side(obj, old, places),
+    )
+
+
+def rewrite(
+    amounts: Mapping[str, Json],
+    spell: Callable[[str, object], str],
+    *,
+    place: str,
+    recorded: list[str],
+    manifests: Applied,
+    update: bool,
+    several: bool = False,
+) -> Place:
+    """The lists of one place by the names that they stand for, without stale keys. Raises InvalidRequest, KubeError.
+
+    `several`: the place may name many classes, as a quota does, so one that is brought replaces no other.
+    """
+    there = {name for listed in amounts.values() for name in listed}
+    spelled = ((name, spell(name, amount)) for listed in amounts.values() for name, amount in listed.items())
+    brought = frozenset(new for name, new in spelled if new != name)
+    stale = frozenset[str]()
+    if update:
+        find = _stale_of_several if several else _stale
+        stale = find(frozenset(recorded), place, manifests, brought) & there
+    result: dict[str, Json] = {}
+    origins: dict[str, str] = {}
+    for field, listed in amounts.items():
+        kept = {name: amount for name, amount in listed.items() if name not in stale}
+        result[field], new = renamed(kept, field, spell)
+        origins |= new
+    left = {name for listed in result.values() for name in listed}
+    ours = sorted({*(key for key in recorded if key in left and key not in stale), *origins})
+    return Place(result, tuple(ours), origins, changed=bool(stale or origins))
+
+
+def _stale(recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]) -> frozenset[str]:
+    client = manifests.client
+    named = client.now.get(place) if client else None
+    lost, ours = manifests.server.lost(place, recorded), recorded - (named or frozenset())
+    if brought:
+        return lost | ours
+    if not manifests.new or named is None:
+        return lost
+    return lost | {key for key in ours if named.isdisjoint(sources(key))}
+
+
+def _stale_of_several(
+    recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]
+) -> frozenset[str]:
+    """What is brought again, and what a manifest named and names no longer.
+
+    Any other key may be there by a patch of its own: a limit that stays is safer than one that vanishes unseen.
+    """
+    client, lost = manifests.client, manifests.server.lost(place, recorded)
+    if client is None:
+        return lost | (recorded & brought)
+    ours = recorded - client.now.get(place, frozenset())
+    return lost | (ours & brought) | (client.lost(place, ours) if manifests.new else frozenset())
+
+
+def _server_side(obj: Json, old: Json | None, places: Callable[[Json], Names]) -> Manifest:
+    """Empty where nobody applies on the server: who takes all managedFields away has not taken a name away."""
+    now = _entries(obj)
+    if not now or not old:
+        return NO_MANIFEST
+    return Manifest(_together(map(places, now)), _together(map(places, _entries(old))))
+
+
+def _entries(obj: Json) -> list[Json]:
+    """What those who apply on the server name, each as a manifest with these fields and no values."""
+    managed = (obj.get("metadata") or {}).get("managedFields") or ()
+    try:
+        found = [_unfolded(one.get("fieldsV1") or {}) for one in managed if one.get("operation") == _APPLY]
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    return [one for one in found if isinstance(one, dict)]
+
+
+def _unfolded(fields: Json) -> Json | list[Json]:
+    """`f:name` stands for a field, `k:{"name":"main"}` for the element of a list that has these values."""
+    inner = {name: _unfolded(value) for name, value in fields.items() if isinstance(value, dict)}
+    elements = [
+        (value if isinstance(value, dict) else {}) | _decode_object(name.removeprefix("k:"))
+        for name, value in inner.items()
+        if name.startswith("k:")
+    ]
+    return elements or {name.removeprefix("f:"): value for name, value in inner.items() if name.startswith("f:")}
+
+
+def _together(found: Iterable[Names]) -> Names:
+    union: dict[str, frozenset[str]] = {}
+    for one in found:
+        for place, named in one.items():
+            union[place] = union.get(place, frozenset()) | named
+    return union
+
+
+def _manifest(obj: Json) -> Json | None:
+    """None where `kubectl apply` left none, or none that can be read."""
+    text = _annotations(obj).get(_LAST_APPLIED)
+    try:
+        return _decode_object(text) if text else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _annotations(obj: Json) -> Json:
+    found: Json = (obj.get("metadata") or {}).get("annotations") or {}
+    return found
