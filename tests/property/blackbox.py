@@ -142,14 +142,18 @@ class World:
         self.under_way: set[str] = set()  # pods that the scheduler works on
         self.processes: list[Process | None] = []
         self.errors: list[Any] = []
-        self._ends = contextlib.ExitStack()
+        self.broken: AssertionError | None = None  # what the last step has broken
 
     def do(self, step: str, **arguments: Any) -> None:
         """Takes the step, and what follows of it at once; then all rules must hold."""
         self.history.append({"do": step, **arguments})
-        getattr(self, step)(**arguments)
-        self.clock.run()
-        self.judge.look()
+        try:
+            getattr(self, step)(**arguments)
+            self.clock.run()
+            self.judge.look()
+        except AssertionError as error:
+            self.broken = error
+            raise
 
     @contextlib.contextmanager
     def open(self) -> Iterator["World"]:
@@ -297,13 +301,13 @@ class World:
         made["status"] = {"phase": "Pending"}
         return made
 
-    def deletes(self, which: int) -> None:
+    def deletes(self, which: int | str) -> None:
         pod = self._one(self.pods(), which)
         if pod is not None:
             with contextlib.suppress(errors.KubeError):
                 self.api.client(user_agent="user").delete(_path(pod))
 
-    def deletes_by_force(self, which: int) -> None:
+    def deletes_by_force(self, which: int | str) -> None:
         """One whose containers run, if there is one. They run on, and their node says so."""
         pods = self.pods()
         pod = self._one([one for one in pods if one["metadata"]["uid"] in self.running] or pods, which)
@@ -314,7 +318,7 @@ class World:
                 self._put_cards(self.running[uid][0])
             self.api.remove(_path(pod))
 
-    def touches(self, which: int) -> None:
+    def touches(self, which: int | str) -> None:
         """Somebody changes a label."""
         pod = self._one(self.pods(), which)
         if pod is not None:
@@ -348,7 +352,7 @@ class World:
         self.judge.cards_change(node)
         self._put_cards(node)
 
-    def runs(self, which: int) -> None:
+    def runs(self, which: int | str) -> None:
         """The kubelet starts a pod."""
         waiting = [pod for pod in self.pods() if _node(pod) and pod["status"]["phase"] == "Pending"]
         pod = self._one([one for one in waiting if not one["metadata"].get("deletionTimestamp")], which)
@@ -357,7 +361,7 @@ class World:
             self.running[pod["metadata"]["uid"]] = _node(pod), given(pod)
             self.api.edit(_path(pod), status=told)
 
-    def ends(self, which: int) -> None:
+    def ends(self, which: int | str) -> None:
         """Containers end: of a pod that is deleted, of one that has done its work, or of one that is gone."""
         bound = [pod for pod in self.pods() if _node(pod) and not _over(pod)]
         found = self._one([*bound, *self.ghosts], which)
@@ -372,6 +376,21 @@ class World:
                 self.api.edit(_path(found), status={"phase": "Succeeded", "containerStatuses": [state]})
                 if leaving:
                     self.api.remove(_path(found))
+
+    def clears(self) -> None:
+        """All pods are deleted, and gone."""
+        for pod in self.pods():
+            self.deletes(pod["metadata"]["name"])
+        self.ends_deleted()
+
+    def ends_deleted(self) -> None:
+        """The containers of all pods that are deleted, and of all that are gone."""
+        for pod in self.pods():
+            if _node(pod) and pod["metadata"].get("deletionTimestamp"):
+                self.running.pop(pod["metadata"]["uid"], None)
+                self.api.remove(_path(pod))
+        for ghost in list(self.ghosts):
+            self._end(ghost)
 
     def _end(self, ghost: str) -> None:
         node, _ = self.running.pop(ghost)
@@ -450,22 +469,16 @@ class World:
 
     # kube-scheduler.
 
-    def tries(self, which: int, to: int, whole: bool) -> None:
+    def tries(self, which: int | str, to: int, whole: bool = False) -> None:
         """It looks at a pod. `to`: the extender that it reaches; `whole`: it sends whole Nodes."""
         waiting = [pod for pod in self.pods() if self.waits(pod)]
         pod = self._one(waiting, which)
         if pod is not None:
             self._try(pod, to, whole=whole)
 
-    def tries_pod(self, pod: str, to: int) -> None:
-        """The same, by its name."""
-        found = self.api.get(paths.pods("default", pod))
-        if found is not None and self.waits(found):
-            self._try(found, to)
-
     def is_interrupted(self, which: int, to: int, turns: int, kill: bool) -> None:
         """In the middle of a try the extender stands still, or is killed."""
-        self.tries(which, to, whole=False)
+        self.tries(which, to)
         self.clock.take(turns)
         reached = (self.connected + to) % 2
         if kill:
@@ -614,8 +627,8 @@ class World:
 
     # The end.
 
-    def quiet(self) -> None:
-        """Faults stop, and all do their work: whatever fits must be placed."""
+    def calm(self, seconds: float) -> None:
+        """Faults stop, and that is long enough ago."""
         for rule in self.api._rules["fault"]:
             rule.end()
         self.standing = 0
@@ -628,6 +641,18 @@ class World:
                 process.program.still = False
             elif not any(self.processes):
                 self._start(which)
+        self.clock.run(seconds, stride=1.0)
+
+    def goes_first(self, high: str, low: str) -> None:
+        """Others went for the pod `high`, so `low` may not have their place."""
+        pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
+        if high in pods and low in pods and pods[high].get("status", {}).get("nominatedNodeName"):
+            first = bool(_node(pods[high])) or not _node(pods[low])
+            assert first, f"{low} has the place for which others had gone for {high}"
+
+    def quiet(self) -> None:
+        """Faults stop, and all do their work: whatever fits must be placed."""
+        self.calm(0.0)
         for round_ in range(QUIET_ROUNDS):
             self.clock.run(10, stride=1.0 if round_ < 15 else 2.5)
             self._work()
@@ -638,12 +663,7 @@ class World:
 
     def _work(self) -> None:
         """kubelets start and end what they should, and the scheduler tries every pod once."""
-        for pod in self.pods():
-            if _node(pod) and pod["metadata"].get("deletionTimestamp"):
-                self.running.pop(pod["metadata"]["uid"], None)
-                self.api.remove(_path(pod))
-        for ghost in list(self.ghosts):
-            self._end(ghost)
+        self.ends_deleted()
         self.clock.run(0.5, stride=0.25)
         for pod in sorted(self.pods(), key=lambda one: -one["spec"].get("priority", 0)):
             if self.waits(pod):
@@ -655,7 +675,10 @@ class World:
     def pods(self) -> list[Json]:
         return self.api.all(paths.pods())
 
-    def _one(self, of: Sequence[Any], which: int) -> Any:
+    def _one(self, of: Sequence[Any], which: int | str) -> Any:
+        """Of pods also by the name."""
+        if isinstance(which, str):
+            return next((one for one in of if isinstance(one, dict) and one["metadata"]["name"] == which), None)
         return of[which % len(of)] if of else None
 
     @property
@@ -732,7 +755,11 @@ class Judge:
         assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
         self._term = term
         if gang := gang_of(pod):
-            assert len(self._members(gang)) >= _minimum(pod), (made, "its gang has never been complete")
+            assert len(self._came(gang)) >= _minimum(pod), (made, "its gang has never been complete")
+
+    def _came(self, gang: tuple[str, str]) -> list[Json]:
+        """The members that have come as far as bind, where all that do not run yet wait for each other."""
+        return [pod for pod in self._members(gang) if pod["metadata"]["name"] in self._world.calls]
 
     def _members(self, gang: tuple[str, str]) -> list[Json]:
         """All that there ever were."""
@@ -784,6 +811,19 @@ class Judge:
         self._asked = len(self._world.api.requests)
 
     # When all is quiet.
+
+    def room(self) -> list[int]:
+        """What cards have free, the most first."""
+        used = self._used()
+        return sorted(
+            (
+                card.mem - sum(share.mem for share in used.get((node, index), []))
+                for node, machine in self._world.machines.items()
+                for index, card in enumerate(machine.cards)
+                if machine.known and not machine.cordoned and card.there and card.healthy and not card.cordoned
+            ),
+            reverse=True,
+        )
 
     def left(self) -> list[str]:
         """Pods that fit and wait, and gangs of which a part is bound."""

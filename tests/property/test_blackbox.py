@@ -11,8 +11,10 @@ from tests.build import P100
 from tests.examples import examples
 from tests.property.blackbox import World, replay
 
-NODES = {"n1": [P100, P100], "n2": [8138]}
 HALF = P100 // 2
+LITTLE = 1000  # MiB
+NODES = {"n1": [P100, P100], "n2": [HALF]}
+CLUSTERS = [NODES, NODES, {"n1": [P100]}, {"n1": [P100], "n2": [P100]}]
 
 which = st.integers(0, 7)
 whom = st.integers(0, 1)
@@ -28,7 +30,7 @@ settings_of_extenders = st.sampled_from(
         {"one_best_node": False, "policy": "spread"},
     ]
 )
-nodes = st.sampled_from(sorted(NODES))
+nodes = st.integers(0, 1)
 large = st.sampled_from([HALF + 1, 12207, P100])
 mems = st.sampled_from([1000, 4069, HALF, HALF + 1, 12207, P100])
 collections = st.sampled_from([paths.pods(), paths.pods(), paths.extendedresources(), paths.nodes(), paths.gpuquotas()])
@@ -98,9 +100,19 @@ of_extenders = st.one_of(
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(seed=st.integers(0, 1 << 16), how=settings_of_extenders, hard=quotas, two=st.booleans())
-    def begin(self, seed, how, hard, two):
-        self.world = World(seed, NODES, quotas={"team": hard}, settings=how)
+    """Rules are of two kinds: one step of somebody, and *scenes*, which go straight to where two things meet on one
+    card. A scene leaves room on one card only, so that what is forgotten is given away.
+    """
+
+    @initialize(
+        seed=st.integers(0, 1 << 16),
+        cluster=st.sampled_from(CLUSTERS),
+        how=settings_of_extenders,
+        hard=quotas,
+        two=st.booleans(),
+    )
+    def begin(self, seed, cluster, how, hard, two):
+        self.world = World(seed, cluster, quotas={"team": hard}, settings=how)
         self.opened = self.world.open()
         self.opened.__enter__()
         self.gangs = 0
@@ -112,12 +124,15 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "opened"):
             return
         try:
-            self.world.do("quiet")
+            if self.world.broken is None:
+                self.world.do("quiet")
         finally:
             self.opened.__exit__(None, None, None)
 
     def _do(self, taken):
         self.world.do(taken["do"], **{name: value for name, value in taken.items() if name != "do"})
+
+    # Somebody does something.
 
     @rule(pod=shares | shares | on_two_cards | whole_cards | of_a_gang, at_once=st.sampled_from([True, True, False]))
     def a_pod_comes(self, pod, at_once):
@@ -127,9 +142,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(mem=st.sampled_from([1000, HALF, HALF + 1]), size=st.integers(2, 4), priority=st.sampled_from([0, 0, 5]))
     def a_gang_comes(self, mem, size, priority):
-        self.gangs += 1
-        for _ in range(size):
-            self.world.do("creates", gpu_mem=mem, gang=f"g{self.gangs}", minimum=size, priority=priority)
+        self._gang(mem, size, priority)
         self.world.do("passes", seconds=1.0, stride=0.25)
 
     @rule(which=which, how=st.sampled_from(["deletes", "deletes", "deletes_by_force", "touches"]))
@@ -143,7 +156,7 @@ class Machine(RuleBasedStateMachine):
     @rule(to=to)
     def the_scheduler_tries_all(self, to):
         for which in range(6):
-            self.world.do("tries", which=which, to=to, whole=False)
+            self.world.do("tries", which=which, to=to)
 
     @rule()
     def all_goes_its_way(self):
@@ -158,6 +171,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(change=of_nodes | step("quota_changes", namespace=st.just("team"), hard=quotas), back=st.booleans())
     def something_changes(self, change, back):
+        if "node" in change:
+            change["node"] = self._node(change["node"])
         self._do(change)
         self.all_goes_its_way()
         if back and change["do"] != "quota_changes":
@@ -184,54 +199,6 @@ class Machine(RuleBasedStateMachine):
             self.world.do("is_cut_off", which=which, cut=False)
         self.world.do("passes", seconds=1.0, stride=0.25)
 
-    @rule(mem=large, how=st.sampled_from(["stands", "lags"]), behind=st.booleans(), back=st.booleans())
-    def another_takes_over(self, mem, how, behind, back):
-        """One binds a pod, which nobody sees yet, and stands still. The other places a pod that would fit there too."""
-        one, other = self._two(mem)
-        leader = self.world.connected
-        self.world.do("starts", which=1 - leader)
-        self._unseen(how, one)
-        self.world.do("stands_still", which=leader, still=True)
-        self.world.do("passes", seconds=10.0, stride=1.0)
-        self.world.do("tries_pod", pod=other, to=0)
-        self.world.do("tries_pod", pod=other, to=0)
-        if back:
-            self.world.do("stands_still", which=leader, still=False)
-        self.world.do("arrives", which=-1, behind=behind)
-        self.world.do("stands_still", which=leader, still=False)
-
-    @rule(mem=large, how=st.sampled_from(["stands", "lags"]), seconds=st.sampled_from([0.5, 5.0, 30.0]))
-    def an_answer_is_late(self, mem, how, seconds):
-        """The same with one extender, which reaches nobody for a while."""
-        one, other = self._two(mem)
-        leader = self.world.connected
-        self._unseen(how, one)
-        self.world.do("is_cut_off", which=leader, cut=True)
-        self.world.do("passes", seconds=4.3, stride=0.25)
-        self.world.do("is_cut_off", which=leader, cut=False)
-        self.world.do("passes", seconds=seconds, stride=0.5)
-        self.world.do("tries_pod", pod=other, to=0)
-        self.world.do("arrives", which=-1, behind=False)
-
-    @rule(which=which)
-    def a_pod_vanishes(self, which):
-        """Its node is heard later than that it is gone, and its containers run on."""
-        self.world.do("lag", collection=paths.extendedresources())
-        self.world.do("deletes_by_force", which=which)
-        self.all_goes_its_way()
-
-    def _two(self, mem):
-        for _ in range(2):
-            self.world.do("creates", gpu_mem=mem)
-        return f"p{self.world.numbers - 1}", f"p{self.world.numbers}"
-
-    def _unseen(self, how, pod):
-        if how == "stands":
-            self.world.do("stands", times=1)
-        else:
-            self.world.do("lag", collection=paths.pods())
-        self.world.do("tries_pod", pod=pod, to=0)
-
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
     def time_passes(self, seconds):
         self.world.do("passes", seconds=seconds, stride=0.25)
@@ -239,6 +206,189 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([10.0, 40.0, 90.0]))
     def much_time_passes(self, seconds):
         self.world.do("passes", seconds=seconds, stride=5.0)
+
+    # Scenes.
+
+    @rule(how=st.sampled_from(["stands", "lags"]), behind=st.booleans(), back=st.booleans())
+    def another_takes_over(self, how, behind, back):
+        """One binds a pod, which nobody sees yet, and stands still. The other places a pod that would fit there too."""
+        leader = self._calm()
+        self.world.do("starts", which=1 - leader)
+        one, other = self._two()
+        self._unseen(how, one)
+        self.world.do("stands_still", which=leader, still=True)
+        self.world.do("passes", seconds=10.0, stride=1.0)
+        self.world.do("tries", which=other, to=0)
+        self.world.do("tries", which=other, to=0)
+        if back:
+            self.world.do("stands_still", which=leader, still=False)
+        self.world.do("arrives", which=-1, behind=behind)
+        self.world.do("stands_still", which=leader, still=False)
+
+    @rule(how=st.sampled_from(["stands", "lags"]), seconds=st.sampled_from([0.5, 5.0, 30.0]))
+    def an_answer_is_late(self, how, seconds):
+        """The same with one extender, which reaches nobody for a while."""
+        leader = self._calm()
+        one, other = self._two()
+        self._unseen(how, one)
+        self.world.do("is_cut_off", which=leader, cut=True)
+        self.world.do("passes", seconds=4.3, stride=0.25)
+        self.world.do("is_cut_off", which=leader, cut=False)
+        self.world.do("passes", seconds=seconds, stride=0.5)
+        self.world.do("tries", which=other, to=0)
+        self.world.do("arrives", which=-1, behind=False)
+
+    @rule(fault=st.sampled_from(["lost", "stands"]), seconds=st.sampled_from([0.5, 2.0, 10.0]))
+    def an_answer_is_lost(self, fault, seconds):
+        """Nobody knows of a pod whether it is bound, and another one comes."""
+        self._calm()
+        one, other = self._two()
+        self.world.do("lag", collection=paths.pods())
+        if fault == "lost":
+            self.world.do("fails", times=1, verb="create", path="*/binding", lost=True)
+            self.world.do("fails", times=3, verb="get", path=f"*/pods/{one}", status=500)
+        else:
+            self.world.do("stands", times=1)
+        self.world.do("tries", which=one, to=0)
+        self.world.do("passes", seconds=seconds, stride=0.25)
+        self.world.do("tries", which=other, to=0)
+        self.world.do("passes", seconds=0.5, stride=0.25)
+        self.world.do("arrives", which=-1, behind=False)
+        self.world.do("catch_up")
+
+    @rule(
+        how=st.sampled_from(["deletes", "deletes_by_force"]),
+        lags=st.booleans(),
+        seconds=st.sampled_from([0.0, 2.0, 10.0]),
+    )
+    def containers_outlive_a_pod(self, how, lags, seconds):
+        """Its node says late that they run on."""
+        self._calm()
+        one, other = self._two()
+        self.world.do("tries", which=one, to=0)
+        self.world.do("passes", seconds=0.5, stride=0.25)
+        self.world.do("runs", which=one)
+        if lags:
+            self.world.do("lag", collection=paths.extendedresources())
+        self.world.do(how, which=one)
+        self.world.do("passes", seconds=seconds, stride=0.5)
+        self.world.do("tries", which=other, to=0)
+        self.world.do("passes", seconds=0.5, stride=0.25)
+
+    @rule(lags=st.booleans(), whole=st.booleans())
+    def a_namespace_asks_for_too_much(self, lags, whole):
+        """Each alone would be within the quota."""
+        self._calm()
+        if lags:
+            self.world.do("lag", collection=paths.pods())
+        share = {"whole_gpu": 1} if whole else {"gpu_mem": 4069}
+        for _ in range(4):
+            self.world.do("creates", **share, namespace="team")
+        for which in range(4):
+            self.world.do("tries", which=f"p{self.world.numbers - which}", to=0)
+        self.world.do("passes", seconds=0.5, stride=0.25)
+
+    @rule(at_once=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 20.0]))
+    def others_go_for_a_pod(self, at_once, seconds):
+        """And before they are gone, or it has come again, a lower one wants their place."""
+        self._calm()
+        low = self._full()
+        high, third = self._creates(gpu_mem=low, priority=10), self._creates(gpu_mem=low, priority=5)
+        self.world.do("tries", which=high, to=0)
+        if not at_once:
+            self.world.do("tries", which=third, to=0)
+        self.world.do("passes", seconds=seconds, stride=0.25)
+        for _ in range(3):
+            self.world.do("ends_deleted")
+        for _ in range(2):
+            self.world.do("tries", which=third, to=0)
+            self.world.do("passes", seconds=0.5, stride=0.25)
+        self.world.do("goes_first", high=high, low=third)
+
+    @rule(stands=st.booleans(), kill=st.booleans(), turns=st.integers(5, 60))
+    def a_gang_is_bound_in_part(self, stands, kill, turns):
+        """Or not at all, when the extender that binds it goes."""
+        leader = self._calm()
+        self.world.do("starts", which=1 - leader)
+        self._full(but=1)
+        self._gang(max(self._most(), LITTLE) // 2, 2, 0)
+        self.world.do("passes", seconds=1.0, stride=0.25)
+        if stands:
+            self.world.do("stands", times=1)
+        for member in range(2):
+            self.world.do("is_interrupted", which=f"p{self.world.numbers - member}", to=0, turns=turns, kill=False)
+            self.world.do("stands_still", which=leader, still=False)
+        self.world.do("passes", seconds=0.5, stride=0.1)
+        if kill:
+            self.world.do("is_killed", which=leader)
+            self.world.do("passes", seconds=10.0, stride=0.5)
+        self.world.do("arrives", which=0, behind=False)
+
+    @rule(extra=st.integers(1, 2))
+    def a_gang_does_not_fit(self, extra):
+        """There is room for some of it."""
+        self._calm()
+        self._full(but=1)
+        self._gang(max(self._most(), LITTLE), 1 + extra, 0)
+        self.world.do("passes", seconds=1.0, stride=0.25)
+        for _ in range(2):
+            for member in range(1 + extra):
+                self.world.do("tries", which=f"p{self.world.numbers - member}", to=0)
+            self.world.do("passes", seconds=1.0, stride=0.25)
+
+    # What scenes have in common.
+
+    def _node(self, which):
+        """Its name."""
+        return sorted(self.world.nodes)[which % len(self.world.nodes)]
+
+    def _calm(self):
+        """Nothing is wrong, and some card has room. The extender to which the scheduler's connection is, which leads."""
+        self.world.do("calm", seconds=5.0)
+        if self._most() < LITTLE:
+            self.world.do("clears")
+            self.world.do("passes", seconds=1.0, stride=0.25)
+        return self.world.connected
+
+    def _creates(self, **pod):
+        self.world.do("creates", **pod)
+        return f"p{self.world.numbers}"
+
+    def _gang(self, mem, size, priority):
+        self.gangs += 1
+        for _ in range(size):
+            self.world.do("creates", gpu_mem=mem, gang=f"g{self.gangs}", minimum=size, priority=priority)
+
+    def _most(self):
+        """MiB that the emptiest card has."""
+        return max(self.world.judge.room(), default=0)
+
+    def _full(self, but=0):
+        """Shares on all cards but so many, each as large as what is free there; the size of the largest."""
+        largest = 0
+        while len([free for free in self.world.judge.room() if free >= LITTLE]) > but:
+            largest = max(largest, self._most())
+            pod = self._creates(gpu_mem=self._most())
+            before = self.world.judge.room()
+            self.world.do("tries", which=pod, to=0)
+            self.world.do("passes", seconds=0.5, stride=0.25)
+            if self.world.judge.room() == before:
+                break
+            self.world.do("runs", which=pod)
+        return largest or P100
+
+    def _two(self):
+        """Pods of which only one fits."""
+        self._full(but=1)
+        mem = max(self._most(), LITTLE)
+        return self._creates(gpu_mem=mem), self._creates(gpu_mem=mem // 2 + 1)
+
+    def _unseen(self, how, pod):
+        if how == "stands":
+            self.world.do("stands", times=1)
+        else:
+            self.world.do("lag", collection=paths.pods())
+        self.world.do("tries", which=pod, to=0)
 
 
 TestBlackbox = Machine.TestCase
@@ -252,7 +402,7 @@ def test_a_history_tells_the_same_each_time():
         {"do": "creates", "gpu_mem": HALF + 1},
         {"do": "creates", "whole_gpu": 1},
         {"do": "stands", "times": 1},
-        *({"do": "tries", "which": 0, "to": 0, "whole": False} for _ in range(3)),
+        *({"do": "tries", "which": 0, "to": 0} for _ in range(3)),
         {"do": "passes", "seconds": 2.0, "stride": 0.05},
         {"do": "is_killed", "which": 0},
         {"do": "starts", "which": 0},

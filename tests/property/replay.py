@@ -1,0 +1,76 @@
+"""Histories as files: `python -m tests.property.replay FILE…` plays them again, and `--shrink` makes them small.
+
+A history is a list of steps, the first of which is the world; in a file there is one on each line.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.property.blackbox import Build, History, replay, today
+
+SECONDS = 60.0  # for which a history is made smaller
+
+
+def read(path: Path) -> History:
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def write(path: Path, history: History) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(step) + "\n" for step in history))
+
+
+def broken(history: History, build: Build = today) -> str:
+    """Which rule it breaks, "" for none."""
+    try:
+        replay(history, build)
+    except AssertionError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def shrunk(history: History, build: Build = today, *, seconds: float = SECONDS) -> History:
+    """Without the steps that are not needed for a rule to be broken in the same way."""
+    until, how = time.monotonic() + seconds, _kind(broken(history, build))
+    size = len(history) // 2
+    while size and how and time.monotonic() < until:
+        at, before = len(history) - size, len(history)
+        while at >= 1 and time.monotonic() < until:
+            less = history[:at] + history[at + size :]
+            if _kind(broken(less, build)) == how:
+                history = less
+            at -= size
+        size = min(size, len(history) - 1) if len(history) < before else size // 2
+    return history
+
+
+def _kind(text: str) -> str:
+    """What is broken, without whose."""
+    return "".join(each for each in text.split("[")[0].split("Given(")[0] if not each.isdigit())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.property.replay", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--shrink", action="store_true", help="write FILE anew, without the steps that are not needed")
+    args = parser.parse_args()
+    bad = 0
+    for path in args.files:
+        history = read(path)
+        if args.shrink:
+            history = shrunk(history)
+            write(path, history)
+        how = broken(history)
+        bad += bool(how)
+        print(f"{path}: {len(history) - 1} steps: {how or 'all rules hold'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of what happens
+        os.execve(sys.executable, [sys.executable, "-m", "tests.property.replay", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
+    sys.exit(main())
