@@ -142,7 +142,7 @@ class World:
         self.under_way: set[str] = set()  # pods that the scheduler works on
         self.processes: list[Process | None] = []
         self.errors: list[Any] = []
-        self.broken: AssertionError | None = None  # what the last step has broken
+        self.broken: Exception | None = None  # what the last step has broken
 
     def do(self, step: str, **arguments: Any) -> None:
         """Takes the step, and what follows of it at once; then all rules must hold."""
@@ -151,7 +151,7 @@ class World:
             getattr(self, step)(**arguments)
             self.clock.run()
             self.judge.look()
-        except AssertionError as error:
+        except Exception as error:
             self.broken = error
             raise
 
@@ -646,9 +646,9 @@ class World:
     def goes_first(self, high: str, low: str) -> None:
         """Others went for the pod `high`, so `low` may not have their place."""
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
-        if high in pods and low in pods and pods[high].get("status", {}).get("nominatedNodeName"):
-            first = bool(_node(pods[high])) or not _node(pods[low])
-            assert first, f"{low} has the place for which others had gone for {high}"
+        if high in pods and low in pods and pods[high]["status"].get("nominatedNodeName"):
+            taken = not _node(pods[high]) and _node(pods[low]) and not self.judge.fit([pods[high]])
+            assert not taken, f"{low} has the place for which others had gone for {high}"
 
     def quiet(self) -> None:
         """Faults stop, and all do their work: whatever fits must be placed."""
@@ -751,7 +751,7 @@ class Judge:
             count = _split(pod)
             assert sorted(share.mem for share in made.shares) == [asked[names.GPU_MEM] // count] * count, made
         assert len({share.index for share in made.shares}) == len(made.shares), made
-        term = int(pod["metadata"]["annotations"][names.TERM].split("/")[3])
+        term = int(pod["metadata"]["annotations"].get(names.TERM, "///-1").split("/")[3])
         assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
         self._term = term
         if gang := gang_of(pod):
@@ -829,7 +829,7 @@ class Judge:
         """Pods that fit and wait, and gangs of which a part is bound."""
         there = [self._pods[uid] for uid in sorted(self._there)]
         waiting = [pod for pod in there if not _node(pod) and not pod["metadata"].get("deletionTimestamp")]
-        alone = [pod["metadata"]["name"] for pod in waiting if _asks(pod) and not gang_of(pod) and self._fit([pod])]
+        alone = [pod["metadata"]["name"] for pod in waiting if _asks(pod) and not gang_of(pod) and self.fit([pod])]
         gangs = sorted({gang_of(pod) for pod in there} - {None})
         return alone + [self._gang_left(gang, waiting) for gang in gangs if self._gang_left(gang, waiting)]
 
@@ -841,11 +841,11 @@ class Judge:
         if there and len(bound) < minimum:
             return f"{len(bound)} of the gang {gang}"
         mine = [pod for pod in waiting if gang_of(pod) == gang]
-        if mine and len(mine) + len(there) >= minimum and self._fit(mine):
+        if mine and len(mine) + len(there) >= minimum and self.fit(mine):
             return f"the gang {gang}"
         return ""
 
-    def _fit(self, pods: Sequence[Json]) -> bool:
+    def fit(self, pods: Sequence[Json]) -> bool:
         """Whether they surely all fit: each takes the first cards on which it does."""
         used = self._used()
         namespace = pods[0]["metadata"]["namespace"]

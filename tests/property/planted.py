@@ -1,0 +1,295 @@
+"""Faults for the black box to find: extenders that are told lies, or tell some. Nothing here knows their inside.
+
+`python -m tests.property.planted` draws histories until each fault has been found, and tells after how many. With
+`--keep` the shortest history that shows a fault is written to `histories/`, where `test_planted.py` plays it.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis.stateful import run_state_machine_as_test
+from prometheus_client import CollectorRegistry
+
+from cardwise.clock import Clock
+from cardwise.core.api import names
+from cardwise.kube import paths
+from cardwise.kube.client import KubeClient
+from cardwise.runtime.httpcalls import WsgiApp
+from extender.process import Settings
+from tests.fakes.apidoors import InMemoryClient
+from tests.fakes.apiobjects import encoded, merged, status
+from tests.fakes.apiserver import Answer, Request
+from tests.property import replay
+from tests.property.blackbox import Build, History, Json, Whole, today
+
+HISTORIES = Path(__file__).parent / "histories"
+
+Seen = Callable[[Json], Json | None]  # what an extender sees of an object; None: nothing
+Sends = Callable[["_Between", Request], Answer]  # what becomes of a request of an extender
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`sees`: by collection. `filters`: the same of a pod in a call of filter. `settings`: others than were said."""
+
+    sees: dict[str, Seen] = dataclasses.field(default_factory=dict)
+    sends: Sends | None = None
+    filters: Seen | None = None  # the pod of a call of filter
+    settings: Json = dataclasses.field(default_factory=dict)
+
+    def build(self) -> Build:
+        def made(client: KubeClient, clock: Clock, settings: Settings) -> Whole:
+            assert isinstance(client, InMemoryClient)
+            between = _Between(client, self)
+            return _Whole(today(between, clock, dataclasses.replace(settings, **self.settings)), self)
+
+        return made
+
+
+class _Between(InMemoryClient):
+    """The client of an extender with a fault."""
+
+    def __init__(self, client: InMemoryClient, fault: Fault) -> None:
+        super().__init__(client.api, **client.settings)
+        self._fault = fault
+        self.lists: dict[str, Answer] = {}  # the first of each collection
+
+    def handle(self, request: Request) -> Answer:
+        sends = self._fault.sends
+        answer = sends(self, request) if sends is not None else self.api.handle(request)
+        seen = next((seen for path, seen in self._fault.sees.items() if request.path.startswith(path)), None)
+        if seen is None or request.verb not in ("get", "list", "watch") or answer.status != 200:
+            return answer
+        if answer.stream is not None:
+            return dataclasses.replace(answer, stream=_Stream(answer.stream, seen))
+        body = json.loads(answer.body)
+        if "items" in body:
+            body["items"] = [one for one in map(seen, body["items"]) if one is not None]
+        else:
+            body = seen(body) or body
+        return dataclasses.replace(answer, body=encoded(body))
+
+
+class _Stream:
+    """A watch of which all objects are seen otherwise."""
+
+    def __init__(self, stream: Any, seen: Seen) -> None:
+        self.__dict__["_stream"], self.__dict__["_seen"] = stream, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._stream, name, value)
+
+    def __iter__(self) -> Iterator[bytes]:
+        line = b""
+        for part in self._stream:
+            line += part
+            if line.endswith(b"\n"):
+                event = json.loads(line)
+                line = b""
+                if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
+                    event["object"] = self._seen(event["object"])
+                if event["object"] is not None:
+                    yield encoded(event) + b"\n"
+
+
+class _Whole:
+    """An extender of which calls of filter see the pod otherwise."""
+
+    def __init__(self, whole: Whole, fault: Fault) -> None:
+        self._whole = whole
+        self._seen = fault.filters
+        self.start, self.stopping, self.stop = whole.start, whole.stopping, whole.stop
+
+    def app(self, registry: CollectorRegistry) -> WsgiApp:
+        app = self._whole.app(registry)
+
+        def called(environ: Any, begin: Any) -> Any:
+            if self._seen is not None and environ["PATH_INFO"].endswith("/filter"):
+                args = json.loads(environ["wsgi.input"].read())
+                body = encoded(args | {"Pod": self._seen(args["Pod"])})
+                environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+            return app(environ, begin)
+
+        return called
+
+
+# What is seen.
+
+
+def _nothing(_: Json) -> None:
+    return None
+
+
+def _with(**change: Any) -> Seen:
+    return lambda obj: merged(obj, change)
+
+
+def _ended_when_deleted(pod: Json) -> Json:
+    return merged(pod, {"status": {"phase": "Succeeded"}}) if pod["metadata"].get("deletionTimestamp") else pod
+
+
+def _one_more(quota: Json) -> Json:
+    hard = [
+        {name: value + 1 if name in ("shares", "cards") else value for name, value in entry.items()}
+        for entry in quota["spec"]["hard"]
+    ]
+    return merged(quota, {"spec": {"hard": hard}})
+
+
+def _alone(pod: Json) -> Json:
+    """It is in no gang."""
+    return merged(pod, {"metadata": {"labels": {names.GANG: None}}})
+
+
+def _not_whole(pod: Json) -> Json:
+    """Of a whole card that it has, some is free."""
+    said = json.loads((pod["metadata"].get("annotations") or {}).get(names.ASSIGNMENT, "null"))
+    if said is None:
+        return pod
+    for shares in said["containers"].values():
+        for share in shares:
+            if share[5:] == [1]:
+                share[2:] = [share[2] // 2, 0, share[4]]
+    return merged(pod, {"metadata": {"annotations": {names.ASSIGNMENT: json.dumps(said)}}})
+
+
+# What is sent.
+
+
+def _takes_lost_for_refused(between: _Between, request: Request) -> Answer:
+    try:
+        return between.api.handle(request)
+    except OSError:
+        if not request.path.endswith("/binding"):
+            raise
+        return Answer(403, encoded(status(403, "no")))
+
+
+def _takes_bound_for_refused(between: _Between, request: Request) -> Answer:
+    answer = between.api.handle(request)
+    if request.path.endswith("/binding") and answer.status < 300:
+        return Answer(403, encoded(status(403, "no")))
+    return answer
+
+
+def _makes_nothing_void(between: _Between, request: Request) -> Answer:
+    if request.verb == "patch" and names.TERM in request.raw.decode():
+        return between.api.handle(dataclasses.replace(request, verb="get", body=None, raw=b""))
+    return between.api.handle(request)
+
+
+def _binds_whatever_has_changed(between: _Between, request: Request) -> Answer:
+    """Of any term, and any version of the pod."""
+    if not request.path.endswith("/binding"):
+        return between.api.handle(request)
+    body = merged(request.body, {"metadata": {"resourceVersion": None}})
+    return between.api.handle(dataclasses.replace(request, body=body, raw=encoded(body)))
+
+
+def _has_a_lease_of_its_own(between: _Between, request: Request) -> Answer:
+    path = request.path
+    if "/leases" not in path:
+        return between.api.handle(request)
+    own = "of-" + between.settings["user_agent"]
+    if path.endswith("/leases"):
+        body = merged(request.body, {"metadata": {"name": own}})
+        return between.api.handle(dataclasses.replace(request, body=body, raw=encoded(body)))
+    return between.api.handle(dataclasses.replace(request, path=path.rsplit("/", 1)[0] + "/" + own))
+
+
+def _takes_over_by_an_old_list(between: _Between, request: Request) -> Answer:
+    if request.verb != "list" or request.path != paths.pods():
+        return between.api.handle(request)
+    if request.path not in between.lists:
+        between.lists[request.path] = between.api.handle(request)
+    return between.lists[request.path]
+
+
+FAULTS = {
+    "a Binding whose answer was lost is forgotten": Fault(sends=_takes_lost_for_refused),
+    "an accepted Binding is forgotten until the watch shows it": Fault(sends=_takes_bound_for_refused),
+    "what vanished pods hold is free at once": Fault(settings={"ghost_seconds": 0.0}),
+    "a share is free when deletion begins": Fault(sees={paths.pods(): _ended_when_deleted}),
+    "what nodes report of vanished pods is not counted": Fault(
+        sees={paths.extendedresources(): _with(status={"held": [], "terminating": []})}
+    ),
+    "quotas are not known": Fault(sees={paths.gpuquotas(): _nothing}),
+    "a quota is exceeded by one": Fault(sees={paths.gpuquotas(): _one_more}),
+    "the cores of a card are given twice": Fault(settings={"core_overcommit": 200}),
+    "a sick card takes new pods": Fault(sees={paths.extendedresources(): _with(status={"health": "Healthy"})}),
+    "a cordoned card takes new pods": Fault(sees={paths.extendedresources(): _with(spec={"unschedulable": None})}),
+    "a whole card takes shares": Fault(sees={paths.pods(): _not_whole}),
+    "members of gangs are bound one by one": Fault(sees={paths.pods(): _alone}, filters=_alone),
+    "a lower pod takes what others were evicted for": Fault(filters=_with(spec={"priority": 1000})),
+    "Bindings of former terms are not made void": Fault(sends=_makes_nothing_void),
+    "a Binding lands whatever has become of its pod": Fault(sends=_binds_whatever_has_changed),
+    "two lead at once": Fault(sends=_has_a_lease_of_its_own),
+    "a term begins with an old list": Fault(sends=_takes_over_by_an_old_list),
+}
+
+
+def search(fault: Fault, most: int, machine: Any, seed: int = 0) -> tuple[int, History]:
+    """After how many examples of the machine the fault is found, and by which history; 0 where it is not."""
+    drawn: list[Any] = []
+
+    class Planted(machine):  # type: ignore[misc]
+        build = staticmethod(fault.build())
+
+        def __init__(self) -> None:
+            super().__init__()
+            drawn.append(self)
+
+    few = hypothesis.settings(
+        max_examples=most,
+        phases=[hypothesis.Phase.generate],
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(AssertionError):
+        run_state_machine_as_test(hypothesis.seed(seed)(Planted), settings=few)
+    for number, one in enumerate(drawn, 1):
+        if one.world.broken is not None:
+            return number, one.world.history
+    return 0, []
+
+
+def main() -> int:
+    from tests.property.test_blackbox import Machine
+
+    parser = argparse.ArgumentParser(prog="python -m tests.property.planted", description=__doc__)
+    parser.add_argument("faults", nargs="*", help="words of them; all faults without")
+    parser.add_argument("--examples", type=int, default=30, help="of which one must find the fault (default: 30)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help="make histories of what is found")
+    args = parser.parse_args()
+    left = 0
+    for name, fault in FAULTS.items():
+        if args.faults and not any(word in name for word in args.faults):
+            continue
+        number, history = search(fault, args.examples, Machine, args.seed)
+        left += not number
+        print(f"{name}: {f'after {number}' if number else 'not found'}", flush=True)
+        if number and args.keep:
+            small = replay.shrunk(history, fault.build())
+            replay.write(HISTORIES / f"{name.replace(' ', '-')}.jsonl", small)
+            print(f"  {replay.broken(small, fault.build())}")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    replay.in_order("tests.property.planted")
+    sys.exit(main())
