@@ -151,6 +151,7 @@ class Extender:
             client,
             self._state,
             tell=(*self._telling.steps, self._check_ledger),
+            tell_gangs=[self._telling.gangs],
             keep=self._gangs,
             evict=[overfull.step, *([evictions.step] if settings.preempt_fragmented else ())],
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,

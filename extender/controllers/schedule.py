@@ -17,6 +17,9 @@ class Key(NamedTuple):
     key: str
 
 
+_LEAST = 0.02  # seconds that a write counts for at least: that of many is a share too
+
+
 @dataclass(slots=True)
 class _Written:
     """What was last written to an object, when, and how many times over."""
@@ -26,8 +29,38 @@ class _Written:
     again: int = 0
 
 
+class Turns:
+    """Which namespace is next, so that each has the same time: fair queueing by start times.
+
+    A namespace whose objects are slow to write, or many, waits for itself. One that comes anew begins where the others
+    are: it has saved nothing up.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}  # seconds by which a namespace stands behind one that begins at 0
+        self._now = 0.0  # where the namespace stood that was served last
+
+    def first(self, waiting: Iterable[str]) -> str:
+        """Of those that wait, one of which there must be."""
+        namespace = min(waiting, key=self._stands)
+        self._now = max(self._now, self._stands(namespace))
+        return namespace
+
+    def took(self, namespace: str, seconds: float) -> None:
+        self._used[namespace] = self._stands(namespace) + max(seconds, _LEAST)
+
+    def rest(self) -> None:
+        """Nobody waits."""
+        self._used.clear()
+        self._now = 0.0
+
+    def _stands(self, namespace: str) -> float:
+        return max(self._used.get(namespace, 0.0), self._now)
+
+
 class Schedule:
-    """`gaps`: for each kind the least seconds between two writes to one object. Kinds take turns.
+    """`gaps`: for each kind the least seconds between two writes to one object. Kinds take turns, and so do namespaces
+    (`Turns`); what is in none counts as one.
 
     Every write is looked at again: a lost one is repeated, later and later while it has no effect.
     """
@@ -36,15 +69,17 @@ class Schedule:
 
     def __init__(self, gaps: Mapping[str, float]) -> None:
         self._gaps = gaps
-        self._ready: dict[str, dict[Key, None]] = {kind: {} for kind in gaps}
-        self._turns = list(gaps)
+        self._ready: dict[str, dict[str, dict[Key, None]]] = {kind: {} for kind in gaps}  # by namespace
+        self._kinds = list(gaps)
+        self._turns = {kind: Turns() for kind in gaps}
+        self._given: tuple[Key, float] | None = None  # what is being written, and since when
         self._later: list[tuple[float, int, Key]] = []
         self._put_off: dict[Key, float] = {}
         self._order = count()
         self._written: dict[Key, _Written] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._ready.values())) + len(self._put_off)
+        return sum(len(keys) for ready in self._ready.values() for keys in ready.values()) + len(self._put_off)
 
     def mark(self, key: Key, now: float) -> None:
         """The object may be other than it ought to be."""
@@ -53,7 +88,7 @@ class Schedule:
             self._later_at(key, last.at + self._gaps[key.kind])
         elif key not in self._put_off or self._put_off[key] > now:
             self._put_off.pop(key, None)
-            self._ready[key.kind][key] = None
+            self._make_ready(key)
 
     def mark_all(self, keys: Iterable[Key], now: float) -> None:
         for key in keys:
@@ -65,19 +100,26 @@ class Schedule:
             at, _, key = heapq.heappop(self._later)
             if self._put_off.get(key) == at:  # else it has been marked for an earlier time
                 del self._put_off[key]
-                self._ready[key.kind][key] = None
-        for kind in self._turns:
+                self._make_ready(key)
+        for kind in self._kinds:
             ready = self._ready[kind]
-            if ready:
-                self._turns.remove(kind)
-                self._turns.append(kind)
-                key = next(iter(ready))
-                del ready[key]
-                return key
+            if not ready:
+                self._turns[kind].rest()
+                continue
+            self._kinds.remove(kind)
+            self._kinds.append(kind)
+            namespace = self._turns[kind].first(ready)
+            key = next(iter(ready[namespace]))
+            del ready[namespace][key]
+            if not ready[namespace]:
+                del ready[namespace]
+            self._given = key, now
+            return key
         return None
 
     def wrote(self, key: Key, what: object, now: float) -> None:
         """Something was written; whether it has come to be is to be seen."""
+        self._took(key, now)
         last = self._written.get(key)
         again = last.again + 1 if last is not None and last.what == what else 0
         self._written[key] = _Written(what, now, again)
@@ -85,6 +127,7 @@ class Schedule:
 
     def failed(self, key: Key, now: float, seconds: float) -> None:
         """It could not be written; to be tried again after so long, or when it is marked again."""
+        self._took(key, now)
         self._written[key] = _Written(None, now)
         self._later_at(key, now + seconds)
 
@@ -92,10 +135,22 @@ class Schedule:
         """The object is as it ought to be, or is no more."""
         self._written.pop(key, None)
 
+    def _make_ready(self, key: Key) -> None:
+        self._ready[key.kind].setdefault(_namespace(key), {})[key] = None
+
+    def _took(self, key: Key, now: float) -> None:
+        if self._given is not None and self._given[0] == key:
+            self._turns[key.kind].took(_namespace(key), now - self._given[1])
+            self._given = None
+
     def _later_at(self, key: Key, at: float) -> None:
-        if key not in self._ready[key.kind] and at < self._put_off.get(key, float("inf")):
+        if key not in self._ready[key.kind].get(_namespace(key), ()) and at < self._put_off.get(key, float("inf")):
             self._put_off[key] = at
             heapq.heappush(self._later, (at, next(self._order), key))
+
+
+def _namespace(key: Key) -> str:
+    return key.key.partition("/")[0] if "/" in key.key else ""
 
 
 class Pace:

@@ -18,7 +18,8 @@ from extender.state import State
 
 
 class Telling:
-    """Take `steps` again and again in the process that serves, all in one thread.
+    """Take `steps` again and again in the process that serves, all in one thread, and `gangs` in another: a namespace
+    can make its PodGroups slow to write, but no status of a card.
 
     `knows`: whether all that is watched has been listed; before, no step is taken, for what is counted of half a
     picture would be counted again. `leads`: whether this extender leads; others watch and say nothing.
@@ -39,8 +40,9 @@ class Telling:
         keeper = ClassKeeper(client, seen, active=leads, in_use=state.class_in_use, clock=clock)
         writer = StatusWriter(client, state, seen, active=leads, no_class=self.notices.quota_without_class, clock=clock)
         gangs = GangTelling(client, seen.groups, events, gangs=state.gangs.views, active=leads, clock=clock)
-        steps = (self.notices.step, keeper.step, writer.step, gangs.step)
+        steps = (self.notices.step, keeper.step, writer.step)
         self.steps = tuple(_when(knows, step) for step in steps)
+        self.gangs = _when(knows, gangs.step)
 
 
 def _when(knows: Callable[[], bool], step: Step) -> Step:

@@ -66,8 +66,9 @@ class Loop:
 
 
 class Upkeep:
-    """Start it in the process that serves. `tell`: steps that write to the cluster what is in use; `keep`: who looks
-    after gangs; `evict`: who evicts; `nominate`: who nominates ahead; `learn`: who learns the workload.
+    """Start it in the process that serves. `tell`: steps that write to the cluster what is in use; `tell_gangs`: those
+    that write PodGroups; `keep`: who looks after gangs; `evict`: who evicts; `nominate`: who nominates ahead; `learn`:
+    who learns the workload.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Upkeep:
         state: State,
         *,
         tell: Sequence[Step] = (),
+        tell_gangs: Sequence[Step] = (),
         keep: GangKeeper | None = None,
         evict: Sequence[Step] = (),
         nominate: AheadWriter | None = None,
@@ -96,6 +98,8 @@ class Upkeep:
             Loop("upkeep", _STEP_SECONDS, [self.step], clock),
             Loop("statuses", _TELL_SECONDS, tell, clock),
         ]
+        if tell_gangs:
+            self._loops.append(Loop("podgroups", _TELL_SECONDS, tell_gangs, clock))
         if evict:
             self._loops.append(Loop("evictions", _STEP_SECONDS, evict, clock))
         if learn:

@@ -1,6 +1,7 @@
 """What is written for gangs: gates, evictions, PodGroups and events, by the extender that leads."""
 
 import json
+import math
 
 import pytest
 from structlog.testing import capture_logs
@@ -314,3 +315,18 @@ def test_who_does_not_lead_says_nothing(scene):
     trio(scene)
     scene.tell()
     assert (scene.api.requests, scene.events.told) == ([], [])
+
+
+def test_podgroups_that_are_slow_to_write_delay_those_of_other_namespaces_by_one_write(scene):
+    slow = paths.podgroups("fat")
+    scene.api.before(lambda _call: scene.world.clock.advance(2.0), "patch", f"{slow}/*", times=math.inf)
+    for i in range(20):
+        scene.put({"metadata": {"name": f"f{i}", "namespace": "fat"}, "spec": {"minMember": 2}})
+    scene.telling.step()
+    for i in range(5):
+        scene.put({"metadata": {"name": f"g{i}", "namespace": "quick"}, "spec": {"minMember": 2}})
+    began, before = scene.world.clock.now(), len(scene.api.sent("patch"))
+    while not all(scene.api.get(paths.podgroups("quick", f"g{i}")).get("status") for i in range(5)):
+        scene.telling.step()
+        scene.world.clock.advance(0.25)
+    assert scene.world.clock.now() - began <= 5.0, scene.api.sent("patch")[before:]

@@ -37,3 +37,47 @@ def test_pace_saves_up_half_a_second():
         pace.spend()
         written += 1
     assert written == 10
+
+
+def served(schedule, count, now=0.0, slow=""):
+    """The namespaces of the next writes, of which those of `slow` take two seconds each."""
+    order = []
+    for _ in range(count):
+        key = schedule.next(now)
+        namespace = key.key.split("/")[0]
+        now += 2.0 if namespace == slow else 0.0
+        schedule.wrote(key, "what", now)
+        order.append(namespace)
+    return order
+
+
+def test_a_namespace_of_many_objects_keeps_no_other_waiting():
+    schedule = Schedule({"a": 100.0})
+    schedule.mark_all([Key("a", f"many/{i}") for i in range(100)], 0.0)
+    schedule.mark_all([Key("a", f"few/{i}") for i in range(3)], 0.0)
+    order = served(schedule, 103)
+    assert order[:6].count("few") == 3
+    assert order.count("many") == 100
+
+
+def test_a_namespace_whose_writes_take_long_lets_all_that_are_quick_go_first():
+    schedule = Schedule({"a": 100.0})
+    schedule.mark_all([Key("a", f"fat/{i}") for i in range(20)], 0.0)
+    assert served(schedule, 2, slow="fat") == ["fat", "fat"], "while nobody else waits"
+    schedule.mark_all([Key("a", f"other/{i}") for i in range(30)], 4.0)
+    assert served(schedule, 30, 4.0, slow="fat").count("other") >= 29
+    assert set(served(schedule, 10, 10.0, slow="fat")) >= {"fat"}, "and has its turn again"
+
+
+def test_who_comes_later_does_not_pay_with_its_turns_for_what_it_did_not_use():
+    schedule = Schedule({"a": 1000.0})
+    schedule.mark_all([Key("a", f"old/{i}") for i in range(30)], 0.0)
+    assert served(schedule, 10, slow="old") == ["old"] * 10
+    schedule.mark_all([Key("a", f"new/{i}") for i in range(30)], 20.0)
+    now, order = 20.0, []
+    for _ in range(20):
+        key = schedule.next(now)
+        now += 2.0  # both alike by now
+        schedule.wrote(key, "what", now)
+        order.append(key.key.split("/")[0])
+    assert order.count("old") >= 9

@@ -35,7 +35,7 @@ class World:
 
     def told(self):
         """What a round writes."""
-        for step in self.telling.steps:
+        for step in (*self.telling.steps, self.telling.gangs):
             step()
         return {call.verb for call in self.api.requests}
 

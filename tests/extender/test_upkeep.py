@@ -102,6 +102,26 @@ def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(ap
         upkeep.stop()
 
 
+def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, made, clock):
+    hanging, go_on, told = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def hang():
+        hanging.set()
+        go_on.wait(60)
+
+    upkeep = Upkeep(api.client(), made, tell=[told.release], tell_gangs=[hang], clock=clock)
+    upkeep.start()
+    try:
+        clock.step(threads=3)
+        assert hanging.wait(60)
+        assert told.acquire(timeout=60)
+        clock.step(threads=2)
+        assert told.acquire(timeout=60), "the other loop goes on"
+    finally:
+        go_on.set()
+        upkeep.stop()
+
+
 def test_a_step_that_fails_keeps_neither_the_others_nor_the_next_round():
     rounds = []
 

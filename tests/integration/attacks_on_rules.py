@@ -5,6 +5,8 @@ gang that is not whole, `ungated` one that no node suits. What has `late` is a p
 looks what came of it.
 """
 
+from collections.abc import Callable
+
 from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100, container
@@ -13,6 +15,8 @@ from tests.integration.tenancy import (
     RBAC_PATH,
     Attack,
     By,
+    Json,
+    Tenant,
     Try,
     amount,
     binds,
@@ -33,6 +37,24 @@ ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 SCHEDULING = "/apis/scheduling.k8s.io/v1"
 EXTENDER = f"system:serviceaccount:{names.NAMESPACE}:cardwise-extender"
 SYSTEM = paths.namespaces(names.NAMESPACE)
+
+
+def _fatten(how: str, metadata: Json) -> Callable[[Tenant], object]:
+    """A PodGroup with this in its metadata, from the beginning or later."""
+
+    def act(tenant: Tenant) -> object:
+        path = paths.podgroups(tenant.space.name)
+        made: Json = {"apiVersion": names.API_VERSION, "kind": "PodGroup", "spec": {"minMember": 2}}
+        if how == "created":
+            return tenant.edit.create(path, made | {"metadata": {"name": "fat"} | metadata})
+        tenant.edit.create(path, made | {"metadata": {"name": "fat"}})
+        try:
+            return tenant.edit.patch(f"{path}/fat", {"metadata": metadata})
+        finally:
+            tenant.edit.delete(f"{path}/fat")
+
+    return act
+
 
 BIGGER_SHARE = (
     Attack(
@@ -419,6 +441,21 @@ CARDWISE_ITSELF = (
                 ("annotations", {f"x{i}": "" for i in range(600)}),
                 ("labels", {f"x{i}": "" for i in range(600)}),
                 ("finalizers", [f"a.b/x{i}" for i in range(600)]),
+            )
+        ],
+    ),
+    Attack(
+        "T61",
+        "fat PodGroups, which the extender writes to, so that other tenants' wait for theirs",
+        [
+            Try(_fatten(where, {field: value}), By.PODGROUPS, ("metadata", "at most"))
+            for where in ("created", "changed")
+            for field, value in (
+                ("labels", {f"x{i}": "" for i in range(1_000)}),
+                ("annotations", {f"x{i}": "" for i in range(100)}),
+                ("annotations", {"x": "x" * 33_000}),
+                ("finalizers", [f"a.b/x{i}" for i in range(100)]),
+                ("ownerReferences", [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x" * 33_000, "uid": "1"}]),
             )
         ],
     ),
