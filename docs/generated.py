@@ -1,0 +1,146 @@
+"""The reference pages that are made of code, CRDs and chart when the site is built, so that none is ever stale.
+
+`conf.py` calls `write`. Each page is one function from what the repository has to CommonMark.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from cardwise.cli.main import cli
+from deviceplugin.__main__ import main as deviceplugin
+from extender.__main__ import main as extender
+from mps.__main__ import main as mps
+from webhook.__main__ import main as webhook
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "helm" / "cardwise"
+_WIDTH = 100
+
+
+def write(folder: Path) -> None:
+    """All pages into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        target, text = folder / f"{name}.md", page()
+        if not target.exists() or target.read_text() != text:  # else Sphinx would read it again
+            target.write_text(text)
+
+
+def commands() -> str:
+    """What `cardwise` says of itself."""
+    parts = ["# Commands\n\nFor users and admins. What each command of `cardwise` says by `--help`.\n"]
+    for names, command in _commands(cli, ("cardwise",)):
+        parts.append(f"## {' '.join(names)}\n\n{_help(command, ' '.join(names))}\n")
+    return "\n".join(parts)
+
+
+def settings() -> str:
+    """What the parts say of themselves."""
+    parts = {
+        "cardwise-webhook": webhook,
+        "cardwise-extender": extender,
+        "cardwise-deviceplugin": deviceplugin,
+        "cardwise-mps": mps,
+    }
+    said = [f"## {name}\n\n{_help(command, name)}\n" for name, command in parts.items()]
+    intro = "# Settings of the parts\n\nFor admins. The chart sets them; each part says them by `--help`.\n"
+    return "\n".join([intro, *said])
+
+
+def kinds() -> str:
+    """The fields of our objects, as `kubectl explain` tells them."""
+    parts = ["# Our objects\n\nFor users and admins. The fields of each kind, as `kubectl explain` tells them."]
+    for path in sorted((CHART / "files" / "crds").glob("*.yaml")):
+        crd = yaml.safe_load(path.read_text())
+        (version,) = crd["spec"]["versions"]
+        schema, names = version["schema"]["openAPIV3Schema"], crd["spec"]["names"]
+        short = "".join(f", short `{name}`" for name in names.get("shortNames", ()))
+        parts.append(f"## {names['kind']}")
+        parts.append(f"`{crd['spec']['group']}/{version['name']}`, {crd['spec']['scope']}{short}.")
+        parts.append(_plain(schema.get("description", "")))
+        rows = [row for top in ("spec", "status") if top in schema["properties"] for row in _fields(schema, top, "")]
+        parts.append(_table("| field | type | |", rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def values() -> str:
+    """The values of the chart with their defaults and what is said of them in `values.yaml`."""
+    text = (CHART / "values.yaml").read_text()
+    lines = text.splitlines()
+    parts = [
+        "# Values of the chart\n\nFor admins. What `helm install --set` takes; a wrong one is refused by its name."
+    ]
+    for key, node in yaml.compose(text).value:
+        said = _said(lines, key.start_mark.line)
+        parts += [f"## {key.value}", *([said] if said else [])]
+        parts.append(_table("| value | default | |", _values(lines, key, node, "")))
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "kinds": kinds, "values": values}
+
+
+def _table(head: str, rows: Iterable[str]) -> str:
+    return "\n".join([head, "|---|" + "---|" * (head.count("|") - 2), *rows])
+
+
+def _commands(command: click.Command, names: Sequence[str]) -> Iterator[tuple[Sequence[str], click.Command]]:
+    yield names, command
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from _commands(command.commands[name], (*names, name))
+
+
+def _help(command: click.Command, name: str) -> str:
+    context = click.Context(command, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH)
+    return f"```text\n{command.get_help(context)}\n```"
+
+
+def _fields(schema: dict[str, Any], name: str, before: str) -> Iterator[str]:
+    field = schema["properties"][name]
+    path = f"{before}.{name}".lstrip(".")
+    inner, kind = field, field.get("type", "integer or string" if field.get("x-kubernetes-int-or-string") else "any")
+    while inner.get("type") == "array":
+        inner, path = inner["items"], f"{path}[]"
+    needed = ", required" if name in schema.get("required", ()) else ""
+    said = " ".join(filter(None, (_plain(field.get("description", "")), _one_of(field))))
+    yield f"| `{path}` | {kind}{needed} | {said} |"
+    for each in inner.get("properties", {}):
+        yield from _fields(inner, each, path)
+
+
+def _one_of(field: dict[str, Any]) -> str:
+    return f"One of {', '.join(f'`{value}`' for value in field['enum'])}." if "enum" in field else ""
+
+
+def _values(lines: Sequence[str], key: yaml.Node, node: yaml.Node, before: str) -> Iterator[str]:
+    path = f"{before}.{key.value}".lstrip(".")
+    if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
+        for inner_key, inner in node.value:
+            yield from _values(lines, inner_key, inner, path)
+        return
+    default = yaml.safe_load(yaml.serialize(node))
+    shown = yaml.safe_dump(default, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    said = _said(lines, key.start_mark.line) if before else ""
+    yield f"| `{path}` | `{shown}` | {said} |"
+
+
+def _said(lines: Sequence[str], at: int) -> str:
+    """The comment above a line, and behind it."""
+    above: list[str] = []
+    for line in reversed(lines[:at]):
+        if not line.strip().startswith("# "):
+            break
+        above.insert(0, line.strip()[2:])
+    behind = re.search(r"\s#\s(.*)$", lines[at])
+    return _plain(" ".join([*above, *([behind[1]] if behind else [])]))
+
+
+def _plain(text: str) -> str:
+    """One line in which no character means something to CommonMark or to a table."""
+    return re.sub(r"([|<>*\[\]])", r"\\\1", " ".join(text.split()))

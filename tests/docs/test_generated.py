@@ -1,0 +1,51 @@
+"""The reference pages that are made of code, CRDs and chart: nothing that a reader may ask for is missing in them."""
+
+import click
+import pytest
+import yaml
+
+from cardwise.cli.main import cli
+from docs import generated
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_is_there_with_its_options(name):
+    section = generated.commands().partition(f"## cardwise {name}\n")[2].partition("\n## cardwise ")[0]
+    command = cli.commands[name]
+    options = [option for param in command.params if isinstance(param, click.Option) for option in param.opts]
+    if not isinstance(command, click.Group):
+        assert [option for option in options if option not in section] == []
+    assert section.startswith("\n```text\nUsage: ")
+
+
+def test_every_value_of_the_chart_is_there_with_its_default():
+    page = generated.values()
+
+    def missing(values, before=""):
+        for key, value in values.items():
+            path = f"{before}{key}"
+            if f"| `{path}` |" not in page:
+                yield from missing(value, f"{path}.") if isinstance(value, dict) and value else [path]
+
+    said = yaml.safe_load((generated.CHART / "values.yaml").read_text())
+    assert list(missing(said)) == []
+    assert (
+        "| `webhook.replicas` | `2` | At least 2: while none answers, pods that ask for cards cannot be created. |"
+        in page
+    )
+
+
+def test_every_kind_is_there_and_each_field_says_what_it_is():
+    page = generated.kinds()
+    assert {"ExtendedResource", "GPUQuota", "PodGroup", "ResourceClass"} <= {
+        line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")
+    }
+    assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith(" |  |")] == []
+
+
+def test_pages_that_have_not_changed_are_not_written_again(tmp_path):
+    generated.write(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    generated.write(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert {path.stem for path in before} == set(generated.PAGES)
