@@ -7,8 +7,9 @@ import pytest
 
 from cardwise.core.api import names
 from tests import build
-from tests.integration.sharing import Space, deployment
+from tests.integration.sharing import Space, deployment, workload
 from tests.integration.test_admission import Api
+from tests.integration.test_cli import cardwise
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
@@ -131,3 +132,57 @@ def test_a_variable_of_ones_own_may_name_the_share(known: Space) -> None:
     )
     order = [entry["name"] for entry in made["spec"]["containers"][0]["env"]]
     assert order.index(names.ENV_FRACTION) < order.index("OPTIONS")
+
+
+def explained(space: Space, *what: str) -> str:
+    done = cardwise(space.cluster, "explain", *what, "-n", space.name)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_explain_knows_workloads_and_who_refuses_their_pods(known: Space) -> None:
+    known.kubectl("apply", "-f", "-", stdin=json.dumps(deployment("wide", 1, gpu_mem=90000)))
+    known.wait(lambda: "is more than the largest card" in explained(known, "deploy/wide"), "the refusal is told")
+    assert f"deployment {known.name}/wide has no pod." in explained(known, "wide")
+    known.kubectl("apply", "-f", "-", stdin=json.dumps(deployment("web", 2, gpu_mem=4000)))
+    known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/web"), "they run")
+
+
+def test_explain_gives_the_cheapest_advice_that_is_true(known: Space) -> None:
+    for name in ("one", "two"):
+        known.put(workload(name, gpu_mem=10000))
+    known.create(workload("more", gpu_mem=8000))
+    known.refused("more", "Insufficient GPU Memory in one device")
+    said = explained(known, "pod/more")
+    cheapest, dearer = "it asked for at most 6276 MiB: that runs now, on card", "these ended"
+    assert said.index(cheapest) < said.index(dearer)
+    assert known.put(workload("advised", gpu_mem=6276)) is not None
+
+
+def test_explain_says_who_keeps_a_pod_from_its_card(known: Space) -> None:
+    api = Api(known.cluster)
+    for name, spec, says in (
+        (
+            "hub",
+            {"schedulerName": "jupyterhub-user-scheduler"},
+            "It is left to the scheduler jupyterhub-user-scheduler",
+        ),
+        ("kueue", {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, "Kueue has not admitted it yet"),
+        ("away", {"nodeSelector": {"accelerator": "none-such"}}, "It keeps away from every node with cards"),
+    ):
+        api.ok("create", "-n", known.name, "-f", "-", stdin=mine(build.pod(name, gpu_mem=4000), **spec))
+        said = explained(known, name)
+        assert says in said
+        assert "that fit are free" not in said
+    api.ok("create", "-n", known.name, "-f", "-", stdin=naming("aliyun.com/gpu-memory"))
+    assert f"which no node offers; did you mean {names.GPU_MEM}?" in explained(known, "named")
+
+
+def test_a_former_replica_that_holds_the_card_is_named(known: Space) -> None:
+    made = deployment("own", 2, gpu_mem=10000)
+    known.kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/own"), "they run")
+    made["spec"]["template"]["metadata"]["annotations"]["changed"] = "1"
+    made["spec"]["strategy"] = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    known.kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    known.wait(lambda: "its own former replica ended (own-" in explained(known, "deploy/own"), "it is told")

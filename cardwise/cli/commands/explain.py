@@ -1,36 +1,104 @@
-"""`cardwise explain pod`: why a pod waits, or why it is where it is."""
+"""`cardwise explain`: why a pod, or the pods of a workload, wait, or why they are where they are."""
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from cardwise.cli import options
-from cardwise.cli.cluster import published, snapshots
+from cardwise.cli.cluster import listing, published, snapshots, workloads
 from cardwise.cli.explanation import objects, sentences
+from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import gangtable, printing
 from cardwise.core.api import policies
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
+from cardwise.kube.survey import Survey
+
+Json = Mapping[str, Any]
+
+_WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to explain first
 
 
-@click.group()
-def explain() -> None:
-    """Say why something is as it is."""
-
-
-@explain.command("pod")
+@click.command()
 @options.kubeconfig
 @options.namespace
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
-@click.argument("name")
-def explain_pod(kubeconfig: Path | None, namespace: str | None, output: str, name: str) -> None:
-    """Why the pod NAME waits, or why it is where it is."""
+@click.argument("what", nargs=-1, required=True, metavar="[KIND] NAME | KIND/NAME")
+def explain(kubeconfig: Path | None, namespace: str | None, output: str, what: tuple[str, ...]) -> None:
+    """Why a pod waits, or why it is where it is; of a workload, how its pods are, and why the first of them waits.
+
+    KIND is pod, deployment, statefulset, job, cronjob, replicaset or daemonset, also as kubectl abbreviates them.
+    Without it NAME is a pod, or else a workload, of that name.
+    """
+    kind, name = _named(what)
     client = KubeClient.load(kubeconfig)
     namespace = namespace or client.namespace
-    try:
-        pod = client.get(paths.pods(namespace, name))
-    except errors.NotFound:
-        raise click.ClickException(f"there is no pod {name!r} in namespace {namespace!r}; -n names another") from None
+    found = _find(client, kind, namespace, name)
+    if found is None:
+        raise click.ClickException(
+            f"there is no {kind or 'pod or workload'} {name!r} in namespace {namespace!r}; -n names another"
+        )
+    kind, obj = found
+    if kind == workloads.POD:
+        text, data = _of_pod(client, obj, namespace)
+    else:
+        text, data = _of_workload(client, kind, obj, namespace)
+    if output == "table":
+        click.echo(text, nl=False)
+    else:
+        printing.dump(data, output)
+
+
+def _named(words: tuple[str, ...]) -> tuple[str, str]:
+    """Kind and name; "" where the kind is not said."""
+    if len(words) == 1 and "/" not in words[0]:
+        return "", words[0]
+    word, slash, name = words[0].partition("/")
+    if not slash and len(words) == 2:
+        name = words[1]
+    elif len(words) != 1:
+        raise click.UsageError("name one thing: NAME, KIND NAME or KIND/NAME")
+    kind = workloads.kind_of(word)
+    if not kind:
+        raise click.UsageError(f"{word!r} is no kind that makes pods; write one of: {', '.join(workloads.KINDS)}")
+    return kind, name
+
+
+def _find(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
+    for one in (kind,) if kind else workloads.KINDS:
+        try:
+            obj = workloads.find(client, one, namespace, name)
+        except errors.Forbidden:
+            if kind:
+                raise
+            continue
+        if obj is not None:
+            return one, obj
+    return None
+
+
+def _of_workload(client: KubeClient, kind: str, obj: Json, namespace: str) -> tuple[str, dict[str, Any]]:
+    made = workloads.made_by(client, kind, obj)
+    pods = sorted(made.pods, key=lambda pod: (_WORST.index(workloads.state(pod)), pod["metadata"]["name"]))
+    counts = Counter(map(workloads.state, pods))
+    how = ", ".join(f"{counts[state]} {state}" for state in _WORST if counts[state]) or "none"
+    lines = [f"{kind} {namespace}/{obj['metadata']['name']} has {len(pods)} pod{'s' * (len(pods) != 1)}: {how}."]
+    if len(pods) == 0:
+        lines[0] = f"{kind} {namespace}/{obj['metadata']['name']} has no pod."
+    if made.refused:
+        lines.append(f"Kubernetes could not create one: {made.refused}")
+    text = "".join(f"{line}\n" for line in lines)
+    data: dict[str, Any] = {"kind": kind, "namespace": namespace, "name": obj["metadata"]["name"], "pods": dict(counts)}
+    if pods:
+        inner, of_pod = _of_pod(client, pods[0], namespace)
+        text, data = text + inner, data | {"first": of_pod}
+    return text, data | {"text": text.splitlines()}
+
+
+def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, dict[str, Any]]:
     gang = gangtable.of_pod(client, pod)
     seen = None
     try:
@@ -50,8 +118,22 @@ def explain_pod(kubeconfig: Path | None, namespace: str | None, output: str, nam
         engine = Deciding(seen.ledger, rooms, told.workload)
         for note in filter(None, (unknown, engine.note)):
             click.echo(f"note: {note}", err=True)
-    text = sentences.explain(pod, seen, gang, told, engine)
-    if output == "table":
-        click.echo(text, nl=False)
-    else:
-        printing.dump(objects.as_json(pod, seen, published.in_force(pod, told), text), output)
+    text = sentences.explain(pod, seen, gang.lines, told, engine, around=_around(client, pod, seen, gang.waiting))
+    return text, objects.as_json(pod, seen, published.in_force(pod, told), text)
+
+
+def _around(client: KubeClient, pod: Json, seen: Survey | None, waiting: frozenset[str]) -> Around:
+    """What is known beside cards; of a placed pod nothing is needed. `waiting`: the pods of its gang without a node."""
+    if pod["spec"].get("nodeName"):
+        return Around()
+    try:
+        nodes = list(listing.objects(client, paths.nodes()))
+    except errors.Forbidden:
+        nodes = None
+    metadata = pod["metadata"]
+    partners = [
+        asked
+        for namespace, name, asked in (seen.waiting if seen is not None else ())
+        if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
+    ]
+    return Around(nodes, workloads.former(client, pod), partners)

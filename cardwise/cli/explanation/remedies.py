@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import quotatable
 from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Room
@@ -15,16 +16,28 @@ from cardwise.core.values.verdict import Refusal
 from cardwise.kube.survey import Survey
 
 _FEW = 5  # pods or cards named in one line
+_LEAST = 256  # MiB: less is nothing to advise
+_MEMBERS = 16  # of a gang, for whom room is looked for
 
 
-def remedies(asked: PodRequest, namespace: str, survey: Survey, views: Sequence[NodeView], policy: str) -> list[str]:
-    """One line for each thing that would do by itself; nothing where the pod fits already."""
+def remedies(
+    asked: PodRequest,
+    namespace: str,
+    survey: Survey,
+    views: Sequence[NodeView],
+    policy: str,
+    *,
+    around: Around = Around(),
+) -> list[str]:
+    """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already."""
     if any(view.refusal is None for view in views):
         return []
     rooms = [room for _, room in survey.rooms(namespace)]
     found = [
-        *_holders(asked, survey.ledger, views, policy, rooms),
+        *_less(asked, survey.ledger, views, policy, rooms),
         *_withheld(asked, views),
+        *_former(namespace, views, around),
+        *_holders(asked, survey.ledger, views, policy, rooms, around=around),
         *_quotas(asked, namespace, survey),
         *_too_big(asked, survey.ledger, views),
         *_apart(views),
@@ -38,19 +51,56 @@ def holder(holding: Holding) -> str:
     return f"{holding.namespace}/{holding.name} ({holding.assignment.mem} MiB{gone})"
 
 
-def _holders(
+def _less(
     asked: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, rooms: Sequence[Room]
 ) -> Iterator[str]:
+    """What it could have at once, where that is enough for anything."""
+    found = explanation.smaller(ledger, [view.name for view in views], asked, policy, rooms)
+    if found is not None and found.mem >= _LEAST:
+        yield f"it asked for at most {found.mem} MiB: that runs now, on {_cards(found.node, found.cards)}"
+
+
+def _former(namespace: str, views: Sequence[NodeView], around: Around) -> Iterator[str]:
+    """A rolling update starts the new pod before it ends the old one, which holds the card."""
+    holders = (one for view in views for card in view.cards for one in card.holders)
+    own = dict.fromkeys(one.name for one in holders if one.namespace == namespace and one.name in around.former)
+    if own:
+        yield (
+            f"its own former replica ended ({wording.few(list(own), _FEW, 'pods')}): write strategy.type: Recreate in "
+            "the Deployment, or maxSurge: 0 with maxUnavailable: 1"
+        )
+
+
+def _holders(
+    asked: PodRequest,
+    ledger: Ledger,
+    views: Sequence[NodeView],
+    policy: str,
+    rooms: Sequence[Room],
+    *,
+    around: Around,
+) -> Iterator[str]:
+    if around.partners:
+        every = explanation.together(
+            ledger, [view.name for view in views], [asked, *around.partners][:_MEMBERS], policy, rooms
+        )
+        if every:
+            who = wording.few([holder(one) for one in every], _FEW, "pods")
+            yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {who}"
+        return
     near = explanation.nearest(ledger, views, asked, policy, rooms)
     if near is None:
         return
-    cards = f"card{'s' * (len(near.cards) > 1)} {', '.join(map(str, near.cards))} of {near.node}"
-    where = cards if near.cards else near.node
+    where = _cards(near.node, near.cards)
     short = f", {near.short} MiB short" if near.short else ""
     if not near.holders:
         yield f"what is ending on {near.node} is gone: nobody else has to go"
         return
     yield f"these ended ({where}{short}): {wording.few([holder(one) for one in near.holders], _FEW, 'pods')}"
+
+
+def _cards(node: str, indices: Sequence[int]) -> str:
+    return f"card{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} of {node}" if indices else node
 
 
 def _withheld(asked: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from cardwise.cli.cluster import published, snapshots
 from cardwise.cli.cluster.published import Published
-from cardwise.cli.explanation import obstacles, remedies
+from cardwise.cli.explanation import holdups, obstacles, remedies
+from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import devicetable
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.api.quotas import Room
@@ -19,6 +20,8 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.verdict import Refusal
 from cardwise.kube import wire
 from cardwise.kube.survey import Survey
+
+_STARTING = ("ContainerCreating", "PodInitializing")
 
 
 class Ranks(Protocol):
@@ -36,6 +39,8 @@ def explain(
     gang: Sequence[str] = (),
     told: Published | None = None,
     engine: Ranks | None = None,
+    *,
+    around: Around = Around(),
 ) -> str:
     """The whole text for one pod (decoded JSON) in the cluster as surveyed; `gang` are the sentences of its gang.
 
@@ -58,11 +63,13 @@ def explain(
         return f"{where} asks for no GPU and no device of Cardwise, and {at}.\n{together}"
     if asked is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
-        return f"{where} asks for no GPU and no device of Cardwise ({known}).\n"
+        classes = survey.classes if survey is not None else {}
+        foreign = "".join(f"{line}\n" for line in holdups.foreign(pod, around, list(classes)))
+        return f"{where} asks for no GPU and no device of Cardwise ({known}).\n{foreign}"
     text = f"{where} asks for {_in_words(asked, pod)}.\n{together}"
     if node:
         return text + _placed("It", pod, node, survey)
-    return text + _waiting(pod, asked, survey, told or Published(), engine)
+    return text + _waiting(pod, asked, survey, told or Published(), engine, around=around)
 
 
 def _in_words(asked: request.PodRequest, pod: Mapping[str, Any]) -> str:
@@ -110,10 +117,25 @@ def _placed(who: str, pod: Mapping[str, Any], node: str, survey: Survey | None) 
             lines.append(f"  container {container.get(key, key)}: {of_class}{state}")
     if assigned.containers:
         # Of devices alone no annotation tells.
-        granted = annotations.get(names.ASSIGNED) == "true"
-        not_yet = "The node has not granted it yet: its container is not up."
-        lines.append("The node has granted it." if granted else not_yet)
-    return "\n".join(lines) + "\n"
+        runs = (pod.get("status") or {}).get("phase") == "Running"  # simulated nodes grant nothing
+        not_yet = "It runs." if runs else "The node has not granted it yet: its container is not up."
+        lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
+    return "\n".join([*lines, *_states(pod)]) + "\n"
+
+
+def _states(pod: Mapping[str, Any]) -> list[str]:
+    """Of containers that do not run, why, as the kubelet says it."""
+    status = pod.get("status") or {}
+    lines = []
+    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waits = (one.get("state") or {}).get("waiting") or {}
+        if waits.get("reason") in (None, *_STARTING):
+            continue
+        ended = ((one.get("lastState") or {}).get("terminated") or {}) or {}
+        last = f"; it ended with exit code {ended['exitCode']} ({ended.get('reason')})" if "exitCode" in ended else ""
+        said = f": {waits['message']}" if waits.get("message") else ""
+        lines.append(f"  container {one.get('name')} does not run: {waits['reason']}{said}{last}")
+    return lines
 
 
 def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Mapping[str, Any]) -> str:
@@ -137,7 +159,14 @@ def _state(survey: Survey, node: str, share: assignment.CardShare) -> str:
     if state is None or position is None:
         return "; this card is not on the node any more"
     card = state.cards[position]
-    return "; this card is unhealthy" * (not card.healthy) + "; this card is cordoned" * card.cordoned
+    sick = f"; this card is unhealthy{_reason(survey, card.uuid)}" * (not card.healthy)
+    return sick + "; this card is cordoned" * card.cordoned
+
+
+def _reason(survey: Survey, uuid: str) -> str:
+    """Why a card is unhealthy, in brackets; "" where nobody has said."""
+    said = next((one.status.reason for one in survey.resources if one.spec.uuid == uuid), "")
+    return f" ({said})" if said else ""
 
 
 def _state_of_device(survey: Survey, node: str, share: assignment.DeviceShare) -> str:
@@ -150,19 +179,31 @@ def _state_of_device(survey: Survey, node: str, share: assignment.DeviceShare) -
 
 
 def _waiting(
-    pod: Mapping[str, Any], asked: request.PodRequest, survey: Survey | None, told: Published, engine: Ranks | None
+    pod: Mapping[str, Any],
+    asked: request.PodRequest,
+    survey: Survey | None,
+    told: Published,
+    engine: Ranks | None,
+    *,
+    around: Around,
 ) -> str:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     said = next((c.get("message") for c in conditions if c.get("type") == "PodScheduled" and c.get("message")), None)
     lines = [f"kube-scheduler says: {said}"] if said else []
+    unplaced = holdups.nobody_places(pod)
+    lines += unplaced
     if survey is None:
         return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.in_force(pod, told)
     rooms = [room for _, room in survey.rooms(namespace)]
-    nodes = [node.name for node in survey.ledger.nodes()]
+    lines += holdups.foreign(pod, around, list(survey.classes))
+    with_cards = [node.name for node in survey.ledger.nodes()]
+    lines += holdups.no_node(pod, with_cards, around)
+    admitted = around.admitted(pod)
+    nodes = [name for name in with_cards if admitted is None or name in admitted]
     ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, rooms) if engine is not None else None
     views = explanation.explain(survey.ledger, nodes, asked, policy, rooms, ranked=ranked)
-    if not views:
+    if not with_cards:
         lines.append("No node has a card or a device that Cardwise gives: is the device plugin running?")
     lines += obstacles.types(asked, survey)
     lines += obstacles.quotas_in_the_way(asked, namespace, survey)
@@ -170,14 +211,14 @@ def _waiting(
     starving = [view.name for view in views if view.refusal is None and not view.roomy]
     if starving:
         lines.append(f"Room on cards, but not the cpu and memory of the pod beside it, is on {', '.join(starving)}.")
-    if fitting:
+    if fitting and not unplaced:
         what = " and ".join(filter(None, ("cards" * bool(asked.containers), "devices" * bool(asked.devices))))
+        unknown = "its node selector, taints, " if admitted is None else ""
         lines.append(
             f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked, told)}); "
-            "if it still waits, look at its node selector, taints, cpu and memory, and whether kube-scheduler reaches "
-            "the extender."
+            f"if it still waits, look at {unknown}cpu and memory, and whether kube-scheduler reaches the extender."
         )
-    managed = {one.spec.uuid: one.status.mps for one in survey.resources}
+    known = {one.spec.uuid: one.status for one in survey.resources}
     for view in views:
         if view.refusal is None:
             continue
@@ -185,8 +226,8 @@ def _waiting(
         if devicetable.is_about_devices(view.refusal):
             lines += devicetable.shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
-            lines += [_card(card, managed.get(card.uuid)) for card in view.cards]
-    lines += remedies.remedies(asked, namespace, survey, views, policy)
+            lines += [_card(card, known.get(card.uuid, _UNTOLD)) for card in view.cards]
+    lines += remedies.remedies(asked, namespace, survey, views, policy, around=around)
     return "\n".join(lines) + "\n"
 
 
@@ -202,11 +243,15 @@ def _by(policy: str, ranked: Mapping[str, int] | None, told: Published) -> str:
 _CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
 
 
-def _card(card: explanation.CardView, told: wire.MpsStatus | None) -> str:
-    sick = ", unhealthy" * (not card.healthy) + ", cordoned" * card.cordoned
+_UNTOLD = wire.ExtendedResourceStatus()
+
+
+def _card(card: explanation.CardView, told: wire.ExtendedResourceStatus) -> str:
+    why = f" ({told.reason})" if told.reason else ""
+    sick = f", unhealthy{why}" * (not card.healthy) + ", cordoned" * card.cordoned
     short = f", {card.short} MiB short" if card.short else ""
     by = f", held by {', '.join(map(remedies.holder, card.holders))}" if card.holders else ""
-    closed = _CLOSED.get(card.closed, "") + (_of_mps(told) if card.closed == "mps" else "")
+    closed = _CLOSED.get(card.closed, "") + (_of_mps(told.mps) if card.closed == "mps" else "")
     return f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
 
 

@@ -68,11 +68,20 @@ def views(client: KubeClient, namespace: str = "", name: str = "") -> list[GangV
     return [_view(key, groups.get(key, {}), pods.get(key, [])) for key in found if name in ("", key[1])]
 
 
-def of_pod(client: KubeClient, pod: Json) -> list[str]:
-    """What `explain` tells of the gang of a pod; nothing where it is in none. Raises `KubeError`."""
+@dataclass(frozen=True, slots=True)
+class OfPod:
+    """What `explain` tells of the gang of a pod, and the names of its pods without a node; empty for one in none."""
+
+    lines: tuple[str, ...] = ()
+    waiting: frozenset[str] = frozenset()
+
+
+def of_pod(client: KubeClient, pod: Json) -> OfPod:
+    """Raises `KubeError`."""
     name = _gang_of(pod)
     seen = views(client, pod["metadata"]["namespace"], name) if name else []
-    return [line for view in seen for line in sentences(view)]
+    waiting = frozenset(member for view in seen for member in view.members if member not in view.bound)
+    return OfPod(tuple(line for view in seen for line in sentences(view)), waiting)
 
 
 def holds(client: KubeClient) -> list[GangView]:

@@ -3,8 +3,8 @@
 And what would have to change for it to run, by the same search that finds whom preemption evicts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, Room
@@ -12,9 +12,10 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import Wanted
 from cardwise.core.placement.fitting import Claim
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
+from cardwise.core.values.quantity import MiB
 from cardwise.core.values.verdict import Refusal
 
 
@@ -83,6 +84,15 @@ class Nearest:
     holders: tuple[Holding, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Smaller:
+    """What could be asked for instead: MiB over all its cards, and where that would be placed now."""
+
+    mem: MiB
+    node: str
+    cards: tuple[int, ...]
+
+
 _LOOKED_AT: Final = 64  # nodes, those with the least missing on a card, for whom should go
 _PLENTY: Final = Load(1 << 60, 1 << 60, 1 << 30)  # what nodes have beside cards: that is not asked here
 
@@ -124,18 +134,26 @@ def explain(
 
 
 def nearest(
-    ledger: Ledger, views: Iterable[NodeView], request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+    ledger: Ledger,
+    views: Iterable[NodeView],
+    request: PodRequest,
+    policy: str,
+    rooms: Sequence[Room] = (),
+    *,
+    kept: Collection[str] = (),
 ) -> Nearest | None:
     """Where the fewest pods would have to end, of equal ones those with the least memory; None where that helps not.
 
-    `views`: of the nodes that have refused it. Priorities and disruption budgets play no part: people are asked.
+    `views`: of the nodes that have refused it. `kept`: UIDs of those that are not asked. Priorities and disruption
+    budgets play no part: people are asked.
     """
-    newcomer = preemption.Newcomer(request=request, load=Load(0, 0, 0), priority=1, policy=policy, rooms=rooms)
+    nothing = Load(0, 0, 0)
+    newcomer = preemption.Newcomer(request=request, load=nothing, priority=1, policy=policy, rooms=rooms)
     refused = [view for view in views if view.refusal is not None and view.refusal.resolvable]
     found = []
     for view in sorted(refused, key=lambda view: (_least_short(view), view.name))[:_LOOKED_AT]:
         node = ledger.node(view.name)
-        here = {holding.uid: holding for holding in ledger.holdings(view.name)}
+        here = {holding.uid: holding for holding in ledger.holdings(view.name) if holding.uid not in kept}
         residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.mark)) for h in here.values()]
         victims = preemption.best(preemption.Full(node=node, left=_PLENTY, residents=residents), newcomer)
         if node is None or victims is None:
@@ -152,6 +170,63 @@ def nearest(
             )
         )
     return min(found, key=lambda one: (len(one.holders), sum(h.assignment.mem for h in one.holders)), default=None)
+
+
+def smaller(
+    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+) -> Smaller | None:
+    """The most that the request could ask for instead and be placed now; None where it is not for one share alone."""
+    if len(request.containers) != 1 or request.devices or request.containers[0].whole:
+        return None
+    (asked,) = request.containers
+    found = []
+    for name in nodes:
+        node = ledger.node(name)
+        open_ = [] if node is None else [
+            node.free[i]
+            for i, card in enumerate(node.cards)
+            if card.takes and not fitting.served(node, i, request, rooms)[1]
+        ]  # fmt: skip
+        each = sorted(open_, reverse=True)[asked.cards - 1 : asked.cards]
+        found += [(free, name) for free in each if 0 < free < asked.mem_per_card]
+    for free, name in sorted(found, key=lambda one: (-one[0], one[1]))[:_LOOKED_AT]:
+        less = replace(request, containers=(replace(asked, mem=MiB(free * asked.cards)),))
+        placed = placement.place_on(ledger.node(name), less, policy, rooms)
+        if not isinstance(placed, Refusal):
+            return Smaller(MiB(free * asked.cards), name, tuple(placed.assignment.indices()))
+    return None
+
+
+def together(
+    ledger: Ledger, nodes: Sequence[str], requests: Sequence[PodRequest], policy: str, rooms: Sequence[Room] = ()
+) -> tuple[Holding, ...] | None:
+    """Who would have to end so that all these requests are placed, one after another; None where that helps not.
+
+    The ledger is as before afterwards.
+    """
+    undo: list[Undo] = []
+    gone: list[Holding] = []
+    placed: list[str] = []
+    try:
+        for i, request in enumerate(requests):
+            views = explain(ledger, nodes, request, policy, rooms)
+            where = next((view.name for view in views if view.refusal is None), "")
+            if not where:
+                near = nearest(ledger, views, request, policy, rooms, kept=placed)
+                if near is None:
+                    return None
+                gone += near.holders
+                undo += [ledger.release(holding.uid) for holding in near.holders]
+                where = near.node
+            found = placement.place_on(ledger.node(where), request, policy, rooms)
+            if isinstance(found, Refusal):
+                return None
+            placed.append(f"member/{i}")
+            undo.append(ledger.hold(Holding(placed[-1], "", "", where, found.assignment, party=request.party)))
+    finally:
+        for back in reversed(undo):
+            back()
+    return tuple(gone)
 
 
 def _least_short(view: NodeView) -> int:

@@ -2,7 +2,8 @@ from cardwise.cli.cluster import published
 from cardwise.cli.cluster.engine import Deciding
 from cardwise.cli.cluster.published import Published
 from cardwise.cli.explanation import sentences
-from cardwise.core.api import assignment, names
+from cardwise.cli.explanation.holdups import Around
+from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
@@ -244,7 +245,11 @@ def test_who_could_be_asked_are_the_fewest_of_one_card():
     seen = Survey(ledger=ledger_with_free(n1=[4069, 1000], n2=[16276 - 12000]))
     seen.ledger.hold(holding("small", 4276, 0, node="n2"))
     text = sentences.explain(waiting_for(8138), seen)
-    assert text.endswith("It would run if:\n  - these ended (card 0 of n2, 8138 MiB short): default/n2-0 (12000 MiB)\n")
+    assert text.endswith(
+        "It would run if:\n"
+        "  - it asked for at most 4069 MiB: that runs now, on card 0 of n1\n"
+        "  - these ended (card 0 of n2, 8138 MiB short): default/n2-0 (12000 MiB)\n"
+    )
     assert "would run if" not in sentences.explain(waiting_for(4000), seen)
 
 
@@ -269,3 +274,116 @@ def test_a_quota_names_who_holds_most_of_it():
 def test_what_no_card_can_hold_is_told_the_most_that_one_can():
     text = sentences.explain(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
     assert "  - it asked for at most 16276 MiB of a card, the biggest there is; more than that can be split" in text
+
+
+# What keeps a pod from its cards before cards matter, and what is cheaper than to end somebody.
+
+
+def around(*nodes: dict[str, object], **more: object) -> Around:
+    return Around(nodes or ({"metadata": {"name": "n1"}},), **more)
+
+
+def labelled(name: str, **labels: str) -> dict[str, object]:
+    return {"metadata": {"name": name, "labels": labels}, "status": {"capacity": {"nvidia.com/mig-1g.5gb": "7"}}}
+
+
+FREE = {"n1": [16276], "n2": [16276]}
+
+
+def heard(spec: dict[str, object], beside: Around | None = None, said: str = "") -> str:
+    pod = waiting_for(4000)
+    pod["spec"] |= spec
+    pod["status"] = {"conditions": [{"type": "PodScheduled", "message": said}]} if said else {}
+    seen = Survey(ledger=ledger_with_free(**FREE))
+    return sentences.explain(pod, seen, around=beside or around(labelled("n1"), labelled("n2")))
+
+
+def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
+    hub = heard({"schedulerName": "jupyterhub-user-scheduler"})
+    assert "It is left to the scheduler jupyterhub-user-scheduler" in hub
+    kueue = heard({"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]})
+    assert "Kueue has not admitted it yet" in kueue
+    assert "`kubectl get workloads -n team-b`" in kueue
+    other = heard({"schedulingGates": [{"name": "acme.example/wait"}]})
+    assert "its scheduling gate acme.example/wait is taken away" in other
+    for text in (hub, kueue, other):
+        assert "that fit are free" not in text
+    assert "that fit are free on n1, n2" in heard({"schedulingGates": [{"name": names.GANG}]})
+
+
+def test_a_scheduler_that_has_told_our_reasons_asks_us():
+    text = heard({"schedulerName": "mine"}, said="0/2 nodes are available: 2 Insufficient GPU Memory in one device.")
+    assert "It is left to the scheduler" not in text
+
+
+def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
+    zones = around(labelled("n1", zone="a"), labelled("n2", zone="b"))
+    some = heard({"nodeSelector": {"zone": "b"}}, zones)
+    assert "It keeps away from n1 by its nodeSelector (zone=b)" in some
+    assert "free on n2 (best first" in some
+    none = heard({"nodeSelector": {"zone": "c"}}, zones)
+    assert "It keeps away from every node with cards by its nodeSelector (zone=c)" in none
+    assert "that fit are free" not in none
+    tainted = labelled("n1") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
+    assert "taints that it does not tolerate" in heard({}, around(tainted, labelled("n2")))
+    assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, Around()), "nodes may not be read"
+
+
+def test_a_name_of_nobody_is_told_with_what_was_meant():
+    limits = {"aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
+    text = sentences.explain(waiting("team-b", "p", limits), Survey(), around=around(labelled("n1")))
+    assert "It asks for aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
+    assert "It asks for nvidia.com/mig-1g.5gb, which is not of Cardwise: the device plugin that offers it" in text
+    assert "nvidia.com/gpu," not in text
+    blind = sentences.explain(waiting("team-b", "p", limits), None)
+    assert "aliyun.com/gpu-memory, which is not of Cardwise; did you mean aliyun.com/gpu-mem?" in blind
+
+
+def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
+    seen = Survey(ledger=ledger_with_free(n1=[100]))
+    seen.ledger.release("n1-0")
+    seen.ledger.hold(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
+    text = sentences.explain(waiting_for(4000), seen, around=around(former=frozenset({"web-1-x"})))
+    assert "  - its own former replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
+
+
+def test_for_a_gang_all_that_must_end_are_named():
+    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
+    partners = [asked for pod in 2 * [waiting_for(16000)] if (asked := request.parse(pod))]
+    nodes = [labelled(name) for name in ("n1", "n2", "n3")]
+    text = sentences.explain(waiting_for(16000), seen, around=Around(nodes, partners=partners))
+    who = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
+    assert "  - these ended, for all 3 waiting pods of its gang: " in text
+    assert all(one in text.rpartition("gang: ")[2] for one in who.split(", "))
+    assert len(seen.ledger) == 3, "as it was"
+
+
+def test_a_container_that_does_not_start_says_why():
+    annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1) | {names.ASSIGNED: "true"}
+    there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
+    there["spec"]["nodeName"] = "n1"
+    pulls = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    crash = {
+        "name": "side",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 1, "reason": "Error"}},
+    }
+    there["status"] = {"containerStatuses": [pulls, crash]}
+    text = sentences.explain(there, Survey(ledger=ledger_with_free(n1=[4069])))
+    assert "The node has granted it.\n  container main does not run: ImagePullBackOff: no such image\n" in text
+    assert "  container side does not run: CrashLoopBackOff; it ended with exit code 1 (Error)\n" in text
+
+
+def test_what_runs_on_a_simulated_node_runs():
+    annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
+    there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
+    there["spec"]["nodeName"] = "n1"
+    there["status"] = {"phase": "Running"}
+    assert "\nIt runs.\n" in sentences.explain(there, Survey(ledger=ledger_with_free(n1=[4069])))
+
+
+def test_a_sick_card_says_why():
+    sick = card("n1", 0, health="Unhealthy")
+    sick["status"]["reason"] = "Xid 79"
+    seen = survey.take(lists(extendedresources=[sick], pods=[], gpuquotas=[]).kube)
+    assert "11441 of 11441 MiB free, unhealthy (Xid 79)" in sentences.explain(waiting_for(4000), seen)

@@ -53,3 +53,25 @@ def test_explain_says_how_many_devices_of_each_class_are_free_where():
     beside = others.asked(others.wanting(container(gpu_mem=1), rdma=1))
     (fits,) = explanation.explain(ledger, ["n1"], beside, "binpack")
     assert (fits.refusal, [card.free for card in fits.cards], [d.free for d in fits.devices]) == (None, [16000], [1])
+
+
+def test_the_most_that_could_be_asked_for_runs_at_once():
+    ledger = ledger_with_free(n1=[4069, 3000], n2=[2000, 8000], n3=[16276])
+    whole = request.parse(pod(gpu_count=1))
+    found = explanation.smaller(ledger, ["n1", "n2"], request.parse(pod(gpu_mem=10000)), "binpack")
+    assert found == explanation.Smaller(8000, "n2", (1,))
+    split = request.parse(pod(gpu_mem=20000, gpu_count=2))
+    assert explanation.smaller(ledger, ["n1", "n2"], split, "binpack") == explanation.Smaller(6000, "n1", (0, 1))
+    assert explanation.smaller(ledger, ["n1", "n2"], whole, "binpack") is None
+    assert explanation.smaller(ledger, ["n3"], request.parse(pod(gpu_mem=100)), "binpack") is None, "it fits as it is"
+
+
+def test_whoever_must_end_for_several_is_counted_once_and_nothing_is_changed():
+    ledger = ledger_with_free(n1=[100], n2=[200])
+    asked = request.parse(pod(gpu_mem=8000))
+    gone = explanation.together(ledger, ["n1", "n2"], [asked] * 4, "binpack")
+    assert sorted(holding.uid for holding in gone) == ["n1-0", "n2-0"]
+    assert len(explanation.together(ledger, ["n1", "n2"], [asked] * 2, "binpack")) == 1
+    assert explanation.together(ledger, ["n1", "n2"], [asked] * 5, "binpack") is None
+    assert sorted(holding.uid for holding in ledger.holdings()) == ["n1-0", "n2-0"]
+    assert ledger.violations() == []

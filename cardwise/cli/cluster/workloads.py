@@ -1,0 +1,123 @@
+"""Workloads by the names that people type, with the pods that they have made and what kept them from making more."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cardwise.cli.cluster import listing
+from cardwise.core.api import names
+from cardwise.kube import errors, paths
+from cardwise.kube.client import KubeClient
+
+Json = Mapping[str, Any]
+
+POD: Final = "pod"
+_APPS, _BATCH = "/apis/apps/v1", "/apis/batch/v1"
+_PATHS: Final[Mapping[str, tuple[str, str]]] = {
+    "deployment": (_APPS, "deployments"),
+    "statefulset": (_APPS, "statefulsets"),
+    "job": (_BATCH, "jobs"),
+    "cronjob": (_BATCH, "cronjobs"),
+    "replicaset": (_APPS, "replicasets"),
+    "daemonset": (_APPS, "daemonsets"),
+}
+_SHORT: Final[Mapping[str, str]] = {
+    "po": POD, "deploy": "deployment", "sts": "statefulset", "cj": "cronjob", "rs": "replicaset", "ds": "daemonset",
+}  # fmt: skip
+KINDS: Final = (POD, *_PATHS)
+_MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job"}  # who makes the pods for it
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A workload, its pods, and what the API server said last to whoever could not create one; "" where nobody."""
+
+    kind: str
+    obj: Json
+    pods: tuple[Json, ...]
+    refused: str
+
+
+def kind_of(word: str) -> str:
+    """The kind by any word for it, "" for none that is known."""
+    plain = word.lower().partition(".")[0]
+    for name in (plain, plain.removesuffix("s")):
+        found = _SHORT.get(name, name)
+        if found in KINDS:
+            return found
+    return ""
+
+
+def find(client: KubeClient, kind: str, namespace: str, name: str) -> Json | None:
+    """The object; None where there is none. Raises KubeError."""
+    path = paths.pods(namespace, name) if kind == POD else paths.namespaced(*_PATHS[kind], namespace, name)
+    try:
+        return client.get(path)
+    except errors.NotFound:
+        return None
+
+
+def made_by(client: KubeClient, kind: str, obj: Json) -> Made:
+    """Raises KubeError."""
+    namespace, owners = obj["metadata"]["namespace"], [obj]
+    if kind in _MAKERS:
+        api, plural = _PATHS[_MAKERS[kind]]
+        owners = list(_owned(listing.objects(client, paths.namespaced(api, plural, namespace)), owners))
+    pods = tuple(_owned(listing.objects(client, paths.pods(namespace)), owners))
+    return Made(kind, obj, pods, _refused(client, namespace, owners))
+
+
+def former(client: KubeClient, pod: Json) -> frozenset[str]:
+    """Names of pods of the pod's own Deployment that another ReplicaSet made. Raises KubeError."""
+    namespace, deployment = pod["metadata"].get("namespace", ""), _deployment(pod)
+    if not deployment:
+        return frozenset()
+    mine = _owner(pod)
+    pods = listing.objects(client, paths.pods(namespace))
+    return frozenset(one["metadata"]["name"] for one in pods if _deployment(one) == deployment and _owner(one) != mine)
+
+
+def _deployment(pod: Json) -> str:
+    """A ReplicaSet of a Deployment is called as that, with the hash of its template."""
+    digest = (pod["metadata"].get("labels") or {}).get("pod-template-hash")
+    owner = _owner(pod)
+    return owner.removesuffix(f"-{digest}") if digest and owner.endswith(f"-{digest}") else ""
+
+
+def _owner(obj: Json) -> str:
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return next((str(one["name"]) for one in owners if one.get("controller")), "")
+
+
+def _owned(objects: Iterable[dict[str, Any]], owners: Iterable[Json]) -> Iterable[Json]:
+    uids = {owner["metadata"].get("uid") for owner in owners}
+    return (
+        one
+        for one in objects
+        if any(o.get("controller") and o.get("uid") in uids for o in one["metadata"].get("ownerReferences") or ())
+    )
+
+
+def _refused(client: KubeClient, namespace: str, owners: Iterable[Json]) -> str:
+    """The last event that says so. Conditions say it too, but only of ReplicaSets, and not the newest."""
+    uids = {owner["metadata"].get("uid") for owner in owners}
+    query = {"fieldSelector": "reason=FailedCreate"}
+    try:
+        events = list(listing.objects(client, paths.events(namespace), query))
+    except errors.Forbidden:
+        return ""
+    mine = [event for event in events if (event.get("involvedObject") or {}).get("uid") in uids]
+    newest = max(mine, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+    return str(newest.get("message") or "")
+
+
+def state(pod: Json) -> str:
+    """In one word for people: runs, waits, starts, ends or has ended."""
+    status = pod.get("status") or {}
+    if status.get("phase") in names.FINISHED_PHASES:
+        return "ended"
+    if pod["metadata"].get("deletionTimestamp"):
+        return "ending"
+    if not (pod.get("spec") or {}).get("nodeName"):
+        return "waiting"
+    return "running" if status.get("phase") == "Running" else "starting"

@@ -1,0 +1,107 @@
+"""What keeps a waiting pod from its cards before cards matter: who is to place it, gates, which nodes it may be on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cardwise.core.api import lookalikes, names, request
+from cardwise.core.values import wording
+from cardwise.core.values.verdict import Refusal
+from cardwise.kube import eligible
+
+Json = Mapping[str, Any]
+
+_ASKING: Final = ("default-scheduler", "cardwise-scheduler")  # schedulers that ask us unless somebody set it otherwise
+_KUEUE: Final = "kueue.x-k8s.io/"
+_FEW: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What else is known beside cards. `nodes` are decoded Nodes, None where they may not be read. `former`: names of
+    pods that the pod's own Deployment made before its last change. `partners`: what the other waiting pods of its gang
+    ask for.
+    """
+
+    nodes: Sequence[Json] | None = None
+    former: frozenset[str] = frozenset()
+    partners: Sequence[request.PodRequest] = ()
+
+    def admitted(self, pod: Json) -> frozenset[str] | None:
+        """The nodes that the pod may be on by selector, affinity and taints; None where that is not known."""
+        return None if self.nodes is None else eligible.nodes(pod, self.nodes)
+
+    def resources(self) -> frozenset[str] | None:
+        """The resources about GPUs that some node offers."""
+        if self.nodes is None:
+            return None
+        offered = ((node.get("status") or {}).get("capacity") or {} for node in self.nodes)
+        return frozenset(
+            name for has in offered for name, amount in has.items() if lookalikes.like_a_gpu(name) and amount != "0"
+        )
+
+
+def nobody_places(pod: Json) -> list[str]:
+    """Why no scheduler that asks Cardwise looks at the pod; empty where one does."""
+    spec, metadata = pod.get("spec") or {}, pod["metadata"]
+    lines = []
+    for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
+        if name.startswith(_KUEUE):
+            lines.append(
+                f"Kueue has not admitted it yet (scheduling gate {name}): `kubectl get workloads -n "
+                f"{metadata['namespace']}` says why."
+            )
+        elif name != names.GANG:
+            lines.append(f"It is not placed before its scheduling gate {name} is taken away by whoever set it.")
+    scheduler = spec.get("schedulerName") or _ASKING[0]
+    if scheduler not in _ASKING and not any(refusal.text in _said(pod) for refusal in Refusal):
+        lines.append(
+            f"It is left to the scheduler {scheduler}, and nothing says that this one asks Cardwise: if not, it never "
+            f"gets a card. Create it again without spec.schedulerName, or with {_ASKING[0]}."
+        )
+    return lines
+
+
+def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
+    """Which nodes with cards the pod keeps away from, in one line; empty where none."""
+    admitted = around.admitted(pod)
+    if admitted is None:
+        return []
+    away = [name for name in with_cards if name not in admitted]
+    if not away:
+        return []
+    selector = ", ".join(f"{key}={value}" for key, value in ((pod.get("spec") or {}).get("nodeSelector") or {}).items())
+    by = f"its nodeSelector ({selector})" if selector else "its node affinity, or taints that it does not tolerate"
+    also = " (or its affinity, or taints)" if selector else ""
+    which = "every node with cards" if len(away) == len(with_cards) else wording.few(away, _FEW, "nodes")
+    return [f"It keeps away from {which} by {by}{also}."]
+
+
+def foreign(pod: Json, around: Around, classes: Sequence[str]) -> list[str]:
+    """The resources about GPUs that it asks for and that are none of Cardwise."""
+    offered = around.resources()
+    lines = []
+    for name in dict.fromkeys(_asked(pod)):
+        if not lookalikes.like_a_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):
+            continue
+        if offered is not None and name in offered:
+            lines.append(f"It asks for {name}, which is not of Cardwise: the device plugin that offers it gives it.")
+            continue
+        near = lookalikes.meant(name, (*sorted(offered or ()), *classes))
+        no = "which no node offers" if offered is not None else "which is not of Cardwise"
+        lines.append(f"It asks for {name}, {no}{f'; did you mean {near}?' if near else '.'}")
+    return lines
+
+
+def _asked(pod: Json) -> list[str]:
+    return [
+        name
+        for container in request.containers(pod)
+        for name, amount in ((container.spec.get("resources") or {}).get("limits") or {}).items()
+        if str(amount) != "0"
+    ]
+
+
+def _said(pod: Json) -> str:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return " ".join(c.get("message") or "" for c in conditions if c.get("type") == "PodScheduled")

@@ -1,0 +1,87 @@
+"""`cardwise explain`: of what, by which words."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cardwise.cli.cluster import workloads
+from tests.cli.worlds import Cluster, lists, placed, run, waiting
+
+Json = dict[str, Any]
+
+
+def owned(pod: Json, kind: str, name: str, **labels: str) -> Json:
+    owner = {"kind": kind, "name": name, "uid": name, "controller": True}
+    return pod | {"metadata": pod["metadata"] | {"ownerReferences": [owner], "labels": labels}}
+
+
+def made(name: str, namespace: str = "team-a", *, owner: str = "") -> Json:
+    metadata: Json = {"name": name, "namespace": namespace, "uid": name}
+    if owner:
+        metadata["ownerReferences"] = [{"kind": "x", "name": owner, "uid": owner, "controller": True}]
+    return {"metadata": metadata, "spec": {}}
+
+
+@pytest.fixture
+def api() -> Cluster:
+    """`web` is a Deployment with one pod that runs and two that wait; `train` is a Job that may make none."""
+    api = lists()
+    limits = {"aliyun.com/gpu-mem": "20000", "cardwise.dev/share": "1"}
+    api.add("deployments", made("web"))
+    api.add("replicasets", made("web-1", owner="web"))
+    api.add("pods", owned(placed("team-a", "web-1-a", "n1", 1, 100), "ReplicaSet", "web-1"))
+    api.add("pods", *(owned(waiting("team-a", f"web-1-{x}", limits), "ReplicaSet", "web-1") for x in "bc"))
+    api.add("jobs", made("big"))
+    refused = {"reason": "FailedCreate", "message": "admission webhook denied the request: too much"}
+    event = {"metadata": {"name": "e", "namespace": "team-a"}, "involvedObject": {"uid": "big"}}
+    api.add("events", event | refused)
+    return api
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["deploy/web"], ["deployment", "web"], ["deployments.apps/web"], ["web"], ["Deployment/web"]],
+)
+def test_a_workload_is_explained_by_its_pods_and_the_first_that_waits(monkeypatch, api, words):
+    said = run(monkeypatch, api, "explain", *words, "-n", "team-a").output
+    assert "deployment team-a/web has 3 pods: 2 waiting, 1 starting.\n" in said
+    assert "pod team-a/web-1-b asks for 20000 MiB" in said
+
+
+def test_a_workload_without_pods_says_who_refuses_them(monkeypatch, api):
+    said = run(monkeypatch, api, "explain", "job/big", "-n", "team-a").output
+    assert "job team-a/big has no pod.\nKubernetes could not create one: admission webhook denied" in said
+
+
+@pytest.mark.parametrize("words", [["pod", "web-1-b"], ["pod/web-1-b"], ["po/web-1-b"], ["web-1-b"]])
+def test_a_pod_by_any_words(monkeypatch, api, words):
+    assert "pod team-a/web-1-b asks for 20000 MiB" in run(monkeypatch, api, "explain", *words, "-n", "team-a").output
+
+
+def test_for_programs(monkeypatch, api):
+    said = json.loads(run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a", "-o", "json").stdout)
+    assert (said["pods"], said["first"]["name"]) == ({"waiting": 2, "starting": 1}, "web-1-b")
+
+
+def test_what_is_not_there_or_no_kind_is_told(monkeypatch, api):
+    assert "there is no pod or workload 'none'" in run(monkeypatch, api, "explain", "none", "-n", "team-a").output
+    assert "there is no job 'none'" in run(monkeypatch, api, "explain", "job/none", "-n", "team-a").output
+    assert "'svc' is no kind that makes pods" in run(monkeypatch, api, "explain", "svc/x").output
+    assert "name one thing" in run(monkeypatch, api, "explain", "pod", "a", "b").output
+
+
+def test_former_replicas_are_of_the_same_deployment_and_another_template():
+    limits = {"aliyun.com/gpu-mem": "1"}
+    replicas = [
+        owned(
+            waiting("t", f"{name}-{digest}-x", limits),
+            "ReplicaSet",
+            f"{name}-{digest}",
+            **{"pod-template-hash": digest},
+        )
+        for name, digest in (("web", "1"), ("web", "2"), ("api", "3"))
+    ]
+    api = lists(pods=replicas)
+    assert workloads.former(api.kube, replicas[1]) == {"web-1-x"}
+    assert workloads.former(api.kube, waiting("t", "bare", limits)) == frozenset()
