@@ -1,6 +1,7 @@
 """Rules 1 and 3 of architecture.md on a node's disk: never above a card, always freed, whatever the order."""
 
 import shutil
+import stat
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,4 +150,6 @@ def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):
         assert again.all() == []
         assert str(path) in again.unreadable[0]
         assert not path.exists()
-    assert len(list((tmp_path / "grants-unreadable").iterdir())) == 4
+    aside = tmp_path / "grants-unreadable"
+    assert len(list(aside.iterdir())) == 4
+    assert stat.S_IMODE(aside.stat().st_mode) == 0o700

@@ -64,6 +64,23 @@ def test_a_card_is_remembered_for_all_who_hold_it_until_the_last_is_gone(ledger)
     assert used(ledger, OF_A, OF_B, EVERY_CARD) == [1, 1, 1], "it is forgotten with the last"
 
 
+def test_a_card_is_remembered_by_its_uuid_also_when_another_had_its_index(ledger):
+    ledger.hold(holding("u", 100, 0))
+    ledger.set_cards("n1", [replace(card("b"), uuid="GPU-other")])
+    ledger.hold(Holding("v", "default", "v", "n1", Assignment({"0": (CardShare(0, "GPU-other", 10, 0, P100),)})))
+    ledger.set_cards("n1", [])
+    assert used(ledger, OF_A, OF_B) == [100, 10]
+
+
+def test_who_goes_from_a_card_that_is_there_takes_nothing_from_those_that_are_gone(ledger):
+    ledger.set_cards("n1", [card("a"), card("b", index=1)])
+    ledger.hold(holding("u", 100, 0))
+    ledger.hold(holding("v", 10, 1))
+    ledger.set_cards("n1", [card("b", index=1)])
+    ledger.release("v")
+    assert used(ledger, OF_A, OF_B) == [100, 0]
+
+
 def test_a_kind_is_gone_with_the_last_card_that_is_remembered(ledger):
     ledger.set_cards("n2", [Card(index=0, uuid="GPU-n2-0", mem=P100, classes=frozenset({"b"}))])
     ledger.hold(holding("u", 100, 0))
@@ -126,6 +143,16 @@ def test_a_whole_card_counts_as_one_whatever_the_headroom_is_today():
     for ledger in (before, now, nobody):
         ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
         assert ledger.used("default", EVERY_CARD) == Charge(1, P100 - 1000, 1)
+
+
+def test_the_whole_cards_of_others_stay_counted_when_one_goes(ledger):
+    ledger.set_cards("n1", [card("a"), card("a", index=1)])
+    for uid in ("u", "v"):
+        placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack")
+        ledger.hold(Holding(uid, "default", uid, "n1", placed.assignment))
+    assert ledger.used("default", OF_A) == Charge(2, 2 * P100, 2)
+    ledger.release("u")
+    assert ledger.used("default", OF_A) == Charge(1, P100, 1)
 
 
 def test_all_of_a_card_in_a_share_is_no_whole_card(ledger):

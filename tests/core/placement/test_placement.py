@@ -150,3 +150,25 @@ def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first
     placed = place(ledger, containers=several)
     found = {key: [(one.index, one.mem) for one in of] for key, of in placed.assignment.containers.items()}
     assert found == {"0": [(1, 6000)], "1": [(0, 4000), (1, 4000)]}
+
+
+BOTH, ONE = frozenset({"x"}), frozenset({"x", "y"})
+
+
+def of_classes(*classes):
+    """A node with a card of 100 MiB of each of these."""
+    return typed_ledger(n1=[{"mem": 100, "classes": one} for one in classes])
+
+
+def found(placed):
+    return {key: [one.index for one in of] for key, of in placed.assignment.containers.items()}
+
+
+def test_shares_that_fill_their_cards_to_the_last_mib_give_way_to_each_other():
+    several = [of_class("x", gpu_mem=100), of_class("y", gpu_mem=100)]
+    assert found(place(of_classes(ONE, BOTH), containers=several)) == {"0": [1], "1": [0]}
+
+
+def test_all_cards_of_a_split_share_give_way():
+    several = [of_class("x", gpu_mem=200, gpu_count=2), of_class("y", gpu_mem=100)]
+    assert found(place(of_classes(ONE, BOTH, BOTH), containers=several)) == {"0": [1, 2], "1": [0]}

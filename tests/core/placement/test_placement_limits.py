@@ -6,6 +6,7 @@ import pytest
 
 from cardwise.core.api import request
 from cardwise.core.api.cards import Card
+from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.placement import placement, searching
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import explanation
@@ -39,6 +40,8 @@ def cordoned(*mems):
         (cordoned(100, 100), {"gpu_mem": 100, "gpu_count": 2}, Refusal.CORDONED),
         ([*sick(100), *cordoned(100, 100)[1:]], {"gpu_count": 2}, Refusal.UNHEALTHY),
         (cordoned(100), {"gpu_mem": 150}, Refusal.CARD_TOO_SMALL),
+        (out_of_use(100, mps=CardMps(ready=False)), {"gpu_mem": 50}, Refusal.MPS_DOWN),
+        (out_of_use(100, mps=CardMps(ready=False)), {"gpu_count": 1}, Refusal.MPS_DOWN),
     ],
 )
 def test_refusals(node_cards, asked, refusal):
@@ -79,6 +82,7 @@ def test_cores_are_given_twice_where_the_setting_says_so_and_no_more():
         else:
             assert placed.refusals["n1"] is Refusal.NO_CORE
     assert ledger.node("n1").copy().free_core == [50, 0]
+    assert ledger.node("n1").emptied().free_core == [150, 150]
 
 
 def test_headroom_is_kept_back():

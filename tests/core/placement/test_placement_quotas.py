@@ -1,5 +1,7 @@
 """What quotas do to placement: they steer it, refuse, and count what is used."""
 
+import pytest
+
 from cardwise.core.api import request
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.core.placement import placement
@@ -39,6 +41,30 @@ def test_a_quota_counts_all_cards_of_a_request_together():
     assert where(unlimited) == ("n1", [0, 1])
     assert placement.exceeded(ledger, unlimited, one) == [one[0].entry]
     assert placement.place_on(ledger.node("n1"), split, "binpack", quota(ledger, Entry(shares=1))) is Refusal.QUOTA
+
+
+@pytest.mark.parametrize(
+    ("asked", "k80s"),
+    [
+        ({"gpu_mem": 400, "gpu_count": 2}, {"memory": 300}),
+        ({"gpu_count": 2}, {"shares": 1}),
+        ({"gpu_count": 2}, {"memory": 12000}),
+        ({"gpu_count": 2}, {"cards": 1}),
+    ],
+)
+def test_each_card_of_a_request_is_charged_to_each_limit(asked, k80s):
+    ledger = typed_ledger(n1=[K80, K80, V100])
+    one = quota(ledger, Entry(device_class="k80", **k80s))
+    assert where(placement.place(ledger, ["n1"], request.parse(pod(**asked)), "binpack", one)) == ("n1", [0, 2])
+
+
+def test_each_container_is_a_share_also_where_they_have_one_card_in_common():
+    ledger = typed_ledger(n1=[K80])
+    several = request.parse(pod(containers=[container(name, gpu_mem=100) for name in "ab"]))
+    assert placement.place(ledger, ["n1"], several, "binpack", quota(ledger, Entry(shares=1))).refusals == {
+        "n1": Refusal.QUOTA
+    }
+    assert placement.place(ledger, ["n1"], several, "binpack", quota(ledger, Entry(shares=2))).node == "n1"
 
 
 def test_a_quota_that_may_forbid_some_cards_changes_no_choice_among_the_others():
