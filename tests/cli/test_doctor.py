@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cardwise.cli.doctor import checks, exposure, facts, probing, scheduler
+from cardwise.cli.doctor import checks, exposure, facts, finding, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level, table, worst
 from cardwise.core.api import names, schedulerconfig
@@ -72,6 +72,53 @@ def sound() -> Facts:
 
 def troubles(seen: Facts) -> list[Finding]:
     return [one for one in checks.judge(seen) if one.level is not Level.OK]
+
+
+def many(seen: Facts, count: int = 60) -> list[Json]:
+    """So many nodes of eight cards."""
+    seen.nodes = [node(f"n{i}") for i in range(count)]
+    seen.cards = [card(f"n{i}", j) for i in range(count) for j in range(8)]
+    for one in seen.cards:
+        one["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
+    return list(seen.cards)
+
+
+def test_a_reason_is_one_line_for_all_cards_that_it_is_of(sound):
+    for one in (cards := many(sound))[:-1]:
+        one["status"] |= {"health": "Unhealthy", "reason": "NvidiaServesNode"}
+    (found,) = troubles(sound)
+    assert found.text == "60 nodes (n0, n1, n10 and 57 more), 479 cards: unhealthy: NvidiaServesNode"
+    assert found.level is Level.WARNING
+    cards[-1]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
+    one, other = troubles(sound)
+    assert (one.level, other.level) == (Level.PROBLEM, Level.PROBLEM), "no card is usable"
+    assert "nobody gets a card" in one.remedy
+    assert not any(f.check == "cards" and f.level is Level.OK for f in checks.judge(sound))
+
+
+def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
+    for one in many(sound, 1):
+        one["spec"]["unschedulable"] = True
+    (found,) = troubles(sound)
+    assert (found.level, "8 cards: cordoned" in found.text) == (Level.PROBLEM, True)
+    assert "cardwise uncordon" in found.remedy
+
+
+def test_what_is_the_same_on_many_nodes_is_one_line(sound):
+    for one in many(sound):
+        one["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
+    texts = {one.check: one.text for one in troubles(sound)}
+    assert texts["card-access"].startswith("60 nodes (n0, n1, n2 and 57 more): cards are given by environment only")
+    assert texts["mps"].endswith("480 cards: without MPS, Down: no control program")
+
+
+def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
+    plant_no_cards(sound)
+    plant_dead_leader(sound)
+    plant_hami(sound)
+    found = finding.in_order(checks.judge(sound))
+    assert [one.check for one in found if one.level is Level.PROBLEM] == ["extender", "cards"]
+    assert [one.level for one in found] == sorted((one.level for one in found), key=list(reversed(Level)).index)
 
 
 def test_a_sound_cluster_has_no_finding_but_good_ones(sound):
@@ -184,15 +231,15 @@ def plant_no_rights(seen: Facts) -> None:
             "extender e holds the Lease cardwise-extender, which",
             "see whether it runs",
         ),
-        (plant_no_cards, Level.WARNING, "no card is known", "device plugin"),
+        (plant_no_cards, Level.PROBLEM, "no card is known", "nodes.selector"),
         (plant_sick_card, Level.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
-        (plant_unregistered_plugin, Level.PROBLEM, "n1: offers no cardwise.dev/share", "device plugin"),
+        (plant_unregistered_plugin, Level.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
         (plant_deleted_node, Level.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),
         (plant_old_runtime, Level.WARNING, "n1: cards are given by environment only", "enable_cdi = true"),
         (plant_docker, Level.WARNING, "n1: cards are given by environment only", "use containerd 2 or CRI-O"),
         (plant_no_mps, Level.NOTE, "no node has an MPS manager", "cardwise-mps"),
-        (plant_dead_mps, Level.WARNING, "n1: MPS of GPU-n1-1 is Down: the daemon died", "tried again by itself"),
-        (plant_nvidia_plugin, Level.WARNING, "n1: NVIDIA's device plugin offers 2 cards", "--cards"),
+        (plant_dead_mps, Level.WARNING, "n1: GPU-n1-1 is without MPS, Down: the daemon died", "tried again by itself"),
+        (plant_nvidia_plugin, Level.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
         (plant_hami, Level.NOTE, "HAMi is installed: DaemonSet gpu/hami-device-plugin", "nodeSelector"),
         (
             plant_gpushare,
@@ -400,7 +447,7 @@ def test_the_table_has_remedies_below_and_counts_at_the_end():
         "OK       cards  fine\n"
         "PROBLEM  mps    broken\n"
         "         -> mend it\n"
-        "1 problem, 0 warning, 0 note, 1 ok\n"
+        "1 problem, 0 warnings, 0 notes, 1 ok\n"
     )  # fmt: skip
     assert worst(found) is Level.PROBLEM
     assert worst([]) is Level.OK

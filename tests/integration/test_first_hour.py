@@ -186,3 +186,10 @@ def test_a_former_replica_that_holds_the_card_is_named(known: Space) -> None:
     made["spec"]["strategy"] = {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     known.kubectl("apply", "-f", "-", stdin=json.dumps(made))
     known.wait(lambda: "its own former replica ended (own-" in explained(known, "deploy/own"), "it is told")
+
+
+def test_doctor_calls_a_cluster_without_a_usable_card_a_problem(space: Space) -> None:
+    said = cardwise(space.cluster, "doctor", "--no-probe")
+    assert said.returncode == 1
+    assert "PROBLEM  cards" in said.stdout.splitlines()[0]
+    assert "nodes.selector" in said.stdout.splitlines()[1]

@@ -1,8 +1,8 @@
-"""The order of the checks."""
+"""The order of the checks: each stands on those before it."""
 
 from collections.abc import Iterator
 
-from cardwise.cli.doctor import cluster, exposure, facts, parts, probing, scheduler
+from cardwise.cli.doctor import cluster, exposure, facts, finding, parts, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.kube.client import KubeClient
@@ -13,27 +13,27 @@ _CHECKS = (
     parts.webhooks,
     parts.policies,
     parts.leader,
+    cluster.other_plugins,
+    cluster.gpushare,
     parts.cards,
     cluster.runtimes,
     parts.mps,
-    cluster.other_plugins,
-    cluster.gpushare,
     cluster.clocks,
 )
 
 
-def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> Iterator[Finding]:
-    """`installed`: the namespace of Cardwise. `probe_in`: where to send the probe pods; "": nowhere. `image`: of those
-    that look for cards on nodes; "": that of the device plugin.
+def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:
+    """In the order in which to mend them. `installed`: the namespace of Cardwise. `probe_in`: where to send the probe
+    pods; "": nowhere. `image`: of those that look for cards on nodes; "": that of the device plugin.
 
     Raises `errors.KubeError` where nothing at all can be read.
     """
     seen = facts.read(client, installed)
-    yield from judge(seen)
-    yield from _schedulers(client, seen)
+    found = [*judge(seen), *_schedulers(client, seen)]
     if probe_in:
-        yield from probing.probe(client, probe_in)
-        yield from exposure.look(client, probe_in, seen, image)
+        found += probing.probe(client, probe_in)
+        found += exposure.look(client, probe_in, seen, image)
+    return finding.in_order(found)
 
 
 def judge(seen: Facts) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core.api import names
@@ -42,21 +43,21 @@ def version(facts: Facts) -> Iterator[Finding]:
 def runtimes(facts: Facts) -> Iterator[Finding]:
     """Whether containers can be kept to their card on each node that has one."""
     access = {card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") for card in facts.cards}
+    open_: dict[tuple[str, str], list[str]] = {}
     for node in facts.nodes:
         name = node["metadata"]["name"]
-        if name not in access:
+        if name not in access or access[name] == "cdi":
             continue
         said = node.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "")
+        open_.setdefault((access[name] or "", said), []).append(name)
+    for (how, said), nodes in open_.items():
+        where = finding.nodes(nodes)
         runtime, _, number = said.partition("://")
-        if access[name] == "env":
-            yield Finding(
-                "card-access",
-                Level.WARNING,
-                f"{name}: cards are given by environment only, a container can get past it ({said})",
-                _cdi_remedy(runtime, number),
-            )
-        elif access[name] is None:
-            text = f"{name}: the device plugin has not said how it gives cards ({said or 'unknown runtime'})"
+        if how == "env":
+            text = f"{where}: cards are given by environment only, a container can get past it ({said})"
+            yield Finding("card-access", Level.WARNING, text, _cdi_remedy(runtime, number))
+        else:
+            text = f"{where}: the device plugin has not said how it gives cards ({said or 'unknown runtime'})"
             yield Finding("card-access", Level.WARNING, text, "look at the log of the device plugin there")
     closed = sum(how == "cdi" for how in access.values())
     if closed:
@@ -75,7 +76,7 @@ def _cdi_remedy(runtime: str, number: str) -> str:
     if _numbers(number) < _CDI_BY_DEFAULT[runtime]:
         since = _dotted(_CDI_BY_DEFAULT[runtime])
         return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"
-    return "let the device plugin choose (--card-access auto), and see that the runtime reads /var/run/cdi"
+    return "let the device plugin choose (deviceplugin.cardAccess=auto), and see that the runtime reads /var/run/cdi"
 
 
 def clocks(facts: Facts) -> Iterator[Finding]:
@@ -107,19 +108,23 @@ def _skew(lease: Json) -> float | None:
 
 def other_plugins(facts: Facts) -> Iterator[Finding]:
     """Others that give out the same cards."""
-    found = False
     ours = facts.card_nodes()
-    for node in facts.nodes:
-        name = node["metadata"]["name"]
-        offered = (node.get("status", {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0")
-        if name in ours and offered != "0":
-            found = True
-            yield Finding(
-                "other-plugins",
-                Level.WARNING,
-                f"{name}: NVIDIA's device plugin offers {offered} cards, so Cardwise takes none without --cards",
-                "stop NVIDIA's plugin there, or divide the cards by our --cards and its NVIDIA_VISIBLE_DEVICES",
-            )
+    theirs = {
+        node["metadata"]["name"]: offered
+        for node in facts.nodes
+        if (offered := (node.get("status", {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0")) != "0"
+        and node["metadata"]["name"] in ours
+    }
+    found = bool(theirs)
+    if theirs:
+        cards = sum(int(number) for number in theirs.values() if number.isdigit())
+        where = f"{finding.nodes(list(theirs))}, {wording.count(cards, 'card')}"
+        yield Finding(
+            "other-plugins",
+            Level.WARNING,
+            f"{where}: NVIDIA's device plugin offers them, so Cardwise takes none without nodes.cards",
+            "stop NVIDIA's plugin there, or divide the cards by nodes.cards and its NVIDIA_VISIBLE_DEVICES",
+        )
     for kind, workload in _workloads(facts):
         for part, who in _OTHERS.items():
             if part in workload["metadata"]["name"]:

@@ -1,11 +1,12 @@
 """What a check has found, and how findings are shown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from cardwise.cli.render import tables
+from cardwise.core.values import wording
 
 
 class Level(StrEnum):
@@ -17,6 +18,7 @@ class Level(StrEnum):
     PROBLEM = "problem"
 
 
+_FEW = 3  # nodes that a line names
 _WIDTH = max(map(len, Level))
 
 
@@ -28,6 +30,17 @@ class Finding:
     level: Level
     text: str
     remedy: str = ""
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """The order in which to mend: the gravest first, and of equal ones what others stand on."""
+    order = list(reversed(Level))
+    return sorted(findings, key=lambda finding: order.index(finding.level))
+
+
+def nodes(some: Sequence[str]) -> str:
+    """Of whom a line speaks: "node n1", or "60 nodes (n1, n2, n3 and 57 more)"."""
+    return f"node {some[0]}" if len(some) == 1 else f"{len(some)} nodes ({wording.few(some, _FEW)})"
 
 
 def worst(findings: Sequence[Finding]) -> Level:
@@ -45,7 +58,11 @@ def table(findings: Sequence[Finding]) -> str:
         shown.append(line)
         if one.remedy:
             shown.append(f"{'':{_WIDTH}}  -> {one.remedy}")
-    counts = ", ".join(f"{sum(one.level is level for one in findings)} {level}" for level in reversed(Level))
+    counts = ", ".join(
+        f"{number} ok" if level is Level.OK else wording.count(number, level)
+        for level in reversed(Level)
+        for number in [sum(one.level is level for one in findings)]
+    )
     return "".join(f"{line}\n" for line in [*shown, counts])
 
 

@@ -1,12 +1,14 @@
 """Checks of Cardwise's own parts, by what they have written into the cluster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from cardwise.cli.doctor import finding
 from cardwise.cli.doctor.facts import Facts, time, written
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.core.api import names
+from cardwise.core.values import wording
 
 Json = Mapping[str, Any]
 
@@ -60,7 +62,7 @@ def leader(facts: Facts) -> Iterator[Finding]:
     holder = spec.get("holderIdentity")
     if not holder:
         text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
-        remedy = "start the extender; with --no-lease (one extender alone) this says nothing"
+        remedy = "start the extender (extender.enabled); with --no-lease (one extender alone) this says nothing"
         yield Finding("extender", Level.WARNING, text, remedy)
         return
     renewed = written(lease or {}) or _renewed(spec)
@@ -90,30 +92,65 @@ def cards(facts: Facts) -> Iterator[Finding]:
     if facts.absent & {"cards"} or "cards" in facts.unread:
         return
     if not facts.cards:
-        text = "no card is known"
-        remedy = "see that the device plugin runs on the nodes with cards, and its log there"
-        yield Finding("cards", Level.WARNING, text, remedy)
+        remedy = "see that the device plugin runs on the nodes with cards (nodes.selector), and its log there"
+        yield Finding("cards", Level.PROBLEM, "no card is known", remedy)
         return
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
-    for card in sick:
-        reason = card["status"].get("reason") or "no reason told"
-        text = f"{card['spec']['node']}: {card['spec']['uuid']} is unhealthy: {reason}"
-        yield Finding("cards", Level.WARNING, text, "it takes no new pod and comes back by itself once it is well")
+    cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
+    usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
+    for reason, some in _by(sick, lambda card: card["status"].get("reason") or "no reason told").items():
+        text = f"{_many(some)} unhealthy: {reason}"
+        remedy = "nobody gets a card before one is well: mend that, or give others to Cardwise (nodes.cards)"
+        level = Level.WARNING if usable else Level.PROBLEM
+        yield Finding(
+            "cards", level, text, "it takes no new pod and comes back by itself once it is well" if usable else remedy
+        )
+    if cordoned and not usable:
+        text = f"{_many(cordoned)} cordoned, and no other is well"
+        yield Finding("cards", Level.PROBLEM, text, "give some back: cardwise uncordon NODE/INDEX")
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
-    for name in with_cards if "nodes" not in facts.unread else ():
-        yield from _slots(name, by_name.get(name))
-    text = f"{len(facts.cards)} cards and devices on {len(with_cards)} nodes, {len(facts.cards) - len(sick)} healthy"
-    yield Finding("cards", Level.OK, text)
+    if "nodes" not in facts.unread:
+        yield from _slots({name: by_name.get(name) for name in with_cards})
+    text = f"{len(facts.cards)} cards and devices on {wording.count(len(with_cards), 'node')}, {usable} usable"
+    if usable:
+        yield Finding("cards", Level.OK, text)
 
 
-def _slots(name: str, node: Json | None) -> Iterator[Finding]:
-    if node is None:
-        remedy = f"it goes by itself within minutes, or: kubectl delete extendedresources -l {names.NODE_LABEL}={name}"
-        yield Finding("cards", Level.NOTE, f"node {name} is gone, its cards are still known", remedy)
-    elif (node.get("status", {}).get("allocatable") or {}).get(names.SHARE, "0") == "0":
-        text = f"{name}: offers no {names.SHARE}: the kubelet there does not know our device plugin"
-        yield Finding("cards", Level.PROBLEM, text, "see that the device plugin runs there, and its log")
+def _slots(nodes: Mapping[str, Json | None]) -> Iterator[Finding]:
+    gone = [name for name, node in nodes.items() if node is None]
+    if gone:
+        remedy = (
+            "they go by themselves within minutes, or: kubectl delete extendedresources -l "
+            f"{names.NODE_LABEL}={gone[0]}"
+        )
+        text = f"{finding.nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, the cards still known"
+        yield Finding("cards", Level.NOTE, text, remedy)
+    deaf = [
+        name
+        for name, node in nodes.items()
+        if node is not None and (node.get("status", {}).get("allocatable") or {}).get(names.SHARE, "0") == "0"
+    ]
+    if deaf:
+        text = f"{finding.nodes(deaf)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
+        remedy = "see that the device plugin runs there, and its log; its folder is nodes.kubeletDir"
+        yield Finding("cards", Level.PROBLEM, text, remedy)
+
+
+def _by(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
+    """The cards of each reason."""
+    found: dict[str, list[Json]] = {}
+    for card in some:
+        found.setdefault(reason(card), []).append(card)
+    return found
+
+
+def _many(some: Sequence[Json]) -> str:
+    """Such cards in a few words: one by its name, more by their number and nodes."""
+    if len(some) == 1:
+        return f"{some[0]['spec']['node']}: {some[0]['spec']['uuid']} is"
+    nodes = sorted({card["spec"]["node"] for card in some})
+    return f"{finding.nodes(nodes)}, {len(some)} cards:"
 
 
 def mps(facts: Facts) -> Iterator[Finding]:
@@ -122,16 +159,22 @@ def mps(facts: Facts) -> Iterator[Finding]:
     told = {uuid: status for uuid, status in known.items() if status}
     if known and not told:
         text = "no node has an MPS manager: nothing but their frameworks holds programs to their memory"
-        yield Finding("mps", Level.NOTE, text, "run cardwise-mps on the nodes with cards")
-    for card in facts.cards:
-        status = told.get(card["spec"]["uuid"])
-        if status and status.get("state") not in _USABLE:
-            which = f"{card['spec']['node']}: MPS of {card['spec']['uuid']}"
-            text = f"{which} is {status.get('state')}: {status.get('reason')}"
-            yield Finding("mps", Level.WARNING, text, "it is tried again by itself; the manager's log says more")
+        yield Finding("mps", Level.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
+    ill = [card for card in facts.cards if (told.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE]
+    for reason, some in _by(ill, lambda card: f"{told[card['spec']['uuid']].get('state')}: {_why(card)}").items():
+        yield Finding(
+            "mps",
+            Level.WARNING,
+            f"{_many(some)} without MPS, {reason}",
+            "it is tried again by itself; the log of cardwise-mps there says more",
+        )
     ready = sum(status.get("state") in _USABLE for status in told.values())
     if ready:
-        yield Finding("mps", Level.OK, f"MPS of {ready} cards is ready or off on purpose")
+        yield Finding("mps", Level.OK, f"MPS of {wording.count(ready, 'card')} is ready or off on purpose")
+
+
+def _why(card: Json) -> str:
+    return str(card["status"]["mps"].get("reason") or "no reason told")
 
 
 def _is_card(card: Json) -> bool:
