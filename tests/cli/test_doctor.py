@@ -15,6 +15,7 @@ from cardwise.core.api import names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.verdict import Refusal
+from cardwise.kube import paths
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
@@ -297,6 +298,8 @@ class Probed:
         if rewrites:
             self.api.before(self._rewrite, "create")
         self.api.before(self._schedule, "get")
+        self.created: list[Request] = []
+        self.api.before(self.created.append, "create", times=math.inf)
 
     def _rewrite(self, request: Request) -> None:
         request.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
@@ -305,8 +308,9 @@ class Probed:
         self.api.edit(request.path, **self._after)
 
     def probe(self) -> list[Finding]:
-        found = list(probing.probe(self.api.kube, "default", self.clock))
-        assert self.api.of("pods") == [], "it leaves nothing"
+        found = list(probing.probe(self.api.kube, "default", names.NAMESPACE, self.clock))
+        left = self.api.of("pods")  # what is bound goes when its kubelet says so
+        assert all("deletionTimestamp" in pod["metadata"] for pod in left), "it leaves nothing"
         return found
 
 
@@ -333,6 +337,18 @@ def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
     assert (webhook.check, webhook.level) == ("webhook", Level.OK)
     assert (found.check, found.level) == ("scheduler", level)
     assert text in found.text
+
+
+def test_the_probe_closes_no_card_to_others_and_is_in_no_quota():
+    probed = Probed({"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}})
+    probed.probe()
+    asked, made = probed.created
+    assert (asked.path, asked.query) == (paths.pods("default"), {"dryRun": "All"})
+    assert (made.path, made.query) == (paths.pods(names.NAMESPACE), {})
+    assert made.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] == "1", "as it was admitted"
+    assert names.MPS not in made.body["metadata"]["annotations"], "what the namespace says holds"
+    (deleted,) = probed.api.sent("delete")
+    assert not deleted.body, "by force its share would stay until nobody can hold it any more"
 
 
 def test_a_scheduler_that_looks_at_no_pod_is_told_after_a_while_and_nothing_is_left():
@@ -380,7 +396,7 @@ class Looked:
             self.api.edit(request.path, status={"phase": "Succeeded", "containerStatuses": ended})
 
     def look(self, seen: Facts, image: str = "looker") -> list[Finding]:
-        found = list(exposure.look(self.api.kube, "default", seen, image, self.clock))
+        found = list(exposure.look(self.api.kube, "default", names.NAMESPACE, seen, image=image, clock=self.clock))
         assert self.api.of("pods") == [], "it leaves nothing"
         return found
 

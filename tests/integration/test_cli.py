@@ -12,7 +12,7 @@ from cardwise.kube import paths
 from tests.build import pod
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
-from tests.integration.sharing import Space, assigned, deployment, workload
+from tests.integration.sharing import Space, assigned, deployment, inspect, workload
 
 pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
 
@@ -43,7 +43,9 @@ def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster
     finally:
         cluster.process("extender").restart()
         cluster.parts.wait_ready("extender")
-    assert "cardwise-doctor" not in cluster.kubectl("get", "pods")
+    assert "cardwise-doctor" not in cluster.kubectl("get", "pods", "--namespace=default")
+    space.wait(lambda: "cardwise-doctor" not in cluster.kubectl("get", "pods", "-A"), "its kubelet has ended the probe")
+    space.wait(lambda: "cardwise-doctor" not in str(inspect(cluster)), "its share is free")
 
 
 def _patch(space: Space, index: int, mark: bool | None) -> None:

@@ -26,8 +26,9 @@ def doctor(
 ) -> None:
     """Say what would not work, or does not, with a remedy for each finding.
 
-    Probe pods go into the namespace of -n: one of 1 MiB, whose image is never pulled, and on each node with cards one
-    that asks for none and looks whether it got one. Ends with 1 where there is a problem.
+    Probe pods are admitted by dry runs in the namespace of -n, and live in that of Cardwise: one of 1 MiB, whose image
+    is never pulled, and on each node with cards one that asks for none and looks whether it got one. Ends with 1 where
+    there is a problem.
     """
     client = KubeClient.load(kubeconfig)
     probe_in = (namespace or client.namespace) if probe else ""

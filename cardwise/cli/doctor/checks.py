@@ -23,16 +23,17 @@ _CHECKS = (
 
 
 def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:
-    """In the order in which to mend them. `installed`: the namespace of Cardwise. `probe_in`: where to send the probe
-    pods; "": nowhere. `image`: of those that look for cards on nodes; "": that of the device plugin.
+    """In the order in which to mend them. `installed`: the namespace of Cardwise. `probe_in`: as pods of which
+    namespace to send the probes; "": none. `image`: of those that look for cards on nodes; "": that of the device
+    plugin.
 
     Raises `errors.KubeError` where nothing at all can be read.
     """
     seen = facts.read(client, installed)
     found = [*judge(seen), *_schedulers(client, seen)]
     if probe_in:
-        found += probing.probe(client, probe_in)
-        found += exposure.look(client, probe_in, seen, image)
+        found += probing.probe(client, probe_in, installed)
+        found += exposure.look(client, probe_in, installed, seen, image=image)
     return finding.in_order(found)
 
 

@@ -2,7 +2,8 @@
 
 NVIDIA's runtime gives cards to a container whose environment asks for them, and a file on the node says from whom it
 takes that. The pod asks as an image does, by `CUDA_VERSION`, which alone means all cards, and lists the device nodes of
-cards that it finds. It is tried by the node's default runtime, and by each RuntimeClass of NVIDIA's.
+cards that it finds. It is tried by the node's default runtime, and by each RuntimeClass of NVIDIA's. A dry run in a
+namespace as users have says whether it may be made; it runs in Cardwise's own, where no team's quota counts it.
 """
 
 import secrets
@@ -39,8 +40,12 @@ _REMEDIES: Final = {
 }
 
 
-def look(client: KubeClient, namespace: str, seen: Facts, image: str = "", clock: Clock = SYSTEM) -> Iterator[Finding]:
-    """`image` has a shell; "": that of the device plugin, which the nodes have already."""
+def look(
+    client: KubeClient, namespace: str, installed: str, seen: Facts, *, image: str = "", clock: Clock = SYSTEM
+) -> Iterator[Finding]:
+    """`namespace`: of the dry runs. `installed`: that of Cardwise. `image` has a shell; "": that of the device plugin,
+    which the nodes have already.
+    """
     access = {
         card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") or "cdi"
         for card in seen.cards
@@ -69,7 +74,11 @@ def look(client: KubeClient, namespace: str, seen: Facts, image: str = "", clock
         found: dict[str, str] = {}
         for start in range(0, len(served), _AT_ONCE):
             pods = {node: _pod(image, name, node) for node in served[start : start + _AT_ONCE]}
-            found |= _tried(client, namespace, pods, clock)
+            try:
+                found |= _tried(client, installed, pods, clock)
+            except errors.Forbidden as error:
+                yield _refused(by, error)
+                return
         listed = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
         yield from _judged(by, found, access, listed)
 

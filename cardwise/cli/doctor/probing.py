@@ -1,6 +1,9 @@
 """What only a try can tell: whether the webhook is asked, and whether kube-scheduler asks the extender.
 
-The probe is a pod that asks for 1 MiB. Its image is never pulled, so nothing runs, and it is deleted in any case.
+The probe is a pod that asks for 1 MiB, and says of MPS what pods of its namespace say by default. The webhook is asked
+by a dry run in that namespace; what it has made of the pod is created in Cardwise's own, where no team's quota counts
+it. Its image is never pulled, so nothing runs. It is deleted in any case, and not by force: of a pod that its kubelet
+has ended the extender knows that its card is free, of another only after half a minute.
 """
 
 import secrets
@@ -23,27 +26,31 @@ _WIRE: Final = "give kube-scheduler the stanzas that `cardwise scheduler-config`
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
 
 
-def probe(client: KubeClient, namespace: str, clock: Clock = SYSTEM) -> Iterator[Finding]:
-    """Sends the probe and tells how far it came."""
+def probe(client: KubeClient, namespace: str, installed: str, clock: Clock = SYSTEM) -> Iterator[Finding]:
+    """Sends the probe as one of the namespace, and tells how far it came. `installed`: the namespace of Cardwise."""
     made = None
     try:
-        made = client.create(paths.pods(namespace), _pod())
-        yield from _admitted(made)
-        yield from _placed(client, namespace, made, clock)
+        admitted = client.create(paths.pods(namespace), _pod(), query={"dryRun": "All"})
+        yield from _admitted(admitted)
+        if names.SHARE not in _limits(admitted):
+            return  # the extender refuses it rightly
+        made = client.create(paths.pods(installed), _moved(admitted, installed))
+        yield from _placed(client, installed, made, clock)
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, or the webhook itself: which, the message says.
         yield Finding(
             "probe",
             Level.NOTE,
             f"the probe pod was refused: {error.message}",
-            "name a namespace where you may create pods with -n, or leave the probe out with --no-probe",
+            f"have the right to create pods in {installed} and, by a dry run, in {namespace}, name another namespace "
+            "with -n, or leave the probe out with --no-probe",
         )
     except errors.KubeError as error:
         remedy = "start the webhook, and see that the API server reaches its Service or URL"
         yield Finding("webhook", Level.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:
         if made is not None:
-            _delete(client, namespace, made)
+            _delete(client, installed, made)
 
 
 def _pod() -> Json:
@@ -56,20 +63,29 @@ def _pod() -> Json:
     }
     metadata = {
         "name": f"cardwise-doctor-{secrets.token_hex(4)}",
-        "annotations": {names.SHARE_AGENT: "never", names.MPS: "off"},
+        "annotations": {names.SHARE_AGENT: "never"},
     }
     spec = {
         "containers": [container],
         "securityContext": {"runAsNonRoot": True, "runAsUser": _NOBODY, "seccompProfile": {"type": "RuntimeDefault"}},
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 0,
+        "terminationGracePeriodSeconds": 1,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def _moved(pod: Json, namespace: str) -> Json:
+    """The pod as it was admitted, to be created in another namespace."""
+    kept = {key: pod["metadata"][key] for key in ("name", "labels", "annotations") if key in pod["metadata"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": kept | {"namespace": namespace}, "spec": pod["spec"]}
+
+
+def _limits(pod: Json) -> Mapping[str, str]:
+    return pod["spec"]["containers"][0]["resources"].get("limits") or {}
+
+
 def _admitted(pod: Json) -> Iterator[Finding]:
-    limits = pod["spec"]["containers"][0]["resources"].get("limits") or {}
-    if names.SHARE in limits:
+    if names.SHARE in _limits(pod):
         yield Finding("webhook", Level.OK, "the webhook rewrote the probe pod")
         return
     yield Finding(
@@ -81,8 +97,6 @@ def _admitted(pod: Json) -> Iterator[Finding]:
 
 
 def _placed(client: KubeClient, namespace: str, made: Json, clock: Clock) -> Iterator[Finding]:
-    if names.SHARE not in (made["spec"]["containers"][0]["resources"].get("limits") or {}):
-        return  # the extender refuses it rightly
     name, deadline = made["metadata"]["name"], clock.now() + _SECONDS
     said = ""
     while clock.now() < deadline:
@@ -129,6 +143,6 @@ def _refused(said: str) -> Finding:
 
 def _delete(client: KubeClient, namespace: str, made: Json) -> None:
     try:
-        client.delete(paths.pods(namespace, made["metadata"]["name"]), {"gracePeriodSeconds": 0})
+        client.delete(paths.pods(namespace, made["metadata"]["name"]))
     except errors.NotFound:
         return
