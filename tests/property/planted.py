@@ -22,7 +22,7 @@ from cardwise.clock import Clock
 from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
-from cardwise.runtime.httpcalls import WsgiApp
+from cardwise.runtime.http.httpcalls import WsgiApp
 from extender.process import Settings
 from tests.fakes.apidoors import InMemoryClient
 from tests.fakes.apiobjects import encoded, merged, status
