@@ -16,7 +16,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -27,19 +27,24 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http import httpcalls
 from extender.process import Extender, Settings
-from tests.build import asking, gpu_quota, held, resource
+from tests.build import asking, gpu_quota, held, resource, resource_class
 from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.turnclock import Program, TurnClock
+from tests.property.judge import Given, Json, Judge, asks, gang_of, given, is_over, labels_of, node_of, path_of
 
-Json = dict[str, Any]
 History = list[Json]
 
+GUARDED = {"guarded": "yes"}  # labels of pods that disruption budgets protect
+TAKING = ("Ready", "Off")  # states of MPS in which a card takes pods
 LEASE = paths.leases("cardwise-system", "extender")
 DURATION = 5.0  # of the Lease
 FILTER_SECONDS = 1.0  # for which kube-scheduler waits
 LAG_SECONDS = 20.0  # the longest that a watch of what is not a pod lags; less than `ghost_seconds`
-HEARD_SECONDS = 180.0  # after which each extender acts by what nodes and administrators have said
+TROUBLES = {
+    "arrives", "away", "fails", "forget", "is_cut_off", "is_interrupted", "is_killed", "lag", "scheduler_restarts",
+    "stands", "stands_still", "starts", "stops", "watches_end",
+}  # fmt: skip
 QUIET_ROUNDS = 150  # of ten seconds, in which all that fits must have been placed: a gang may keep cards for long
 
 SETTINGS = Settings(
@@ -67,24 +72,6 @@ def today(client: KubeClient, clock: Clock, settings: Settings) -> Whole:
     return Extender(client, settings, room=64, clock=clock, lease_clock=clock)
 
 
-class Share(NamedTuple):
-    """What a pod holds of a card."""
-
-    index: int
-    uuid: str
-    mem: int
-    core: int
-    whole: bool
-
-
-class Given(NamedTuple):
-    """A pod that was bound."""
-
-    pod: str
-    node: str
-    shares: tuple[Share, ...]
-
-
 @dataclass(eq=False)
 class Process:
     """An extender that runs."""
@@ -96,12 +83,19 @@ class Process:
 
 @dataclass
 class Card:
-    """Of a node. `there`: it has an ExtendedResource."""
+    """Of a node. `there`: it has an ExtendedResource. `mps`: its state, "" where the node has no MPS manager."""
 
     mem: int
+    model: str = "P100"
+    mps: str = ""
     healthy: bool = True
     cordoned: bool = False
     there: bool = True
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes new shares."""
+        return self.healthy and self.there and not self.cordoned and self.mps in ("", *TAKING)
 
 
 @dataclass
@@ -118,17 +112,21 @@ class World:
     """Steps are its public methods up to `quiet`; each is called by its name, by `do`."""
 
     seed: int
-    nodes: dict[str, list[int]]  # MiB of their cards
+    nodes: dict[str, list[int | Json]]  # of each card the MiB, or the fields of `Card`
     quotas: dict[str, Json] = field(default_factory=dict)  # by namespace, the one entry of its GPUQuota
     settings: Json = field(default_factory=dict)  # other than in `SETTINGS`
+    classes: dict[str, list[str]] = field(default_factory=dict)  # models of each ResourceClass
     build: Build = today
 
     def __post_init__(self) -> None:
         world = {"seed": self.seed, "nodes": self.nodes, "quotas": self.quotas, "settings": self.settings}
-        self.history: History = [copied(world)]
+        self.history: History = [copied(world | {"classes": self.classes})]
         self.clock = TurnClock(self.seed)
         self.api = ApiServer(self.clock)
-        self.machines = {name: Machine([Card(mem) for mem in mems]) for name, mems in self.nodes.items()}
+        self.machines = {
+            name: Machine([Card(**card) if isinstance(card, dict) else Card(card) for card in cards])
+            for name, cards in self.nodes.items()
+        }
         self.running: dict[str, tuple[str, Given]] = {}  # by UID: node, and what its containers use
         self.ghosts: dict[str, str] = {}  # name by UID, of what runs without a pod
         self.late: list[Request] = []  # Bindings that stand somewhere on their way
@@ -142,11 +140,14 @@ class World:
         self.under_way: set[str] = set()  # pods that the scheduler works on
         self.processes: list[Process | None] = []
         self.errors: list[Any] = []
+        self.troubled = -math.inf  # when something was wrong last
         self.broken: Exception | None = None  # what the last step has broken
 
     def do(self, step: str, **arguments: Any) -> None:
         """Takes the step, and what follows of it at once; then all rules must hold."""
         self.history.append({"do": step, **arguments})
+        if step in TROUBLES:
+            self.troubled = math.inf
         try:
             getattr(self, step)(**arguments)
             self.clock.run()
@@ -183,6 +184,15 @@ class World:
         for name in self.machines:
             self._put_node(name)
             self._put_cards(name)
+        for name, models in self.classes.items():
+            self.api.put(paths.resourceclasses(), resource_class(name, model=models))
+        for namespace in ("default", "team"):
+            spec = {"selector": {"matchLabels": GUARDED}}
+            metadata = {"name": "guard", "namespace": namespace}
+            self.api.put(
+                paths.poddisruptionbudgets(),
+                {"metadata": metadata, "spec": spec, "status": {"disruptionsAllowed": 0}},
+            )
         for namespace, hard in self.quotas.items():
             self.api.put(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
         self.judge = Judge(self)
@@ -281,20 +291,35 @@ class World:
         split: int = 1,
         gang: str = "",
         minimum: int = 0,
-        **asks: int,
+        device_class: str = "",
+        mps: str = "",
+        guarded: bool = False,
+        **asked: int,
     ) -> Json:
-        """As the webhook leaves it. `split`: over how many cards; `minimum`: members of the gang."""
-        made = asking(name, uid=f"uid-{name}", namespace=namespace, **asks) if asks or gang else _plain(name)
+        """As the webhook leaves it. `split`: over how many cards; `minimum`: members of the gang, 0 where a PodGroup
+        says it; `guarded`: by a disruption budget.
+        """
+        uid = f"uid-{name}"
+        if asked or gang:
+            made = asking(name, uid=uid, namespace=namespace, device_class=device_class, **asked)
+        else:
+            made = _plain(name)
         metadata, spec = made["metadata"], made["spec"]
         limits = spec["containers"][0]["resources"]
         if gang:
             metadata["labels"] = {names.GANG: gang}
-            metadata["annotations"] |= {names.GROUP_NAME: gang, names.GROUP_NUM: str(minimum)}
+            metadata["annotations"][names.GROUP_NAME] = gang
+            if minimum:
+                metadata["annotations"][names.GROUP_NUM] = str(minimum)
             spec["schedulingGates"] = [{"name": names.GANG}]
-            if not asks:
+            if not asked:
                 limits["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
         if split > 1:
             metadata["annotations"][names.GPU_COUNTS] = f"main={split}"
+        if mps:
+            metadata["annotations"][names.MPS] = mps
+        if guarded:
+            metadata["labels"] = metadata.get("labels", {}) | GUARDED
         limits["requests"] = {"cpu": "1", "memory": "1Gi"}
         metadata["creationTimestamp"] = self.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         spec["priority"] = priority
@@ -305,7 +330,7 @@ class World:
         pod = self._one(self.pods(), which)
         if pod is not None:
             with contextlib.suppress(errors.KubeError):
-                self.api.client(user_agent="user").delete(_path(pod))
+                self.api.client(user_agent="user").delete(path_of(pod))
 
     def deletes_by_force(self, which: int | str) -> None:
         """One whose containers run, if there is one. They run on, and their node says so."""
@@ -316,13 +341,19 @@ class World:
             if uid in self.running:
                 self.ghosts[uid] = pod["metadata"]["name"]
                 self._put_cards(self.running[uid][0])
-            self.api.remove(_path(pod))
+            self.api.remove(path_of(pod))
 
     def touches(self, which: int | str) -> None:
         """Somebody changes a label."""
         pod = self._one(self.pods(), which)
         if pod is not None:
-            self.api.edit(_path(pod), metadata={"labels": {"changed": str(self.api.revision)}})
+            self.api.edit(path_of(pod), metadata={"labels": {"changed": str(self.api.revision)}})
+
+    def groups(self, gang: str, minimum: int, namespace: str = "default") -> None:
+        """Somebody makes a PodGroup."""
+        metadata = {"name": gang, "namespace": namespace}
+        self.api.put(paths.podgroups(), {"metadata": metadata, "spec": {"minMember": minimum}})
+        self.judge.minimums[namespace, gang] = minimum
 
     def quota_changes(self, namespace: str, hard: Json) -> None:
         self.api.put(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
@@ -346,24 +377,27 @@ class World:
             self._put_node(node)
 
     def card_changes(self, node: str, index: int, what: str) -> None:
-        """`what` of the card, "healthy", "cordoned" or "there", is the other way round from now on."""
+        """`what` of the card, "healthy", "cordoned", "there" or "mps", is the other way round from now on."""
         card = self._one(self.machines[node].cards, index)
-        setattr(card, what, not getattr(card, what))
+        if what != "mps":
+            setattr(card, what, not getattr(card, what))
+        elif card.mps:
+            card.mps = "Ready" if card.mps == "Fault" else "Fault"
         self.judge.cards_change(node)
         self._put_cards(node)
 
     def runs(self, which: int | str) -> None:
         """The kubelet starts a pod."""
-        waiting = [pod for pod in self.pods() if _node(pod) and pod["status"]["phase"] == "Pending"]
+        waiting = [pod for pod in self.pods() if node_of(pod) and pod["status"]["phase"] == "Pending"]
         pod = self._one([one for one in waiting if not one["metadata"].get("deletionTimestamp")], which)
         if pod is not None:
             told = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-            self.running[pod["metadata"]["uid"]] = _node(pod), given(pod)
-            self.api.edit(_path(pod), status=told)
+            self.running[pod["metadata"]["uid"]] = node_of(pod), given(pod)
+            self.api.edit(path_of(pod), status=told)
 
     def ends(self, which: int | str) -> None:
         """Containers end: of a pod that is deleted, of one that has done its work, or of one that is gone."""
-        bound = [pod for pod in self.pods() if _node(pod) and not _over(pod)]
+        bound = [pod for pod in self.pods() if node_of(pod) and not is_over(pod)]
         found = self._one([*bound, *self.ghosts], which)
         if isinstance(found, str):
             self._end(found)
@@ -373,9 +407,9 @@ class World:
             if leaving or uid in self.running:
                 self.running.pop(uid, None)
                 state = {"name": "main", "state": {"terminated": {}}}
-                self.api.edit(_path(found), status={"phase": "Succeeded", "containerStatuses": [state]})
+                self.api.edit(path_of(found), status={"phase": "Succeeded", "containerStatuses": [state]})
                 if leaving:
-                    self.api.remove(_path(found))
+                    self.api.remove(path_of(found))
 
     def clears(self) -> None:
         """All pods are deleted, and gone."""
@@ -386,9 +420,9 @@ class World:
     def ends_deleted(self) -> None:
         """The containers of all pods that are deleted, and of all that are gone."""
         for pod in self.pods():
-            if _node(pod) and pod["metadata"].get("deletionTimestamp"):
+            if node_of(pod) and pod["metadata"].get("deletionTimestamp"):
                 self.running.pop(pod["metadata"]["uid"], None)
-                self.api.remove(_path(pod))
+                self.api.remove(path_of(pod))
         for ghost in list(self.ghosts):
             self._end(ghost)
 
@@ -412,7 +446,11 @@ class World:
                 if where == node and share.index == index
             ]
             health = "Healthy" if card.healthy else "Unhealthy"
-            made = resource(index, node=node, mem=card.mem, health=health, held=shares, cordoned=card.cordoned)
+            made = resource(
+                index, node=node, mem=card.mem, model=card.model, health=health, held=shares, cordoned=card.cordoned
+            )
+            if card.mps:
+                made["status"]["mps"] = {"mode": "card", "state": card.mps, "multiUser": True, "maxClients": 48}
             path = paths.extendedresources(made["metadata"]["name"])
             before = self.api.get(path)
             if not card.there:
@@ -502,8 +540,8 @@ class World:
         """Whether it is in the scheduler's queues, and of ours."""
         meta, spec = pod["metadata"], pod["spec"]
         ready = not (spec.get("nodeName") or spec.get("schedulingGates") or meta.get("deletionTimestamp"))
-        ours = _asks(pod) or gang_of(pod)
-        return bool(ready and not _over(pod) and ours and meta["uid"] not in self.under_way)
+        ours = asks(pod) or gang_of(pod)
+        return bool(ready and not is_over(pod) and ours and meta["uid"] not in self.under_way)
 
     def _try(self, pod: Json, to: int, *, whole: bool = False) -> None:
         uid = pod["metadata"]["uid"]
@@ -511,7 +549,7 @@ class World:
 
         def one() -> None:
             try:
-                self._schedule(_path(pod), uid, to, whole=whole)
+                self._schedule(path_of(pod), uid, to, whole=whole)
             finally:
                 self.under_way.discard(uid)
 
@@ -558,10 +596,10 @@ class World:
         lower = {
             one["metadata"]["uid"]: one
             for one in self.pods()
-            if _node(one) in failed and one["spec"].get("priority", 0) < mine and not _over(one)
+            if node_of(one) in failed and one["spec"].get("priority", 0) < mine and not is_over(one)
         }
         offer = {
-            node: {"Pods": [{"UID": uid} for uid, one in lower.items() if _node(one) == node], "NumPDBViolations": 0}
+            node: {"Pods": [{"UID": uid} for uid, one in lower.items() if node_of(one) == node], "NumPDBViolations": 0}
             for node in failed
         }
         offer = {node: victims for node, victims in offer.items() if victims["Pods"]}
@@ -572,15 +610,23 @@ class World:
         chosen = (found or {}).get("NodeNameToMetaVictims") or {}
         if not chosen:
             return
+        stay = {
+            one["metadata"]["uid"]
+            for one in self.pods()
+            if "guarded" in labels_of(one) and not one["metadata"].get("deletionTimestamp")
+        }
+        for victims in chosen.values():
+            guarded = [one["UID"] for one in victims["Pods"] if one["UID"] in stay]
+            assert victims["NumPDBViolations"] >= len(guarded), ("no word of disruption budgets", victims, guarded)
         node = min(chosen)
         if not all(one["UID"] in lower for one in chosen[node]["Pods"]):
             return  # one is gone by now, and the scheduler gives up
         client = self.api.client(user_agent="kube-scheduler")
         for one in chosen[node]["Pods"]:
             with contextlib.suppress(errors.KubeError):
-                client.delete(_path(lower[one["UID"]]))
+                client.delete(path_of(lower[one["UID"]]))
         with contextlib.suppress(errors.KubeError):
-            client.patch(_path(pod) + "/status", {"status": {"nominatedNodeName": node}}, "merge")
+            client.patch(path_of(pod) + "/status", {"status": {"nominatedNodeName": node}}, "merge")
 
     def _call(self, to: int, verb: str, args: Json) -> Any:
         """The answer; None where none comes in time. The extender goes on with a call that is given up.
@@ -642,12 +688,13 @@ class World:
             elif not any(self.processes):
                 self._start(which)
         self.clock.run(seconds, stride=1.0)
+        self.troubled = self.clock.now()
 
     def goes_first(self, high: str, low: str) -> None:
         """Others went for the pod `high`, so `low` may not have their place."""
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         if high in pods and low in pods and pods[high]["status"].get("nominatedNodeName"):
-            taken = not _node(pods[high]) and _node(pods[low]) and not self.judge.fit([pods[high]])
+            taken = not node_of(pods[high]) and node_of(pods[low]) and not self.judge.fit([pods[high]])
             assert not taken, f"{low} has the place for which others had gone for {high}"
 
     def quiet(self) -> None:
@@ -687,205 +734,6 @@ class World:
         return list(self.judge.given.values())
 
 
-class Judge:
-    """Looks at the API server only, and at what runs on the nodes."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._fresh = world.api.follow(paths.pods(), lags=False)
-        self._asked = 0  # requests that it has seen
-        self.given: dict[str, Given] = {}  # by UID, all that were ever bound
-        self._holding: dict[str, Given] = {}  # pods that are there
-        self._term = -1
-        self._pods: dict[str, Json] = {}  # by UID, all that there ever were, as they were last
-        self._there: set[str] = set()  # UIDs of those that are
-        self._quotas = {namespace: [(-math.inf, hard)] for namespace, hard in world.quotas.items()}  # and since when
-        self._changed: dict[str, float] = {}  # when cards of a node changed
-
-    def quota(self, namespace: str, hard: Json) -> None:
-        self._quotas.setdefault(namespace, []).append((self._world.clock.now(), hard))
-
-    def cards_change(self, node: str) -> None:
-        self._changed[node] = self._world.clock.now()
-
-    def look(self) -> None:
-        world = self._world
-        assert not world.errors, world.errors
-        assert not world.clock.failed, world.clock.failed
-        for event in self._fresh():
-            self._hear(event["type"], event["object"])
-        self._cards()
-        self._untouched()
-
-    def _hear(self, kind: str, pod: Json) -> None:
-        uid = pod["metadata"]["uid"]
-        self._pods[uid] = pod
-        if kind == "DELETED":
-            self._there.discard(uid)
-        else:
-            self._there.add(uid)
-        if kind == "DELETED" or _over(pod) or not _node(pod):
-            self._holding.pop(uid, None)
-            return
-        new = uid not in self.given
-        if new:
-            self._bound(pod)
-        self._holding[uid] = self.given[uid]
-        if new:
-            self._cards()
-            self._within_quota(pod["metadata"]["namespace"])
-
-    def _bound(self, pod: Json) -> None:
-        """It is as it was asked, on cards of that node; of no term that another had followed; and with its gang."""
-        made = given(pod)
-        self.given[pod["metadata"]["uid"]] = made
-        cards = self._world.machines[made.node].cards
-        for share in made.shares:
-            assert share.uuid == f"GPU-{made.node}-{share.index}", (made, "a card of another node")
-            assert share.index < len(cards), (made, "no such card")
-        asked = _limits(pod)
-        if names.WHOLE_GPU in asked:
-            assert len(made.shares) == asked[names.WHOLE_GPU], made
-            assert all(share.whole for share in made.shares), made
-        elif names.GPU_MEM in asked:
-            count = _split(pod)
-            assert sorted(share.mem for share in made.shares) == [asked[names.GPU_MEM] // count] * count, made
-        assert len({share.index for share in made.shares}) == len(made.shares), made
-        term = int(pod["metadata"]["annotations"].get(names.TERM, "///-1").split("/")[3])
-        assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
-        self._term = term
-        if gang := gang_of(pod):
-            assert len(self._came(gang)) >= _minimum(pod), (made, "its gang has never been complete")
-
-    def _came(self, gang: tuple[str, str]) -> list[Json]:
-        """The members that have come as far as bind, where all that do not run yet wait for each other."""
-        return [pod for pod in self._members(gang) if pod["metadata"]["name"] in self._world.calls]
-
-    def _members(self, gang: tuple[str, str]) -> list[Json]:
-        """All that there ever were."""
-        return [pod for pod in self._pods.values() if gang_of(pod) == gang]
-
-    def _cards(self) -> None:
-        for (node, index), shares in self._used().items():
-            mem = self._world.machines[node].cards[index].mem
-            assert sum(share.mem for share in shares) <= mem, ("over-full", node, index, shares)
-            assert sum(share.core for share in shares) <= 100, ("over-full", node, index, shares)
-            assert len(shares) == 1 or not any(share.whole for share in shares), ("not whole", node, index, shares)
-
-    def _used(self) -> dict[tuple[str, int], list[Share]]:
-        used: dict[tuple[str, int], list[Share]] = {}
-        for made in self._holders().values():
-            for share in made.shares:
-                used.setdefault((made.node, share.index), []).append(share)
-        return used
-
-    def _holders(self) -> dict[str, Given]:
-        return {uid: made for uid, (_, made) in self._world.running.items()} | self._holding
-
-    def _within_quota(self, namespace: str) -> None:
-        """By one of the limits that an extender may have known, of cards that it surely knows."""
-        since = self._world.clock.now() - HEARD_SECONDS
-        said = self._quotas.get(namespace, [])
-        known = [hard for i, (_, hard) in enumerate(said) if i + 1 == len(said) or said[i + 1][0] > since]
-        used = self._charged(namespace, since)
-        assert not known or any(_within(used, hard) for hard in known), ("above the quota", namespace, used, known)
-
-    def _charged(self, namespace: str, since: float = math.inf) -> Json:
-        """What is held of cards that are reported, and whose node has not changed since then."""
-        shares = [
-            share
-            for uid, made in self._holders().items()
-            for share in made.shares
-            if self._pods[uid]["metadata"]["namespace"] == namespace
-            and self._changed.get(made.node, -math.inf) < since
-            and self._world.machines[made.node].known
-            and self._world.machines[made.node].cards[share.index].there
-        ]
-        return _charge([(share.mem, share.whole) for share in shares])
-
-    def _untouched(self) -> None:
-        """Pods that ask for nothing of ours."""
-        for call in self._world.api.requests[self._asked :]:
-            if call.verb in ("create", "update", "patch", "delete") and call.headers["User-Agent"] != "user":
-                assert "/plain" not in call.path, (call.verb, call.path)
-        self._asked = len(self._world.api.requests)
-
-    # When all is quiet.
-
-    def room(self) -> list[int]:
-        """What cards have free, the most first."""
-        used = self._used()
-        return sorted(
-            (
-                card.mem - sum(share.mem for share in used.get((node, index), []))
-                for node, machine in self._world.machines.items()
-                for index, card in enumerate(machine.cards)
-                if machine.known and not machine.cordoned and card.there and card.healthy and not card.cordoned
-            ),
-            reverse=True,
-        )
-
-    def left(self) -> list[str]:
-        """Pods that fit and wait, and gangs of which a part is bound."""
-        there = [self._pods[uid] for uid in sorted(self._there)]
-        waiting = [pod for pod in there if not _node(pod) and not pod["metadata"].get("deletionTimestamp")]
-        alone = [pod["metadata"]["name"] for pod in waiting if _asks(pod) and not gang_of(pod) and self.fit([pod])]
-        gangs = sorted({gang_of(pod) for pod in there} - {None})
-        return alone + [self._gang_left(gang, waiting) for gang in gangs if self._gang_left(gang, waiting)]
-
-    def _gang_left(self, gang: tuple[str, str], waiting: Sequence[Json]) -> str:
-        members = self._members(gang)
-        bound = [pod for pod in members if pod["metadata"]["uid"] in self.given]
-        there = [pod for pod in bound if pod["metadata"]["uid"] in self._holding]
-        minimum = _minimum(members[0])
-        if there and len(bound) < minimum:
-            return f"{len(bound)} of the gang {gang}"
-        mine = [pod for pod in waiting if gang_of(pod) == gang]
-        if mine and len(mine) + len(there) >= minimum and self.fit(mine):
-            return f"the gang {gang}"
-        return ""
-
-    def fit(self, pods: Sequence[Json]) -> bool:
-        """Whether they surely all fit: each takes the first cards on which it does."""
-        used = self._used()
-        namespace = pods[0]["metadata"]["namespace"]
-        held = self._charged(namespace)
-        for pod in pods:
-            asked, split = _limits(pod), _split(pod)
-            if not _asks(pod):
-                continue
-            node = self._first(used, asked, split)
-            if node is None:
-                return False
-            whole = names.WHOLE_GPU in asked
-            for index in node[1]:
-                mem = self._world.machines[node[0]].cards[index].mem if whole else asked[names.GPU_MEM] // split
-                share = Share(index, "", mem, asked.get(names.GPU_CORE, 0), whole=whole)
-                used.setdefault((node[0], index), []).append(share)
-                held = _plus(held, _charge([(mem, whole)]))
-        said = self._quotas.get(namespace)
-        return not said or _within(held, said[-1][1])
-
-    def _first(self, used: dict[tuple[str, int], list[Share]], asked: dict[str, int], split: int) -> Any:
-        for node, machine in self._world.machines.items():
-            if not machine.known or machine.cordoned:
-                continue
-            whole = names.WHOLE_GPU in asked
-            count = asked[names.WHOLE_GPU] if whole else split
-            mem, core = asked.get(names.GPU_MEM, 0) // count, asked.get(names.GPU_CORE, 0)
-            found = []
-            for i, card in enumerate(machine.cards):
-                shares = used.get((node, i), [])
-                room = sum(share.mem for share in shares) + mem <= card.mem
-                room &= sum(share.core for share in shares) + core <= 100
-                room &= not (shares if whole else any(share.whole for share in shares))
-                if room and card.healthy and not card.cordoned and card.there:
-                    found.append(i)
-            if len(found) >= count:
-                return node, found[:count]
-        return None
-
-
 def replay(history: History, build: Build = today) -> list[Given]:
     """The history once more; what was bound."""
     first, *steps = history
@@ -897,44 +745,6 @@ def replay(history: History, build: Build = today) -> list[Given]:
         return world.told
 
 
-def given(pod: Json) -> Given:
-    """What its annotations say, read by hand."""
-    said = json.loads(pod["metadata"]["annotations"].get(names.ASSIGNMENT, '{"containers": {}}'))
-    shares = [
-        Share(index, uuid, mem, core, whole=bool(whole and whole[0]))
-        for of_container in said["containers"].values()
-        for index, uuid, mem, core, _, *whole in of_container
-    ]
-    return Given(pod["metadata"]["name"], pod["spec"]["nodeName"], tuple(shares))
-
-
-def gang_of(pod: Json) -> tuple[str, str] | None:
-    """Namespace and name of its gang."""
-    name = pod["metadata"].get("labels", {}).get(names.GANG)
-    return (pod["metadata"]["namespace"], name) if name else None
-
-
-def _minimum(pod: Json) -> int:
-    return int(pod["metadata"]["annotations"][names.GROUP_NUM])
-
-
-def _charge(shares: Sequence[tuple[int, bool]]) -> Json:
-    """What shares of so many MiB, or whole cards, count, in the words of a GPUQuota."""
-    return {
-        "shares": len(shares),
-        "memoryMiB": sum(mem for mem, _ in shares),
-        "cards": sum(whole for _, whole in shares),
-    }
-
-
-def _plus(one: Json, other: Json) -> Json:
-    return {name: one[name] + other[name] for name in one}
-
-
-def _within(used: Json, hard: Json) -> bool:
-    return all(used[name] <= most for name, most in hard.items())
-
-
 def _plain(name: str) -> Json:
     """A pod that asks for no card."""
     name = name.replace("p", "plain", 1)
@@ -943,28 +753,3 @@ def _plain(name: str) -> Json:
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": {}},
         "spec": {"containers": [container]},
     }
-
-
-def _limits(pod: Json) -> dict[str, int]:
-    return {name: int(value) for name, value in pod["spec"]["containers"][0]["resources"].get("limits", {}).items()}
-
-
-def _split(pod: Json) -> int:
-    """Over how many cards its share is."""
-    return int(pod["metadata"]["annotations"].get(names.GPU_COUNTS, "main=1").removeprefix("main="))
-
-
-def _asks(pod: Json) -> bool:
-    return bool({names.GPU_MEM, names.WHOLE_GPU} & _limits(pod).keys())
-
-
-def _path(pod: Json) -> str:
-    return paths.pods(pod["metadata"]["namespace"], pod["metadata"]["name"])
-
-
-def _node(pod: Json) -> str:
-    return pod["spec"].get("nodeName") or ""
-
-
-def _over(pod: Json) -> bool:
-    return pod["status"]["phase"] in names.FINISHED_PHASES

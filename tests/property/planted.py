@@ -216,6 +216,15 @@ def _takes_over_by_an_old_list(between: _Between, request: Request) -> Answer:
     return between.lists[request.path]
 
 
+def _of_one(group: Json) -> Json:
+    return merged(group, {"spec": {"minMember": 1}})
+
+
+def _of_any_class(quota: Json) -> Json:
+    hard = [entry for entry in quota["spec"]["hard"] if "class" not in entry] or [{"shares": 99}]
+    return merged(quota, {"spec": {"hard": hard}})
+
+
 FAULTS = {
     "a Binding whose answer was lost is forgotten": Fault(sends=_takes_lost_for_refused),
     "an accepted Binding is forgotten until the watch shows it": Fault(sends=_takes_bound_for_refused),
@@ -234,6 +243,13 @@ FAULTS = {
     "a lower pod takes what others were evicted for": Fault(filters=_with(spec={"priority": 1000})),
     "Bindings of former terms are not made void": Fault(sends=_makes_nothing_void),
     "a Binding lands whatever has become of its pod": Fault(sends=_binds_whatever_has_changed),
+    "a class has cards of other models": Fault(
+        sees={paths.resourceclasses(): _with(spec={"selector": {"matchExpressions": []}})}
+    ),
+    "a quota of a class is not known": Fault(sees={paths.gpuquotas(): _of_any_class}),
+    "a card without MPS takes pods that want it": Fault(sees={paths.extendedresources(): _with(status={"mps": None})}),
+    "a PodGroup says nothing": Fault(sees={paths.podgroups(): _of_one}),
+    "disruption budgets are not known": Fault(sees={paths.poddisruptionbudgets(): _nothing}),
     "two lead at once": Fault(sends=_has_a_lease_of_its_own),
     "a term begins with an old list": Fault(sends=_takes_over_by_an_old_list),
 }

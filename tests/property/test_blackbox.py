@@ -17,7 +17,10 @@ from tests.property.blackbox import World, today
 HALF = P100 // 2
 LITTLE = 1000  # MiB
 NODES = {"n1": [P100, P100], "n2": [HALF]}
-CLUSTERS = [NODES, NODES, {"n1": [P100]}, {"n1": [P100], "n2": [P100]}]
+TYPED = {"n1": [P100, {"mem": P100, "model": "V100"}], "n2": [{"mem": HALF, "model": "V100"}]}
+WITH_MPS = {"n1": [{"mem": P100, "mps": "Ready"}, {"mem": P100, "mps": "Off"}], "n2": [P100]}
+CLUSTERS = [NODES, {"n1": [P100]}, {"n1": [P100], "n2": [P100]}, TYPED, WITH_MPS]
+CLASSES = {"fast": ["V100"], "any": ["P100", "V100"]}
 
 BROKEN = Path(".hypothesis/blackbox.jsonl")  # the history that broke a rule, for `python -m tests.property.replay`
 
@@ -25,7 +28,12 @@ which = st.integers(0, 7)
 whom = st.integers(0, 1)
 to = st.sampled_from([0, 0, 0, 1])
 namespaces = st.sampled_from(["default", "team"])
-quotas = st.sampled_from([{"shares": 2}, {"memoryMiB": P100}, {"cards": 1, "shares": 3}])
+quotas = st.sampled_from(
+    [{"shares": 2}, {"memoryMiB": P100}, {"cards": 1, "shares": 3}, {"class": "fast", "shares": 1}]
+)
+kinds = st.sampled_from(
+    [*[{}] * 6, {"device_class": "fast"}, {"device_class": "any"}, {"mps": "off"}, {"mps": "required"}]
+)
 settings_of_extenders = st.sampled_from(
     [
         {},
@@ -36,6 +44,7 @@ settings_of_extenders = st.sampled_from(
     ]
 )
 nodes = st.integers(0, 1)
+changes = st.sampled_from(["healthy", "cordoned", "there", "mps"])
 large = st.sampled_from([HALF + 1, 12207, P100])
 mems = st.sampled_from([1000, 4069, HALF, HALF + 1, 12207, P100])
 collections = st.sampled_from([paths.pods(), paths.pods(), paths.extendedresources(), paths.nodes(), paths.gpuquotas()])
@@ -48,7 +57,7 @@ def step(name, **arguments):
 
 shares = step(
     "creates", gpu_mem=mems, gpu_core=st.sampled_from([0, 0, 30, 60]), priority=st.sampled_from([0, 0, 10]),
-    namespace=namespaces,
+    namespace=namespaces, guarded=st.sampled_from([False, False, True]),
 )  # fmt: skip
 on_two_cards = step("creates", gpu_mem=st.sampled_from([8138, 16276, 2 * P100]), split=st.just(2), namespace=namespaces)
 whole_cards = step("creates", whole_gpu=st.integers(1, 2), namespace=namespaces)
@@ -93,7 +102,12 @@ troubles = st.one_of(
 of_nodes = st.one_of(
     step("node_comes_or_goes", node=nodes),
     step("node_is_cordoned", node=nodes),
-    step("card_changes", node=nodes, index=st.integers(0, 1), what=st.sampled_from(["healthy", "cordoned", "there"])),
+    step(
+        "card_changes",
+        node=nodes,
+        index=st.integers(0, 1),
+        what=st.sampled_from(["healthy", "cordoned", "there", "mps"]),
+    ),
 )
 of_extenders = st.one_of(
     step("is_killed", which=whom),
@@ -119,7 +133,7 @@ class Machine(RuleBasedStateMachine):
         two=st.booleans(),
     )
     def begin(self, seed, cluster, how, hard, two):
-        self.world = World(seed, cluster, quotas={"team": hard}, settings=how, build=self.build)
+        self.world = World(seed, cluster, quotas={"team": hard}, settings=how, classes=CLASSES, build=self.build)
         self.opened = self.world.open()
         self.opened.__enter__()
         self.gangs = 0
@@ -141,15 +155,24 @@ class Machine(RuleBasedStateMachine):
 
     # Somebody does something.
 
-    @rule(pod=shares | shares | on_two_cards | whole_cards | of_a_gang, at_once=st.sampled_from([True, True, False]))
-    def a_pod_comes(self, pod, at_once):
-        self._do({name: value for name, value in pod.items() if name != "gpu_core" or value})
+    @rule(
+        pod=shares | shares | on_two_cards | whole_cards | of_a_gang,
+        kind=kinds,
+        at_once=st.sampled_from([True, True, False]),
+    )
+    def a_pod_comes(self, pod, kind, at_once):
+        self._do({name: value for name, value in pod.items() if value or name == "do"} | kind)
         if at_once:
             self.the_scheduler_tries_all(0)
 
-    @rule(mem=st.sampled_from([1000, HALF, HALF + 1]), size=st.integers(2, 4), priority=st.sampled_from([0, 0, 5]))
-    def a_gang_comes(self, mem, size, priority):
-        self._gang(mem, size, priority)
+    @rule(
+        mem=st.sampled_from([1000, HALF, HALF + 1]),
+        size=st.integers(2, 4),
+        priority=st.sampled_from([0, 0, 5]),
+        grouped=st.booleans(),
+    )
+    def a_gang_comes(self, mem, size, priority, grouped):
+        self._gang(mem, size, priority, grouped=grouped)
         self.world.do("passes", seconds=1.0, stride=0.25)
 
     @rule(which=which, how=st.sampled_from(["deletes", "deletes", "deletes_by_force", "touches"]))
@@ -264,7 +287,7 @@ class Machine(RuleBasedStateMachine):
     @rule(
         how=st.sampled_from(["deletes", "deletes_by_force"]),
         lags=st.booleans(),
-        seconds=st.sampled_from([0.0, 2.0, 10.0]),
+        seconds=st.sampled_from([0.0, 2.0, 45.0]),
     )
     def containers_outlive_a_pod(self, how, lags, seconds):
         """Its node says late that they run on."""
@@ -292,11 +315,42 @@ class Machine(RuleBasedStateMachine):
             self.world.do("tries", which=f"p{self.world.numbers - which}", to=0)
         self.world.do("passes", seconds=0.5, stride=0.25)
 
-    @rule(at_once=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 20.0]))
-    def others_go_for_a_pod(self, at_once, seconds):
+    @rule(what=st.sampled_from(["healthy", "cordoned", "mps"]), index=which)
+    def a_card_takes_nothing_new(self, what, index):
+        self._calm()
+        self.world.do("clears")
+        self.world.do("card_changes", node=self._node(index), index=index, what=what)
+        self.world.do("passes", seconds=61.0, stride=5.0)
+        self._full()
+        self.world.do("card_changes", node=self._node(index), index=index, what=what)
+
+    @rule(kinds=st.sampled_from([[{"mps": "off"}, {}], [{}, {"mps": "off"}], [{"device_class": "fast"}] * 2]))
+    def small_ones_of_two_kinds(self, kinds):
+        """They would fit on one card, if any kind of pod might."""
+        self._calm()
+        self.world.do("clears")
+        for kind in kinds * 2:
+            pod = self._creates(gpu_mem=LITTLE, namespace="team", **kind)
+            self.world.do("tries", which=pod, to=0)
+            self.world.do("passes", seconds=0.25, stride=0.25)
+
+    @rule(cores=st.sampled_from([60, 100]), whole=st.booleans())
+    def all_but_cores_fit(self, cores, whole):
+        """Or all but that one has the card whole."""
+        self._calm()
+        self.world.do("clears")
+        share = {"whole_gpu": 1} if whole else {"gpu_mem": LITTLE, "gpu_core": cores}
+        for _ in range(len(self.world.judge.room()) + 1):
+            pod = self._creates(**share)
+            self.world.do("tries", which=pod, to=0)
+            share = {"gpu_mem": LITTLE, "gpu_core": cores}
+        self.world.do("passes", seconds=0.25, stride=0.25)
+
+    @rule(at_once=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 20.0]), guarded=st.booleans())
+    def others_go_for_a_pod(self, at_once, seconds, guarded):
         """And before they are gone, or it has come again, a lower one wants their place."""
         self._calm()
-        low = self._full()
+        low = self._full(guarded=guarded)
         high, third = self._creates(gpu_mem=low, priority=10), self._creates(gpu_mem=low, priority=5)
         self.world.do("tries", which=high, to=0)
         if not at_once:
@@ -326,12 +380,12 @@ class Machine(RuleBasedStateMachine):
             self.world.do("passes", seconds=10.0, stride=0.5)
         self.world.do("arrives", which=0, behind=False)
 
-    @rule(extra=st.integers(1, 2))
-    def a_gang_does_not_fit(self, extra):
+    @rule(extra=st.integers(1, 2), grouped=st.booleans())
+    def a_gang_does_not_fit(self, extra, grouped):
         """There is room for some of it."""
         self._calm()
         self._full(but=1)
-        self._gang(max(self._most(), LITTLE), 1 + extra, 0)
+        self._gang(max(self._most(), LITTLE), 1 + extra, 0, grouped=grouped)
         self.world.do("passes", seconds=1.0, stride=0.25)
         for _ in range(2):
             for member in range(1 + extra):
@@ -356,21 +410,25 @@ class Machine(RuleBasedStateMachine):
         self.world.do("creates", **pod)
         return f"p{self.world.numbers}"
 
-    def _gang(self, mem, size, priority):
+    def _gang(self, mem, size, priority, *, grouped=False):
+        """`grouped`: a PodGroup says its size."""
         self.gangs += 1
+        gang = f"g{self.gangs}"
+        if grouped:
+            self.world.do("groups", gang=gang, minimum=size)
         for _ in range(size):
-            self.world.do("creates", gpu_mem=mem, gang=f"g{self.gangs}", minimum=size, priority=priority)
+            self.world.do("creates", gpu_mem=mem, gang=gang, minimum=0 if grouped else size, priority=priority)
 
     def _most(self):
         """MiB that the emptiest card has."""
         return max(self.world.judge.room(), default=0)
 
-    def _full(self, but=0):
+    def _full(self, but=0, **kind):
         """Shares on all cards but so many, each as large as what is free there; the size of the largest."""
         largest = 0
         while len([free for free in self.world.judge.room() if free >= LITTLE]) > but:
             largest = max(largest, self._most())
-            pod = self._creates(gpu_mem=self._most())
+            pod = self._creates(gpu_mem=self._most(), **kind)
             before = self.world.judge.room()
             self.world.do("tries", which=pod, to=0)
             self.world.do("passes", seconds=0.5, stride=0.25)

@@ -1,0 +1,358 @@
+"""Says whether the rules of the architecture hold of a world of `blackbox`: by its API server, and by what runs."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cardwise.core.api import names
+from cardwise.kube import paths
+
+if TYPE_CHECKING:
+    from tests.property.blackbox import Card, World
+
+Json = dict[str, Any]
+
+SETTLED_SECONDS = 60.0  # the same, where nothing is wrong
+HEARD_SECONDS = 180.0  # after which each extender acts by what nodes and administrators have said
+
+
+class Share(NamedTuple):
+    """What a pod holds of a card."""
+
+    index: int
+    uuid: str
+    mem: int
+    core: int
+    whole: bool
+
+
+class Given(NamedTuple):
+    """A pod that was bound."""
+
+    pod: str
+    node: str
+    shares: tuple[Share, ...]
+
+
+class Judge:
+    """Looks at the API server only, and at what runs on the nodes."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._fresh = world.api.follow(paths.pods(), lags=False)
+        self._asked = 0  # requests that it has seen
+        self.given: dict[str, Given] = {}  # by UID, all that were ever bound
+        self._holding: dict[str, Given] = {}  # pods that are there
+        self._term = -1
+        self._pods: dict[str, Json] = {}  # by UID, all that there ever were, as they were last
+        self._there: set[str] = set()  # UIDs of those that are
+        self._quotas = {namespace: [(-math.inf, hard)] for namespace, hard in world.quotas.items()}  # and since when
+        self._changed: dict[str, float] = {}  # when cards of a node changed
+        self.minimums: dict[tuple[str, str], int] = {}  # of gangs, as their PodGroups say
+
+    def quota(self, namespace: str, hard: Json) -> None:
+        self._quotas.setdefault(namespace, []).append((self._world.clock.now(), hard))
+
+    def cards_change(self, node: str) -> None:
+        self._changed[node] = self._world.clock.now()
+
+    def look(self) -> None:
+        world = self._world
+        assert not world.errors, world.errors
+        assert not world.clock.failed, world.clock.failed
+        for event in self._fresh():
+            self._hear(event["type"], event["object"])
+        self._cards()
+        self._untouched()
+
+    def _hear(self, kind: str, pod: Json) -> None:
+        uid = pod["metadata"]["uid"]
+        self._pods[uid] = pod
+        if kind == "DELETED":
+            self._there.discard(uid)
+        else:
+            self._there.add(uid)
+        if kind == "DELETED" or is_over(pod) or not node_of(pod):
+            self._holding.pop(uid, None)
+            return
+        new = uid not in self.given
+        if new:
+            self._bound(pod)
+        self._holding[uid] = self.given[uid]
+        if new:
+            self._cards()
+            self._within_quota(pod["metadata"]["namespace"])
+
+    def _bound(self, pod: Json) -> None:
+        """It is as it was asked, on cards of that node; of no term that another had followed; and with its gang."""
+        made = given(pod)
+        self.given[pod["metadata"]["uid"]] = made
+        cards = self._world.machines[made.node].cards
+        for share in made.shares:
+            assert share.uuid == f"GPU-{made.node}-{share.index}", (made, "a card of another node")
+            assert share.index < len(cards), (made, "no such card")
+            assert self._is_asked(pod, cards[share.index]), (made, "a card of another class, or without MPS")
+            if self._settled(made.node):
+                assert cards[share.index].usable, (made, "a card that takes nothing new")
+        asked = limits_of(pod)
+        if names.WHOLE_GPU in asked:
+            assert len(made.shares) == asked[names.WHOLE_GPU], made
+            assert all(share.whole for share in made.shares), made
+        elif names.GPU_MEM in asked:
+            count = split_of(pod)
+            assert sorted(share.mem for share in made.shares) == [asked[names.GPU_MEM] // count] * count, made
+        assert len({share.index for share in made.shares}) == len(made.shares), made
+        term = int(pod["metadata"]["annotations"].get(names.TERM, "///-1").split("/")[3])
+        assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
+        self._term = term
+        if gang := gang_of(pod):
+            assert len(self._came(gang)) >= self._minimum(pod), (made, "its gang has never been complete")
+
+    def _settled(self, node: str) -> bool:
+        """Whether all that is said of its cards must have been heard by now, and what was decided before is over."""
+        since = max(self._world.troubled, self._changed.get(node, -math.inf))
+        return self._world.clock.now() > since + SETTLED_SECONDS
+
+    def _is_asked(self, pod: Json, card: "Card") -> bool:
+        """Whether the card is of the kind for which the pod asks."""
+        wanted = class_of(pod)
+        if wanted and card.model not in self._world.classes[wanted]:
+            return False
+        mode = mps_of(pod)
+        if mode == "required" and not card.mps:
+            return False
+        several = max(split_of(pod), limits_of(pod).get(names.WHOLE_GPU, 1)) > 1
+        return mode == "off" or not card.mps or not several
+
+    def _came(self, gang: tuple[str, str]) -> list[Json]:
+        """The members that have come as far as bind, where all that do not run yet wait for each other."""
+        return [pod for pod in self._members(gang) if pod["metadata"]["name"] in self._world.calls]
+
+    def _minimum(self, pod: Json) -> int:
+        """How many members its gang wants at least."""
+        said = self.minimums.get(gang_of(pod) or ("", ""))
+        return said or int(pod["metadata"]["annotations"][names.GROUP_NUM])
+
+    def _members(self, gang: tuple[str, str]) -> list[Json]:
+        """All that there ever were."""
+        return [pod for pod in self._pods.values() if gang_of(pod) == gang]
+
+    def _cards(self) -> None:
+        users = self._users()
+        for (node, index), shares in self._used().items():
+            card = self._world.machines[node].cards[index]
+            mem, modes = card.mem, {mode == "off" for mode in users[node, index]}
+            assert sum(share.mem for share in shares) <= mem, ("over-full", node, index, shares)
+            assert sum(share.core for share in shares) <= 100, ("over-full", node, index, shares)
+            assert len(shares) == 1 or not any(share.whole for share in shares), ("not whole", node, index, shares)
+            assert not card.mps or len(modes) == 1, ("with MPS beside one without", node, index, shares)
+
+    def _users(self) -> dict[tuple[str, int], list[str]]:
+        """What those on each card say of MPS."""
+        users: dict[tuple[str, int], list[str]] = {}
+        for uid, made in self._holders().items():
+            for share in made.shares:
+                users.setdefault((made.node, share.index), []).append(mps_of(self._pods[uid]))
+        return users
+
+    def _used(self) -> dict[tuple[str, int], list[Share]]:
+        used: dict[tuple[str, int], list[Share]] = {}
+        for made in self._holders().values():
+            for share in made.shares:
+                used.setdefault((made.node, share.index), []).append(share)
+        return used
+
+    def _holders(self) -> dict[str, Given]:
+        return {uid: made for uid, (_, made) in self._world.running.items()} | self._holding
+
+    def _within_quota(self, namespace: str) -> None:
+        """By one of the limits that an extender may have known, of cards that it surely knows."""
+        since = self._world.clock.now() - HEARD_SECONDS
+        said = self._quotas.get(namespace, [])
+        known = [hard for i, (_, hard) in enumerate(said) if i + 1 == len(said) or said[i + 1][0] > since]
+        used = [self._charged(namespace, hard, since) for hard in known]
+        within = any(map(_within, used, known))
+        assert not known or within, ("above the quota", namespace, used, known)
+
+    def _charged(self, namespace: str, hard: Json, since: float = math.inf) -> Json:
+        """What is held of cards of the entry that are reported, and whose node has not changed since then."""
+        shares = [
+            share
+            for uid, made in self._holders().items()
+            for share in made.shares
+            if self._pods[uid]["metadata"]["namespace"] == namespace
+            and self._changed.get(made.node, -math.inf) < since
+            and self._world.machines[made.node].known
+            and self._world.machines[made.node].cards[share.index].there
+            and self._covers(hard, self._world.machines[made.node].cards[share.index])
+        ]
+        return _charge([(share.mem, share.whole) for share in shares])
+
+    def _covers(self, hard: Json, card: "Card") -> bool:
+        wanted = hard.get("class")
+        return not wanted or card.model in self._world.classes[wanted]
+
+    def _untouched(self) -> None:
+        """Pods that ask for nothing of ours."""
+        for call in self._world.api.requests[self._asked :]:
+            if call.verb in ("create", "update", "patch", "delete") and call.headers["User-Agent"] != "user":
+                assert "/plain" not in call.path, (call.verb, call.path)
+        self._asked = len(self._world.api.requests)
+
+    # When all is quiet.
+
+    def room(self) -> list[int]:
+        """What cards have free, the most first."""
+        used = self._used()
+        return sorted(
+            (
+                card.mem - sum(share.mem for share in used.get((node, index), []))
+                for node, machine in self._world.machines.items()
+                for index, card in enumerate(machine.cards)
+                if machine.known and not machine.cordoned and card.usable
+            ),
+            reverse=True,
+        )
+
+    def left(self) -> list[str]:
+        """Pods that fit and wait, and gangs of which a part is bound."""
+        there = [self._pods[uid] for uid in sorted(self._there)]
+        waiting = [pod for pod in there if not node_of(pod) and not pod["metadata"].get("deletionTimestamp")]
+        alone = [pod["metadata"]["name"] for pod in waiting if asks(pod) and not gang_of(pod) and self.fit([pod])]
+        gangs = sorted({gang_of(pod) for pod in there} - {None})
+        return alone + [self._gang_left(gang, waiting) for gang in gangs if self._gang_left(gang, waiting)]
+
+    def _gang_left(self, gang: tuple[str, str], waiting: Sequence[Json]) -> str:
+        members = self._members(gang)
+        bound = [pod for pod in members if pod["metadata"]["uid"] in self.given]
+        there = [pod for pod in bound if pod["metadata"]["uid"] in self._holding]
+        minimum = self._minimum(members[0])
+        if there and len(bound) < minimum:
+            return f"{len(bound)} of the gang {gang}"
+        mine = [pod for pod in waiting if gang_of(pod) == gang]
+        if mine and len(mine) + len(there) >= minimum and self.fit(mine):
+            return f"the gang {gang}"
+        return ""
+
+    def fit(self, pods: Sequence[Json]) -> bool:
+        """Whether they surely all fit: each takes the first cards on which it does."""
+        used, users = self._used(), self._users()
+        namespace = pods[0]["metadata"]["namespace"]
+        said = self._quotas.get(namespace)
+        hard = said[-1][1] if said else {}
+        held = self._charged(namespace, hard)
+        for pod in pods:
+            asked, split = limits_of(pod), split_of(pod)
+            if not asks(pod):
+                continue
+            first = self._first(pod, used, users)
+            if first is None:
+                return False
+            node, indices = first
+            whole = names.WHOLE_GPU in asked
+            for index in indices:
+                card = self._world.machines[node].cards[index]
+                mem = card.mem if whole else asked[names.GPU_MEM] // split
+                share = Share(index, "", mem, asked.get(names.GPU_CORE, 0), whole=whole)
+                used.setdefault((node, index), []).append(share)
+                users.setdefault((node, index), []).append(mps_of(pod))
+                # Of which class it will be is not said, so it counts everywhere.
+                held = _plus(held, _charge([(mem, whole)]))
+        return _within(held, hard)
+
+    def _first(
+        self, pod: Json, used: dict[tuple[str, int], list[Share]], users: dict[tuple[str, int], list[str]]
+    ) -> tuple[str, list[int]] | None:
+        asked = limits_of(pod)
+        whole = names.WHOLE_GPU in asked
+        count = asked[names.WHOLE_GPU] if whole else split_of(pod)
+        mem, core, off = asked.get(names.GPU_MEM, 0) // count, asked.get(names.GPU_CORE, 0), mps_of(pod) == "off"
+        for node, machine in self._world.machines.items():
+            if not machine.known or machine.cordoned:
+                continue
+            found = []
+            for i, card in enumerate(machine.cards):
+                shares = used.get((node, i), [])
+                room = sum(share.mem for share in shares) + mem <= card.mem
+                room &= sum(share.core for share in shares) + core <= 100
+                room &= not (shares if whole else any(share.whole for share in shares))
+                room &= not card.mps or all((mode == "off") == off for mode in users.get((node, i), []))
+                if room and card.usable and self._is_asked(pod, card):
+                    found.append(i)
+            if len(found) >= count:
+                return node, found[:count]
+        return None
+
+
+def given(pod: Json) -> Given:
+    """What its annotations say, read by hand."""
+    said = json.loads(pod["metadata"]["annotations"].get(names.ASSIGNMENT, '{"containers": {}}'))
+    shares = [
+        Share(index, uuid, mem, core, whole=bool(whole and whole[0]))
+        for of_container in said["containers"].values()
+        for index, uuid, mem, core, _, *whole in of_container
+    ]
+    return Given(pod["metadata"]["name"], pod["spec"]["nodeName"], tuple(shares))
+
+
+def gang_of(pod: Json) -> tuple[str, str] | None:
+    """Namespace and name of its gang."""
+    name = labels_of(pod).get(names.GANG)
+    return (pod["metadata"]["namespace"], name) if name else None
+
+
+def labels_of(pod: Json | None) -> Json:
+    return (pod or {}).get("metadata", {}).get("labels") or {}
+
+
+def mps_of(pod: Json) -> str:
+    """Whether it wants MPS: off, preferred, required."""
+    return pod["metadata"]["annotations"].get(names.MPS, "preferred")
+
+
+def class_of(pod: Json) -> str:
+    """The ResourceClass for which it asks, "" for none."""
+    return next(filter(None, map(names.class_of, limits_of(pod))), "")
+
+
+def _charge(shares: Sequence[tuple[int, bool]]) -> Json:
+    """What shares of so many MiB, or whole cards, count, in the words of a GPUQuota."""
+    return {
+        "shares": len(shares),
+        "memoryMiB": sum(mem for mem, _ in shares),
+        "cards": sum(whole for _, whole in shares),
+    }
+
+
+def _plus(one: Json, other: Json) -> Json:
+    return {name: one[name] + other[name] for name in one}
+
+
+def _within(used: Json, hard: Json) -> bool:
+    return all(used[name] <= most for name, most in hard.items() if name in used)
+
+
+def limits_of(pod: Json) -> dict[str, int]:
+    return {name: int(value) for name, value in pod["spec"]["containers"][0]["resources"].get("limits", {}).items()}
+
+
+def split_of(pod: Json) -> int:
+    """Over how many cards its share is."""
+    return int(pod["metadata"]["annotations"].get(names.GPU_COUNTS, "main=1").removeprefix("main="))
+
+
+def asks(pod: Json) -> bool:
+    return bool({names.GPU_MEM, names.WHOLE_GPU} & limits_of(pod).keys())
+
+
+def path_of(pod: Json) -> str:
+    return paths.pods(pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def node_of(pod: Json) -> str:
+    return pod["spec"].get("nodeName") or ""
+
+
+def is_over(pod: Json) -> bool:
+    return pod["status"]["phase"] in names.FINISHED_PHASES
