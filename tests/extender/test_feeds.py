@@ -228,14 +228,17 @@ def test_what_becomes_unreadable_is_skipped_from_then_on(api, fed, clock):
 def test_catching_up_shows_what_the_watch_has_not_told(api, fed, clock):
     made, feeds = fed
     ready(feeds, clock)
-    api.hold(paths.pods(), QUOTAS)
+    api.hold(paths.pods(), QUOTAS, paths.podgroups())
     api.put(paths.pods(), bound("other", P100 - 100, 0))
     api.put(paths.pods(), asking("waiting", gpu_mem=1))
+    api.put(paths.pods(), member("m", minimum=None))
     api.put(QUOTAS, gpu_quota({"shares": 5}))
+    api.put(paths.podgroups(), pod_group("g", minMember=3))
     assert free(made) == [P100]
     assert caught_up(feeds)
     assert free(made) == [100]
     assert plan(made, "a", 100).node == "n1"
+    assert [view.minimum for view in made.gangs.views()] == [3]
 
 
 def test_catching_up_is_given_up_when_the_term_is_over(api, fed, clock):

@@ -242,7 +242,8 @@ def usable(node: NodeState, claim: Claim) -> Sequence[int]:
 
 def takes(node: NodeState, i: int, claim: Claim) -> bool:
     """Whether an open card has what the claim asks beside memory: cores, and room for a client a container."""
-    return node.free_core[i] >= claim.core and node.clients[i] + len(claim.keys) <= node.most[i]
+    cores = not claim.core or node.free_core[i] >= claim.core  # below zero where fewer are given than before
+    return cores and node.clients[i] + len(claim.keys) <= node.most[i]
 
 
 def admits(node: NodeState, i: int, claim: Claim) -> bool:

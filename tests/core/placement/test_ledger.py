@@ -11,7 +11,7 @@ from cardwise.core.api.quotas import NOTHING, Charge, Entry
 from cardwise.core.placement import placement
 from cardwise.core.placement.kinds import UNKNOWN
 from cardwise.core.placement.ledger import Holding, Ledger
-from tests.build import P100, cards, holding, pod
+from tests.build import P100, cards, holding, pod, shares
 from tests.core import others
 
 OF_A, OF_B, P100S, EVERY_CARD = Entry(device_class="a"), Entry(device_class="b"), Entry(model="P100"), Entry()
@@ -167,6 +167,15 @@ def test_a_full_card_is_no_violation_and_a_mib_more_is(ledger):
     assert ledger.violations() == []
     ledger.hold(holding("v", 2, 0))
     assert ledger.violations() == [f"n1 card 0: {P100 + 1} of {P100} MiB are held"]
+
+
+def test_what_no_quota_counts_fills_all_its_cards(ledger):
+    ledger.set_cards("n1", [card("a"), card("a", index=1)])
+    stray = Holding("u", "default", "u", "n1", Assignment({"0": shares(10, 0, 1)}), charged=False)
+    ledger.hold(stray)
+    assert (ledger.node("n1").used, used(ledger, EVERY_CARD)) == ([10, 10], [0])
+    ledger.hold(replace(stray, charged=True))
+    assert (ledger.node("n1").used, used(ledger, EVERY_CARD)) == ([10, 10], [20])
 
 
 def test_a_new_mark_is_no_change_of_the_node(ledger):

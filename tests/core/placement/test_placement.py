@@ -2,13 +2,15 @@
 
 import pytest
 
+from cardwise.core.api import request
 from cardwise.core.api.assignment import DeviceShare
+from cardwise.core.api.quotas import Entry
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.verdict import Refusal
-from tests.build import P100, cards, container, holding, ledger_with_free
+from tests.build import P100, cards, container, holding, ledger_with_free, pod
 from tests.core import others
-from tests.core.placement.placing import K80, V100, of_class, place, typed_ledger, where
+from tests.core.placement.placing import K80, V100, of_class, place, quota, typed_ledger, where
 
 
 def test_the_node_where_one_card_fits_not_where_the_sum_fits():
@@ -150,6 +152,38 @@ def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first
     placed = place(ledger, containers=several)
     found = {key: [(one.index, one.mem) for one in of] for key, of in placed.assignment.containers.items()}
     assert found == {"0": [(1, 6000)], "1": [(0, 4000), (1, 4000)]}
+
+
+def test_the_best_card_of_a_node_that_was_not_named_is_never_taken():
+    """However many cards the index has before that of the one that was."""
+    ledger = ledger_with_free(**{f"n{i}": [1000 + i] for i in range(9)})
+    for named in (["n8"], ["unknown", "n8"]):
+        asked = request.parse(pod(gpu_mem=1000))
+        assert placement.place(ledger, named, asked, "binpack").node == "n8"
+        assert placement.place(ledger, ["unknown"], asked, "binpack").refusals == {"unknown": Refusal.NOT_OURS}
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("asked", [{"gpu_mem": 100}, {"gpu_count": 1}, {"gpu_count": 2}, {"gpu_mem": 9, "gpu_core": 9}])
+@pytest.mark.parametrize("entry", [None, Entry(device_class="k80", memory=11441), Entry(shares=1)])
+def test_all_nodes_are_scored_as_each_alone(policy, asked, entry):
+    ledger = typed_ledger(n1=[V100, K80], n2=[K80, K80], n3=[K80], n4=[V100, V100])
+    ledger.hold(holding("u", 100, 0, node="n3", total=11441))
+    rooms = quota(ledger, entry) if entry else []
+    names = ["unknown", "n1", "n2", "n3", "n4"]
+    scorer = placement.Scorer(request.parse(pod(**asked)), policy, rooms)
+    each = {name: scorer.score(ledger.node(name)) for name in names}
+    fit, not_fit = scorer.score_all(ledger, names)
+    assert fit | not_fit == each
+    for name in names:
+        placed = placement.place_on(ledger.node(name), request.parse(pod(**asked)), policy, rooms)
+        assert (placed if isinstance(placed, Refusal) else placed.score) == each[name]
+
+
+def test_the_smallest_card_that_is_empty_is_given_whole():
+    ledger = typed_ledger(n1=[{"mem": 200}], n2=[{"mem": 100}, {"mem": 300}], n3=[{"mem": 150}])
+    names = ["unknown", "n1", "n2", "n3"]
+    assert where(placement.place(ledger, names, request.parse(pod(gpu_count=1)), "binpack")) == ("n2", [0])
 
 
 BOTH, ONE = frozenset({"x"}), frozenset({"x", "y"})

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.api import request
+from cardwise.core.api import mps, request
+from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.placement import placement, searching
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import explanation
 from cardwise.core.values.verdict import Refusal
-from tests.build import cards, container, holding, ledger_with_free, pod
+from tests.build import P100, cards, container, holding, ledger_with_free, pod, shares
 from tests.core.placement.placing import place
 
 
@@ -33,6 +34,7 @@ def cordoned(*mems):
         ([], {"gpu_mem": 1}, Refusal.NOT_OURS),
         (cards(100, 100), {"gpu_mem": 150}, Refusal.CARD_TOO_SMALL),
         (cards(100, 100), {"gpu_count": 3}, Refusal.TOO_FEW_CARDS),
+        (cards(100), {"gpu_mem": 300, "gpu_count": 2, "annotations": {mps.MODE: "off"}}, Refusal.TOO_FEW_CARDS),
         (sick(100), {"gpu_mem": 50}, Refusal.UNHEALTHY),
         (sick(100), {"gpu_count": 1}, Refusal.UNHEALTHY),
         (cordoned(100), {"gpu_mem": 50}, Refusal.CORDONED),
@@ -52,7 +54,9 @@ def test_refusals(node_cards, asked, refusal):
 
 
 def test_fragmented_memory_is_refused_with_gpushares_text():
-    refused = place(ledger_with_free(n1=[4069, 4069]), gpu_mem=8138).refusals["n1"]
+    for mem in (8138, P100):
+        assert place(ledger_with_free(n1=[4069, 4069]), gpu_mem=mem).refusals["n1"] is Refusal.NO_MEMORY
+    refused = Refusal.NO_MEMORY
     assert refused.text == "Insufficient GPU Memory in one device"
     assert refused.resolvable
 
@@ -85,6 +89,41 @@ def test_cores_are_given_twice_where_the_setting_says_so_and_no_more():
     assert ledger.node("n1").emptied().free_core == [150, 150]
 
 
+def test_who_asks_for_no_cores_may_have_a_card_of_which_too_many_are_given():
+    """The setting was lowered since."""
+    ledger = Ledger(core=50)
+    ledger.set_cards("n1", cards(100))
+    ledger.hold(Holding("u", "d", "u", "n1", Assignment({"0": shares(10, 0, total=100, core=60)})))
+    several = [container(name, gpu_mem=10) for name in "ab"]
+    for asked in ({"gpu_mem": 90}, {"containers": several}):
+        assert place(ledger, **asked).node == "n1"
+        assert placement.place_on(ledger.node("n1"), request.parse(pod(**asked)), "binpack") == place(ledger, **asked)
+    assert place(ledger, gpu_mem=10, gpu_core=1).refusals["n1"] is Refusal.NO_CORE
+
+
+@pytest.mark.parametrize("asked", [{"gpu_mem": 1}, {"gpu_count": 1}, {"gpu_mem": 2, "gpu_count": 2}])
+def test_who_requires_mps_goes_where_there_is_a_manager(asked):
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(100, 100))
+    requires = asked | {"annotations": {mps.MODE: "required"}}
+    assert place(ledger, **requires).refusals == {"n1": Refusal.MPS_MISSING}
+    said = CardMps(ready=True, several=True)
+    ledger.set_cards("n2", [replace(card, uuid=f"m{card.index}", mps=said) for card in cards(100, 100)])
+    assert place(ledger, **requires).node == "n2"
+
+
+def test_pods_with_and_without_mps_share_no_card():
+    ledger = Ledger()
+    ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True)))
+    without = {"gpu_mem": 10, "annotations": {mps.MODE: "off"}}
+    assert place(ledger, **without).node == "n1"
+    ledger.hold(Holding("u", "d", "u", "n1", place(ledger, gpu_mem=10).assignment))
+    assert place(ledger, **without).refusals == {"n1": Refusal.MPS_MIXED}
+    assert place(ledger, gpu_mem=10).node == "n1"
+    ledger.release("u")
+    assert place(ledger, **without).node == "n1"
+
+
 def test_headroom_is_kept_back():
     ledger = Ledger(headroom=100)
     ledger.set_cards("n1", cards(1000))
@@ -107,6 +146,8 @@ def test_a_card_of_which_the_headroom_leaves_nothing_is_not_given_away_whole():
     ledger = Ledger(headroom=100)
     ledger.set_cards("n1", cards(100, 100))
     assert place(ledger, gpu_count=1).refusals["n1"] is Refusal.NO_WHOLE_CARD
+    ledger.set_cards("n1", cards(101))
+    assert [one.mem for one in place(ledger, gpu_count=1).assignment.shares()] == [1]
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
@@ -172,6 +213,17 @@ def test_requests_that_would_fit_alone_are_refused_for_being_together(frees, ask
 def test_other_pods_could_make_room_only_where_all_requests_fit_the_empty_cards():
     assert Refusal.TOGETHER.resolvable
     assert not Refusal.NEVER_TOGETHER.resolvable
+
+
+@pytest.mark.parametrize(("steps", "looked_at"), [(16, 2), (17, 3)])
+def test_a_look_whether_a_node_could_ever_fit_costs_eight_steps(monkeypatch, steps, looked_at):
+    monkeypatch.setattr(searching, "_STEPS_IN_ALL", steps)
+    several = request.parse(pod(containers=[container("a", gpu_count=2), container("b", gpu_mem=9000)]))
+    nodes = [f"n{i}" for i in range(5)]
+    found = placement.place(ledger_with_free(**{name: [P100, P100] for name in nodes}), nodes, several, "binpack")
+    never = [name for name in nodes if found.refusals[name] is Refusal.NEVER_TOGETHER]
+    assert never == nodes[:looked_at]
+    assert [found.refusals[name] for name in nodes[looked_at:]] == [Refusal.TOGETHER] * (5 - looked_at)
 
 
 def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):

@@ -58,6 +58,13 @@ def test_each_card_of_a_request_is_charged_to_each_limit(asked, k80s):
     assert where(placement.place(ledger, ["n1"], request.parse(pod(**asked)), "binpack", one)) == ("n1", [0, 2])
 
 
+def test_a_whole_card_that_is_larger_than_what_is_left_is_refused_for_the_quota():
+    ledger = typed_ledger(n1=[K80])
+    less = quota(ledger, Entry(device_class="k80", memory=11440))
+    refused = placement.place(ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", less).refusals
+    assert refused == {"n1": Refusal.QUOTA}
+
+
 def test_each_container_is_a_share_also_where_they_have_one_card_in_common():
     ledger = typed_ledger(n1=[K80])
     several = request.parse(pod(containers=[container(name, gpu_mem=100) for name in "ab"]))
