@@ -1,7 +1,7 @@
 """The seam between Cardwise and the devices of the machine it runs on that are not GPUs.
 
-Apart so that the device plugin does not know where they come from. A device is given whole, to one container at a
-time; so there is no memory here, and no share.
+The device plugin does not know where they come from. A device is given whole, to one container at a time; so there is
+no memory here, and no share.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """The seam between Cardwise and the cards of the machine it runs on.
 
-Apart so that everything above it works alike on real cards and on simulated ones; one contract test is held against
-both (tests/gpus/test_contract.py).
+Everything above it works alike on real cards and on simulated ones; one contract test is held against both
+(tests/gpus/test_contract.py).
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """How long to wait before trying again: capped exponential, with jitter.
 
-Apart because every loop that talks to the API server needs the same answer, and because the jitter is what keeps a
-thousand node agents from coming back in the same second after an API server restart.
+Every loop that talks to the API server waits like this. The jitter keeps a thousand node agents from coming back in the
+same second after an API server restart.
 """
 
 import random

@@ -1,7 +1,6 @@
 """Where the API server is and how to show who we are: kubeconfig or service account, TLS, and the Authorization header.
 
-Apart from the client, which sends: of the official client only what is used here, `kubernetes.config`, which knows
-kubeconfigs, exec plugins and token rotation.
+Of the official client only `kubernetes.config` is used, which knows kubeconfigs, exec plugins and token rotation.
 """
 
 import os

@@ -1,8 +1,8 @@
 """What can go wrong in a call to the API server, as one small tree.
 
-Apart from the client because callers catch these and must not import the transport. Sorted by what a caller does
-next: read again (Conflict), list again (Gone), wait (TooManyRequests, ServerError, Unreachable), or give up and tell
-the user. Bodies are truncated: an object can hold secrets and a log line must stay a line.
+Sorted by what a caller does next: read again (Conflict), list again (Gone), wait (TooManyRequests, ServerError,
+Unreachable), or give up and tell the user. Bodies are truncated: an object can hold secrets and a log line must stay a
+line. Callers catch these without importing the transport.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Tells users what happened, as Kubernetes Events on their objects.
 
-Apart because an Event must never cost the work it reports on: recording returns at once, repeats are counted in one
-object, a noisy object is cut off, and every failure ends here in a counter and a log line.
+An Event never costs the work it reports on: recording returns at once, repeats are counted in one object, a noisy
+object is cut off, and every failure ends here in a counter and a log line.
 """
 
 import threading

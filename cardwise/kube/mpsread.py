@@ -1,6 +1,6 @@
 """What cards and pods say of MPS, out of their objects: for placement (`cardwise.core.api.mpsprofile`).
 
-Apart from the survey, because the extender, which keeps the same picture alive, reads them by the same functions.
+The survey and the extender, which keeps the same picture alive, read them by the same functions.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,7 @@
 """URL paths of the objects that Cardwise reads and writes.
 
-Apart so that a typo in a path is made once and found once. Names come from the API server or are validated there;
-they are DNS names, so nothing needs escaping.
+A typo in a path is made once and found once. Names come from the API server or are validated there; they are DNS names,
+so nothing needs escaping.
 """
 
 from cardwise.core.api import names

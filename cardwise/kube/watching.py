@@ -1,6 +1,6 @@
 """A running watch: lines of a response that comes for minutes, and that another thread can end.
 
-Apart from the client because ending a blocked read from outside is the delicate part of a clean shutdown.
+Ending a blocked read from outside is the delicate part of a clean shutdown.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """What we read of Kubernetes objects, as msgspec structs: a field that is not named here costs nothing to skip.
 
-Apart from the domain types of `cardwise.core`: these mirror the wire and change with the API. Parts project pods with
+These mirror the wire and change with the API; the types of the domain are in `cardwise.core`. Parts project pods with
 structs or dicts of their own; what several of them share is here.
 """
 
@@ -171,7 +171,7 @@ class OwnerReference(Struct, rename="camel", frozen=True):
 
 
 class OwnedMeta(ObjectMeta, frozen=True):
-    """Apart from ObjectMeta, because every pod has owners and nobody asks for them."""
+    """Not in ObjectMeta: every pod has owners and nobody asks for them."""
 
     owner_references: list[OwnerReference] = []
 

@@ -1,8 +1,8 @@
 """What a container learns about its share, and the hook that makes Python frameworks keep to it.
 
-Apart from the rest of Cardwise: these files are mounted into users' images and run there with their Python. So they
-import the standard library only, nothing of Cardwise, and keep to the syntax of Python 3.7. (The files in `hook` are
-not imported from here: an image's Python finds them by PYTHONPATH.)
+These files are mounted into users' images and run there with their Python. So they import the standard library only,
+nothing of Cardwise, and keep to the syntax of Python 3.7. (The files in `hook` are not imported from here: an image's
+Python finds them by PYTHONPATH.)
 """
 
 # Where the folder of `laying.lay_out` is mounted, read-only, and what PYTHONPATH names.

@@ -1,4 +1,4 @@
-"""What is simulated where nothing else is said. Apart, because `--help` says it too, and needs nothing of the rest."""
+"""What is simulated where nothing else is said; `--help` reads it too, and imports nothing of the rest."""
 
 from typing import Final
 

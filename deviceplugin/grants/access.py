@@ -1,7 +1,7 @@
 """How a container of this node comes to its card: closed (CDI) or open (environment only).
 
-Apart because users must be told which it is: where only the environment says which card is the container's, a user
-who sets NVIDIA_VISIBLE_DEVICES in a shell of his own sees the others.
+Users must be told which it is: where only the environment says which card is the container's, a user who sets
+NVIDIA_VISIBLE_DEVICES in a shell of his own sees the others.
 """
 
 import threading

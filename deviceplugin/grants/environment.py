@@ -1,7 +1,7 @@
 """The environment of a container with a share: one table, for the CDI spec.
 
-Apart so that it can be read in one look. Values come from the grant and this machine alone, so that a container is
-restarted with the same ones while the API server is away.
+Values come from the grant and this machine alone, so that a container is restarted with the same ones while the API
+server is away.
 """
 
 from collections import defaultdict

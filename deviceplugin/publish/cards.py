@@ -1,6 +1,6 @@
 """What this node tells the cluster of its cards and devices: node capacities and an ExtendedResource each. Pure.
 
-Apart from `inventory`, which carries it out, so that the rules can be read and tested without an API server.
+The rules without an API server; `inventory` carries them out.
 """
 
 from collections import Counter

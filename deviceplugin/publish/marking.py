@@ -1,6 +1,6 @@
 """Marks granted pods: ALIYUN_COM_GPU_MEM_ASSIGNED becomes "true", as gpushare's tools expect.
 
-Apart and in the background, because nothing of ours reads it and no container may wait for the API server.
+In the background, because nothing of ours reads it and no container may wait for the API server.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """The object of this node: its capacities, the label `accelerator`, and whether NVIDIA's device plugin serves it too.
 
-Apart from the inventory, which says what is to be told, because others write this object as well: a kubelet that
-registers anew zeroes capacities it does not know, NVIDIA's plugin has a capacity there, and people set labels.
+Others write this object as well: a kubelet that registers anew zeroes capacities it does not know, NVIDIA's plugin has
+a capacity there, and people set labels.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """The ResourceClasses of the cluster, for the question which of them a card of this node is in.
 
-Apart from the inventory because it works without them: a cluster without this CRD has cards, and no classes.
+The inventory works without them: a cluster without this CRD has cards, and no classes.
 """
 
 from collections.abc import Callable

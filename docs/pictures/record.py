@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from cardwise.core import names
+from cardwise.core.api import names
 from cardwise.kube import paths, survey
 from tests.cluster import Cluster, ClusterSpec
 

@@ -1,4 +1,4 @@
-"""The startup probe's question to the agent. Apart because it runs every two seconds and must not cost a thing."""
+"""The startup probe's question to the agent. It runs every two seconds and must not cost a thing."""
 
 import socket
 import sys

@@ -1,7 +1,7 @@
 """Evicts pods that the audit has found out, one after the other and so many an hour.
 
-Apart because an audit may be wrong about all pods of a node at once (a driver that tells nonsense, cgroups of a shape
-that nobody has seen), and must not empty it then.
+An audit may be wrong about all pods of a node at once (a driver that tells nonsense, cgroups of a shape that nobody has
+seen), and must not empty it then.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Which pod of the node a process is of: by the UID in its cgroup, else by its container's ID.
 
-Apart because not every node has cgroups for pods (`cgroupsPerQOS: false`): there only the container is named, and the
-API server says whose it is.
+Not every node has cgroups for pods (`cgroupsPerQOS: false`): there only the container is named, and the API server says
+whose it is.
 """
 
 from collections.abc import Iterable, Sequence

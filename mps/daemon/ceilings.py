@@ -1,7 +1,7 @@
 """How much one client gets of each card of a daemon: as it should be, as it was given, and as it was confirmed.
 
-Apart because settings of MPS are set in silence, lost at a restart, and kept twice: by the daemon for its next server,
-and by each server for its next clients.
+Settings of MPS are set in silence, lost at a restart, and kept twice: by the daemon for its next server, and by each
+server for its next clients.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The process of a control daemon: a child of ours, or one that a former manager left.
 
-Apart from what is said to the daemon, because it outlives its manager: nobody waits for it at the end, and the next
-manager, whose child it is not, has to notice its death all the same.
+It outlives its manager: nobody waits for it at the end, and the next manager, whose child it is not, has to notice its
+death all the same.
 """
 
 import signal

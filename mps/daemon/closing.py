@@ -1,7 +1,7 @@
 """Closes cards to all but the MPS server (EXCLUSIVE_PROCESS), and opens them again as they were.
 
-Apart because it must survive crashes: what a card's mode was before is on disk before the card is closed. A card that
-stays closed by mistake serves nobody; one that is open lets a process without MPS past every limit.
+It survives crashes: what a card's mode was before is on disk before the card is closed. A card that stays closed by
+mistake serves nobody; one that is open lets a process without MPS past every limit.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Whose clients are to be detached now, since their pod is about to be killed. Pure.
 
-Apart because endings come in several ways, and not all are known beforehand: the table is in docs/reference/mps.md.
+Endings come in several ways, and not all are known beforehand: the table is in docs/reference/mps.md.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """The life of one MPS daemon as a state machine: what to do next, and what an outcome means. Pure.
 
-Apart from `daemon`, which carries it out, so that the rules can be property-tested: whatever fails in whatever order,
-nothing is called ready that has not just answered with the right settings, and a daemon always comes back.
+Property-tested: whatever fails in whatever order, nothing is called ready that has not just answered with the right
+settings, and a daemon always comes back. `daemon` carries it out.
 """
 
 import math

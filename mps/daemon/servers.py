@@ -1,7 +1,7 @@
 """The servers of one daemon: whether they are there, whether they run, and what is said of them.
 
-Apart because drivers differ in it: 535 has no word for how a server is, so there only a second look tells. And since a
-daemon may go on answering for a server that does not run any more, the kernel is asked too.
+Drivers differ in it: 535 has no word for how a server is, so there only a second look tells. And since a daemon may go
+on answering for a server that does not run any more, the kernel is asked too.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Ends what a dead daemon left behind: processes of its pipe folder that nobody can ask any more.
 
-Apart because it is the one place where processes are ended that are not our own. A server without a daemon still serves
-its clients, and keeps the card from the next server; so the clients get some time, and then it goes.
+The one place where processes are ended that are not our own. A server without a daemon still serves its clients, and
+keeps the card from the next server; so the clients get some time, and then it goes.
 """
 
 import signal

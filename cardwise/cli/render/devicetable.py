@@ -1,6 +1,6 @@
 """Devices that are not GPUs, on every screen: how many there are of a class, which are free, and who has them.
 
-Apart from `classing`, which adds up the memory of cards: a device is given whole or not at all.
+A device is given whole or not at all, so counts are added up and no memory.
 """
 
 from collections import Counter

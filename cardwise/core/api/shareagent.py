@@ -1,6 +1,6 @@
 """What webhook, device plugin and share agent agree on (docs/design/0007-share-agent.md): names and paths.
 
-Apart from `names`, because the agent is to be small and reads little else.
+The agent is small and imports little else than this; the other names are in `names`.
 """
 
 from typing import Final

@@ -1,9 +1,9 @@
 """All open cards of all nodes in the order of their free memory: how filter finds the one best node of thousands.
 
-Apart from the ledger, which knows nodes one by one: a request for one card is answered by a bisection here instead of
-a question to every node. Kept per kind of card and by the bars of its MPS (`mpstaints`), so that a request walks what
-it may use and nothing else. What comes out equals the node-by-node answer (tests/extender/test_cardindex.py,
-tests/property/test_typed_placement.py, tests/property/test_mpsplaces.py).
+A request for one card is answered by a bisection here instead of a question to every node. Kept per kind of card and by
+the taints of its MPS (`mpstaints`), so that a request walks what it may use and nothing else. What comes out equals the
+node-by-node answer (tests/extender/test_cardindex.py, tests/property/test_typed_placement.py,
+tests/property/test_mpstaints.py).
 """
 
 import heapq

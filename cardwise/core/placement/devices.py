@@ -2,7 +2,7 @@
 
 A device is given whole, so there is nothing to search for but who gets which. It may be in several classes, and a pod
 may ask for several of them: that is a matching of wants to devices, found exactly, so that a node is refused only
-where no choice would do. Apart from the cards, whose lists and index know nothing of devices.
+where no choice would do. The lists and the index of cards know nothing of devices.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
 """Which cards of one node the parts of a request may have, and which of them the policy takes for one part.
 
-Apart from `searching`, which finds cards for all parts, and `placement`, which asks that of thousands of nodes.
+One claim on one node: `searching` finds cards for all claims of a request, `placement` asks thousands of nodes.
 """
 
 from bisect import bisect_left

@@ -1,8 +1,8 @@
 """Which pods a card takes because of MPS: who goes through a daemon, who does without, and as which user.
 
-Apart from the ledger, which counts the rest: a card has *bars*, a request those that it minds, and where they meet it
-does not come in. They are found out when a card or its holders change, so that placement compares two integers. A card
-of a node without an MPS manager takes everybody but who requires MPS.
+A card has *taints*, a request those that it minds, and where they meet it does not come in. They are found out when a
+card or its holders change, so that placement compares two integers. A card of a node without an MPS manager takes
+everybody but who requires MPS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,6 @@
 """What is left on the cards of one node, and how often its devices are held.
 
-Apart from the ledger, which knows who holds it: here are counts only, kept in flat lists so that placement answers from
-them in microseconds.
+Counts only, in flat lists, so that placement answers from them in microseconds; who holds what is the ledger's.
 """
 
 from array import array

@@ -1,6 +1,6 @@
 """The search on one node for all claims of a request, which may have to give way to each other.
 
-Apart from `fitting`, which knows what one claim may have and how it is chosen.
+The policy's first choices are tried first (`fitting`); where they leave a claim without a card, the search goes back.
 """
 
 from collections.abc import Iterator, Sequence

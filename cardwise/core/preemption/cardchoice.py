@@ -1,8 +1,8 @@
 """Which cards of a full node are cleared for a request, and who goes for that: the cheapest choice of both.
 
-Apart from `preemption`, which says who may go and what else is short. Each choice of cards is a set of needs, and
-`covering` finds the cheapest set that meets them. For a request of one card that is one question a card; of several,
-choices are left out that cannot become cheaper, and the search ends with its effort.
+Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them; who may go and
+what else is short says `preemption`. For a request of one card that is one question a card; of several, choices are
+left out that cannot become cheaper, and the search ends with its effort.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Quantities as people write them in our own objects.
 
-Apart from `quantity`, which reads what Kubernetes reads: here `10GiB` is `10Gi`, as in the proposals that
-ResourceClass follows, and an amount of memory may be 0 or more than any card has.
+`10GiB` is `10Gi` here, as in the proposals that ResourceClass follows, and an amount of memory may be 0 or more than
+any card has. What Kubernetes reads is in `quantity`.
 """
 
 import re

@@ -1,6 +1,6 @@
 """What a user wrote and can never be: the field, what is wrong with it, and what to write instead.
 
-Apart because every module that reads what users write raises it, those included on which the reading of pods builds.
+Every module that reads what users write raises it, so it imports none of them.
 """
 
 

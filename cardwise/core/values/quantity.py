@@ -1,8 +1,8 @@
 """Kubernetes quantities to plain integers, once, at the edge.
 
-Apart, because the grammar has a trap: the API server prints the integer 8000 as `8k`, so a decimal suffix on
-gpu-mem is a plain multiplier of MiB, and only a binary suffix (`8Gi`) means bytes.
-Source: k8s.io/apimachinery `pkg/api/resource/quantity.go`.
+The grammar has a trap: the API server prints the integer 8000 as `8k`, so a decimal suffix on gpu-mem is a plain
+multiplier of MiB, and only a binary suffix (`8Gi`) means bytes. Source: k8s.io/apimachinery
+`pkg/api/resource/quantity.go`.
 """
 
 import re

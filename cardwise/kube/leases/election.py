@@ -1,7 +1,7 @@
 """When a Lease of coordination.k8s.io is ours: what to send next, and what an answer means.
 
-Apart from the elector that carries it out because here is what must never go wrong, and without clock, thread and
-network every order of events can be tried. Why two never hold at once, whatever is lost, late or done twice:
+Without clock, thread and network, so that every order of events can be tried; `lease` carries it out. Why two never
+hold at once, whatever is lost, late or done twice:
 
 - A holder counts from before it sent the renewing write and stops `margin` early. Everybody else counts the whole
   duration from after the news of that write came. Clocks are never compared; a margin of a tenth of the duration

@@ -1,7 +1,7 @@
 """Which of several processes may act: the holder of a Lease of coordination.k8s.io.
 
-The thread around `election.py`, which says why two never hold at once. Apart from what it protects: who is about to
-write asks `holds` with the seconds that the write may take, at every write, and never keeps the answer.
+The thread around `election.py`, which says why two never hold at once. Who is about to write
+asks `holds` with the seconds that the write may take, at every write, and never keeps the answer.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The settings that are in effect, for people: `/configz` beside `/metrics`.
 
-Apart from `settings`, which says what there is to set: this tells where each value came from, and keeps to itself what
-nobody may read. No option of ours is a secret so far; the rule is here before the first one is.
+It tells where each value came from, and keeps to itself what nobody may read. No option of ours is a secret so far; the
+rule is here before the first one is. What there is to set is in `settings`.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """/metrics, /healthz, /readyz and /configz on a plain port of their own.
 
-Apart from the serving port because probes and scrapers have no client certificates, and because the device plugin and
-the MPS part serve nothing else. Runs in threads, so start it in the process whose health it tells (after a fork).
+Probes and scrapers have no client certificates, and the device plugin and the MPS part serve nothing else: so it is not
+the serving port. Runs in threads, so start it in the process whose health it tells (after a fork).
 """
 
 import socket

@@ -1,7 +1,7 @@
 """Tells the API server which CA signs our webhooks, and keeps telling it.
 
-Apart from rotation because the configurations belong to the chart: they may come later than we do, be replaced by an
-upgrade (which drops what we wrote), or be edited. The chart leaves `caBundle` out on purpose.
+The configurations belong to the chart: they may come later than we do, be replaced by an upgrade (which drops what we
+wrote), or be edited. The chart leaves `caBundle` out on purpose.
 """
 
 import base64

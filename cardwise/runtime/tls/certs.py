@@ -1,7 +1,7 @@
 """Makes certificates: an own CA, server and client leafs, all ECDSA P-256.
 
-Apart from their rotation: this is what is written into a certificate, `rotation` is when. Go verifies names by SAN
-only; Python 3.13 wants key identifiers and critical basic constraints. Times are aware datetimes, in UTC.
+What is written into a certificate is here, when one is made in `rotation`. Go verifies names by SAN only; Python 3.13
+wants key identifiers and critical basic constraints. Times are aware datetimes, in UTC.
 """
 
 import ipaddress

@@ -1,7 +1,7 @@
 """Where certificates and keys are kept: a directory of one machine, or a Secret that all replicas share.
 
-Apart from rotation: a store only knows versions. Whoever saves names the version it has read, and loses when another
-one was first; then it reads again and finds the work done.
+A store only knows versions. Whoever saves names the version it has read, and loses when another one was first; then it
+reads again and finds the work done.
 """
 
 import base64

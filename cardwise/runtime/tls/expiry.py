@@ -1,7 +1,6 @@
 """When the certificates that a part serves and calls with end, as a metric.
 
-Apart from who renews them (`tls`), because it is the files that count: a renewal that nobody carried out, and files of
-cert-manager, show here alike.
+It reads the files, so a renewal that nobody carried out, and files of cert-manager, show here alike.
 """
 
 from collections.abc import Iterator

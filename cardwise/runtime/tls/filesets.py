@@ -1,7 +1,7 @@
 """Files that belong together, replaced together: a reader never meets a new certificate beside an old key for long.
 
-Apart because two writers need it (the certificate store on disk and the directory that servers read). The way is the
-kubelet's for Secret volumes: a fresh directory, and one rename of the link `..data` that all names go through.
+The certificate store on disk and the directory that servers read are written so. The way is the kubelet's for Secret
+volumes: a fresh directory, and one rename of the link `..data` that all names go through.
 """
 
 import contextlib

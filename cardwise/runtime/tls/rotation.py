@@ -1,8 +1,8 @@
 """When certificates change: one pure step from what is stored to what should be.
 
-Apart from the store and the thread so that years can be played in a test. A CA is replaced in three steps, so that
-no client ever meets a certificate that it cannot verify: the next CA is first only announced in the bundle; after
-`overlap` it signs the leafs; after another `overlap`, when every replica and client has moved, the old one goes.
+Without store and thread, so that years can be played in a test. A CA is replaced in three steps, so that no client ever
+meets a certificate that it cannot verify: the next CA is first only announced in the bundle; after `overlap` it signs
+the leafs; after another `overlap`, when every replica and client has moved, the old one goes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """What a pod asks of a node as plain numbers: by this scores are kept and the workload is counted.
 
-Apart from `fitting.Claim`, of which a pod may have several: a pod with more than one claim, or with devices, makes no
-ask, and is placed node by node.
+A pod with more than one claim (`fitting.Claim`), or with devices, makes no ask, and is placed node by node.
 """
 
 from collections.abc import Sequence

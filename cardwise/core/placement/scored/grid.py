@@ -1,7 +1,7 @@
 """All nodes as arrays of plain numbers, one line a node, and a log of which have changed.
 
-Apart from the ledger, which knows nodes one by one: scores are computed for hundreds of nodes at once. A line is taken
-from the ledger anew when its node has changed; who keeps something computed from lines reads in the log which.
+Scores are computed for hundreds of nodes at once, and the ledger knows nodes one by one. A line is taken from the
+ledger anew when its node has changed; who keeps something computed from lines reads in the log which.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The knowledge of each policy that is asked for, made and kept by looks at all nodes, part by part.
 
-Apart from decisions: a look at thousands of nodes takes as long as many of these, and none is to wait for it.
+A look at thousands of nodes takes as long as many decisions, and no decision waits for one.
 """
 
 from collections.abc import Callable
