@@ -17,7 +17,7 @@ from cardwise.core.placement.kinds import UNKNOWN
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.cache.holdings import Holdings
 from extender.cache.inventory import Report
 from extender.cache.limits import Brake

@@ -5,11 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.asks import Shape
+from cardwise.core.placement.scored.candidates import chosen_cards, used
 from cardwise.core.placement.scored.engine import SCORINGS, Score
-from cardwise.core.placement.scored.grid import ABSENT, Bools, Floats, Lines
+from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
 from cardwise.core.placement.scored.scoring import Known, Market, Nearsighted, Scores
-from cardwise.core.placement.scored.steps import chosen_cards, used
+from cardwise.core.placement.scored.shapes import Shape
 
 _MOST_POINTS: Final = 100
 _MOST_CPU: Final = 128_000.0  # milli, of a node of the trace;

@@ -4,7 +4,7 @@ from collections import Counter
 
 from cardwise.core.defrag import fragmentation
 from cardwise.core.placement import fitting
-from cardwise.core.placement.scored.asks import Ask, ask_of
+from cardwise.core.placement.scored.shapes import Ask, ask_of
 from cardwise.simulation.cluster import NO_CARD, Cluster
 from cardwise.simulation.workload import Workload
 

@@ -13,7 +13,7 @@ from cardwise.core.api import policies, request
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods import loads
 from extender.cache.placing import Ask
 from extender.cache.requests import Requests

@@ -16,7 +16,7 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient

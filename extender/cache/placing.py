@@ -12,7 +12,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.cache.holdings import Holdings
 from extender.cache.policies import Policies
 from extender.cache.reservations import Phase

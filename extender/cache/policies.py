@@ -17,8 +17,8 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.statelock import StateLock
 
 if TYPE_CHECKING:
-    from cardwise.core.placement.scored.asks import Ask
     from cardwise.core.placement.scored.engine import Engine
+    from cardwise.core.placement.scored.shapes import Ask
     from cardwise.core.placement.scored.workload import Learned, Study
 
 AT_ONCE = 256  # nodes that a decision scores: below 1 ms

@@ -16,7 +16,7 @@ from extender.state import State
 
 if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Fragments
-    from cardwise.core.placement.scored.asks import Ask
+    from cardwise.core.placement.scored.shapes import Ask
 
 _SCRAPED: Final = 300.0  # seconds for which a scrape keeps the counting going
 _EVERY: Final = 5.0  # seconds between two counts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Group, Rank
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.cache.statelock import StateLock
 from extender.gangs.gangs import Gangs
 from extender.gangs.gangviews import View

@@ -12,7 +12,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangplan import Nodes, Planned
 from cardwise.core.gangs.gangs import Ended, Group, Member, Phase, Rank
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.gangs.gangplaces import CHEAP, COSTLY, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwakes import Wakes

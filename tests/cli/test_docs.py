@@ -12,7 +12,7 @@ from cardwise.cli.main import cli
 from cardwise.core.api import classes, quotas, request
 from cardwise.core.api.selectors import _OPERATORS
 from cardwise.core.gangs import gangs
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.__main__ import main as extender_main
 from webhook.pods import gangs as webhook_gangs
 

@@ -14,7 +14,7 @@ from cardwise.cli.doctor.finding import Finding, Level, table, worst
 from cardwise.core.api import names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
 from cardwise.core.values.quantity import MiB
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request

@@ -7,7 +7,7 @@ from cardwise.core.api import policies, request
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable, place_on
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.build import cards, container, holding, pod
 
 NODES = [f"n{i}" for i in range(6)]

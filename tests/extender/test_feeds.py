@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api.request import Load
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from extender.controllers.sightings import Sightings
 from extender.feeds import Feeds

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import names, request
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.cache.reservations import Phase
 from extender.gangs import reserve
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api.request import Load
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.records.nodeinfo import Placed
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, as_quota, resource

@@ -7,7 +7,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from extender.api import verbs
 from extender.api.app import Parts, create_app

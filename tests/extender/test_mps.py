@@ -5,7 +5,7 @@ import pytest
 
 from cardwise.core.api import names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import Ask

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.placement.placement import Placement, Unplaceable
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Phase
 from extender.controllers import statuses

@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import budgets
 from extender.api import verbs

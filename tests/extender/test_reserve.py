@@ -1,6 +1,6 @@
 """What a gang that has waited long may keep from others: what it can really have, and not for ever."""
 
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_quota
 

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names, quotas, request
 from cardwise.core.gangs.gangs import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import projection

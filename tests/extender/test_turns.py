@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.records.wire import FilterArgs
 from tests.extender.gangworlds import World as GangWorld

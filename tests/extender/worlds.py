@@ -8,7 +8,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.placement.placement import Placement, Unplaceable
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Patience
 from extender.records import objects, projection

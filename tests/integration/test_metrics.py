@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors
 from tests.build import P100
 from tests.cluster import Cluster, binaries, mps, ports

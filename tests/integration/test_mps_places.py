@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cardwise.core.api import names
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces

@@ -11,7 +11,7 @@ import pytest
 from cardwise.cli.cluster import snapshots
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.kube import errors, paths
 from cardwise.simulation.cluster import Cluster as Simulated

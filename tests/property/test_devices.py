@@ -12,7 +12,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.devices import Wanted, in_order, is_good
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.core.others import device
 from tests.examples import examples
 

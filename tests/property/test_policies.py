@@ -10,11 +10,11 @@ from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.knowledge import Knowledge
+from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.rows import Row
 from cardwise.core.placement.scored.workload import learn
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 
 NODES = [f"n{i}" for i in range(6)]
@@ -168,12 +168,12 @@ class Engines(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine._refresh()
-        grid = self.engine._grid
+        table = self.engine._table
         for (policy, shape), row in self.engine._rows.items():
             stale = row.stale()
-            anew = Row(grid, Knowledge(grid, self.engine._views[policy].scoring), shape)
+            anew = Row(table, NodeFeatures(table, self.engine._views[policy].scoring), shape)
             anew.refresh(anew.stale())
-            fresh = np.setdiff1d(np.arange(len(grid.lines)), stale)
+            fresh = np.setdiff1d(np.arange(len(table.lines)), stale)
             assert np.all(row.points[stale] == -np.inf)
             assert np.array_equal(row.points[fresh], anew.points[fresh])
             fits = fresh[anew.points[fresh] > -np.inf]

@@ -17,7 +17,7 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Full, Newcomer, Resident
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 from tests.examples import examples
 

@@ -12,7 +12,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE, container, pod
 from tests.examples import examples
 

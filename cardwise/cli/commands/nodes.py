@@ -23,7 +23,7 @@ from cardwise.simulation.workload import UNLIMITED
 
 if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Memory
-    from cardwise.core.placement.scored.asks import Ask
+    from cardwise.core.placement.scored.shapes import Ask
 
 _ALL = "CLUSTER"  # no node can be called so
 

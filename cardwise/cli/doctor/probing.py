@@ -13,7 +13,7 @@ from typing import Any, Final
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment, names
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 

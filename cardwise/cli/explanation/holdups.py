@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.values import wording
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods import eligible
 
 Json = Mapping[str, Any]

@@ -12,7 +12,7 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
 from cardwise.core.values import wording
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube.survey import Survey
 
 _FEW = 5  # pods or cards named in one line

@@ -17,7 +17,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube import wire
 from cardwise.kube.survey import Survey
 

@@ -15,7 +15,7 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption.explanation import DevicesView
 from cardwise.core.values import wording
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from cardwise.kube.survey import Survey
 
 _FEW = 10  # nodes named in one line

@@ -1,4 +1,4 @@
-"""What the parts of Cardwise agree on about MPS (docs/design/0005-mps.md): folders, state file, formats of limits.
+"""The contract about MPS (docs/design/0005-mps.md): folders, state file, formats of limits.
 
 Pure, because the manager writes what the device plugin, the webhook and the agent read. MPS silently misreads most
 ways to write a limit (`1.5G` is 1 MiB), so there is one function that writes them, and one that says what is wrong.

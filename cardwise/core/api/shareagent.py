@@ -1,4 +1,4 @@
-"""What webhook, device plugin and share agent agree on (docs/design/0007-share-agent.md): names and paths.
+"""The contract of webhook, device plugin and share agent (docs/design/0007-share-agent.md): names and paths.
 
 The agent is small and imports little else than this; the other names are in `names`.
 """

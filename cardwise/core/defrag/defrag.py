@@ -1,4 +1,4 @@
-"""Which pods to move so that something big fits again: the fewest, one after another, each where the engine puts it.
+"""Defragmentation: the fewest pods to move so that something big fits again, each where the engine puts it.
 
 A plan is what would really happen (`moving`). It is sought as if nothing kept free the cards that pods leave, and as if
 each of these were cordoned until all have moved; what needs fewer moves is taken. Small cases are searched through;
@@ -14,7 +14,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.defrag.moving import Goal, Movable, Move, Undo, World
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
-from cardwise.core.preemption.covering import Effort
+from cardwise.core.preemption.setcover import Effort
 
 _EFFORT: Final = 10_000  # times that a pod is put somewhere in the search: some seconds
 _PATIENCE: Final = 1000  # ways that lead nowhere: as long

@@ -1,4 +1,4 @@
-"""How much of what is idle on cards the pods that come cannot use, by node and by kind of card.
+"""Fragmentation: how much of what is idle on cards no pod that comes can use, by node and by kind of card.
 
 One measure for all who show it (the extender's metrics, `cardwise nodes`, the simulator): FGD's, by which the policy
 `fgd` decides (`scored.fragmentation`). What is idle on a card is a fragment to a pod that cannot have that card; of all
@@ -15,10 +15,10 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.kinds import Kinds
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.placement.scored.asks import Ask, Shape
 from cardwise.core.placement.scored.fragmentation import Fragmentation
-from cardwise.core.placement.scored.grid import Floats, Grid
+from cardwise.core.placement.scored.nodetable import Floats, NodeTable
 from cardwise.core.placement.scored.scoring import Market, Weighted
+from cardwise.core.placement.scored.shapes import Ask, Shape
 
 
 class Memory(NamedTuple):
@@ -93,11 +93,11 @@ class Fragments:
     """Of some nodes, for pods that come as `typical` has them. It is told of each node that has changed."""
 
     def __init__(self, pods: Sequence[Weighted] = ()) -> None:
-        self._grid = Grid()
+        self._table = NodeTable()
         self._cards: dict[str, list[_Card]] = {}  # by node
         self._of_kinds: dict[int, list[int]] = {}  # total, used and free MiB
-        self._useful: Floats = np.zeros((0, 1))  # MiB, by slot of the grid and position of the card
-        self._read = 0  # of the grid's log
+        self._useful: Floats = np.zeros((0, 1))  # MiB, by slot of the table and position of the card
+        self._read = 0  # of the table's log
         self.learn(pods)
 
     def learn(self, pods: Sequence[Weighted]) -> None:
@@ -114,12 +114,12 @@ class Fragments:
                 _Card(kind, card.mem, used, max(0, free) if card.takes else 0) for card, kind, used, free in cards
             ]
             self._count(self._cards[name], 1)
-        self._grid.set(name, node, left)
+        self._table.set(name, node, left)
 
     def node(self, name: str) -> Memory:
         """Of one node."""
         self._refresh()
-        slot = self._grid.slots.get(name)
+        slot = self._table.slots.get(name)
         _, *sums = map(sum, zip(*self._cards.get(name) or [_NO_CARD], strict=True))
         return _memory(sums, self._useful[slot].sum() if slot is not None else 0.0)
 
@@ -134,8 +134,8 @@ class Fragments:
 
     def _by_kind(self) -> dict[int, Memory]:
         self._refresh()
-        here = self._grid.lines.kind >= 0
-        useful = np.bincount(self._grid.lines.kind[here], weights=self._useful[here], minlength=1)
+        here = self._table.lines.kind >= 0
+        useful = np.bincount(self._table.lines.kind[here], weights=self._useful[here], minlength=1)
         return {
             kind: _memory(sums, useful[kind] if kind < len(useful) else 0.0)
             for kind, sums in self._of_kinds.items()
@@ -157,15 +157,15 @@ class Fragments:
             sums[2] += sign * free
 
     def _refresh(self) -> None:
-        grid = self._grid
-        changed = grid.since(self._read)
-        self._read = grid.length
-        if self._stale or changed is None or self._useful.shape != grid.lines.free.shape:
-            self._useful = self._measure.useful(grid.lines)
+        table = self._table
+        changed = table.since(self._read)
+        self._read = table.length
+        if self._stale or changed is None or self._useful.shape != table.lines.free.shape:
+            self._useful = self._measure.useful(table.lines)
             self._stale = False
         elif len(changed):
             slots = np.unique(changed)
-            self._useful[slots] = self._measure.useful(grid.lines.pick(slots))
+            self._useful[slots] = self._measure.useful(table.lines.pick(slots))
 
 
 def _memory(sums: Sequence[int], useful: float) -> Memory:

@@ -1,4 +1,4 @@
-"""What happens when a pod is moved: evicted, made anew by its controller, and placed by the engine.
+"""Moves of pods: one is evicted, made anew by its controller, and placed by the engine.
 
 The new pod may be placed while the old one still holds its cards, or after that. A move counts only where both end on
 the same other cards. Its old cards may be cordoned for it: a policy that prefers empty cards would take them again.

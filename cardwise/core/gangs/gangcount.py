@@ -1,4 +1,4 @@
-"""Who of a gang is there, how many it needs, and what is wrong with what its pods and its PodGroup say."""
+"""Counts the members of a gang: who is there, how many it needs, and what is wrong with what it says."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.placement import Scorer
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
 _CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once

@@ -1,4 +1,4 @@
-"""How far one gang has come: its state as explicit transitions, with times handed in.
+"""The state machine of one gang: how far it has come, as explicit transitions, with times handed in.
 
 It knows who is there and who was planned where; the cards and the nodes' rooms are the planner's (`gangplan`), threads
 and writes the extender's. What a transition makes void is in its answer, `Ended`: whoever owns the cards gives them
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cardwise.core.gangs.gangcount import Counted, count
 from cardwise.core.gangs.gangs import NOTHING_ENDED, Ended, Group, Member, Patience, Phase, Rank, rank_of
 from cardwise.core.values import wording
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 60.0  # seconds
 _ONE_ROUND = 1.0  # seconds

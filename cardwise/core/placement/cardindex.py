@@ -1,4 +1,4 @@
-"""All open cards of all nodes in the order of their free memory: how filter finds the one best node of thousands.
+"""The index of all open cards by free memory: finds the one best node of thousands for filter.
 
 A request for one card is answered by a bisection here instead of a question to every node. Kept per kind of card and by
 the taints of its MPS (`mpstaints`), so that a request walks what it may use and nothing else. What comes out equals the
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from cardwise.core.placement.mpstaints import BITS
 
-# Free MiB, node, position of the card in the node's lists, and its group: its kind above the bits of its bars.
+# Free MiB, node, position of the card in the node's lists, and its group: its kind above the bits of its taints.
 Entry = tuple[int, str, int, int]
 
 _MANY = 2000  # changed nodes from which sorting anew is cheaper than moving their cards
@@ -50,7 +50,7 @@ class CardIndex:
     ) -> Iterator[Entry]:
         """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node, position.
 
-        Those with a bar that is minded are left out.
+        Those with a taint that is minded are left out.
         """
         walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds, minds)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cardwise.core.api.assignment import Assignment, DeviceShare
 from cardwise.core.api.request import DeviceRequest
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 Granted = Mapping[str, tuple[DeviceShare, ...]]  # by container key, as in an assignment
 

@@ -1,4 +1,4 @@
-"""Which cards of one node the parts of a request may have, and which of them the policy takes for one part.
+"""Fits one claim on one node: the cards that it may have, and those of them that the policy takes.
 
 One claim on one node: `searching` finds cards for all claims of a request, `placement` asks thousands of nodes.
 """
@@ -17,7 +17,7 @@ from cardwise.core.placement.kinds import ANY_CARD, Kinds, Level
 from cardwise.core.placement.mpstaints import FOR_GOOD, minded
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 _RANK: Final = 1 << 40  # what a rank of a level weighs: more than any MiB
 _ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at most
@@ -231,7 +231,7 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
 def usable(node: NodeState, claim: Claim) -> Sequence[int]:
     """Codes of the cards that may serve the claim, but for the memory and the kind; in ascending order."""
     codes = node.empties() if claim.whole else node.ascending()
-    if node.mps.may_bar(claim.minds, claim.user):
+    if node.mps.may_close(claim.minds, claim.user):
         codes = [code for code in codes if admits(node, code & ~(-1 << POSITION), claim)]
     if claim.whole:
         return codes
@@ -267,8 +267,8 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         if max(node.free) < claim.mem:
             return Refusal.NO_MEMORY
     here = range(len(node.cards)) if among is None else among
-    if claim.minds & FOR_GOOD and node.mps.may_bar(claim.minds, claim.user):
-        never = [i for i in here if node.mps.bars[i] & claim.minds & FOR_GOOD]
+    if claim.minds & FOR_GOOD and node.mps.may_close(claim.minds, claim.user):
+        never = [i for i in here if node.mps.taints[i] & claim.minds & FOR_GOOD]
         if len(here) == len(never):
             return node.mps.refusal(never, claim.minds, claim.user)
     if claim.cards > 1 and len(here) < claim.cards:
@@ -277,7 +277,7 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         takers = node.takers if among is None else sum(node.cards[i].takes for i in among)
         if takers < claim.cards:
             return _withheld(node, claim, here)
-        if not node.mps.may_bar(claim.minds, claim.user):
+        if not node.mps.may_close(claim.minds, claim.user):
             return Refusal.NO_WHOLE_CARD  # which ones are empty is not looked for: thousands of nodes are asked
         empty = [i for i in here if node.empty(i)]
         return _why_closed(node, claim, empty) or Refusal.NO_WHOLE_CARD
@@ -307,7 +307,7 @@ def _withheld(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal:
 
 def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal | None:
     """Why MPS closes so many of these cards that too few are left; None where it does not, or they were too few."""
-    if len(here) < claim.cards or not node.mps.may_bar(claim.minds, claim.user):
+    if len(here) < claim.cards or not node.mps.may_close(claim.minds, claim.user):
         return None
     if sum(admits(node, i, claim) for i in here) >= claim.cards:
         return None

@@ -1,4 +1,4 @@
-"""Who holds what on which card, and which devices: a cache of the pods' annotations, never a second truth.
+"""The ledger: who holds what on which card, and which devices; a cache of the pods' annotations, never a second truth.
 
 What that leaves on each node is counted in `nodestate`. Not thread-safe: its owner locks.
 
@@ -204,8 +204,8 @@ class Ledger:
         state = self._nodes.get(name)
         codes = state.ascending() if state is not None else ()
         kinds = state.kinds if state is not None else ()
-        bars = state.mps.bars if state is not None else ()
-        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), kinds[i] << BITS | bars[i]) for code in codes]
+        taints = state.mps.taints if state is not None else ()
+        return [(code >> POSITION, name, i := code & ~(-1 << POSITION), kinds[i] << BITS | taints[i]) for code in codes]
 
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)

@@ -1,4 +1,4 @@
-"""Which pods a card takes because of MPS: who goes through a daemon, who does without, and as which user.
+"""MPS taints of cards: who goes through a daemon there, who does without, and as which user.
 
 A card has *taints*, a request those that it minds, and where they meet it does not come in. They are found out when a
 card or its holders change, so that placement compares two integers. A card of a node without an MPS manager takes
@@ -10,9 +10,9 @@ from typing import Final
 
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import MIXED, NOBODY, CardMps, Party
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
-# Bars: to whom a card is closed.
+# Taints: to whom a card is closed.
 DOWN: Final = 1  # to everybody: its MPS is neither ready nor off
 OFF: Final = 2  # to pods without MPS: one that wants it holds the card
 WANTS: Final = 4  # to pods that want MPS: one without it holds the card
@@ -28,7 +28,7 @@ FREE: Final = -5  # of a card: who comes first
 
 
 def minded(mode: Mode, *, several: bool) -> int:
-    """The bars that close a card to such a request. `several`: for cards in one container."""
+    """The taints that close a card to such a request. `several`: for cards in one container."""
     return _MINDED[mode] | (SEVERAL if several and mode is not Mode.OFF else 0)
 
 
@@ -39,15 +39,15 @@ _MINDED: Final = {
 }
 
 
-class Places:
+class CardTaints:
     """The cards of one node, by their positions there.
 
-    `bars` and `users` are of each card, `barred` the bars that any has; `single` where a card is not for any user.
+    `taints` and `users` are of each card, `tainted` the taints that any has; `single` where a card is not for any user.
     `said` is what the manager says of each, `daemons` are known by the first card of theirs, `on` is who has how many
     shares there.
     """
 
-    __slots__ = ("barred", "bars", "daemons", "managed", "on", "said", "single", "users")
+    __slots__ = ("daemons", "managed", "on", "said", "single", "tainted", "taints", "users")
 
     def __init__(self, said: Sequence[CardMps | None]) -> None:
         self.said = said
@@ -56,22 +56,22 @@ class Places:
         # By its first card. Who is on a node without a manager is nobody's business.
         self.daemons = [shared if one is not None and one.several else i for i, one in enumerate(said)]
         self.on: dict[int, dict[Party, int]] = {}  # by daemon, how many shares
-        self.bars = [REQUIRED] * len(said)
+        self.taints = [REQUIRED] * len(said)
         self.users = [ANY] * len(said)
-        self.barred = REQUIRED if said else 0
+        self.tainted = REQUIRED if said else 0
         self.single = False
         if self.managed:
             self._judge(range(len(said)))
 
-    def copy(self) -> "Places":
+    def copy(self) -> "CardTaints":
         """With counts of its own."""
         if not self.managed:
             return self  # it counts nothing
-        twin = Places.__new__(Places)
+        twin = CardTaints.__new__(CardTaints)
         twin.said, twin.daemons, twin.managed = self.said, self.daemons, True
         twin.on = {daemon: dict(parties) for daemon, parties in self.on.items()}
-        twin.bars, twin.users = self.bars.copy(), self.users.copy()
-        twin.barred, twin.single = self.barred, self.single
+        twin.taints, twin.users = self.taints.copy(), self.users.copy()
+        twin.tainted, twin.single = self.tainted, self.single
         return twin
 
     def count(self, i: int, who: Party, sign: int) -> None:
@@ -93,20 +93,20 @@ class Places:
         said = self.said[i]
         return said.max_clients if said is not None else 0
 
-    def may_bar(self, minds: int, who: int) -> bool:
-        """Whether one of the cards may be closed to a request that minds these bars and runs as `who`."""
-        return bool(self.barred & minds) or (self.single and who != NOBODY)
+    def may_close(self, minds: int, who: int) -> bool:
+        """Whether one of the cards may be closed to a request that minds these taints and runs as `who`."""
+        return bool(self.tainted & minds) or (self.single and who != NOBODY)
 
     def admits(self, i: int, minds: int, who: int) -> bool:
         """Whether the card is open to such a request."""
-        if self.bars[i] & minds:
+        if self.taints[i] & minds:
             return False
         owner = self.users[i]
         return owner == ANY or who == NOBODY or (who != MIXED and owner in (FREE, who))
 
     def never(self, i: int, minds: int, who: int) -> bool:
         """Whether the card stays closed to such a request, whoever goes."""
-        return bool(self.bars[i] & minds & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
+        return bool(self.taints[i] & minds & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
 
     def in_the_way(self, i: int, minds: int, who: int) -> Mapping[tuple[int, Party], int]:
         """By daemon and who they are: the shares that must go before the card is open to such a request."""
@@ -123,7 +123,7 @@ class Places:
 
     def refusal(self, among: Iterable[int], minds: int, who: int) -> Refusal:
         """Why these cards, of which too few are open to such a request, are closed: what may change soonest."""
-        found = {_why(self.bars[i] & minds) for i in among if not self.admits(i, minds, who)}
+        found = {_why(self.taints[i] & minds) for i in among if not self.admits(i, minds, who)}
         return min(found, key=_SOONEST.index)
 
     def _judge(self, changed: Iterable[int]) -> None:
@@ -132,16 +132,16 @@ class Places:
             if said is None:
                 continue
             on = self.on.get(self.daemons[i], {})
-            bars = (0 if said.ready else DOWN) | (0 if said.several else SEVERAL)
+            taints = (0 if said.ready else DOWN) | (0 if said.several else SEVERAL)
             if any(one.off for one in on):
-                bars |= WANTS
+                taints |= WANTS
             if any(one.wants for one in on):
-                bars |= OFF
-            self.bars[i] = bars
+                taints |= OFF
+            self.taints[i] = taints
             self.users[i] = ANY if said.multi_user else _owner({one.user for one in on if one.wants})
-        self.barred = 0
-        for bars in self.bars:
-            self.barred |= bars
+        self.tainted = 0
+        for taints in self.taints:
+            self.tainted |= taints
         self.single = any(owner != ANY for owner in self.users)
 
 
@@ -154,15 +154,15 @@ _SOONEST: Final = (
 )
 
 
-def _why(bars: int) -> Refusal:
-    """Of a card that is closed by these bars, or else by its user: what lasts longest."""
-    if bars & REQUIRED:
+def _why(taints: int) -> Refusal:
+    """Of a card that is closed by these taints, or else by its user: what lasts longest."""
+    if taints & REQUIRED:
         return Refusal.MPS_MISSING
-    if bars & SEVERAL:
+    if taints & SEVERAL:
         return Refusal.MPS_SEVERAL
-    if bars & DOWN:
+    if taints & DOWN:
         return Refusal.MPS_DOWN
-    return Refusal.MPS_MIXED if bars else Refusal.MPS_USER
+    return Refusal.MPS_MIXED if taints else Refusal.MPS_USER
 
 
 def _owner(users: set[int]) -> int:

@@ -1,4 +1,4 @@
-"""What is left on the cards of one node, and how often its devices are held.
+"""The state of one node: what is left on its cards, and how often its devices are held.
 
 Counts only, in flat lists, so that placement answers from them in microseconds; who holds what is the ledger's.
 """
@@ -11,7 +11,7 @@ from cardwise.core.api.cards import FULL_CORE, POSITION, Card, card_code
 from cardwise.core.api.mpsprofile import Party
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.kinds import UNKNOWN, Kind, Kinds
-from cardwise.core.placement.mpstaints import Places
+from cardwise.core.placement.mpstaints import CardTaints
 from cardwise.core.values.quantity import MiB
 
 MAX_CLIENTS = 48  # MPS clients per card before driver 590; where no manager says how many
@@ -64,7 +64,7 @@ class NodeState:
         self.free_core: list[int] = []  # percent
         self.clients: list[int] = []
         self.most: list[int] = []  # clients
-        self.mps = Places(())
+        self.mps = CardTaints(())
         self.used: list[int] = []  # MiB
         self.uids: set[str] = set()
         self.devices: list[Device] = []  # those that are no GPUs
@@ -178,7 +178,7 @@ class NodeState:
         self.used = [0] * len(self.cards)
         self.free_core = [self.core] * len(self.cards)
         self.clients = [0] * len(self.cards)
-        self.mps = Places([card.mps for card in self.cards])
+        self.mps = CardTaints([card.mps for card in self.cards])
         self.most = [self._most(self.mps.max_clients(i)) for i in range(len(self.cards))]
         self._ascending = self._empties = None
 

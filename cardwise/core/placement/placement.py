@@ -18,7 +18,7 @@ from cardwise.core.placement.devices import Granted, Wanted
 from cardwise.core.placement.kinds import ANY_CARD, Kinds
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class Scorer:
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
                 continue
-            if plain and not (restricted and node.mps.may_bar(claim.minds, claim.user)):
+            if plain and not (restricted and node.mps.may_close(claim.minds, claim.user)):
                 # As `_score`, without its calls.
                 pick = policy(codes_of(node), claim.mem)
                 if pick is not None:

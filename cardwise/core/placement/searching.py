@@ -1,4 +1,4 @@
-"""The search on one node for all claims of a request, which may have to give way to each other.
+"""Searches one node for the cards of all claims of a request, which may have to give way to each other.
 
 The policy's first choices are tried first (`fitting`); where they leave a claim without a card, the search goes back.
 """
@@ -23,7 +23,7 @@ from cardwise.core.placement.fitting import (
 )
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 _STEPS: Final = 256  # cards tried for the claims of one request on one node, before it is taken not to fit there
 _STEPS_IN_ALL: Final = 4096  # and on all nodes together: 0.05 s
@@ -157,4 +157,4 @@ class _Others:
 def _state(node: NodeState, i: int) -> tuple[int, ...]:
     """All that any claim minds of a card that takes shares."""
     counts = node.free[i], node.free_core[i], node.clients[i], node.most[i]
-    return *counts, node.kinds[i], node.cards[i].mem, node.mps.bars[i], node.mps.users[i]
+    return *counts, node.kinds[i], node.cards[i].mem, node.mps.taints[i], node.mps.users[i]

@@ -2,5 +2,5 @@
 
 Comes in: the ledger, who may be evicted, a request. Goes out: the fewest and least important victims; the explanation.
 
-Read first: `preemption` (a node), `cardchoice` (its cards), `covering` (the search); `explanation` is what people see.
+Read first: `preemption` (a node), `cardvictims` (its cards), `setcover` (the search); `explanation` is what people see.
 """

@@ -1,4 +1,4 @@
-"""Why a pod waits or where it could go, by card and class of devices: the detail that refusal texts must not carry.
+"""Explains why a pod waits or where it could go, by card and class of devices: what refusal texts must not carry.
 
 And what would have to change for it to run, by the same search that finds whom preemption evicts.
 """
@@ -16,7 +16,7 @@ from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.values.quantity import MiB
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Who must go so that a pod fits on a full node: the fewest and least important pods that free what it lacks.
+"""Preemption on one node: the fewest and least important pods that must go so that a pod fits there.
 
 kube-scheduler counts the sums of a node, so its victims may free no single card. Here cards are looked at one by one,
 and the node's sums beside them. What comes out is checked by the placement engine, and nobody is in it in vain:
@@ -17,9 +17,9 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.preemption import cardchoice, covering
-from cardwise.core.preemption.covering import MOST, Cover, Effort, Thing
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.preemption import cardvictims, setcover
+from cardwise.core.preemption.setcover import MOST, Cover, Effort, Thing
+from cardwise.core.values.refusals import Refusal
 
 _MOST_CLASSES: Final = 6  # of devices in one request: each set of them is a need of its own
 
@@ -202,17 +202,17 @@ class _Question:
         things = [Thing(r.uid, self._amounts(r), r.budgets) for r in candidates]
         short, left = self._short(self._node), self._left_of_budgets()
         if self._newcomer.request is None:
-            return covering.cover(things, short, left, Effort())
+            return setcover.cover(things, short, left, Effort())
         if self._node.state is None or self._plan is None:
             return None
         state, plan = self._node.state, self._plan
-        return cardchoice.cheapest(state, plan, things, needs=short, allowed=left, good=self._is_good, effort=Effort())
+        return cardvictims.cheapest(state, plan, things, needs=short, allowed=left, good=self._is_good, effort=Effort())
 
     def _amounts(self, resident: Resident) -> dict[object, int]:
         found: dict[object, int] = dict(zip(_Sums._fields, _sums(resident.load, resident.holding), strict=True))
         state, asked = self._node.state, self._newcomer.request
         if state is not None and resident.holding is not None:
-            found |= cardchoice.amounts(state, resident.holding)
+            found |= cardvictims.amounts(state, resident.holding)
             if asked is not None and asked.devices:
                 found |= _devices_freed(state, asked, resident.holding.assignment)
         return found
@@ -251,7 +251,7 @@ class _Question:
         charged = [Thing(resident.uid, {}, resident.budgets) for resident in known]
         return Victims(
             uids=tuple(sorted({resident.uid for resident in gone} | set(self._forced))),
-            violations=covering.exceeded(charged, self._allowed),
+            violations=setcover.exceeded(charged, self._allowed),
             highest=max((resident.priority for resident in known), default=None),
             assignment=fits if isinstance(fits, Assignment) else None,
         )

@@ -2,5 +2,5 @@
 
 Comes in: a text or a number of JSON. Goes out: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
 
-Read first: `quantity` (Kubernetes' own), then `amounts` (ours), `verdict` (why a node was refused).
+Read first: `quantity` (Kubernetes' own), then `amounts` (ours), `refusals` (why a node takes no pod).
 """

@@ -1,4 +1,4 @@
-"""What a user wrote and can never be: the field, what is wrong with it, and what to write instead.
+"""`InvalidRequest`, the error for what a user wrote and can never be: field, problem, remedy.
 
 Every module that reads what users write raises it, so it imports none of them.
 """

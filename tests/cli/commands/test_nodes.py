@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
-from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from tests.cli import worlds
 from tests.cli.worlds import K80, P100, Cluster, card, lists, placed

@@ -7,7 +7,7 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
-from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey

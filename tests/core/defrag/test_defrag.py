@@ -14,7 +14,7 @@ from cardwise.core.defrag.moving import Goal, Movable, World
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
-from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from tests.build import cards, shares
 

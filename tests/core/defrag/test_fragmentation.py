@@ -10,7 +10,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.defrag import fragmentation
 from cardwise.core.defrag.fragmentation import Fragments, Memory
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.scored.asks import Ask
+from cardwise.core.placement.scored.shapes import Ask
 from tests.build import cards, holding, shares
 
 ROOM = Load(1 << 40, 1 << 40, 100)

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api.request import DeviceRequest
 from cardwise.core.placement.devices import Wanted, in_order, is_good
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.core.others import device, devices, holding, uuid
 
 

@@ -7,7 +7,7 @@ from cardwise.core.api.assignment import DeviceShare
 from cardwise.core.api.quotas import Entry
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, holding, ledger_with_free, pod
 from tests.core import others
 from tests.core.placement.placing import K80, V100, of_class, place, quota, typed_ledger, where

@@ -11,7 +11,7 @@ from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.placement import placement, searching
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.preemption import explanation
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, holding, ledger_with_free, pod, shares
 from tests.core.placement.placing import place
 

@@ -5,12 +5,12 @@ import pytest
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.scored.asks import Ask, Shape
+from cardwise.core.placement.scored.candidates import fit
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.fragmentation import Fragmentation
-from cardwise.core.placement.scored.grid import Grid, order_of
+from cardwise.core.placement.scored.nodetable import NodeTable, order_of
 from cardwise.core.placement.scored.scoring import Known, Market, Weighted
-from cardwise.core.placement.scored.steps import fit
+from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
 from tests.core.placement.scoredworlds import CARD, NO_CARD, Rooms, knows, load, share, whole, world
@@ -31,10 +31,10 @@ def fragmentation(*workload):
 
 def lines(**nodes):
     ledger, rooms, _ = world(**nodes)
-    grid = Grid()
+    table = NodeTable()
     for name in nodes:
-        grid.set(name, ledger.node(name), rooms.left(name))
-    return grid.lines.pick(slice(0, len(nodes)))
+        table.set(name, ledger.node(name), rooms.left(name))
+    return table.lines.pick(slice(0, len(nodes)))
 
 
 WHOLE, HALF, NO_GPU = Ask(1, 0, 0, "", 4000, 0), Ask(1, 500, 0, "", 2000, 0), Ask(0, 0, 0, "", 1000, 0)

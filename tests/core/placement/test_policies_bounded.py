@@ -7,14 +7,14 @@ import pytest
 
 from cardwise.core.api.cards import Card
 from cardwise.core.placement.ledger import Holding
-from cardwise.core.placement.scored.asks import Ask, Shape
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.fragmentation import Fragmentation
-from cardwise.core.placement.scored.grid import Grid
-from cardwise.core.placement.scored.knowledge import Knowledge
+from cardwise.core.placement.scored.nodefeatures import NodeFeatures
+from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import SAMPLE, Row
 from cardwise.core.placement.scored.scoring import Market, Weighted
+from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.values.quantity import MiB
 from tests.core.placement.scoredworlds import CARD, fill, knows, load, share, warm, world
 
@@ -147,43 +147,43 @@ class FirstOnes:
 def row_of(fitting, nodes):
     """A row in which the first `fitting` of so many nodes take a share of 500."""
     ledger, rooms, _ = world(**{f"n{i:04d}": [1000 if i < fitting else 100] for i in range(nodes)})
-    grid = Grid()
+    table = NodeTable()
     for name in sorted(rooms):
-        grid.set(name, ledger.node(name), rooms.left(name))
+        table.set(name, ledger.node(name), rooms.left(name))
     shape = Shape(Ask(1, 500, 0, "", 0, 0))
     scoring = Fragmentation(Market([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
-    return grid, rooms, ledger, Row(grid, Knowledge(grid, scoring), shape)
+    return table, rooms, ledger, Row(table, NodeFeatures(table, scoring), shape)
 
 
 @pytest.mark.parametrize("fitting", [SAMPLE - 1, SAMPLE, SAMPLE + 1, 4 * SAMPLE + 40])
 def test_a_sample_hides_no_node_that_fits(fitting):
-    grid, _, _, row = row_of(fitting, 4 * SAMPLE + 100)
+    table, _, _, row = row_of(fitting, 4 * SAMPLE + 100)
     row.bring_up(20, FirstOnes())
-    scored = int((row.points[: len(grid)] > -np.inf).sum())
+    scored = int((row.points[: len(table)] > -np.inf).sum())
     assert scored == min(fitting, SAMPLE)
     row.refresh(row.stale())
-    assert int((row.points[: len(grid)] > -np.inf).sum()) == fitting
+    assert int((row.points[: len(table)] > -np.inf).sum()) == fitting
 
 
 def test_a_row_is_as_far_behind_as_all_nodes_when_these_have_become_more_than_there_was_place_for():
-    grid, rooms, ledger, row = row_of(10, 60)
+    table, rooms, ledger, row = row_of(10, 60)
     row.refresh(row.stale())
     assert row.behind() == 0
     for i in range(10):
-        grid.set(f"m{i}", ledger.node("n0000"), rooms.left("n0000"))
+        table.set(f"m{i}", ledger.node("n0000"), rooms.left("n0000"))
     assert row.behind() >= len(row.stale()) >= 70
 
 
 def test_nodes_that_have_gone_are_not_surveyed():
     ledger, rooms, _ = world(**{f"n{i}": [1000, 1000] for i in range(10)})
-    grid, alone = Grid(), Grid()
+    table, alone = NodeTable(), NodeTable()
     for name in sorted(rooms):
-        grid.set(name, ledger.node(name), rooms.left(name))
+        table.set(name, ledger.node(name), rooms.left(name))
     for name in sorted(rooms)[1:]:
-        grid.set(name, None, None)
+        table.set(name, None, None)
     alone.set("n0", ledger.node("n0"), rooms.left("n0"))
     policy = Pricing(Market([Weighted(Shape(Ask(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={}))
-    seen = [policy.survey(of.lines, policy.tally(of.lines)) for of in (grid, alone)]
+    seen = [policy.survey(of.lines, policy.tally(of.lines)) for of in (table, alone)]
     assert np.array_equal(*seen)
     assert seen[0][0] == 1  # of the pair of cards, one copy on one node
 

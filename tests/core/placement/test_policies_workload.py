@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.placement.scored.asks import Ask
 from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import MOST_ASKS, NOTHING, InvalidWorkload, Study, Workload, learn
 from cardwise.core.values.quantity import MiB
 from tests.examples import examples

@@ -4,7 +4,7 @@ from cardwise.core.api import request
 from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.api.quotas import Entry
 from cardwise.core.preemption import explanation
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.build import container, ledger_with_free, pod
 from tests.core import others
 from tests.core.placement.placing import K80, V100, of_class, quota, typed_ledger

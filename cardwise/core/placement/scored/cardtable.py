@@ -1,4 +1,4 @@
-"""What the cards of nodes are to several requests at once."""
+"""Cards against shapes: which card serves which shape, and how many times over."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cardwise.core.placement.scored.asks import Shape
-from cardwise.core.placement.scored.grid import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.shapes import Shape
 
 _NEVER: Final = 1e18  # MiB that no card has
 EXACT: Final = 1e-9  # against what a division of floats loses

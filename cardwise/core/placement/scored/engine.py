@@ -19,16 +19,16 @@ from cardwise.core.placement.fitting import Claim
 from cardwise.core.placement.kinds import ANY_CARD
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer
-from cardwise.core.placement.scored.asks import Ask, Shape, ask_of
+from cardwise.core.placement.scored.candidates import fit
 from cardwise.core.placement.scored.fragmentation import Fragmentation
-from cardwise.core.placement.scored.grid import Bools, Floats, Grid, Ints
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import NONE, Row
 from cardwise.core.placement.scored.scoring import Market, Scoring, Weighted
-from cardwise.core.placement.scored.steps import fit
+from cardwise.core.placement.scored.shapes import Ask, Shape, ask_of
 from cardwise.core.placement.scored.views import Views
 from cardwise.core.placement.scored.workload import Learned, Study, Workload
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 
 _ROWS: Final = 256  # shapes of which scores are kept, those asked last
 _LOOK: Final = 400  # changes, at least, after which what concerns all nodes together is looked at anew
@@ -63,7 +63,7 @@ class Engine:
         self._ledger = ledger
         self._rooms = rooms
         self._scorings = scorings
-        self._grid = Grid()
+        self._table = NodeTable()
         self._touched = ledger.watch()
         self._at_once = at_once
         self._generator = np.random.default_rng(0)
@@ -71,7 +71,7 @@ class Engine:
         self._kinds_at = -1
         self._taught_at = -1
         self._looked_at = 0
-        self._views = Views(self._grid, self._scoring)
+        self._views = Views(self._table, self._scoring)
         self._rows: dict[tuple[str, Shape], Row] = {}
 
     # What changes.
@@ -108,7 +108,7 @@ class Engine:
     def study(self) -> Study:
         """What there is to learn from."""
         self._refresh()
-        sizes, counts = np.unique(self._grid.lines.size[self._grid.lines.cpu >= 0], return_counts=True)
+        sizes, counts = np.unique(self._table.lines.size[self._table.lines.cpu >= 0], return_counts=True)
         cards = {int(size): int(count) for size, count in zip(sizes, counts, strict=True) if size}
         return Study(dict(self.workload.counts), cards)
 
@@ -120,7 +120,7 @@ class Engine:
     def decides(self, policy: str) -> bool:
         """Whether it knows the nodes well enough to decide by this policy; else `warm` is to see to that."""
         self.want(policy)
-        if self._at_once is None or max(len(self._grid), len(self._touched)) <= self._at_once:
+        if self._at_once is None or max(len(self._table), len(self._touched)) <= self._at_once:
             return True
         return policy in self._views and len(self._touched) <= _BEHIND
 
@@ -203,8 +203,8 @@ class Engine:
             row.refresh(row.stale())
             slots = self._slots(nodes)
             slots = slots[row.points[slots] > NONE]
-            for slot in slots[np.lexsort((-self._grid.order[slots], row.points[slots]))]:
-                name = self._grid.names[slot]
+            for slot in slots[np.lexsort((-self._table.order[slots], row.points[slots]))]:
+                name = self._table.names[slot]
                 found.pop(name, None)
                 found[name] = 0
         return {name: place for place, name in enumerate(found)}
@@ -213,7 +213,7 @@ class Engine:
 
     def _refresh(self, policy: str = "") -> bool:
         """Whether nodes are known as the policy sees them; one that is not scored sees nothing."""
-        most = _ALL if self._at_once is None or len(self._grid) <= self._at_once else self._at_once
+        most = _ALL if self._at_once is None or len(self._table) <= self._at_once else self._at_once
         self._catch_up(1 + most // _LOOK_UP if policy in self._views else _ALL)
         self._notice_kinds()
         self.want(policy)
@@ -231,7 +231,7 @@ class Engine:
 
     def _look_up(self, names: Sequence[str]) -> None:
         for name in names:
-            self._grid.set(name, self._ledger.node(name), self._rooms.left(name))
+            self._table.set(name, self._ledger.node(name), self._rooms.left(name))
         self._touched.difference_update(names)
 
     def _notice_kinds(self) -> None:
@@ -241,9 +241,9 @@ class Engine:
 
     def _look(self) -> None:
         """At what concerns all nodes together, where it is time to."""
-        if self._grid.length >= self._looked_at + max(_LOOK, len(self._grid.slots) // 3):
-            self._looked_at = self._grid.length
-            self._views.look(self._grid.leaving())
+        if self._table.length >= self._looked_at + max(_LOOK, len(self._table.slots) // 3):
+            self._looked_at = self._table.length
+            self._views.look(self._table.leaving())
 
     def _renew(self, policies: Sequence[str]) -> None:
         """The rows of these are to be scored anew, by `warm` unless they are asked for before."""
@@ -255,7 +255,7 @@ class Engine:
         key = policy, shape
         row = self._rows.pop(key, None)
         if row is None:
-            row = Row(self._grid, self._views[policy], shape)
+            row = Row(self._table, self._views[policy], shape)
             if len(self._rows) >= _ROWS:
                 del self._rows[next(iter(self._rows))]
         self._rows[key] = row  # the last one now
@@ -273,12 +273,12 @@ class Engine:
     ) -> Placement | None:
         """Of the nodes that have not changed since they were scored; None where none of these takes the pod."""
         left = _LATE
-        among = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._grid.slots) else None
+        among = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
             row.bring_up(self._at_once, self._generator, among)
             late: list[str] = []
             for slot in self._best_first(row.points, nodes, among):
-                name = self._grid.names[slot]
+                name = self._table.names[slot]
                 if name in self._touched:  # what it would be chosen for may be over
                     if left:
                         left -= 1
@@ -300,7 +300,7 @@ class Engine:
         ask = ask._replace(device_class="")
         if not claims:
             return Shape(ask)
-        return Shape(ask, kinds, claims[0].minds, claims[0].user if self._grid.single else NOBODY)
+        return Shape(ask, kinds, claims[0].minds, claims[0].user if self._table.single else NOBODY)
 
     def _shape(self, ask: Ask) -> Shape:
         return Shape(ask._replace(device_class=""), self._ledger.kinds.allowed(ask.device_class))
@@ -310,7 +310,7 @@ class Engine:
         slots, where they are few.
         """
         tries = 0
-        names = self._grid.names
+        names = self._table.names
         copied = among is not None
         if among is not None:
             points, nodes = _only(points, among), None
@@ -319,7 +319,7 @@ class Engine:
             if most == NONE:
                 return
             ties = np.flatnonzero(points == most)
-            slot = int(ties[self._grid.order[ties].argmin()])
+            slot = int(ties[self._table.order[ties].argmin()])
             if nodes is None or names[slot] in nodes:
                 yield slot
             if not copied:
@@ -332,11 +332,11 @@ class Engine:
     def _slots(self, nodes: Collection[str]) -> Ints:
         """Each once, in order: what is drawn from them is the same for the same nodes."""
         return np.unique(
-            np.array([slot for name in nodes if (slot := self._grid.slots.get(name)) is not None], np.int64)
+            np.array([slot for name in nodes if (slot := self._table.slots.get(name)) is not None], np.int64)
         )
 
     def _placed(self, scorer: Scorer, claims: Sequence[Claim], slot: int, row: Row) -> Placement | None:
-        name, score = self._grid.names[slot], int(row.points[slot] * 1000)
+        name, score = self._table.names[slot], int(row.points[slot] * 1000)
         if not claims:
             return _plain(name, score)
         node, card = self._ledger.node(name), int(row.card[slot])
@@ -351,9 +351,9 @@ class Engine:
         self, scorer: Scorer, claims: Sequence[Claim], load: Load, nodes: Collection[str] | None
     ) -> Placement | None:
         """As the policy, or `binpack` in its place, has it node by node."""
-        lines = self._grid.lines
+        lines = self._table.lines
         fits = fit(lines, Shape(Ask(0, 0, 0, "", load.cpu, load.memory))).fits
-        roomy = _Roomy(self._grid, fits, nodes)
+        roomy = _Roomy(self._table, fits, nodes)
         if not claims and not scorer.devices:
             # By name, as cards go where all else is equal: in two orders they would meet on half-full nodes.
             first = min(roomy, default=None)
@@ -384,10 +384,10 @@ def _plain(node: str, score: int) -> Placement:
 class _Roomy:
     """The nodes among those that may be had which have room beside cards."""
 
-    def __init__(self, grid: Grid, fits: Bools, nodes: Collection[str] | None) -> None:
-        self._slots = grid.slots
+    def __init__(self, table: NodeTable, fits: Bools, nodes: Collection[str] | None) -> None:
+        self._slots = table.slots
         self._fits = fits
-        self._nodes = grid.slots if nodes is None else nodes
+        self._nodes = table.slots if nodes is None else nodes
 
     def __contains__(self, name: object) -> bool:
         slot = self._slots.get(name) if isinstance(name, str) else None

@@ -11,11 +11,19 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.asks import Shape
+from cardwise.core.placement.scored.candidates import candidates, chosen_cards, used, without
 from cardwise.core.placement.scored.cardtable import Cards, CardTable, parts
-from cardwise.core.placement.scored.grid import ABSENT, Bools, Floats, Lines
-from cardwise.core.placement.scored.scoring import Known, Market, Nearsighted, Scores, Weighted, best_step, by_cards
-from cardwise.core.placement.scored.steps import chosen_cards, steps, used, without
+from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
+from cardwise.core.placement.scored.scoring import (
+    Known,
+    Market,
+    Nearsighted,
+    Scores,
+    Weighted,
+    best_candidate,
+    by_cards,
+)
+from cardwise.core.placement.scored.shapes import Shape
 
 _MOST_POINTS: Final = 100
 _STEEP: Final = 50.0  # cards, beyond which there is nothing to tell apart
@@ -65,7 +73,7 @@ class Fragmentation(Nearsighted):
         ask = shape.ask
         cpu = lines.cpu - ask.cpu
         if ask.cards == 1:
-            ways = steps(lines, shape, usable)
+            ways = candidates(lines, shape, usable)
             at, card = ways.at, ways.card
             tally = known.tally[at] - self._of_each(ways.before) + self._of_each(ways.after)
             taken = ways.before.free - ways.after.free
@@ -78,7 +86,7 @@ class Fragmentation(Nearsighted):
         # Fragments now, less those then: what is taken, less what is then worth less.
         less = taken - (known.worth[at] - self.worth(tally, cpu[at], lines.memory[at]))
         points = np.floor(_MOST_POINTS / (1.0 + np.exp(np.clip(-less / self._yardstick, -_STEEP, _STEEP))))
-        return best_step(at, card, points, len(lines))
+        return best_candidate(at, card, points, len(lines))
 
     def _of(self, cards: Cards) -> Floats:
         served = self._cards.serves(cards)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.grid import Floats, Ints, Lines
+from cardwise.core.placement.scored.nodetable import Floats, Ints, Lines
 from cardwise.core.placement.scored.scoring import Weighted
 
 _CALM: Final = 0.5  # demand that names a kind, per what is free of it, up to which it costs nothing

@@ -1,4 +1,4 @@
-"""What the free rest of a card is worth to those who share cards: prices of a cutting-stock problem.
+"""Prices of a cutting-stock problem: what the free rest of a card is worth to those who share cards.
 
 The fewest cards that hold the workload's shares is a linear programme over the ways of cutting a card; its dual
 variables price each size of share, and a rest is worth the dearest set of shares that fits into it. So a rest that
@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.grid import Floats
+from cardwise.core.placement.scored.nodetable import Floats
 
 PARTS: Final = 1000  # of a card: sizes are rounded up to these
 _SIZES: Final = 32  # different sizes, the most demanded

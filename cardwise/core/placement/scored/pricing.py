@@ -8,7 +8,7 @@ that nodes that differ little are equal and the first is taken: that keeps toget
 
 As long as pods only come, the prices of rests are right: rests are what the policy itself leaves. Where pods also
 leave, rests come back at any size, and what a share opens or ends on its node counts as well; and so do nodes that only
-wait for few pods to end (`draining`).
+wait for few pods to end (`vacancy`).
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.asks import Shape
+from cardwise.core.placement.scored.candidates import Candidates, candidates, chosen_cards, without
 from cardwise.core.placement.scored.cardtable import EXACT, CardTable, parts
-from cardwise.core.placement.scored.draining import Draining
-from cardwise.core.placement.scored.grid import ABSENT, Bools, Floats, Lines
+from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
 from cardwise.core.placement.scored.pressure import Pressure
 from cardwise.core.placement.scored.prices import PARTS
-from cardwise.core.placement.scored.scoring import Known, Market, Scores, best_step, by_cards
-from cardwise.core.placement.scored.steps import Steps, chosen_cards, steps, without
+from cardwise.core.placement.scored.scoring import Known, Market, Scores, best_candidate, by_cards
+from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.vacancy import Vacancy
 
 _CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it are equal
 _REST: Final = 0.02  # cards: the same for rests of cards, and for what is to come
@@ -51,8 +51,8 @@ class Pricing:
         self._amounts = np.array([ask.cards * self._in_cards(ask.mem) for ask in asks])
         self._often = np.array([one.weight for one in workload])
         self._weights = self._often * self._amounts
-        self._draining = Draining([one.shape for one in workload])
-        self._draining.weigh(self._weights)
+        self._vacancy = Vacancy([one.shape for one in workload])
+        self._vacancy.weigh(self._weights)
         self._leaving = False
 
     def tally(self, lines: Lines) -> Floats:
@@ -83,7 +83,7 @@ class Pricing:
         cost = np.zeros(len(lines))
         tally = known.tally
         if ask.cards == 1:
-            ways = steps(lines, shape, usable)
+            ways = candidates(lines, shape, usable)
             at, card = ways.at, ways.card
             cost = np.zeros(len(at)) if ask.whole else self._of_rests(lines, ways)
             if ask.whole or self._leaving:
@@ -96,12 +96,12 @@ class Pricing:
             cost += _rounded(known.worth[at] - left, _CAPACITY)
         if self._leaving and ask.cards:
             taken = card[:, None] == np.arange(lines.clients.shape[1]) if ask.cards == 1 else chosen
-            before = self._draining.worth(lines.clients, lines.kind)[at]
-            cost += _rounded(before - self._draining.worth(lines.clients[at] + taken, lines.kind[at]), _REST)
+            before = self._vacancy.worth(lines.clients, lines.kind)[at]
+            cost += _rounded(before - self._vacancy.worth(lines.clients[at] + taken, lines.kind[at]), _REST)
         if self._pressure.any and ask.cards:
             kinds = self._pressure.of(lines.kind)
             cost += self._in_cards(ask.mem) * (kinds[at, card] if ask.cards == 1 else (kinds * chosen).sum(axis=1))
-        return best_step(at, card, -cost, len(lines))
+        return best_candidate(at, card, -cost, len(lines))
 
     def _in_cards(self, mem: int) -> float:
         """MiB of a share; 0 is a whole card."""
@@ -115,7 +115,7 @@ class Pricing:
         if np.abs(weights - self._weights).sum() <= _NEWS * self._weights.sum():
             return False
         self._weights = weights
-        self._draining.weigh(weights)
+        self._vacancy.weigh(weights)
         return True
 
     def _capacities(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
@@ -125,7 +125,7 @@ class Pricing:
         self._memory.bound(copies, memory)
         return copies
 
-    def _of_rests(self, lines: Lines, ways: Steps) -> Floats:
+    def _of_rests(self, lines: Lines, ways: Candidates) -> Floats:
         """What the rests of the cards lose."""
         size = lines.size[ways.at, ways.card]
         lost = self._rest(ways.before.free, size) - self._rest(ways.after.free, size)

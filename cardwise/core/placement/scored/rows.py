@@ -1,4 +1,4 @@
-"""The scores of all nodes for one shape, kept until a node changes.
+"""A row of scores: those of all nodes for one shape, kept until a node changes.
 
 What is kept equals what would be computed now, for every node that is not stale; a stale one has no score.
 """
@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.asks import Shape
-from cardwise.core.placement.scored.grid import Bools, Floats, Grid, Ints
-from cardwise.core.placement.scored.knowledge import Knowledge
-from cardwise.core.placement.scored.steps import fit
+from cardwise.core.placement.scored.candidates import fit
+from cardwise.core.placement.scored.nodefeatures import NodeFeatures
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
+from cardwise.core.placement.scored.shapes import Shape
 
 SAMPLE: Final = 64  # of more, so many that take the shape
 _DRAWN: Final = 4 * SAMPLE  # among which so many are mostly found
@@ -18,57 +18,57 @@ NONE: Final = -np.inf  # the points of a node that does not take the shape, or i
 
 
 class Row:
-    """Scores for one shape under one policy. Slots as in the grid. `asked`: by how many decisions so far."""
+    """Scores for one shape under one policy. Slots as in the table. `asked`: by how many decisions so far."""
 
-    def __init__(self, grid: Grid, knowledge: Knowledge, shape: Shape) -> None:
+    def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:
         self.shape = shape
         self.asked = 0
         self.points: Floats = np.zeros(0)
         self.card: Ints = np.zeros(0, np.int64)
-        self._grid = grid
-        self._knowledge = knowledge
+        self._table = table
+        self._features = features
         self._stale: Bools = np.zeros(0, np.bool_)
         self._left = 0  # of them, at most
         self._at = 0
 
-    def renew(self, knowledge: Knowledge) -> None:
+    def renew(self, features: NodeFeatures) -> None:
         """What is known is other now, and all scores are void."""
-        self._knowledge = knowledge
+        self._features = features
         self.points = np.zeros(0)
 
     def behind(self) -> int:
         """How many nodes are without a score, at most: cheaper to ask than which."""
-        length = len(self._grid.lines)
-        return length if len(self.points) != length else self._left + self._grid.length - self._at
+        length = len(self._table.lines)
+        return length if len(self.points) != length else self._left + self._table.length - self._at
 
     def stale(self) -> Ints:
         """The nodes without a score, as of now."""
-        lines = self._grid.lines
+        lines = self._table.lines
         if len(self.points) != len(lines):
             self.points = np.full(len(lines), NONE)
             self.card = np.full(len(lines), -1)
             self._stale = np.ones(len(lines), np.bool_)
         else:
-            changed = self._grid.since(self._at)
+            changed = self._table.since(self._at)
             if changed is None:
                 self._stale[:] = True
                 self.points[:] = NONE
             elif len(changed):
                 self._stale[changed] = True
                 self.points[changed] = NONE
-        self._at = self._grid.length
+        self._at = self._table.length
         found = np.flatnonzero(self._stale)
         self._left = len(found)
         return found
 
     def refresh(self, slots: Ints) -> None:
         """Scores for these, from now on until they change."""
-        usable, fits = fit(self._grid.lines, self.shape, slots)
+        usable, fits = fit(self._table.lines, self.shape, slots)
         self._settled(slots)
         slots, usable = slots[fits], usable[fits]
         if len(slots):
-            known, scoring = self._knowledge.of(slots), self._knowledge.scoring
-            lines = self._grid.lines.pick(slots)
+            known, scoring = self._features.of(slots), self._features.scoring
+            lines = self._table.lines.pick(slots)
             self.points[slots], self.card[slots] = scoring.scores(lines, known, self.shape, usable)
 
     def bring_up(self, at_once: int | None, generator: np.random.Generator, among: Ints | None = None) -> None:
@@ -92,7 +92,7 @@ class Row:
         self.refresh(fits[:SAMPLE])
 
     def _fitting(self, slots: Ints) -> Ints:
-        lines = self._grid.lines
+        lines = self._table.lines
         if 2 * len(slots) > len(lines):  # to ask all is cheaper than to pick these
             return slots[fit(lines, self.shape).fits[slots]]
         return slots[fit(lines, self.shape, slots).fits]

@@ -1,4 +1,4 @@
-"""What a scored policy is to the engine, and what several of them share."""
+"""The protocol of a scored policy, and what several of them share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from cardwise.core.placement.scored.asks import Shape
-from cardwise.core.placement.scored.grid import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.shapes import Shape
 
 
 class Weighted(NamedTuple):
@@ -76,7 +76,7 @@ class Market:
     prices: Mapping[int, Floats]
 
 
-def best_step(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
+def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
     """The best way on each of so many lines, of equal ones the first. `at`: the line of each, in ascending order."""
     if len(points) == count:  # one way each
         return Scores(points, card)

@@ -1,4 +1,4 @@
-"""The knowledge of each policy that is asked for, made and kept by looks at all nodes, part by part.
+"""The features of each scored policy in use, made and renewed by looks at all nodes, part by part.
 
 A look at thousands of nodes takes as long as many decisions, and no decision waits for one.
 """
@@ -7,48 +7,48 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cardwise.core.placement.scored.grid import Floats, Grid
-from cardwise.core.placement.scored.knowledge import Knowledge
+from cardwise.core.placement.scored.nodefeatures import NodeFeatures
+from cardwise.core.placement.scored.nodetable import Floats, NodeTable
 from cardwise.core.placement.scored.scoring import Scoring
 
 
 class Survey:
     """A look at all nodes, part by part. What changes meanwhile may be seen or not."""
 
-    def __init__(self, grid: Grid, knowledge: Knowledge) -> None:
-        self.knowledge = knowledge
-        self._grid = grid
+    def __init__(self, table: NodeTable, features: NodeFeatures) -> None:
+        self.features = features
+        self._table = table
         self._sum: Floats | None = None
         self._at = 0
 
     def go_on(self, most: int) -> int:
         """Surveys up to so many nodes; how many it has."""
-        count = min(most, len(self._grid) - self._at)
+        count = min(most, len(self._table) - self._at)
         if count > 0 or self._sum is None:
-            surveyed = self.knowledge.survey(np.arange(self._at, self._at + count))
+            surveyed = self.features.survey(np.arange(self._at, self._at + count))
             self._sum = surveyed if self._sum is None else self._sum + surveyed
             self._at += count
         return count
 
     def conclude(self, leaving: float) -> bool | None:
         """Whether scores are others now; None while it is under way."""
-        if self._sum is None or self._at < len(self._grid):
+        if self._sum is None or self._at < len(self._table):
             return None
-        return self.knowledge.look(self._sum, leaving)
+        return self.features.look(self._sum, leaving)
 
 
 class Views:
-    """The knowledge of each policy that is asked for: made once it has looked at all nodes, and made anew the same way.
+    """The features of each policy that is asked for: made once it has looked at all nodes, and made anew the same way.
 
-    Until there is new knowledge the old is good. `make`: the scoring of a policy, for what was learned last; None
+    Until there is new features the old is good. `make`: the scoring of a policy, for what was learned last; None
     where nothing was learned yet.
     """
 
-    def __init__(self, grid: Grid, make: Callable[[str], Scoring | None]) -> None:
-        self._grid = grid
+    def __init__(self, table: NodeTable, make: Callable[[str], Scoring | None]) -> None:
+        self._table = table
         self._make = make
         self._wanted: dict[str, None] = {}
-        self._known: dict[str, Knowledge] = {}
+        self._known: dict[str, NodeFeatures] = {}
         self._surveys: dict[str, Survey] = {}
         self._leaving = 0.0
 
@@ -56,7 +56,7 @@ class Views:
         """Whether it is there, and not yet to be made."""
         return policy in self._known
 
-    def __getitem__(self, policy: str) -> Knowledge:
+    def __getitem__(self, policy: str) -> NodeFeatures:
         return self._known[policy]
 
     def want(self, policy: str) -> None:
@@ -73,9 +73,9 @@ class Views:
     def look(self, leaving: float) -> None:
         """At all nodes again; those that are being made do so anyway."""
         self._leaving = leaving
-        for policy, knowledge in self._known.items():
+        for policy, features in self._known.items():
             if policy not in self._surveys:
-                self._surveys[policy] = Survey(self._grid, knowledge)
+                self._surveys[policy] = Survey(self._table, features)
 
     def go_on(self, most: int) -> list[str]:
         """Looks at up to so many nodes; the policies of which all scores are others now."""
@@ -86,8 +86,8 @@ class Views:
             if changed is None:
                 return void
             del self._surveys[policy]
-            if changed or self._known.get(policy) is not survey.knowledge:
-                self._known[policy] = survey.knowledge
+            if changed or self._known.get(policy) is not survey.features:
+                self._known[policy] = survey.features
                 void.append(policy)
         return void
 
@@ -99,4 +99,4 @@ class Views:
     def _begin(self, policy: str) -> None:
         scoring = self._make(policy)
         if scoring is not None:
-            self._surveys[policy] = Survey(self._grid, Knowledge(self._grid, scoring))
+            self._surveys[policy] = Survey(self._table, NodeFeatures(self._table, scoring))

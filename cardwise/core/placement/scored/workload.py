@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.placement.scored.asks import Ask
-from cardwise.core.placement.scored.grid import Floats
+from cardwise.core.placement.scored.nodetable import Floats
 from cardwise.core.placement.scored.prices import PARTS, rest_prices
+from cardwise.core.placement.scored.shapes import Ask
 
 MOST_ASKS: Final = 512
 _MANY: Final = 20_000  # arrivals, from which on all counts are halved

@@ -1,17 +1,17 @@
-"""What is known of each node to a scored policy, as the node is: kept until it changes."""
+"""Features of nodes: what a scored policy computes of each node's cards, kept until the node changes."""
 
 import numpy as np
 
-from cardwise.core.placement.scored.grid import Bools, Floats, Grid, Ints
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.scoring import Known, Scoring
 
 
-class Knowledge:
-    """Of all nodes, by slot as in the grid, for one policy."""
+class NodeFeatures:
+    """Of all nodes, by slot as in the table, for one policy."""
 
-    def __init__(self, grid: Grid, scoring: Scoring) -> None:
+    def __init__(self, table: NodeTable, scoring: Scoring) -> None:
         self.scoring = scoring
-        self._grid = grid
+        self._table = table
         self._tally: Floats = np.zeros((0, scoring.width))
         self._worth: Floats = np.zeros(0)
         self._changed: Bools = np.zeros(0, np.bool_)  # nodes, since their tally
@@ -23,7 +23,7 @@ class Knowledge:
         self._count(slots)
         priceless = slots[self._priceless[slots]]
         if len(priceless):
-            lines = self._grid.lines
+            lines = self._table.lines
             tally, cpu, memory = self._tally[priceless], lines.cpu[priceless], lines.memory[priceless]
             self._worth[priceless] = self.scoring.worth(tally, cpu, memory)
             self._priceless[priceless] = False
@@ -32,7 +32,7 @@ class Knowledge:
     def survey(self, slots: Ints) -> Floats:
         """What a look at all nodes needs of these."""
         self._count(slots)
-        return self.scoring.survey(self._grid.lines.pick(slots), self._tally[slots])
+        return self.scoring.survey(self._table.lines.pick(slots), self._tally[slots])
 
     def look(self, surveyed: Floats, leaving: float) -> bool:
         """At the sum of what was surveyed, see `Scoring.look`."""
@@ -42,16 +42,16 @@ class Knowledge:
         return True
 
     def _count(self, slots: Ints) -> None:
-        length = len(self._grid.lines)
+        length = len(self._table.lines)
         if len(self._worth) != length:
             self._tally, self._worth = np.zeros((length, self.scoring.width)), np.zeros(length)
             self._changed, self._priceless = np.ones(length, np.bool_), np.ones(length, np.bool_)
         else:
-            since = self._grid.since(self._at)
+            since = self._table.since(self._at)
             changed = since if since is not None else slice(None)
             self._changed[changed] = self._priceless[changed] = True
-        self._at = self._grid.length
+        self._at = self._table.length
         changed_slots = slots[self._changed[slots]]
         if len(changed_slots):
-            self._tally[changed_slots] = self.scoring.tally(self._grid.lines.pick(changed_slots))
+            self._tally[changed_slots] = self.scoring.tally(self._table.lines.pick(changed_slots))
             self._changed[changed_slots] = False

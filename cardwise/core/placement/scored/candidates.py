@@ -1,4 +1,4 @@
-"""Where an ask fits, and the ways of placing it: which cards of which nodes it takes, and what they are then."""
+"""Candidates: where an ask fits, which cards of which nodes it could take, and what these are then."""
 
 from typing import NamedTuple
 
@@ -6,9 +6,9 @@ import numpy as np
 
 from cardwise.core.api.mpsprofile import MIXED, NOBODY
 from cardwise.core.placement.mpstaints import ANY, FREE
-from cardwise.core.placement.scored.asks import Shape
 from cardwise.core.placement.scored.cardtable import Cards
-from cardwise.core.placement.scored.grid import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.shapes import Shape
 
 
 class Fit(NamedTuple):
@@ -18,7 +18,7 @@ class Fit(NamedTuple):
     fits: Bools
 
 
-class Steps(NamedTuple):
+class Candidates(NamedTuple):
     """Ways of placing an ask on one card, each on one of the lines: `at` that line, `card` the position there."""
 
     at: Ints
@@ -43,7 +43,7 @@ def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
     if shape.kinds is not None:
         usable = usable & np.isin(lines.kind[at], list(shape.kinds))
     if shape.minds:
-        usable = usable & ((lines.bars[at] & shape.minds) == 0)
+        usable = usable & ((lines.taints[at] & shape.minds) == 0)
     if shape.user != NOBODY:
         here = lines.user[at]
         usable = usable & ((here == ANY) | ((shape.user != MIXED) & ((here == FREE) | (here == shape.user))))
@@ -52,7 +52,7 @@ def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
     return Fit(usable, fits)
 
 
-def steps(lines: Lines, shape: Shape, usable: Bools) -> Steps:
+def candidates(lines: Lines, shape: Shape, usable: Bools) -> Candidates:
     """One card of each state on lines that all take the shape, which asks for one."""
     ask = shape.ask
     at, card = np.nonzero(usable & lines.first)
@@ -61,7 +61,7 @@ def steps(lines: Lines, shape: Shape, usable: Bools) -> Steps:
         free = core = np.zeros(len(at))
     else:
         free, core = before.free - ask.mem, before.core - ask.core
-    return Steps(at, card, before, Cards(free, core, np.zeros(len(at), np.bool_), before.kind))
+    return Candidates(at, card, before, Cards(free, core, np.zeros(len(at), np.bool_), before.kind))
 
 
 def chosen_cards(lines: Lines, shape: Shape, usable: Bools) -> Bools:

@@ -1,4 +1,4 @@
-"""Worth of nodes whose pods are to end: in time, cards will be empty there together.
+"""Vacancy: what nodes are worth whose pods are to end, since in time cards will be empty there together.
 
 A request for several whole cards needs them empty at once on one node. Where pods come and go, cards seldom are, unless
 somebody leaves the emptiest nodes alone until they are. So what such a request is worth counts on a node that cannot
@@ -10,15 +10,15 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.asks import Shape
-from cardwise.core.placement.scored.grid import Floats, Ints
+from cardwise.core.placement.scored.nodetable import Floats, Ints
+from cardwise.core.placement.scored.shapes import Shape
 
 _ENDED: Final = 0.6  # the chance that a share has ended
 _LONG: Final = 64  # shares, of which it is certain that some have not
 _FACTOR: Final = 30.0  # how much more than its weight an empty place counts that is to come
 
 
-class Draining:
+class Vacancy:
     """For the requests of one workload, in the order of their weights."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:

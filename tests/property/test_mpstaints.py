@@ -11,7 +11,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
-from cardwise.core.values.verdict import Refusal
+from cardwise.core.values.refusals import Refusal
 from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]
@@ -193,11 +193,11 @@ def test_what_is_counted_step_by_step_is_what_a_restart_finds(worlds, todo, rand
         again = anew.node(node.name)
         for of in (node, again):
             twin = of.copy()
-            assert (twin.mps.bars, twin.mps.users, twin.most) == (of.mps.bars, of.mps.users, of.most)
-        assert (again.mps.bars, again.mps.users, again.mps.barred, again.mps.single) == (
-            node.mps.bars,
+            assert (twin.mps.taints, twin.mps.users, twin.most) == (of.mps.taints, of.mps.users, of.most)
+        assert (again.mps.taints, again.mps.users, again.mps.tainted, again.mps.single) == (
+            node.mps.taints,
             node.mps.users,
-            node.mps.barred,
+            node.mps.tainted,
             node.mps.single,
         )
     assert anew.managed == ledger.managed

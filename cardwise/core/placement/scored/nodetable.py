@@ -1,4 +1,4 @@
-"""All nodes as arrays of plain numbers, one line a node, and a log of which have changed.
+"""The table of nodes: all nodes as arrays of plain numbers, one line a node, and a log of which have changed.
 
 Scores are computed for hundreds of nodes at once, and the ledger knows nodes one by one. A line is taken from the
 ledger anew when its node has changed; who keeps something computed from lines reads in the log which.
@@ -27,7 +27,7 @@ _SEED: Final = b"cardwise"
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Some nodes. Of cards: what is free, MiB and percent, and 0 where the card is closed; the bars and users of its
+    """Some nodes. Of cards: what is free, MiB and percent, and 0 where the card is closed; the taints and users of its
     MPS (`mpstaints`); `clients`: how many shares are to end before it is empty, NEVER where it is to take none;
     `first`: no card before it in the node is in the same state.
     """
@@ -36,7 +36,7 @@ class Lines:
     core: Floats
     size: Floats
     kind: Ints
-    bars: Ints
+    taints: Ints
     user: Ints
     clients: Ints
     empty: Bools
@@ -54,7 +54,7 @@ class Lines:
             self.core[at],
             self.size[at],
             self.kind[at],
-            self.bars[at],
+            self.taints[at],
             self.user[at],
             self.clients[at],
             self.empty[at],
@@ -69,7 +69,7 @@ def order_of(node: str) -> int:
     return int.from_bytes(blake2b(node.encode(), digest_size=7, key=_SEED).digest())
 
 
-class Grid:
+class NodeTable:
     """Lines by slot; a slot of no node has no room for anything."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Grid:
         lines = self._lines
         width = lines.free.shape[1]
         free, core, size, empty, first = [0.0] * width, [0.0] * width, [0.0] * width, [False] * width, [False] * width
-        kind, bars, user, clients = [ABSENT] * width, [0] * width, [ANY] * width, [NEVER] * width
+        kind, taints, user, clients = [ABSENT] * width, [0] * width, [ANY] * width, [NEVER] * width
         if node is not None:
             seen = set()
             for i, card in enumerate(node.cards):
@@ -152,13 +152,13 @@ class Grid:
                 if not node.open(i) or node.free[i] <= 0:
                     continue
                 free[i], core[i], empty[i] = node.free[i], node.free_core[i], not node.clients[i]
-                bars[i], user[i] = node.mps.bars[i], node.mps.users[i]
-                state = free[i], core[i], size[i], kind[i], empty[i], bars[i], user[i], clients[i]
+                taints[i], user[i] = node.mps.taints[i], node.mps.users[i]
+                state = free[i], core[i], size[i], kind[i], empty[i], taints[i], user[i], clients[i]
                 first[i] = state not in seen
                 seen.add(state)
             self.single = self.single or node.mps.single
         lines.free[slot], lines.core[slot], lines.size[slot] = free, core, size
-        lines.kind[slot], lines.bars[slot], lines.user[slot] = kind, bars, user
+        lines.kind[slot], lines.taints[slot], lines.user[slot] = kind, taints, user
         lines.clients[slot] = clients
         lines.empty[slot], lines.first[slot] = empty, first
 
@@ -213,7 +213,7 @@ def _empty_lines(length: int, width: int) -> Lines:
 
 
 def _copy(before: Lines, after: Lines) -> None:
-    for name in ("free", "core", "size", "kind", "bars", "user", "clients", "empty", "first"):
+    for name in ("free", "core", "size", "kind", "taints", "user", "clients", "empty", "first"):
         old = getattr(before, name)
         getattr(after, name)[: old.shape[0], : old.shape[1]] = old
     for name in ("cpu", "memory"):

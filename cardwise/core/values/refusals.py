@@ -1,4 +1,4 @@
-"""Why a node was refused: a closed set of constant texts.
+"""Refusals: why a node does not take a pod, as a closed set of constant texts.
 
 kube-scheduler groups nodes by equal text and re-queues when a text changes, so no numbers and no names may appear
 here; the detail is in `explain`.

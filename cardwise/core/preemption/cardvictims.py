@@ -1,4 +1,4 @@
-"""Which cards of a full node are cleared for a request, and who goes for that: the cheapest choice of both.
+"""Victims by card: which cards of a full node are cleared for a request, and which pods go for that, as one choice.
 
 Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them; who may go and
 what else is short says `preemption`. For a request of one card that is one question a card; of several, choices are
@@ -13,8 +13,8 @@ from cardwise.core.placement import fitting
 from cardwise.core.placement.fitting import Claim, Plan, Rooms, Want
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.preemption import covering
-from cardwise.core.preemption.covering import Cover, Effort, Thing
+from cardwise.core.preemption import setcover
+from cardwise.core.preemption.setcover import Cover, Effort, Thing
 
 Needs = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
@@ -107,7 +107,7 @@ class _Choice:
 
     def best(self) -> Cover | None:
         if not self._slots:
-            found = covering.cover(self._things, self._needs, self._allowed, self._effort)
+            found = setcover.cover(self._things, self._needs, self._allowed, self._effort)
             return found if found is not None and self._good(found) else None
         if all(self._order[want.claim] for want in self._slots):
             self._choose(0, 0, {}, (), self._rooms)
@@ -122,7 +122,7 @@ class _Choice:
             if self._node.mps.never(i, want.claim.minds, want.claim.user):
                 continue
             short = self._short(i, _Use().plus(want.claim))
-            found = covering.cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
+            found = setcover.cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
             if found is not None:
                 costs[i] = found.cost
         return costs
@@ -188,7 +188,7 @@ class _Choice:
         # Where nothing else is short, only those on these cards matter.
         among = self._things if self._needs else {thing.name: thing for i in uses for thing in self._on[i]}.values()
         below = self._found.cost if self._found is not None else None
-        found = covering.cover(list(among), needs, self._allowed, self._effort, below)
+        found = setcover.cover(list(among), needs, self._allowed, self._effort, below)
         if found is not None and self._good(found):
             self._found = found
 

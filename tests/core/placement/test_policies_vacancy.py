@@ -7,10 +7,10 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import place_on
-from cardwise.core.placement.scored.asks import Ask, Shape
-from cardwise.core.placement.scored.draining import Draining
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.grid import NEVER
+from cardwise.core.placement.scored.nodetable import NEVER
+from cardwise.core.placement.scored.shapes import Ask, Shape
+from cardwise.core.placement.scored.vacancy import Vacancy
 from cardwise.core.placement.scored.workload import learn
 from cardwise.core.values.quantity import MiB
 
@@ -63,9 +63,9 @@ def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes)
     assert busy.engine.place(whole(1), LOAD, "priced").node == fullest
 
 
-def draining(*workload):
+def vacancy(*workload):
     """Requests for so many cards, each with its weight."""
-    made = Draining([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
+    made = Vacancy([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
     made.weigh(np.array([weight for *_, weight in workload]))
     return made
 
@@ -76,7 +76,7 @@ def worth(of, clients, kind=None):
 
 
 def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
-    of = draining((2, 0, None, 1.0))
+    of = vacancy((2, 0, None, 1.0))
     empty, one, two, four = (worth(of, clients) for clients in ([0, 0, 9], [0, 1, 9], [1, 1, 9], [2, 2, 9]))
     assert empty > one > two > four > 0
     assert two / one == pytest.approx(one / empty)
@@ -85,10 +85,10 @@ def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
 
 
 def test_only_requests_for_several_whole_cards_wait_for_nodes_to_be_empty():
-    assert worth(draining((1, 0, None, 1.0), (2, 500, None, 1.0)), [0, 0]) == 0
+    assert worth(vacancy((1, 0, None, 1.0), (2, 500, None, 1.0)), [0, 0]) == 0
 
 
 def test_cards_that_the_request_cannot_have_do_not_count():
-    of = draining((2, 0, frozenset({1}), 1.0))
+    of = vacancy((2, 0, frozenset({1}), 1.0))
     assert worth(of, [0, 0, 1], kind=[0, 1, 1]) == worth(of, [9, 0, 1], kind=[0, 1, 1]) > 0
     assert worth(of, [0, 0, 1], kind=[0, 0, 1]) == 0

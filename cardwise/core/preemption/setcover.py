@@ -1,4 +1,4 @@
-"""The cheapest set of things that covers what is short: which pods must go so that enough of everything is free.
+"""Set cover: the cheapest set of pods that frees enough of everything that is short.
 
 Each thing gives an amount in one or more dimensions, and all needs must be met. The cost is what exceeds budgets, then
 the number of things. Exact in one dimension, which nearly all cases are; in several it searches with bounds, and only

@@ -1,4 +1,4 @@
-"""What a pod asks of a node as plain numbers: by this scores are kept and the workload is counted.
+"""Shapes: what a pod asks of a node as plain numbers, by which scores are kept and the workload is counted.
 
 A pod with more than one claim (`fitting.Claim`), or with devices, makes no ask, and is placed node by node.
 """
