@@ -1,4 +1,4 @@
-"""All MPS daemons of a node: which there are to be, how much each allows, and who is taken off when a pod ends."""
+"""Runs the MPS daemons of a node: which there are, their limits, and which clients are detached when a pod ends."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""What the MPS manager counts. Cards are named by UUID, the daemon of a whole node by "node"."""
+"""The metrics of the MPS manager. Cards are named by UUID, the daemon of a whole node by "node"."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

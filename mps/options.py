@@ -1,4 +1,4 @@
-"""The options of the manager's command that make one thing of many values: its pace, and its audit."""
+"""Groups of the manager's command-line options: its pace, and its audit."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tells the cluster how each card's MPS is: `ExtendedResource.status.mps`, on change only.
+"""Writes the MPS status of each card to the API server: `ExtendedResource.status.mps`, on change only.
 
 The objects are the device plugin's; they may come later than we do, and be made anew without what we wrote.
 """

@@ -1,4 +1,4 @@
-"""cardwise-webhook: settings, and who starts what where."""
+"""cardwise-webhook: the command, its settings, and the start of its parts."""
 
 import atexit
 import os

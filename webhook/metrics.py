@@ -1,4 +1,4 @@
-"""What the webhook counts."""
+"""The metrics of the webhook."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The way to the API server: credentials, keep-alive connections, and requests as bytes and dicts.
+"""A client of the API server: keep-alive connections, and requests as bytes and dicts.
 
 The generated client costs fifty times more per object than decoding what we need (docs/design/0002-house.md), and bind
 is a hot path. Of the official client only `kubernetes.config` is used: it knows kubeconfigs, exec plugins and token

@@ -1,4 +1,4 @@
-"""Where the API server is and how to show who we are: kubeconfig or service account, TLS, and the Authorization header.
+"""Credentials for the API server: its address, kubeconfig or service account, TLS, and the Authorization header.
 
 Of the official client only `kubernetes.config` is used, which knows kubeconfigs, exec plugins and token rotation.
 """

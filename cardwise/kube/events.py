@@ -1,4 +1,4 @@
-"""Tells users what happened, as Kubernetes Events on their objects.
+"""A recorder of Kubernetes Events on users' objects.
 
 An Event never costs the work it reports on: recording returns at once, repeats are counted in one object, a noisy
 object is cut off, and every failure ends here in a counter and a log line.

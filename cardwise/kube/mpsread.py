@@ -1,4 +1,4 @@
-"""What cards and pods say of MPS, out of their objects: for placement (`cardwise.core.api.mpsprofile`).
+"""Reads what cards and pods say of MPS, for placement (`cardwise.core.api.mpsprofile`).
 
 The survey and the extender, which keeps the same picture alive, read them by the same functions.
 """

@@ -1,4 +1,4 @@
-"""JSON of the API server that is nested deeper than msgspec follows.
+"""Reads JSON of the API server that is nested deeper than msgspec allows.
 
 The API server takes 10,000 levels, in `metadata.managedFields` from everybody who may change the object. msgspec gives
 up at Python's recursion limit: one such pod would keep everybody from reading the list that it is in. To skip 10,000

@@ -1,4 +1,4 @@
-"""One look at the whole cluster: cards, devices and their classes, who holds what, quotas, each from a consistent list.
+"""Reads the whole cluster once: cards, devices and classes, who holds what, quotas, each from a consistent list.
 
 For programs that look once (the CLI, the demo). The extender keeps the same picture alive with reflectors, and decodes
 cards and devices by the same functions.

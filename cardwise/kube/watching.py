@@ -1,4 +1,4 @@
-"""A running watch: lines of a response that comes for minutes, and that another thread can end.
+"""A running watch request: lines of a response that comes for minutes, and that another thread can end.
 
 Ending a blocked read from outside is the delicate part of a clean shutdown.
 """

@@ -1,4 +1,4 @@
-"""One log stream for a part: JSON lines (or text for people) on stderr, whoever wrote the line.
+"""Logging: one stream for a part, JSON lines (or text for people) on stderr, whoever wrote the line.
 
 structlog, the standard library's loggers and gunicorn's go through one formatter, and every line says which part it is
 from. `logger` is part of a line: where a module moves, its logger keeps its name.

@@ -1,4 +1,4 @@
-"""A thread that takes turns at something: when it is woken, and every so often."""
+"""A thread that runs a function when it is woken, and at an interval."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""One file, replaced in one step: a reader meets the old content or the new, never a part of either.
+"""Replaces a file atomically: a reader meets the old content or the new, never a part of either.
 
 For files that belong together there is `filesets`.
 """

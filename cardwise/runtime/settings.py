@@ -1,4 +1,4 @@
-"""The options that every part has, and the option types that they share.
+"""The command-line options that every part has, and the option types that they share.
 
 Every option has an environment variable, `CARDWISE_<NAME>`: give `context_settings=CONTEXT_SETTINGS` to the command.
 A bad value ends the start with a message that names the option and says what to write.

@@ -1,4 +1,4 @@
-"""How a container of this node comes to its card: closed (CDI) or open (environment only).
+"""The ways in which a container of this node gets its card: closed (CDI) or open (environment only).
 
 Users must be told which it is: where only the environment says which card is the container's, a user who sets
 NVIDIA_VISIBLE_DEVICES in a shell of his own sees the others.

@@ -1,4 +1,4 @@
-"""Grants for containers that run although this node's disk knows nothing of them.
+"""Makes grants for containers that already run but have none on this node's disk.
 
 Happens when the state folder was lost or a grant was unreadable. Without it the card would look empty to the check at
 PreStart, and the container could not be restarted while the API server is away.

@@ -1,4 +1,4 @@
-"""What this node has handed out, on its own disk: one file for each container that was given a share.
+"""The store of grants on this node's disk: one file for each container that was given a share.
 
 The second truth beside the pods' annotations, and the only one about containers: it restarts containers while the API
 server is away, it refuses a card that is still in use by a pod that the API server has forgotten, and it outlives any

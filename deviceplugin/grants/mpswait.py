@@ -1,4 +1,4 @@
-"""What a container waits for before it starts on a card with MPS, and which daemon it then goes through.
+"""Waits until MPS is ready on a container's card before the container starts, and says which daemon it connects to.
 
 The rules are those of docs/design/0005-mps.md; what makes them true is read from the node's own files at each start, so
 nothing here needs the API server, and nothing is remembered but that this node has a manager at all.

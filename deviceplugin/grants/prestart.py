@@ -1,4 +1,4 @@
-"""What happens before a container starts: find whose it is, check its assignment, grant it, and deliver what it has.
+"""The work of PreStartContainer: find the container's pod, check its assignment, grant it, and write its CDI spec.
 
 Nothing is guessed and nothing is chosen: the kubelet says which container has the slot, bind's annotations say which
 card it was given. An error here is shown in the pod's events and the kubelet asks again (PreStartContainer is called at

@@ -1,4 +1,4 @@
-"""Frees grants: when the pod has ended by the API server's word and nothing of it is alive by the runtime's.
+"""Frees grants: when the pod has ended by the API server's word and the runtime has no container of it.
 
 Both are needed. The API server alone forgets a force-deleted pod while its containers still use the card; the runtime
 alone cannot tell a container between two restarts from one that will never come back. And both together always free:

@@ -1,4 +1,4 @@
-"""Keeps us registered with the kubelet, through its restarts and ours.
+"""Keeps the device plugin registered with the kubelet, through restarts of both.
 
 The kubelet forgets plugins when it restarts, deletes every socket in the folder when it starts, and can lose a plugin
 without either noticing: until Kubernetes 1.37 the late end of an old stream removed the new plugin. So each

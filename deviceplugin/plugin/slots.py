@@ -1,4 +1,4 @@
-"""The share slots: interchangeable device IDs whose only use is that the kubelet calls us and names the container.
+"""The share slots: device IDs without meaning, for which the kubelet calls us and names the container.
 
 Short and few, because the kubelet accepts no list above 4 MiB (dm: plugin/v1beta1/client.go, no MaxCallRecvMsgSize).
 """

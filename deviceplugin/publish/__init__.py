@@ -1,4 +1,4 @@
-"""What the cluster is told of this node: capacities, labels, an ExtendedResource for each card, marks on pods.
+"""Writes what the cluster knows of this node: capacities, labels, an ExtendedResource for each card, marks on pods.
 
 Comes in: the hardware, grants and pods. Goes out: writes to the API server, and metrics.
 

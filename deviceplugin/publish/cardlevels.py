@@ -1,4 +1,4 @@
-"""How full each card of this node is, by the pods that are on the node and by the grants on its disk. Pure.
+"""The load of each card of this node, by the pods on the node and the grants on its disk. Pure.
 
 Counted anew at each scrape, and not by the extender's ledger: with what that says in an ExtendedResource these numbers
 are two words about one card, which must agree.

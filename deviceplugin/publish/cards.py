@@ -1,4 +1,4 @@
-"""What this node tells the cluster of its cards and devices: node capacities and an ExtendedResource each. Pure.
+"""The objects that this node writes of its cards and devices: node capacities and an ExtendedResource each. Pure.
 
 The rules without an API server; `inventory` carries them out.
 """

@@ -1,4 +1,4 @@
-"""Which cards and devices of this node people have cordoned, on its own disk.
+"""The cordons of this node's cards and devices, kept on its own disk.
 
 The ExtendedResource is the truth of it while there is one. But the object goes with its Node, or when the card was away
 for a moment, and its next one must not offer a card that somebody has taken out of use.

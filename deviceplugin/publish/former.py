@@ -1,4 +1,4 @@
-"""Whether the kubelet still takes gpu-mem for the resource of a device plugin: gpushare's, which served this node.
+"""Detects that the kubelet still counts gpu-mem for gpushare's device plugin, which served this node before.
 
 It goes on so for five minutes after that plugin has ended, and for as long as a pod runs that got its share there. All
 that time it fails each new pod that asks for gpu-mem (UnexpectedAdmissionError, for good), since nobody offers it

@@ -1,4 +1,4 @@
-"""Keeps the cluster's picture of this node true: the node's object, ExtendedResources, and the wake-up.
+"""Writes this node's inventory to the API server: the node's capacities, ExtendedResources, and the wake-up.
 
 Compares what should be (`cards`) with what the API server has, and patches the difference, for as long as it runs: a
 kubelet that registers anew zeroes capacities it does not know, and people edit objects.

@@ -1,5 +1,4 @@
-"""The last seconds of an agent that is told to end, as in a rolling update: nobody is on the way to this node when it
-goes.
+"""Shutdown of the device plugin, as in a rolling update: it ends when no pod is on its way to this node.
 
 The kubelet asks for a pod's slots when it admits the pod. One that finds no plugin then has failed for good
 (UnexpectedAdmissionError), and only a controller makes another. So the node offers no slots first, and the agent serves

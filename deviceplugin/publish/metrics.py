@@ -1,4 +1,4 @@
-"""What the device plugin counts. Cards are named by UUID, index and model."""
+"""The metrics of the device plugin. Cards are named by UUID, index and model."""
 
 from collections.abc import Callable, Iterable, Iterator
 

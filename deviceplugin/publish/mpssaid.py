@@ -1,4 +1,4 @@
-"""What the cluster goes on believing of this node's MPS once nobody is there who could take it back.
+"""Clears the MPS status of this node's cards when the MPS manager is gone, so that no MPS pod is placed here.
 
 The manager tells the cluster itself, and whatever ends it in bad order leaves its last word: a card that is ready for
 ever, on which nothing starts. The node's files say whether it lives, and the device plugin is there to read them.

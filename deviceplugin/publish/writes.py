@@ -1,4 +1,4 @@
-"""Holds back a write that only repeats one whose effect the watch has not shown yet.
+"""Holds back a write that repeats one whose effect the watch has not shown yet.
 
 Shared by all who write in the inventory's rounds: they compare with what was observed, which is a little behind.
 """

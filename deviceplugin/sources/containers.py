@@ -1,4 +1,4 @@
-"""Asks the container runtime (CRI) what is alive on this node: the proof that a share is free.
+"""Asks the container runtime (CRI) which containers live on this node: the proof that a share is free.
 
 The API server cannot give it: a forced deletion takes the pod object away at once, while its containers keep the card
 for their grace period, or for ever if they hang.

@@ -1,4 +1,4 @@
-"""What the agent was told about its pod, and what it tells each container. Pure."""
+"""What the share agent reads of its pod, and what it writes for each container. Pure."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A look at one card's MPS from within a pod: by the files that are mounted there, and by its socket."""
+"""Checks one card's MPS from within a pod: by the files that are mounted there, and by its socket."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who really is on the cards, held against what was granted; who is found out is told of, and may be evicted.
+"""Compares the processes on the cards with what was granted, reports differences, and may evict.
 
 Comes in: processes of the host and pods of the node. Goes out: events, metrics, evictions.
 

@@ -1,4 +1,4 @@
-"""Looks at who really is on the cards, and tells when that is not what was granted.
+"""The audit's loop: looks at the processes on the cards, and reports what was not granted.
 
 Finds out where the daemons were got round: a variable that lifts every limit, a container that brought a device node of
 its own, a program that starts twice. What is wrong is said by `findings`, which is pure.

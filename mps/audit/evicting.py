@@ -1,4 +1,4 @@
-"""Evicts pods that the audit has found out, one after the other and so many an hour.
+"""Evicts pods in which the audit has found a violation, one after the other and so many an hour.
 
 An audit may be wrong about all pods of a node at once (a driver that tells nonsense, cgroups of a shape that nobody has
 seen), and must not empty it then.

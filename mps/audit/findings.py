@@ -1,4 +1,4 @@
-"""What processes really have of the cards, against what their pods were given.
+"""The rules of the audit: what processes have of the cards, against what their pods were given.
 
 Pure, so that who is accused can be property-tested. MPS limits are per process and lifted by one bad variable, and a
 card without MPS has none at all: what was granted and what is used must be compared by somebody.

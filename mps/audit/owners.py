@@ -1,4 +1,4 @@
-"""Which pod of the node a process is of: by the UID in its cgroup, else by its container's ID.
+"""Finds the pod of a process: by the UID in its cgroup, else by its container's ID.
 
 Not every node has cgroups for pods (`cgroupsPerQOS: false`): there only the container is named, and the API server says
 whose it is.

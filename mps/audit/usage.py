@@ -1,4 +1,4 @@
-"""What the containers of pods have of each card now, for Prometheus.
+"""Metrics of the GPU memory that the containers of pods use on each card.
 
 Here and not in the share agent, since the driver tells it to privileged processes only.
 """

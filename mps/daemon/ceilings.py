@@ -1,4 +1,4 @@
-"""How much one client gets of each card of a daemon: as it should be, as it was given, and as it was confirmed.
+"""The memory limits that a daemon sets its clients on each card: wanted, set, and read back.
 
 Settings of MPS are set in silence, lost at a restart, and kept twice: by the daemon for its next server, and by each
 server for its next clients.

@@ -1,4 +1,4 @@
-"""The process of a control daemon: a child of ours, or one that a former manager left.
+"""The process of a control daemon: our child, or one that an earlier manager started.
 
 It outlives its manager: nobody waits for it at the end, and the next manager, whose child it is not, has to notice its
 death all the same.

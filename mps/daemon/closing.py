@@ -1,4 +1,4 @@
-"""Closes cards to all but the MPS server (EXCLUSIVE_PROCESS), and opens them again as they were.
+"""The compute mode of cards: EXCLUSIVE_PROCESS while MPS serves them, then again what it was.
 
 It survives crashes: what a card's mode was before is on disk before the card is closed. A card that stays closed by
 mistake serves nobody; one that is open lets a process without MPS past every limit.

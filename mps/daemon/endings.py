@@ -1,4 +1,4 @@
-"""Whose clients are to be detached now, since their pod is about to be killed. Pure.
+"""Chooses which clients to detach because their pod is about to be killed. Pure.
 
 Endings come in several ways, and not all are known beforehand: the table is in docs/reference/mps.md.
 """

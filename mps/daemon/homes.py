@@ -1,4 +1,4 @@
-"""A daemon's folder on the node: made so that every user's server can work in it, and what is written there."""
+"""A daemon's directory on the node: its permissions, so that every user's server works in it, and its files."""
 
 import json
 import shutil

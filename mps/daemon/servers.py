@@ -1,4 +1,4 @@
-"""The servers of one daemon: whether they are there, whether they run, and what is said of them.
+"""The MPS servers of one daemon: whether they run, and in which state they are.
 
 Drivers differ in it: 535 has no word for how a server is, so there only a second look tells. And since a daemon may go
 on answering for a server that does not run any more, the kernel is asked too.

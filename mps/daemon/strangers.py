@@ -1,4 +1,4 @@
-"""Who is on a closed card and is no client of its MPS server: while they are there, no server starts.
+"""Finds processes on a closed card that are no clients of its MPS server: while there are any, no server starts.
 
 EXCLUSIVE_PROCESS keeps a card for one process, whoever comes first. Between two servers that may be a tenant's: one
 that goes past the daemon's pipe has the whole card then, without a limit. So before a server is asked for, and before

@@ -1,4 +1,4 @@
-"""Ends what a dead daemon left behind: processes of its pipe folder that nobody can ask any more.
+"""Ends orphans of a dead daemon: processes of its pipe directory that take no commands any more.
 
 The one place where processes are ended that are not our own. A server without a daemon still serves its clients, and
 keeps the card from the next server; so the clients get some time, and then it goes.

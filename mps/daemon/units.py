@@ -1,4 +1,4 @@
-"""What one daemon serves, where it lives, and with which environment it runs."""
+"""A unit is what one daemon serves: its cards, its directory and its environment."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which pod and container a process is of, by its cgroup; and a cgroup for daemons that outlive their manager.
+"""Finds the pod and container of a process by its cgroup; and makes a cgroup for daemons that outlive their manager.
 
 Reading is pure, since every cgroup version, driver and runtime writes it another way (fixtures in tests/mps).
 """

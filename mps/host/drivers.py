@@ -1,4 +1,4 @@
-"""What differs between drivers, from 535 to 615: one table, and the questions that put it right where it is wrong.
+"""The differences between NVIDIA's drivers, from 535 to 615, as one table, and the probes that correct it.
 
 Everything that depends on the driver is here, so that nothing else compares versions.
 """

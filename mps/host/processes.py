@@ -1,4 +1,4 @@
-"""The machine's processes, as far as MPS goes: control daemons, servers, and who computes on the cards.
+"""The processes of this machine that matter to MPS: control daemons, servers, and programs on the cards.
 
 `Host` is the seam to them; `LocalHost` is the machine's own. A daemon may be our child or one that a former manager
 left. Both are handled alike, by PID and start time, so nothing is ever signalled that only has an old number.

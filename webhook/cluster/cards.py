@@ -1,4 +1,4 @@
-"""How large the cards are, and how many a node has: of all cards, or of a class. Remembered until cards change.
+"""The sizes of cards, and how many a node has: of all cards, or of a class. Cached until cards change.
 
 Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
 """

@@ -1,4 +1,4 @@
-"""Objects that the watch has not told of yet: a list of them all, of which one answers for every name for a while.
+"""Looks up objects that the watch has not shown yet: one list answers for every name for a while.
 
 So neither a pod with thousands of names nor thousands of pods, which anybody may post to the webhook, can make the API
 server work, or our threads wait, by how many names they bring that are none.

@@ -1,4 +1,4 @@
-"""What the living members of a gang say of how many pods it needs.
+"""The number of pods that a gang needs, as its living members say it.
 
 Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
 through. Whoever reaches the webhook can name gangs, so there are `_MOST_LOOKS` a second at most. That a gang says a

@@ -1,5 +1,4 @@
-"""What the webhook knows of the cluster: namespaces that opted in to defaults, cards and devices, classes, quotas,
-LimitRanges.
+"""The webhook's view of the cluster: namespaces with defaults, cards and devices, classes, quotas, LimitRanges.
 
 Fed by reflectors. A stale view refuses little: a namespace or a class that it does not know yet is asked for.
 """

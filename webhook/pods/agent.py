@@ -1,4 +1,4 @@
-"""The share agent in a pod: whether it comes, where it stands, and what it and the containers are given.
+"""Adds the share agent to a pod: whether, where among the containers, and what it and the containers are given.
 
 The contract is docs/design/0007-share-agent.md. Pure, and a fixed point. Comes before the request is read for good:
 the agent stands among the init containers, whose positions are the keys of those that have a share.

@@ -1,8 +1,8 @@
-"""What a namespace gives to its pods: a share of a card to plain ones, and a placement policy, a mode of MPS and the
-frameworks' hook to those that have a share.
+"""Defaults that a namespace gives its pods: a share of a card, a placement policy, a mode of MPS, the frameworks' hook.
 
-Only namespaces with the label `cardwise.dev/defaults: enabled`, whose owner has opted in. The values are annotations;
-they are read when a pod is created, so a bad one is reported to whoever creates the pod, by the namespace's name.
+The share is for plain pods, the others for pods that have a share. Only namespaces with the label
+`cardwise.dev/defaults: enabled`, whose owner has opted in. The values are annotations; they are read when a pod is
+created, so a bad one is reported to whoever creates the pod, by the namespace's name.
 """
 
 from collections.abc import Mapping

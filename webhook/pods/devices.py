@@ -1,4 +1,4 @@
-"""Devices that are not GPUs, in pods: which of the classes that a pod asks for are classes of such devices.
+"""Finds the classes of other devices than GPUs among those that a pod asks for.
 
 Noted on the pod, so that nobody who reads its request needs the ResourceClasses. Always anew: what a user wrote there,
 or the pod that this one is a copy of had, says nothing. Comes before requests are read, as `classes` does.

@@ -1,4 +1,4 @@
-"""The environment that the containers of a pod that asks for a share, or for devices, get.
+"""The environment variables of the containers of a pod that asks for a share, or for devices.
 
 Explicit entries, because a pod's `env` beats `envFrom`, the image and what a device plugin answers: runc lets the last
 entry win. What depends on the card comes by the downward API from the annotations that bind writes; with CDI the node

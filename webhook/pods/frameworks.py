@@ -1,4 +1,4 @@
-"""The hook that makes Python frameworks keep to the share, mounted into the containers that have one.
+"""Mounts the hook that makes Python frameworks keep to the share into the containers that have one.
 
 Its files come from the share agent, which lays them out in the pod's own volume: no image, no node folder and no right
 of the pod is needed for them.

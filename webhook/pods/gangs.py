@@ -1,4 +1,4 @@
-"""Pods of gangs: the gate and the label of each member, and groups that can never become whole.
+"""Admission of pods of gangs: the gate and the label of each member, and groups that can never be complete.
 
 A gang is read from the pod itself, so that a member is gated before the scheduler sees it. Pods for schedulers that do
 not ask the extender are in no gang, whatever they say: others use the same annotations (Volcano, coscheduling).

@@ -1,4 +1,4 @@
-"""What the LimitRanges of a namespace ask of a container that we add: bounds of cpu and memory, in numbers."""
+"""Bounds of cpu and memory that LimitRanges of a namespace set for a container that we add."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A pod that is applied again: the manifest brings the spellings that were rewritten when the pod was created.
+"""Admission of a pod that is applied again: its manifest has the spellings that were rewritten at its creation.
 
 Kubernetes lets nobody change what a pod asks for, and takes another spelling of it for a change. So what says the same
 as is stored is written as it is stored. What a spelling stands for is told by the stored pod alone: classes may have

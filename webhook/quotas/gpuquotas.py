@@ -1,4 +1,4 @@
-"""GPUQuota at admission: the early answer to pods, and what is wrong with a quota itself.
+"""GPUQuota at admission: an early answer to pods, and what is wrong with a quota itself.
 
 Where a pod is placed decides what it takes of which entry, so the exact answer is the extender's. Told here is only
 what is sure before: where the pod names the entry's class, or the entry is for every card.

@@ -1,4 +1,4 @@
-"""ResourceQuota and LimitRange, rewritten like the pods that they count.
+"""Rewrites ResourceQuotas and LimitRanges in the same way as the pods that they count.
 
 Amounts of gpu-mem to MiB: Kubernetes adds up plain numbers, so `64Gi` would stand for 68,719,476,736 MiB and limit
 nothing. And names of ours to those under which a ResourceQuota counts requests for them: of what has a domain it counts

@@ -1,4 +1,4 @@
-"""ResourceClass objects: one spelling of the selector, and what is wrong with them."""
+"""Admission of ResourceClass objects: one spelling of the selector, and what is wrong with them."""
 
 from collections.abc import Callable
 from typing import Any

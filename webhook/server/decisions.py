@@ -1,4 +1,4 @@
-"""From a review to a decision: one function per path, pure but for the two look-ups they are handed.
+"""Decides a review: one function per path, pure but for the look-ups it is handed.
 
 Decide, then apply: the Flask shell only decodes, calls one of these and encodes.
 """

@@ -1,4 +1,4 @@
-"""AdmissionReview v1, in and out: bytes to a `Review`, a `Decision` to bytes.
+"""The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
 Everything after it may rely on shapes: what is no AdmissionReview, or holds an object that is not shaped like its kind,
 ends here as `BadReview`. Only the API server should call us, but anybody who reaches the port can.

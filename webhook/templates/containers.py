@@ -1,4 +1,4 @@
-"""Containers of a pod or of a pod template, put back where `request.containers` found them."""
+"""Puts changed containers back into a pod or pod template, where `request.containers` found them."""
 
 from collections.abc import Iterator
 from typing import Any

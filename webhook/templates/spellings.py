@@ -1,4 +1,4 @@
-"""The names of resources as users write them, and the ones that they stand for.
+"""Translates the names of resources as users write them into the names that are stored.
 
 Kubernetes refuses `nvidia.tesla.k80: 1`, a name without a domain, so a bare name of a class is put into our domain
 before it is judged. What is no name of a class is left to Kubernetes' own refusal.

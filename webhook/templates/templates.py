@@ -1,4 +1,4 @@
-"""Bare names in the pod templates of workloads, which Kubernetes would refuse there as in pods.
+"""Rewrites bare names in pod templates of workloads, which Kubernetes would refuse there as in pods.
 
 Nothing else is rewritten: the pods come by the webhook one by one, and a template that differs from its manifest as
 little as possible is what GitOps tools like best. What needs no rewriting is left as it is to the last byte, since

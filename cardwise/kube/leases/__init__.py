@@ -1,4 +1,4 @@
-"""Which of several processes may act: the holder of a Lease of coordination.k8s.io.
+"""Leader election by a Lease of coordination.k8s.io.
 
 Read first: `election` (pure: what to send next, what an answer means), then `lease` (the thread that does it).
 """

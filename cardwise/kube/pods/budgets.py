@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: which pods each covers, and how many of them may go now.
+"""PodDisruptionBudgets: the pods that each covers, and how many of them may be evicted now.
 
 Preemption may exceed them where there is no other way, but counts by how much, as kube-scheduler does.
 """

@@ -1,4 +1,4 @@
-"""On which nodes kube-scheduler might put a pod, by what can be said without the other pods.
+"""The nodes on which kube-scheduler might put a pod, by what can be said without the other pods.
 
 Node selector, required node affinity, taints. What depends on other pods, ports or volumes only kube-scheduler knows.
 """

@@ -1,4 +1,4 @@
-"""Asks the API server to let a pod go, as disruption budgets allow."""
+"""Evicts a pod by the Eviction API, as disruption budgets allow."""
 
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient

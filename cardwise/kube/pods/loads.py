@@ -1,4 +1,4 @@
-"""What pods take of a node beside cards, and what nodes have: cpu, memory, pods, as Kubernetes counts by requests."""
+"""Requests of pods and capacity of nodes beside cards: cpu, memory, pods, as Kubernetes counts them."""
 
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The pods bound to one node, kept up to date for those who work beside them."""
+"""A reflector of the pods bound to one node."""
 
 from typing import Generic, TypeVar
 

@@ -1,4 +1,4 @@
-"""Keeps a projection of one kind of object in step with the API server: list, then watch, for as long as it lives.
+"""A reflector: keeps a projection of one kind of object in step with the API server, by list and watch.
 
 Own code because the official informer has no socket timeout, no paging, no bookmarks and no back-off. The thread and
 the I/O are here; what is known and what changed is `store.Store`.

@@ -1,4 +1,4 @@
-"""The pure half of a reflector: what is known, and what changed by an event or by a new list.
+"""The pure half of a reflector: the known objects, and what an event or a new list changes.
 
 No I/O, no clock and no threads, so that its one promise can be property-tested: list + events = the truth, and the
 diffs, played one after the other, rebuild it.

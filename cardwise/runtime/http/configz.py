@@ -1,4 +1,4 @@
-"""The settings that are in effect, for people: `/configz` beside `/metrics`.
+"""The page /configz beside /metrics: the settings that are in effect.
 
 It tells where each value came from, and keeps to itself what nobody may read. No option of ours is a secret so far; the
 rule is here before the first one is. What there is to set is in `settings`.

@@ -1,4 +1,4 @@
-"""/metrics, /healthz, /readyz and /configz on a plain port of their own.
+"""The HTTP server of /metrics, /healthz, /readyz and /configz, on a plain port of its own.
 
 Probes and scrapers have no client certificates, and the device plugin and the MPS part serve nothing else: so it is not
 the serving port. Runs in threads, so start it in the process whose health it tells (after a fork).

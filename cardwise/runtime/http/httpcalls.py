@@ -1,4 +1,4 @@
-"""HTTP/1.1 between bytes and WSGI: calls as they are read from a connection, answers as they are sent on it.
+"""The HTTP/1.1 parser: bytes of a connection to WSGI calls, answers to bytes.
 
 The reading is llhttp's (httptools), the parser of Node.js: what two readers could understand differently it refuses.
 Nothing here waits or does I/O, so a call may come in pieces of any size.

@@ -1,4 +1,4 @@
-"""Serves a WSGI application in a process of its own, which is watched and replaced when it hangs.
+"""Serves a WSGI application in a child process, which is watched and replaced when it hangs.
 
 The watching, forking and stopping is gunicorn's (its arbiter), the serving `httpserver`'s. One serving process, because
 the extender's ledger must exist once. Beside its threads there can be a second port with threads of its own ("slow"):

@@ -1,4 +1,4 @@
-"""Tells the API server which CA signs our webhooks, and keeps telling it.
+"""Keeps the CA bundle of our webhooks' configurations up to date in the API server.
 
 The configurations belong to the chart: they may come later than we do, be replaced by an upgrade (which drops what we
 wrote), or be edited. The chart leaves `caBundle` out on purpose.

@@ -1,4 +1,4 @@
-"""Makes certificates: an own CA, server and client leafs, all ECDSA P-256.
+"""Makes certificates: our own CA, server and client certificates, all ECDSA P-256.
 
 What is written into a certificate is here, when one is made in `rotation`. Go verifies names by SAN only; Python 3.13
 wants key identifiers and critical basic constraints. Times are aware datetimes, in UTC.

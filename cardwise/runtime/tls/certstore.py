@@ -1,4 +1,4 @@
-"""Where certificates and keys are kept: a directory of one machine, or a Secret that all replicas share.
+"""Stores of certificates and keys: a directory of one machine, or a Secret that all replicas share.
 
 A store only knows versions. Whoever saves names the version it has read, and loses when another one was first; then it
 reads again and finds the work done.

@@ -1,4 +1,4 @@
-"""When the certificates that a part serves and calls with end, as a metric.
+"""Metrics that tell when the certificates end that a part serves and calls with.
 
 It reads the files, so a renewal that nobody carried out, and files of cert-manager, show here alike.
 """

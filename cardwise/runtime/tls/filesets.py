@@ -1,4 +1,4 @@
-"""Files that belong together, replaced together: a reader never meets a new certificate beside an old key for long.
+"""Replaces files that belong together, so that no reader meets a new certificate beside an old key for long.
 
 The certificate store on disk and the directory that servers read are written so. The way is the kubelet's for Secret
 volumes: a fresh directory, and one rename of the link `..data` that all names go through.

@@ -1,4 +1,4 @@
-"""Keeps a part's certificates good: makes them, renews them, and puts them where servers and clients read them.
+"""Renews a part's certificates, and puts them where servers and clients read them.
 
 The thin outer part: `rotation` decides, `certstore` keeps, `Rotator` carries out and repeats. With cert-manager in the
 cluster `Given` takes its place: servers then read the Secret volume, whose files have the same names.
