@@ -4,8 +4,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
-from tests.deviceplugin.conftest import PODS, PODS_HERE, refusal
+from cardwise.core.api.assignment import Assignment, CardShare
+from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, card_uuid, refusal
 
 
 def test_a_container_gets_the_card_of_its_annotations(rig):
@@ -62,6 +64,17 @@ def test_containers_of_one_pod_share_its_card(rig):
     assert [rig.edits(slot)["deviceNodes"][0]["path"] for slot in slots] == ["/dev/nvidia0"] * 2
     assert [rig.env(slot)["ALIYUN_COM_GPU_MEM_POD"] for slot in slots] == ["2000"] * 2
     assert rig.held_on_disk(0) == 2000
+
+
+def test_no_container_of_a_pod_starts_while_a_card_of_another_is_not_here(rig):
+    pod = rig.bind("a", [(0, 1000)], containers=("one", "two"))
+    here, gone = (CardShare(index, card_uuid(index), 1000, 0, P100) for index in (0, 7))
+    given = codec.encode(Assignment({"0": (here,), "1": (gone,)}), assume_time_ns=1)
+    pod = rig.api.edit(f"{PODS_HERE}/a", metadata={"annotations": given})
+    code, why = refusal(lambda: rig.run(pod, "one"))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert f"card 7 ({card_uuid(7)}) is not on this node" in why
+    assert rig.held_on_disk(0) == 0
 
 
 def test_a_card_that_others_hold_is_refused_by_name(rig):

@@ -7,13 +7,15 @@ import pytest
 from cardwise.core.api import mps, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.cards import Card
-from cardwise.core.api.mpsprofile import CardMps
-from cardwise.core.placement import placement, searching
+from cardwise.core.api.mps import Mode
+from cardwise.core.api.mpsprofile import CardMps, party
+from cardwise.core.placement import fitting, placement, searching
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.preemption import explanation
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, holding, ledger_with_free, pod, shares
-from tests.core.placement.placing import place
+from tests.core.placement.placing import of_class, place
 
 
 def out_of_use(*mems, **state):
@@ -110,6 +112,60 @@ def test_who_requires_mps_goes_where_there_is_a_manager(asked):
     said = CardMps(ready=True, several=True)
     ledger.set_cards("n2", [replace(card, uuid=f"m{card.index}", mps=said) for card in cards(100, 100)])
     assert place(ledger, **requires).node == "n2"
+
+
+def test_a_daemon_for_each_card_serves_one_card_of_a_container_and_no_more():
+    ledger = Ledger()
+    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True)))
+    for asked in ({"gpu_count": 1}, {"gpu_mem": 10}):
+        assert place(ledger, **asked).node == "n1"
+    for asked in ({"gpu_count": 2}, {"gpu_mem": 20, "gpu_count": 2}):
+        assert place(ledger, **asked).refusals == {"n1": Refusal.MPS_SEVERAL}
+
+
+def test_a_daemon_for_one_user_serves_no_other():
+    ledger = Ledger()
+    ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, multi_user=False)))
+
+    def of_user(user):
+        made = pod(gpu_mem=10)
+        made["spec"]["securityContext"] = {"runAsUser": user}
+        return placement.place(ledger, ["n1"], request.parse(made), "binpack")
+
+    ledger.hold(Holding("u", "d", "u", "n1", of_user(1000).assignment, party=party(Mode.PREFERRED, 1000)))
+    assert of_user(1000).node == "n1"
+    assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
+
+
+@pytest.mark.parametrize(("said", "most"), [(0, [4]), (2, [2]), (9, [4])])
+def test_a_card_has_as_many_clients_as_are_set_and_no_more_than_mps_takes(said, most):
+    ledger, unset = Ledger(max_clients=4), Ledger()
+    for made in (ledger, unset):
+        made.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, max_clients=said)))
+    assert ledger.node("n1").most == most
+    assert unset.node("n1").most == [said or MAX_CLIENTS]
+
+
+def test_the_last_client_is_let_in_and_two_containers_are_two():
+    ledger = Ledger(max_clients=1)
+    ledger.set_cards("n1", cards(100))
+    assert place(ledger, gpu_mem=1).node == "n1"
+    two = request.parse(pod(containers=[container(name, gpu_mem=1) for name in "ab"]))
+    for scorer in (placement.Scorer(two, "binpack"), placement.Scorer(two, "spread")):
+        assert scorer.score_all(ledger, ["n1"]) == ({}, {"n1": Refusal.TOO_MANY_CLIENTS})
+
+
+def test_the_hardest_of_a_pod_is_looked_for_first():
+    asked = [
+        container("0", gpu_mem=500),
+        container("1", gpu_mem=1500, gpu_count=3),
+        container("2", gpu_count=1),
+        container("3", gpu_mem=1800, gpu_count=3),
+        of_class("k80", gpu_mem=10),
+        of_class("v100", gpu_count=1),
+    ]
+    order = [claim.keys for claim in fitting.claims(request.parse(pod(containers=asked)))]
+    assert order == [("5",), ("4",), ("2",), ("3",), ("1",), ("0",)]
 
 
 def test_pods_with_and_without_mps_share_no_card():

@@ -83,6 +83,16 @@ def test_a_quota_that_may_forbid_some_cards_changes_no_choice_among_the_others()
     assert bounded.score == free.score
 
 
+def test_a_limit_that_bars_one_claim_is_counted_for_the_others():
+    ledger = typed_ledger(n1=[K80, K80, V100, V100])
+    several = [container("split", gpu_mem=400, gpu_count=2), *(container(name, gpu_mem=10) for name in "ab")]
+    asked = request.parse(pod(containers=several))
+    one = quota(ledger, Entry(device_class="k80", shares=1))
+    placed = placement.place(ledger, ["n1"], asked, "binpack", one)
+    assert where(placed) == ("n1", [0, 2])
+    assert placement.exceeded(ledger, placed, one) == []
+
+
 def test_a_limit_of_whole_cards_closes_none_to_shares():
     ledger = typed_ledger(n1=[K80, K80, V100])
     one = quota(ledger, Entry(device_class="k80", shares=1, cards=0))
