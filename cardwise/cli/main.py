@@ -40,6 +40,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cardwise")
+@options.for_all
 def cli() -> None:
     """Look at shared GPU cards, and at other devices, in a Kubernetes cluster; take some out of use."""
 

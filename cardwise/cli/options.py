@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 import click
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.kube.client import KubeClient
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 RIGHT_REMEDY = "an administrator can give it by a ClusterRole with that verb and resource, and a binding"
 
@@ -36,12 +38,41 @@ def clock() -> Clock:
 
 
 def kubeconfig(function: _F) -> _F:
-    """Which cluster."""
+    """Which cluster. What stands before the command's name holds too; `client` puts both together."""
+    return _context(
+        click.option(
+            "--kubeconfig",
+            type=_FILE,
+            help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
+        )(function)
+    )
+
+
+def for_all(function: _F) -> _F:
+    """The same before a command's name, as kubectl's users write it."""
+    hidden = click.option("--kubeconfig", type=_FILE, expose_value=False, callback=_noted, help="As of each command.")
+    return _context(hidden(function))
+
+
+def _context(function: _F) -> _F:
     return click.option(
-        "--kubeconfig",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
+        "--context", expose_value=False, callback=_noted, help="Context of the kubeconfig. Default: its current one."
     )(function)
+
+
+def _noted(context: click.Context, option: click.Parameter, value: Any) -> None:
+    """Kept where the contexts of group and command are one."""
+    if value is not None:
+        context.meta[f"{__name__}.{option.name}"] = value
+
+
+def client(kubeconfig: Path | None) -> KubeClient:
+    """Of the cluster that this call of the program is about. Raises KubeConfigError."""
+    current = click.get_current_context(silent=True)  # none where a shell completes
+    meta = current.meta if current is not None else {}
+    return KubeClient.load(
+        kubeconfig or meta.get(f"{__name__}.kubeconfig"), context=meta.get(f"{__name__}.context", "")
+    )
 
 
 def namespace(function: _F) -> _F:

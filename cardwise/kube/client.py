@@ -94,12 +94,15 @@ class KubeClient:
         self._manager, self._pool = self._connect()
 
     @classmethod
-    def load(cls, kubeconfig: Path | None = None, *, pool_size: int = 16, user_agent: str = "cardwise") -> Self:
+    def load(
+        cls, kubeconfig: Path | None = None, *, context: str = "", pool_size: int = 16, user_agent: str = "cardwise"
+    ) -> Self:
         """The given kubeconfig; else the pod's service account when in a pod; else $KUBECONFIG or ~/.kube/config.
+        `context`: of the kubeconfig, "" for its current one; then the service account is not asked.
 
         Raises `errors.KubeConfigError`, which says what was tried.
         """
-        configuration, namespace = credentials.load(kubeconfig)
+        configuration, namespace = credentials.load(kubeconfig, context)
         client = cls.from_configuration(configuration, pool_size=pool_size, user_agent=user_agent)
         client.namespace = namespace
         return client

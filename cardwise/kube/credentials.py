@@ -23,7 +23,7 @@ _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/tok
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def load(kubeconfig: Path | None) -> tuple[Any, str]:
+def load(kubeconfig: Path | None, context: str = "") -> tuple[Any, str]:
     """A `kubernetes.client.Configuration` and the namespace of who names none, as `KubeClient.load` says.
 
     Raises `errors.KubeConfigError`, which says what was tried.
@@ -36,15 +36,24 @@ def load(kubeconfig: Path | None) -> tuple[Any, str]:
     configuration = Configuration()
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and _SERVICE_ACCOUNT_TOKEN.exists()
     try:
-        if kubeconfig is None and in_pod:
+        if kubeconfig is None and not context and in_pod:
             where = "the pod's service account"
             loaders.load_incluster_config(client_configuration=configuration)
             namespace = _SERVICE_ACCOUNT_NAMESPACE.read_text() if _SERVICE_ACCOUNT_NAMESPACE.exists() else ""
         else:
             where = str(kubeconfig or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
-            loaders.load_kube_config(config_file=where, client_configuration=configuration, persist_config=False)
-            _, context = loaders.list_kube_config_contexts(config_file=where)
-            namespace = context["context"].get("namespace")
+            contexts, active = loaders.list_kube_config_contexts(config_file=where)
+            chosen = next((one for one in contexts if one["name"] == context), None) if context else active
+            if chosen is None:
+                known = ", ".join(str(one["name"]) for one in contexts)
+                raise errors.KubeConfigError(f"there is no context {context!r} in {where}; those there are: {known}")
+            loaders.load_kube_config(
+                config_file=where,
+                context=context or None,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+            namespace = chosen["context"].get("namespace")
     except (loaders.ConfigException, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
         # The loader takes the file for one, so that what is none ends in words about Python's types.
         none = isinstance(error, TypeError | AttributeError | yaml.YAMLError)

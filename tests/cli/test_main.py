@@ -77,7 +77,7 @@ def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch
 def test_a_missing_right_is_told_with_what_to_do(monkeypatch, capsys):
     api = lists()
     api.forbid("pods")
-    monkeypatch.setattr(KubeClient, "load", lambda _path: api.kube)
+    monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
     monkeypatch.setattr(sys, "argv", ["cardwise", "inspect"])
     with pytest.raises(SystemExit) as ended:
         main.main()
@@ -179,9 +179,41 @@ def test_an_entry_whose_class_is_gone_does_not_look_like_a_limit(monkeypatch):
 
 
 def test_ctrl_c_before_anything_is_seen_ends_without_a_word(monkeypatch):
-    def interrupted(_path):
+    def interrupted(_path, **_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(KubeClient, "load", interrupted)
     said = CliRunner().invoke(main.cli, ["top"])
     assert (said.exit_code, said.output) == (130, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--context", "c", "--kubeconfig", "FILE", "quota"],
+        ["quota", "--context", "c", "--kubeconfig", "FILE"],
+        ["--context", "c", "quota", "--kubeconfig", "FILE"],
+        ["--context", "other", "quota", "--context", "c", "--kubeconfig", "FILE"],
+    ],
+)
+def test_context_and_kubeconfig_stand_before_the_command_or_behind(monkeypatch, tmp_path, words):
+    file = tmp_path / "config"
+    file.write_text("")
+    api, asked = lists(), []
+    monkeypatch.setattr(KubeClient, "load", lambda path, **more: asked.append((path, more)) or api.kube)
+    done = CliRunner().invoke(main.cli, [str(file) if word == "FILE" else word for word in words])
+    assert done.exit_code == 0, done.output
+    assert asked == [(file, {"context": "c"})]
+
+
+@pytest.mark.parametrize("name", sorted({*main.cli.commands} - {"completion", "scheduler-config"}))
+def test_every_command_that_asks_a_cluster_takes_a_context(name):
+    options = {option for parameter in main.cli.commands[name].params for option in parameter.opts}
+    assert {"--context", "--kubeconfig"} <= options
+
+
+@pytest.mark.parametrize("name", sorted(main.cli.commands))
+def test_help_has_no_stray_control_characters(name):
+    said = CliRunner().invoke(main.cli, [name, "--help"]).output
+    assert "\\b" not in said
+    assert not [c for c in said if c < " " and c != "\n"]

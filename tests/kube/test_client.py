@@ -264,6 +264,21 @@ def test_the_namespace_of_the_context_or_default(tmp_path):
     assert KubeClient.load(path).namespace == "team-a"
 
 
+def test_a_context_other_than_the_current_one(tmp_path):
+    path = kubeconfig("http://127.0.0.1:1", tmp_path)
+    config = yaml.safe_load(path.read_text())
+    config["contexts"].append({"name": "d", "context": {"cluster": "d", "user": "u", "namespace": "team-d"}})
+    config["clusters"].append({"name": "d", "cluster": {"server": "http://127.0.0.1:2"}})
+    path.write_text(yaml.safe_dump(config))
+    assert KubeClient.load(path).namespace == "default"
+    other = KubeClient.load(path, context="d")
+    assert other.namespace == "team-d"
+    with pytest.raises(errors.Unreachable, match="port=2"):
+        other.get("/version")
+    with pytest.raises(errors.KubeConfigError, match=r"no context 'e' in .*; those there are: c, d"):
+        KubeClient.load(path, context="e")
+
+
 def test_watch_over_tls_can_be_ended_from_another_thread(tls_server):
     url, directory, _ = tls_server
     client = KubeClient.load(

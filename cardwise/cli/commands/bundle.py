@@ -54,7 +54,7 @@ _PRESENCE: Final = ("command", "args")  # whether they are there says much, thei
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("cardwise-bundle.tar.gz"))
 def bundle(kubeconfig: Path | None, installed: str, file: Path) -> None:
     """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs."""
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     try:
         missing = write(client, file, list(checks.examine(client, installed)), installed, options.clock().wall())
     except FileExistsError:

@@ -13,7 +13,6 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import NOTHING, Charge, Entry
 from cardwise.core.placement.ledger import Ledger
 from cardwise.kube import survey
-from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
 
 _NOBODY = "Nobody uses it.\n"
@@ -25,7 +24,7 @@ _NOBODY = "Nobody uses it.\n"
 @click.argument("name", required=False)
 def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
     """Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it."""
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     seen = survey.take(client, addresses=False, own=client.namespace)
     printing.warn(seen)
     if name is not None and name not in seen.classes:

@@ -11,19 +11,21 @@ _SHELLS = ("bash", "zsh", "fish")
 _FILES, _NO_FILES = ":0", ":4"  # what kubectl is to add, as its own commands say it
 
 
-@click.command()
+_HELP = """Print what makes a shell complete commands, options and cards.
+
+\b
+source <(cardwise completion bash)         in ~/.bashrc
+source <(cardwise completion zsh)          in ~/.zshrc, behind compinit
+cardwise completion fish | source          in ~/.config/fish/config.fish
+
+kubectl completes `kubectl cardwise` by itself, where kubectl_complete-cardwise is on the PATH.
+"""
+
+
+@click.command(help=_HELP)
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    r"""Print what makes a shell complete commands, options and cards.
-
-    \b
-    source <(cardwise completion bash)         in ~/.bashrc
-    source <(cardwise completion zsh)          in ~/.zshrc, behind compinit
-    cardwise completion fish | source          in ~/.config/fish/config.fish
-
-    kubectl completes `kubectl cardwise` by itself, where kubectl_complete-cardwise is on the PATH.
-    """
     made = get_completion_class(shell)
     if made is None:
         raise click.ClickException(f"click knows no completion for {shell}")

@@ -6,7 +6,6 @@ import click
 
 from cardwise.cli import options
 from cardwise.cli.cluster import cordons
-from cardwise.kube.client import KubeClient
 from cardwise.kube.wire import ExtendedResource
 
 
@@ -16,7 +15,7 @@ from cardwise.kube.wire import ExtendedResource
 @cordons.card_argument
 def cordon(kubeconfig: Path | None, reason: str, card: str) -> None:
     """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     found = cordons.find(client, card)
     done = cordons.mark(client, found, reason, options.clock())
     click.echo(f"{cordons.title(found)} cordoned" if done else f"{cordons.title(found)} already cordoned{_why(found)}")
@@ -27,7 +26,7 @@ def cordon(kubeconfig: Path | None, reason: str, card: str) -> None:
 @cordons.card_argument
 def uncordon(kubeconfig: Path | None, card: str) -> None:
     """Give a cordoned card back; pods that wait are tried again. CARD: a UUID, its beginning, or NODE/INDEX."""
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     found = cordons.find(client, card)
     if not found.spec.unschedulable:
         click.echo(f"{cordons.title(found)} already uncordoned")

@@ -115,7 +115,7 @@ def defrag(
 ) -> None:
     if (free_cards is None) is (fit is None):
         raise click.UsageError("write either --free-cards N or --fit SHAPE")
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     clock = options.clock()
     seen = survey.take(client, addresses=False, beyond=True)
     try:
@@ -239,7 +239,9 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetim
 def text(outcome: Outcome) -> str:
     """What fits, what moves, and what is in the way."""
     asked, made = outcome.asked, outcome.plan
-    lines = [f"Now {_fits(made.fits[0], asked)}, of {asked.count} that are wanted."]
+    # Nobody counts further than to what is wanted.
+    enough = made.fits[0] >= asked.count
+    lines = [f"Now {_fits(made.fits[0], asked, least=enough)}, of {asked.count} that are wanted."]
     if not outcome.reached:
         lines += _no_way(outcome)
         return "\n".join(lines) + "\n"
@@ -274,13 +276,14 @@ def _surely(made: Plan) -> str:
     return "" if made.exact else f", perhaps more than needed (at least {made.least})"
 
 
-def _fits(fits: int, asked: Asked) -> str:
-    """Such as "there is 1 free whole card", "there is room for 2 pods gpu-mem=100"."""
+def _fits(fits: int, asked: Asked, *, least: bool = False) -> str:
+    """Such as "there is 1 free whole card", "there is room for 2 pods gpu-mem=100". `least`: there may be more."""
+    at = "at least " * least
     what, of = asked.text.split(" ", 1) if asked.text.startswith("pod ") else (asked.text, "")
     if of:
-        return f"there is room for {wording.count(fits, what)} of {of}"
+        return f"there is room for {at}{wording.count(fits, what)} of {of}"
     head, _, tail = what.partition(" of class ")
-    return f"there {'is' if fits == 1 else 'are'} {wording.count(fits, head)}{f' of class {tail}' if tail else ''}"
+    return f"there {'is' if fits == 1 else 'are'} {at}{wording.count(fits, head)}{f' of class {tail}' if tail else ''}"
 
 
 def _no_way(outcome: Outcome) -> list[str]:

@@ -9,7 +9,6 @@ from cardwise.cli import options
 from cardwise.cli.doctor import checks, finding
 from cardwise.cli.render import printing
 from cardwise.core.api import names
-from cardwise.kube.client import KubeClient
 
 
 @click.command()
@@ -30,7 +29,7 @@ def doctor(
     is never pulled, and on each node with cards one that asks for none and looks whether it got one. Ends with 1 where
     there is a problem.
     """
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     probe_in = (namespace or client.namespace) if probe else ""
     found = list(checks.examine(client, installed, probe_in, probe_image))
     if output == "table":

@@ -88,7 +88,7 @@ def drain(
     Disruption budgets are kept: what one holds back is asked again until --timeout. Ends with 1 where the card does not
     get empty; it stays cordoned then.
     """
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     rules = Rules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
     work = Drain(client, cordons.find(client, card), rules, options.clock())
     if dry_run:

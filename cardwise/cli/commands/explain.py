@@ -34,7 +34,7 @@ def explain(kubeconfig: Path | None, namespace: str | None, output: str, what: t
     Without it NAME is a pod, or else a workload, of that name.
     """
     kind, name = _named(what)
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     namespace = namespace or client.namespace
     found = _find(client, kind, namespace, name)
     if found is None:

@@ -6,7 +6,6 @@ import click
 
 from cardwise.cli import options
 from cardwise.cli.render import gangtable, printing
-from cardwise.kube.client import KubeClient
 
 
 @click.command()
@@ -16,7 +15,7 @@ from cardwise.kube.client import KubeClient
 @options.output
 def gangs(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     of = "" if all_namespaces else namespace or client.namespace
     views = gangtable.views(client, of)
     if output in ("json", "yaml"):

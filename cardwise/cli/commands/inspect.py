@@ -8,7 +8,6 @@ import click
 from cardwise.cli import options
 from cardwise.cli.render import cardtable, devicetable, gangtable, printing
 from cardwise.kube import survey
-from cardwise.kube.client import KubeClient
 
 
 @click.command()
@@ -18,7 +17,7 @@ from cardwise.kube.client import KubeClient
 @click.argument("node", required=False)
 def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     seen = survey.take(client)
     shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
     if node is not None and node not in {one.name for one in shown}:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cardwise.cli import options
 from cardwise.cli.cluster import published, snapshots
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.render import cardtable, printing, tables
@@ -72,7 +73,7 @@ def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
     CARDS are those that take new pods, of all. LARGEST is the biggest share that still fits on one card. FRAGMENTED are
     free MiB that the pods which come cannot use, in the mean. The last line is the whole cluster.
     """
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     seen = survey.take(client, addresses=False, own=client.namespace)
     known = [one.name for one in cardtable.with_cards(seen.ledger)]
     missing = [name for name in node if name not in known]

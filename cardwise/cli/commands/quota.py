@@ -7,7 +7,6 @@ import click
 from cardwise.cli import options
 from cardwise.cli.render import printing, quotatable
 from cardwise.kube import survey
-from cardwise.kube.client import KubeClient
 
 
 @click.command()
@@ -17,7 +16,7 @@ from cardwise.kube.client import KubeClient
 @options.output
 def quota(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
-    client = KubeClient.load(kubeconfig)
+    client = options.client(kubeconfig)
     of = "" if all_namespaces else namespace or client.namespace
     seen = survey.take(client, namespace=of, addresses=False)
     native = survey.native_quotas(client, of)

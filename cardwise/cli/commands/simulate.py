@@ -7,10 +7,9 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from cardwise.cli.options import kubeconfig as kubeconfig_option
+from cardwise.cli import options
 from cardwise.core.api.policies import POLICIES
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.kube.client import KubeClient
 from cardwise.simulation.defaults import FIRST_SEED, LIFETIMES, LOAD, TUNE
 
 _HELP: Final = """Replay a trace of pods, or the cluster's own, and say what each policy would make of it.
@@ -61,7 +60,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 @click.command("simulate", help=_HELP)
 @click.argument("trace", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--from-cluster", is_flag=True, help="The nodes and pods of the cluster, in place of a trace.")
-@kubeconfig_option
+@options.kubeconfig
 @click.option(
     "--pods", multiple=True, callback=_once, metavar="NAME", help="Of the trace's lists of pods. Default: default."
 )
@@ -111,6 +110,6 @@ def simulate(*, trace: Path | None, from_cluster: bool, kubeconfig: Path | None,
 
     asked = simulation.Asked(**given)
     try:
-        simulation.show(asked, trace if trace is not None else KubeClient.load(kubeconfig))
+        simulation.show(asked, trace if trace is not None else options.client(kubeconfig))
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error

@@ -53,13 +53,13 @@ def top(
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
-    look = Look(KubeClient.load(kubeconfig), nodes=node, limit=limit, installed=installed, clock=options.clock())
+    look = Look(options.client(kubeconfig), nodes=node, limit=limit, installed=installed, clock=options.clock())
     if watch or (watch is None and output == "table" and sys.stdout.isatty()):
         live(look, max(1.0, interval), options.clock())
         return
     look.look()
     if output == "table":
-        click.echo(look.screen(), nl=False)
+        click.echo(look.screen(_room()[0] if sys.stdout.isatty() else None), nl=False)
     else:
         printing.dump(look.as_json(), output)
 
@@ -123,15 +123,15 @@ class Look:
             found.append(node)
         return found
 
-    def screen(self) -> str:
-        """For people."""
+    def screen(self, columns: int | None = None) -> str:
+        """For people. `columns`: of the terminal, None where there is none."""
         seen = self._seen
         if not seen.everything:
             return "no card is shared: is the device plugin running?\n"
         left = len(seen.everything) - len(seen.shown)
         more = f"{left} more nodes, less used; --limit shows more, NODE one of them\n" if left else ""
         notes = "".join(f"note: {note}\n" for note in seen.notes)
-        return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown)}{more}{notes}"
+        return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{more}{notes}"
 
     def as_json(self) -> dict[str, object]:
         """For programs."""
@@ -145,7 +145,7 @@ def live(look: Look, interval: float, clock: Clock = SYSTEM) -> None:
     try:
         problem = ""
         while True:
-            _draw(_frame(look.screen(), clock.wall().astimezone(), problem))
+            _draw(_frame(look.screen(_room()[0]), clock.wall().astimezone(), problem))
             clock.sleep(interval)
             try:
                 look.look(_room()[1])

@@ -12,6 +12,8 @@ _BAR = 10  # characters
 _FEW = 3  # holders named in a line
 _UNKNOWN = "-"
 _AMOUNTS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
+_NODE = 24  # characters of a node's name where columns are few
+_FEWER = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
 _HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNTS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
 
 
@@ -48,11 +50,25 @@ def headline(nodes: Sequence[Node]) -> str:
     )
 
 
-def table(nodes: Sequence[Node]) -> str:
-    """A line for each card."""
+def table(nodes: Sequence[Node], columns: int | None = None) -> str:
+    """A line for each card. Where a terminal has too few columns for all of it, what matters, cut to its width."""
     rows = [list(_HEADS)]
     rows += [_row(card) for node in nodes for card in node.cards]
-    return tables.aligned(rows)
+    whole = tables.aligned(rows)
+    if columns is None or max(map(len, whole.splitlines())) <= columns:
+        return whole
+    rows = [list(_FEWER)]
+    rows += [_narrow(card) for node in nodes for card in node.cards]
+    return "".join(f"{_cut(line, columns)}\n" for line in tables.aligned(rows).splitlines())
+
+
+def _narrow(card: Card) -> list[str]:
+    name = _cut(card.node, _NODE)
+    return [name, str(card.index), state(card), f"{_known(card.granted)}/{card.total}", _holders(card)]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _row(card: Card) -> list[str]:

@@ -59,13 +59,13 @@ def test_without_a_word_all_commands_are_offered():
 
 def test_cards_are_offered_by_their_places(monkeypatch):
     api = Cards([card("n1", 0), card("n1", 1), card("n2", 0), device("n2", 0)], [])
-    monkeypatch.setattr(KubeClient, "load", lambda _path: api.kube)
+    monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
     assert completion.for_kubectl(main.cli, ["cordon", ""]).splitlines() == ["n1/0", "n1/1", "n2/0", ":4"]
     assert completion.for_kubectl(main.cli, ["drain", "--force", "n1/"]).splitlines() == ["n1/0", "n1/1", ":4"]
     api.forbid("extendedresources")
     assert completion.for_kubectl(main.cli, ["cordon", ""]) == ":4"
 
-    def nowhere(_path):
+    def nowhere(_path, **_):
         raise errors.KubeConfigError("no kubeconfig")
 
     monkeypatch.setattr(KubeClient, "load", nowhere)

@@ -245,3 +245,24 @@ def test_containers_of_a_pod_are_added_up():
         ("team-a", "train", "GPU-n1-0"): 2001,
         ("team-b", "serve", "GPU-n1-0"): 500,
     }
+
+
+NARROW = """\
+6 cards on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
+
+NODE  GPU  STATE               GRANTED/TOTAL  HOLDERS(USED/GRANTED)
+n2    0    whole               11441/11441    team-a/all -/11441
+n2    1    cordoned            0/11441        -
+n2    2    unhealthy,MPS-Down  0/11441        -
+n2    3    ok                  100/11441      team-a/new -/100
+n1    0    ok                  2500/11441     team-a/train 2001/1500!, team-b/s…
+n1    1    ok                  500/11441      team-b/gone -/500 (ended)
+"""
+
+
+def test_eighty_columns_show_what_matters(api):
+    look = top.Look(api.kube)
+    look.look()
+    assert look.screen(80) == NARROW
+    assert max(map(len, look.screen(80).splitlines())) <= 80
+    assert look.screen(200) == look.screen() == SCREEN
