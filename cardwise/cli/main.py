@@ -71,7 +71,7 @@ def main(program: str | None = None) -> None:
     try:
         cli(prog_name=program)
     except errors.Forbidden as error:
-        sys.exit(f"cardwise: {error.message}; {options.RIGHT_REMEDY}")
+        sys.exit(f"cardwise: {error.message}; {options.remedy(error)}")
     except (errors.KubeError, errors.KubeConfigError) as error:
         sys.exit(f"cardwise: {error}")
 

@@ -1,5 +1,6 @@
 """What several commands have: options, and the clock they live by."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -7,12 +8,19 @@ from typing import Any, TypeVar
 import click
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api import names
+from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-RIGHT_REMEDY = "an administrator can give it by a ClusterRole with that verb and resource, and a binding"
+_DENIED = re.compile(
+    r'User "(?P<user>[^"]+)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]+)")?'
+)
+_READS = ("get", "list", "watch")
+_EVERYBODY = "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
 
 
 class _Duration(click.ParamType[float]):
@@ -29,6 +37,27 @@ class _Duration(click.ParamType[float]):
 
 
 DURATION = _Duration()
+
+
+def remedy(error: errors.Forbidden) -> str:
+    """The one command by which an administrator gives the right that is missing."""
+    found = _DENIED.search(error.message)
+    if found is None:
+        return f"an administrator gives it to everybody by: {_EVERYBODY}"
+    who, namespace = f"--user={found['user']}", found["namespace"]
+    if found["verb"] not in _READS:
+        role = "cardwise-drain"  # cordon, drain and defrag --evict are all that writes
+    elif found["group"] == names.GROUP:
+        if not namespace:
+            return f"an administrator gives it to everybody by: {_EVERYBODY}"
+        role = "cardwise-view"
+    else:
+        role = "cardwise-inspect" if not namespace else "view"
+    if namespace and role != "cardwise-drain":
+        bound = f"kubectl create rolebinding {role} -n {namespace} --clusterrole={role} {who}"
+    else:
+        bound = f"kubectl create clusterrolebinding {role} --clusterrole={role} {who}"
+    return f"an administrator gives it by: {bound}"
 
 
 def clock() -> Clock:

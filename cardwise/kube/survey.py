@@ -145,9 +145,7 @@ def take(
     """
     survey = Survey()
     if addresses:
-        for node in _items(client, paths.nodes(), wire.ListOf[wire.Node]):
-            internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
-            survey.addresses[node.metadata.name] = internal[0] if internal else "unknown"
+        survey.addresses = _addresses(client, own=own)
     resources = list(_items(client, paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
@@ -182,6 +180,19 @@ def take(
     if survey.partial or beyond:
         _add_others(survey, resources)
     return survey
+
+
+def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
+    """Of nodes; with `own` none where they may not be read."""
+    found = {}
+    try:
+        for node in _items(client, paths.nodes(), wire.ListOf[wire.Node]):
+            internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
+            found[node.metadata.name] = internal[0] if internal else "unknown"
+    except errors.Forbidden:
+        if not own:
+            raise
+    return found
 
 
 def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cardwise.cli import main
+from cardwise.cli import main, options
+from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from tests.cli.worlds import K80, K80_CLASS, Cluster, allocated, gpu_quota, lists, resource_class, run, waiting
 
@@ -74,19 +75,78 @@ def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch
     assert (placed.exit_code, placed.stderr) == (0, "")
 
 
-def test_a_missing_right_is_told_with_what_to_do(monkeypatch, capsys):
+def test_a_missing_right_is_told_with_the_command_that_gives_it(monkeypatch):
     api = lists()
-    api.forbid("pods")
+    api.forbid("extendedresources")
     monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
     monkeypatch.setattr(sys, "argv", ["cardwise", "inspect"])
     with pytest.raises(SystemExit) as ended:
         main.main()
-    assert "the right to list pods in the whole cluster is missing" in str(ended.value.code)
-    assert "ClusterRole" in str(ended.value.code)
-    monkeypatch.setattr(sys, "argv", ["cardwise", "quota", "-n", "team-a"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert "the right to list pods in namespace team-a is missing" in str(ended.value.code)
+    assert "the right to list extendedresources in the whole cluster is missing" in str(ended.value.code)
+    assert str(ended.value.code).endswith(EVERYBODY)
+
+
+EVERYBODY = (
+    "gives it to everybody by: kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view "
+    "--group=system:authenticated"
+)
+
+
+@pytest.mark.parametrize(
+    ("denied", "command"),
+    [
+        ('cannot list resource "extendedresources" in API group "cardwise.dev" at the cluster scope', EVERYBODY),
+        ("somebody's webhook says no", EVERYBODY),
+        (
+            'cannot list resource "nodes" in API group "" at the cluster scope',
+            "by: kubectl create clusterrolebinding cardwise-inspect --clusterrole=cardwise-inspect --user=jane",
+        ),
+        (
+            'cannot list resource "pods" in API group "" in the namespace "team"',
+            "by: kubectl create rolebinding view -n team --clusterrole=view --user=jane",
+        ),
+        (
+            'cannot list resource "gpuquotas" in API group "cardwise.dev" in the namespace "team"',
+            "by: kubectl create rolebinding cardwise-view -n team --clusterrole=cardwise-view --user=jane",
+        ),
+        (
+            'cannot patch resource "extendedresources" in API group "cardwise.dev" at the cluster scope',
+            "by: kubectl create clusterrolebinding cardwise-drain --clusterrole=cardwise-drain --user=jane",
+        ),
+    ],
+)
+def test_each_missing_right_has_its_command(denied, command):
+    said = options.remedy(errors.Forbidden(403, "Forbidden", f'x is forbidden: User "jane" {denied}'))
+    assert said.endswith(command)
+
+
+def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(monkeypatch):
+    api = as_a_user_of("team-a", "extendedresources")
+    api.change("resourceclasses", K80_CLASS, status={"cards": 3, "healthyCards": 2, "freeMiB": 8441})
+    used = [{"class": K80_CLASS, "shares": 2, "memoryMiB": 13441, "cards": 1}]
+    api.change("gpuquotas", "team", "team-a", status={"used": used})
+    found = run(monkeypatch, api, "classes")
+    assert found.exit_code == 0, found.output
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "2"] in [line.split() for line in found.stdout.splitlines()]
+    assert "without who uses what: the right to list extendedresources" in found.stderr
+    assert EVERYBODY in found.stderr
+    assert {one["name"] for one in json.loads(run(monkeypatch, api, "classes", "-o", "json").stdout)["classes"]} == {
+        "big",
+        K80_CLASS,
+    }
+    quota = run(monkeypatch, api, "quota")
+    assert quota.exit_code == 0
+    assert ["team-a", "team", K80_CLASS, "2/2", "13441/-", "1/1", "Wait"] in [
+        line.split() for line in quota.stdout.splitlines()
+    ]
+    assert "without the pods" in quota.stderr
+
+
+def test_inspect_without_nodes_and_others_pods_shows_the_cards(monkeypatch):
+    found = run(monkeypatch, as_a_user_of("team-b"), "inspect")
+    assert found.exit_code == 0
+    assert "unknown" in found.stdout
+    assert "you may not read the pods of all namespaces" in found.stderr
 
 
 def test_who_may_not_read_nodes_sees_classes_and_quotas(monkeypatch):

@@ -163,3 +163,15 @@ def test_people_view_but_do_not_raise_their_own_quota(render: Render) -> None:
     assert role["metadata"]["name"] == "cardwise-edit"
     (rule,) = role["rules"]
     assert rule["resources"] == ["podgroups"], "their status is the extender's, everything else the administrator's"
+
+
+def test_everybody_sees_types_and_only_if_told_so_cards(render: Render) -> None:
+    def everybody(*sets: str) -> set[str]:
+        bound = [each for each in render(*sets) if each["kind"] == "ClusterRoleBinding"]
+        of_all = [each for each in bound if each["subjects"][0]["name"] == "system:authenticated"]
+        return {each["roleRef"]["name"] for each in of_all}
+
+    assert everybody() == {"cardwise-types"}
+    assert everybody("people.viewTypes=false", "people.viewCards=true") == {"cardwise-view"}
+    (rule,) = one(render(), "ClusterRole", "cardwise-types")["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["resourceclasses"], ["get", "list", "watch"])

@@ -8,13 +8,20 @@ from typing import Any
 import click
 
 from cardwise.cli import options
+from cardwise.cli.cluster import listing
 from cardwise.cli.render import devicetable, printing, tables
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import NOTHING, Charge, Entry
 from cardwise.core.placement.ledger import Ledger
-from cardwise.kube import survey
+from cardwise.kube import errors, paths, survey
+from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
 
+# Of a ResourceClass's status, by the heads of their columns.
+_TOLD = {
+    "CARDS": "cards", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
+    "HEALTHY": "healthyCards",
+}  # fmt: skip
 _NOBODY = "Nobody uses it.\n"
 
 
@@ -25,7 +32,11 @@ _NOBODY = "Nobody uses it.\n"
 def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
     """Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it."""
     client = options.client(kubeconfig)
-    seen = survey.take(client, addresses=False, own=client.namespace)
+    try:
+        seen = survey.take(client, addresses=False, own=client.namespace)
+    except errors.Forbidden as error:
+        _by_status(client, name, output, error)
+        return
     printing.warn(seen)
     if name is not None and name not in seen.classes:
         known = ", ".join(sorted(seen.classes)) or "none"
@@ -42,6 +53,23 @@ def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
         parts = [table(of_cards, wide=wide)] if of_cards else []
         parts += [devicetable.table(of_devices, wide=wide)] if of_devices else []
         click.echo("\n".join(parts), nl=False)
+
+
+def _by_status(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
+    """What the extender says of each class, for who may read no card. Raises `KubeError`."""
+    found = [one for one in listing.objects(client, paths.resourceclasses()) if name in (None, one["metadata"]["name"])]
+    why = f"{missing.message}; {options.remedy(missing)}"
+    click.echo(f"note: as the extender says it, without who uses what: {why}", err=True)
+    told = [
+        {"name": one["metadata"]["name"]} | {key: (one.get("status") or {}).get(key) for key in _TOLD.values()}
+        for one in found
+    ]
+    if output in ("json", "yaml"):
+        printing.dump({"classes": told}, output)
+        return
+    rows = [["CLASS", *_TOLD]]
+    rows += [[one["name"], *("-" if one[key] is None else str(one[key]) for key in _TOLD.values())] for one in told]
+    click.echo(tables.aligned(rows), nl=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

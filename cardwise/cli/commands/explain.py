@@ -104,7 +104,7 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, dict[st
     try:
         seen = survey.take(client, addresses=False, own=namespace)
     except errors.Forbidden as error:
-        click.echo(f"note: why it is so cannot be said in full: {error.message}; {options.RIGHT_REMEDY}", err=True)
+        click.echo(f"note: why it is so cannot be said in full: {error.message}; {options.remedy(error)}", err=True)
     if seen is not None and seen.partial:
         click.echo(f"note: {seen.partial}", err=True)
     told = published.take(client)

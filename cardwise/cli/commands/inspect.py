@@ -18,7 +18,7 @@ from cardwise.kube import survey
 def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
     client = options.client(kubeconfig)
-    seen = survey.take(client)
+    seen = survey.take(client, own=client.namespace)
     shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
     if node is not None and node not in {one.name for one in shown}:
         known = ", ".join(one.name for one in shown) or "none"

@@ -5,8 +5,9 @@ from pathlib import Path
 import click
 
 from cardwise.cli import options
+from cardwise.cli.cluster import listing
 from cardwise.cli.render import printing, quotatable
-from cardwise.kube import survey
+from cardwise.kube import errors, paths, survey
 
 
 @click.command()
@@ -18,10 +19,16 @@ def quota(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, 
     """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
     client = options.client(kubeconfig)
     of = "" if all_namespaces else namespace or client.namespace
-    seen = survey.take(client, namespace=of, addresses=False)
     native = survey.native_quotas(client, of)
-    printing.warn(seen)
-    views = quotatable.views(seen, of)
+    try:
+        seen = survey.take(client, namespace=of, addresses=False)
+    except errors.Forbidden as error:
+        why = f"{error.message}; {options.remedy(error)}"
+        views = quotatable.by_status(listing.objects(client, paths.gpuquotas(of)))
+        click.echo(f"note: as the extender says it, without the pods: {why}", err=True)
+    else:
+        printing.warn(seen)
+        views = quotatable.views(seen, of)
     if output in ("json", "yaml"):
         printing.dump(quotatable.as_json(views, native), output)
         return

@@ -4,7 +4,7 @@ GPUQuotas count what was really got; beside them stand the lines of Kubernetes' 
 asked of our resources, since a pod has to get past both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from cardwise.cli.render import tables
 from cardwise.core.api import quotas
 from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.survey import NativeQuota, Survey
 
 
@@ -48,6 +49,25 @@ def views(survey: Survey, namespace: str = "") -> list[EntryView]:
             missing = survey.missing(entry.device_class) if entry.device_class else ""
             seen.append(EntryView(quota=quota, entry=entry, used=used, holders=tuple(holders), missing=missing))
     return seen
+
+
+def by_status(objects: Iterable[Mapping[str, Any]]) -> list[EntryView]:
+    """The same by what the extender has written into the GPUQuotas, for who may read no card. One that cannot be read
+    limits nothing, and is left out.
+    """
+    seen = []
+    for obj in objects:
+        try:
+            quota = quotas.parse(obj)
+        except InvalidRequest:
+            continue
+        lines = (obj.get("status") or {}).get("used") or ()
+        used = {(one.get("class", ""), one.get("model", "")): one for one in lines}
+        for entry in quota.entries:
+            told = used.get((entry.device_class, entry.model), {})
+            charge = Charge(told.get("shares", 0), told.get("memoryMiB", 0), told.get("cards", 0))
+            seen.append(EntryView(quota=quota, entry=entry, used=charge, holders=()))
+    return sorted(seen, key=lambda view: (view.quota.namespace, view.quota.name))
 
 
 def _charge(ledger: Ledger, holding: Holding, entry: Entry) -> Charge:
