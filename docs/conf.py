@@ -3,8 +3,11 @@
 The pages of `reference/generated` are made of code, CRDs and chart each time; see `generated.py`.
 """
 
+import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import generated
@@ -19,3 +22,21 @@ myst_heading_anchors = 4
 nitpicky = True
 
 generated.write(Path(__file__).parent / "reference" / "generated")
+
+# Where GitHub's workflows build the site, links to code lead to the repository; else Sphinx takes the files along.
+_SOURCE = (
+    "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/blob/{GITHUB_SHA}/".format_map(os.environ)
+    if "GITHUB_SHA" in os.environ
+    else ""
+)
+
+
+def setup(app: Any) -> None:
+    """What Sphinx calls first."""
+    if _SOURCE:
+        app.connect("source-read", _link_to_code)
+
+
+def _link_to_code(_: object, name: str, text: list[str]) -> None:
+    up = "../" * (name.count("/") + 1)
+    text[0] = re.sub(rf"\]\({re.escape(up)}([\w/.-]+)\)", rf"]({_SOURCE}\1)", text[0])
