@@ -133,6 +133,18 @@ def gang(nodes: int, pods: int, members: int, runs: int) -> None:
 
 
 @main.command()
+@click.option("--nodes", default=5000)
+@click.option("--pods", default=60_000)
+@click.option("--gangs", default=200)
+@click.option("--rounds", default=300)
+def turns(nodes: int, pods: int, gangs: int, rounds: int) -> None:
+    """How long the extender's state is held at a time, while many gangs wait."""
+    from bench import turns as bench  # noqa: PLC0415
+
+    _show(bench.run(nodes, pods, gangs, rounds))
+
+
+@main.command()
 @click.option("--nodes", default=100)
 @click.option("--gangs", default=100)
 @click.option("--size", default=8)

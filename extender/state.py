@@ -87,7 +87,7 @@ class State:
             ahead=lambda: self.ahead,  # which is made with what gangs keep
         )
         self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
-        self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards)
+        self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards, clock)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
         self._placing = Placing(self._ledger, held, self.policies, self.preemption.kept)
         for_ahead = ahead.Books(

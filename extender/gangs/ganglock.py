@@ -4,21 +4,27 @@ Apart from the state, which has enough to say about single pods, and from `gangs
 """
 
 from collections.abc import Callable, Collection
+from typing import Final
 
+from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Group, Rank
 from cardwise.core.values.refusals import Refusal
+from extender.cache.slices import give_way, slices
 from extender.cache.statelock import StateLock
 from extender.gangs.gangs import Gangs
 from extender.gangs.gangviews import View
 from extender.gangs.gangwords import Hold, Work
 
+_TOLD_AT_ONCE: Final = 50  # gangs
+
 
 class LockedGangs:
     """All methods may be called from any thread. `ready`: brings the ledger up to date; under the lock."""
 
-    def __init__(self, lock: StateLock, gangs: Gangs, ready: Callable[[], None]) -> None:
+    def __init__(self, lock: StateLock, gangs: Gangs, ready: Callable[[], None], clock: Clock) -> None:
         self._lock = lock
+        self._clock = clock
         self._gangs = gangs
         self._ready = ready
 
@@ -79,7 +85,15 @@ class LockedGangs:
         """One round of what time does; for the extender that leads."""
         with self._lock:
             self._ready()
-            return self._gangs.step()
+            work = self._gangs.step()
+        while self._plan_some():
+            give_way(self._clock)
+        return work
+
+    def _plan_some(self) -> bool:
+        with self._lock:
+            self._ready()
+            return self._gangs.plan_some()
 
     def evicts(self, uid: str) -> bool:
         """Whether the member is still to be evicted."""
@@ -89,7 +103,12 @@ class LockedGangs:
     def views(self) -> list[View]:
         """All gangs, as they are told."""
         with self._lock:
-            return list(self._gangs.views())
+            keys = self._gangs.keys()
+        found: list[View] = []
+        for some in slices(keys, _TOLD_AT_ONCE, self._clock):
+            with self._lock:
+                found += self._gangs.views(some)
+        return found
 
     def foreign(self) -> list[str]:
         """The gangs whose minimum a PodGroup of coscheduling says."""

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.api.request import PodRequest
+from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Nodes, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
+from cardwise.core.placement import fitting
 from extender.cache.reservations import MARKS, Phase
 from extender.gangs.gangwords import Books
 from extender.gangs.reserve import Reserve
@@ -34,7 +36,8 @@ class Places:
         self._reserve = Reserve(books.rooms)
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
         self._last_offer: frozenset[str] = frozenset()
-        self._offered = 0  # counts what the scheduler has offered anew
+        self._offered: dict[str, int] = {}  # by gang, how often the scheduler has offered something anew
+        self._vacancies = Vacancies(books.ledger, books.loads)
         self._freed = 0
         self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
         self._not_before: dict[str, float] = {}
@@ -50,7 +53,7 @@ class Places:
         offers = self._offers.setdefault(gang.key, {})
         if offers.get(shape) != offer:
             offers[shape] = offer
-            self._offered += 1
+            self._offered[gang.key] = self._offered.get(gang.key, 0) + 1
         self._reserve.offered(gang.key, shape, offer)
 
     def knows(self, gang: Gang) -> bool:
@@ -64,6 +67,7 @@ class Places:
     def drop(self, key: str) -> None:
         """The gang is no more."""
         self._offers.pop(key, None)
+        self._offered.pop(key, None)
         self._tried.pop(key, None)
         self._not_before.pop(key, None)
         self._reserve.drop(key)
@@ -98,12 +102,17 @@ class Places:
         paused = now < self._not_before.get(gang.key, float("-inf"))
         return not paused and self._tried.get(gang.key) != self._state(gang, now)
 
-    def attempt(self, gang: Gang, now: float) -> bool:
-        """Plans all who are missing, where they may fit."""
+    def attempt(self, gang: Gang, now: float) -> bool | None:
+        """Plans all who are missing, where they may fit. None: that takes another look, at nodes not looked at yet."""
         if not self.may_fit(gang, now):
             return False
-        began = self._clock.cpu()
-        if self.place(gang, gang.missing_in_plan(), now):
+        began, members = self._clock.cpu(), gang.missing_in_plan()
+        short, known = self._short(members)
+        if not known:
+            return None
+        if short is not None:
+            gang.reason = self._reserve.hopeless(gang.key) or _no_place(short)
+        elif self.place(gang, members, now):
             self._tried.pop(gang.key, None)
             return True
         cost = self._clock.cpu() - began
@@ -137,8 +146,7 @@ class Places:
             if isinstance(found, Unplanned) and books.ahead().gives_way(gang.namespace, -priority, created, fits):
                 found = self._planned(gang, members, offers, now)
         if isinstance(found, Unplanned):
-            hopeless = self._reserve.hopeless(gang.key)
-            gang.reason = hopeless or f"there is no place for {found.member.name} beside the others"
+            gang.reason = self._reserve.hopeless(gang.key) or _no_place(found.member)
             return False
         for member in members:
             holding = found.holdings.get(member.uid)
@@ -225,9 +233,46 @@ class Places:
             offers=offers,
             avoided=gang.avoided(now),
             closed=self._reserve.against(books.ledger, gang.key, gang.rank()),
+            vacant=self._vacant,
         )
 
     def _state(self, gang: Gang, now: float) -> object:
         """While it is the same, a plan that failed would fail again."""
         freed = self._freed + self._books.freed() + self._books.loads.freed
-        return freed, self._offered, tuple(gang.avoided(now))
+        return freed, self._offered.get(gang.key, 0), tuple(gang.avoided(now))
+
+    def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
+        """One for whom there is no place whatever the plan; and whether enough is known to say so."""
+        known = True
+        for shape, some in shapes(members).items():
+            most, complete = self._vacancies.most(shape)
+            if complete and most < len(some) and most + self._given_way(shape) < len(some):
+                return some[-1], True
+            known &= complete
+        return None, known
+
+    def _given_way(self, shape: Shape) -> int:
+        """How many more there would be room for at most, if nothing were held ahead."""
+        least = min((claim.mem for claim in fitting.claims(shape.request) if not claim.whole), default=0)
+        more = 0
+        for one in self._books.reservations.among(Phase.NOMINATED):
+            shares = one.assignment.shares() if one.assignment is not None else ()
+            on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
+            cpu, memory, _ = one.load or Load(0, 0, 0)
+            beside = max(
+                1 + cpu // shape.load.cpu if shape.load.cpu else 1,
+                1 + memory // shape.load.memory if shape.load.memory else 1,
+            )
+            more += max(on_cards, beside)
+        return more
+
+    def _vacant(self, request: PodRequest, load: Load) -> Mapping[str, int] | None:
+        shape = Shape(request, load)
+        if not self._vacancies.most(shape)[1]:
+            return None
+        ahead = {one.node: 1 for one in self._books.reservations.among(Phase.NOMINATED)}  # who may give way
+        return {**ahead, **self._vacancies.nodes(shape)}
+
+
+def _no_place(member: Member) -> str:
+    return f"there is no place for {member.name} beside the others"

@@ -4,8 +4,10 @@ Apart from the state, whose lock guards it, from the machine of one gang (`core/
 out, and from `gangplaces`, where plans are made. Nothing here waits: who waits in bind waits on a `Hold`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
@@ -17,6 +19,9 @@ from extender.gangs.gangplaces import CHEAP, COSTLY, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwakes import Wakes
 from extender.gangs.gangwords import Books, Hold, Settings, Work
+
+TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
+_LONGEST_PAUSE: Final = 0.5  # seconds between two rounds
 
 
 class Gangs:
@@ -34,6 +39,9 @@ class Gangs:
         self._foreign: dict[str, Group] = {}  # coscheduling's
         self._holds: dict[str, Hold] = {}
         self._wakes = Wakes(books.waiting)
+        self._round: deque[Gang] = deque()  # those that are still to be looked at
+        self._unasked: list[Gang] = []  # of this round
+        self._round_cost = 0.0
         self._next_round = float("-inf")
         self._places = Places(books, settings.policy, clock)
         self._stopped = ""
@@ -214,22 +222,31 @@ class Gangs:
             work.evict.extend((waiter(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
         self._wakes.step(self._gangs, now)
         self._look_at_reserve(now)
-        if now >= self._next_round:
-            began = self._clock.cpu()
-            self._plan_in_order(self._in_order(), now)
-            cost = self._clock.cpu() - began
-            self._next_round = now + (COSTLY * cost if cost > CHEAP else 0.0)
+        if now >= self._next_round and not self._round:
+            self._round, self._unasked, self._round_cost = deque(self._in_order()), [], 0.0
         return work
+
+    def plan_some(self) -> bool:
+        """Goes on with the round of `step` for one turn. Whether some of it is left for the next."""
+        began, now = self._clock.cpu(), self._clock.now()
+        self._plan_in_order(self._round, self._unasked, now, began + TURN)
+        self._round_cost += self._clock.cpu() - began
+        if not self._round and self._round_cost > CHEAP:
+            self._next_round = now + min(_LONGEST_PAUSE, COSTLY * self._round_cost)
+        return bool(self._round)
 
     def evicts(self, uid: str) -> bool:
         """Whether the member is still to be evicted."""
         gang = self.of(uid)
         return gang is not None and uid in gang.evicting
 
-    def views(self) -> Iterator[View]:
-        """All gangs, as they are told."""
-        for gang in self._gangs.values():
-            yield view(gang, self._books.ledger)
+    def keys(self) -> list[str]:
+        """Of all gangs."""
+        return list(self._gangs)
+
+    def views(self, keys: Iterable[str]) -> list[View]:
+        """These gangs, as they are told; not those that are gone."""
+        return [view(self._gangs[key], self._books.ledger) for key in keys if key in self._gangs]
 
     def phases(self) -> dict[str, int]:
         """How many gangs are in which phase."""
@@ -264,7 +281,9 @@ class Gangs:
             refusal = gang.refusal(now)
             if refusal is not None:
                 return refusal
-            self._plan_earlier(gang, now)
+            if not self._plan_earlier(gang, now):
+                gang.reason = "gangs that come before it are being planned"
+                return Refusal.GANG_WAITS
             if not self._try(gang, now):
                 return Refusal.GANG_WAITS
         if gang.forward and member in gang.missing_in_plan():
@@ -298,47 +317,63 @@ class Gangs:
         waiting = [gang for gang in self._gangs.values() if not gang.ran]
         return sorted(waiting, key=lambda gang: (not gang.forward, gang.rank()))
 
-    def _plan_earlier(self, gang: Gang, now: float) -> None:
-        """Who comes before this one, which is planned next, and fits is held before it."""
-        rank = gang.rank()
-        earlier = [other for other in self._in_order() if other.forward or other.rank() < rank]
-        unasked = self._plan_in_order(earlier, now)
-        if self._places.may_fit(gang, now):
-            for other in unasked:
-                self._try(other, now)
-
-    def _plan_in_order(self, gangs: Iterable[Gang], now: float) -> list[Gang]:
-        """Plans what waits, if something has changed since it did not fit; those of whom nobody has asked yet only
-        before a later one, since nothing is known of where they may go. Returns those that are left of them.
+    def _plan_earlier(self, gang: Gang, now: float) -> bool:
+        """Who comes before this one, which is planned next, and fits is held before it. Whether all were looked at; who
+        is left is planned by `plan_some`, and so is this one then.
         """
-        unasked: list[Gang] = []
-        for gang in gangs:
-            if gang.refusal(now) is not None:
-                continue
-            if gang.forward:
-                if gang.missing_in_plan():
-                    self._try(gang, now)
-            elif gang.plan or any(member.gated for member in gang.wanted()):
-                continue
-            elif not self._places.knows(gang):
-                unasked.append(gang)
-            elif self._places.may_fit(gang, now):
-                for other in unasked:
-                    self._try(other, now)
-                unasked.clear()
-                self._try(gang, now)
-        return unasked
+        rank, unasked, until = gang.rank(), list[Gang](), self._clock.cpu() + TURN
+        earlier = deque(other for other in self._in_order() if other.forward or other.rank() < rank)
+        if not self._plan_in_order(earlier, unasked, now, until):
+            return False
+        return not self._places.may_fit(gang, now) or self._try_all(unasked, now, until)
 
-    def _try(self, gang: Gang, now: float) -> bool:
-        """Plans it, where that may help; those who were refused before are woken."""
+    def _plan_in_order(self, gangs: deque[Gang], unasked: list[Gang], now: float, until: float) -> bool:
+        """Plans what waits, if something has changed since it did not fit; those of whom nobody has asked yet only
+        before a later one, since nothing is known of where they may go. No more is begun after `until`, by the
+        thread's CPU: whether it has come to the end. What is left of both stays in them.
+        """
+        while gangs:
+            if self._clock.cpu() >= until or not self._look_at(gangs[0], unasked, now, until):
+                return False
+            gangs.popleft()
+        return True
+
+    def _look_at(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
+        """Plans this gang, where that may help. Whether that is done with."""
+        if self._gangs.get(gang.key) is not gang or gang.refusal(now) is not None:
+            return True
+        if gang.forward:
+            return not gang.missing_in_plan() or self._try(gang, now) is not None
+        if gang.plan or any(member.gated for member in gang.wanted()):
+            return True
+        if not self._places.knows(gang):
+            unasked.append(gang)
+            return True
+        if not self._places.may_fit(gang, now):
+            return True
+        return self._try_all(unasked, now, until) and self._try(gang, now) is not None
+
+    def _try_all(self, unasked: list[Gang], now: float, until: float) -> bool:
+        """Whether that is done with."""
+        while unasked:
+            if self._try(unasked[0], now) is None:
+                return False
+            del unasked[0]
+            if self._clock.cpu() >= until:
+                return False
+        return True
+
+    def _try(self, gang: Gang, now: float) -> bool | None:
+        """Plans it, where that may help; those who were refused before are woken. None: as `Places.attempt`."""
         if not gang.forward and not self._books.may(gang.priority):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
         if not gang.forward and self._waits() + len(gang.wanted()) - 1 > self._settings.room:
             gang.reason = self._no_room(gang)
             return False
-        if not self._places.attempt(gang, now):
-            return False
+        planned = self._places.attempt(gang, now)
+        if not planned:
+            return planned
         if not gang.forward:
             self._holds[gang.key] = Hold(gang.key, now)
         self._wakes.members(gang, now)

@@ -19,13 +19,14 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement.kinds import Kinds
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.nodeload import NodeLoads
 
 _LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit
-_AT_ONCE = 0.01  # seconds of one part of such a look
+_AT_ONCE = 0.004  # seconds of one part of such a look
 
 Rooms = Callable[[str], Sequence[Room]]  # what quotas leave to a namespace now
 
@@ -161,8 +162,10 @@ class Reserve:
             self._draft = _Draft(gang.key, ledger, loads)
         if not self._draft.go_on(gang, ledger):
             return None
-        draft, self._draft = self._draft, None
-        found = draft.nodes_for(gang, self._offers.get(gang.key, {}), self._rooms(gang.namespace), policy)
+        found = self._draft.nodes_for(gang, self._offers.get(gang.key, {}), self._rooms(gang.namespace), policy)
+        if found is None:
+            return None
+        self._draft = None
         if isinstance(found, Unplanned):
             problem = f"it cannot run whatever else ends: there is no place for {found.member.name} beside the others"
             look = _Look(now, frozenset(), problem)
@@ -197,6 +200,9 @@ class _Draft:
         self._free = _Freed(loads)
         self._busy: dict[str, int] = {}  # MiB that others hold, by node
         self._left = sorted(ledger.by_name(), reverse=True)
+        self._vacancies: Vacancies | None = None
+        self._names: list[str] = []  # the emptiest first
+        self._count = 1  # of those that were tried last
 
     def go_on(self, gang: Gang, ledger: Ledger) -> bool:
         """Whether it is done."""
@@ -225,20 +231,29 @@ class _Draft:
 
     def nodes_for(
         self, gang: Gang, offers: Mapping[str, Collection[str]], rooms: Sequence[Room], policy: str
-    ) -> frozenset[str] | Unplanned:
-        """As few of the emptiest nodes as it fits on, to a factor of two; or for whom there is no place on all."""
-        names = sorted(self._free.names(), key=lambda name: (self._busy.get(name, 0), name))
-        found = self._plan(gang, offers, names, rooms, policy)
-        count = 1
-        while count < len(names) and isinstance(found, Planned):
-            fewer = self._plan(gang, offers, names[:count], rooms, policy)
-            if isinstance(fewer, Planned):
-                found = fewer
-                break
-            count *= 2
-        if isinstance(found, Unplanned):
-            return found
-        return self._no_more(gang, sorted(set(found.nodes.values()), key=names.index))
+    ) -> frozenset[str] | Unplanned | None:
+        """As few of the emptiest nodes as it fits on, to a factor of two; or for whom there is no place on all. None:
+        the next call goes on.
+        """
+        until = time.thread_time() + _AT_ONCE
+        if self._vacancies is None:
+            self._vacancies = Vacancies(self._empty, self._free)
+            self._names = sorted(self._free.names(), key=lambda name: (self._busy.get(name, 0), name))
+        for shape, members in shapes(gang.wanted()).items():
+            most, complete = self._vacancies.most(shape)
+            if not complete:
+                return None
+            if most < len(members):
+                return Unplanned(member=members[-1])
+        while True:
+            found = self._plan(gang, offers, self._names[: self._count], rooms, policy)
+            if isinstance(found, Planned):
+                return self._no_more(gang, sorted(set(found.nodes.values()), key=self._names.index))
+            if self._count >= len(self._names):
+                return found
+            self._count *= 2
+            if time.thread_time() > until:
+                return None
 
     def _no_more(self, gang: Gang, nodes: Sequence[str]) -> frozenset[str]:
         """The first of the nodes that have as many cards as the gang asks for. Else one with a card on each of many
@@ -272,12 +287,20 @@ class _Draft:
             used = ((room, self._empty.used(gang.namespace, room.entry)) for room in rooms)
             return [room.less(now.minus(held[room.entry])) for room, now in used]
 
-        terms = Terms(namespace=gang.namespace, policy=policy, mark="reserve", rooms=left, offers=offers)
+        terms = Terms(
+            namespace=gang.namespace, policy=policy, mark="reserve", rooms=left, offers=offers, vacant=self._vacant
+        )
         found = gangplan.plan(self._empty, self._free, wanted, terms)
         if isinstance(found, Planned):
             for uid in found.holdings:
                 self._empty.release(uid)
         return found
+
+    def _vacant(self, request: PodRequest, load: Load) -> Mapping[str, int] | None:
+        if self._vacancies is None:
+            return None
+        shape = Shape(request, load)
+        return self._vacancies.nodes(shape) if self._vacancies.most(shape)[1] else None
 
 
 class _Freed:
@@ -300,6 +323,9 @@ class _Freed:
 
     def names(self) -> Collection[str]:
         return self._loads.names()
+
+    def watch(self) -> set[str]:
+        return set()  # it is made once, and does not change
 
 
 class _Want:

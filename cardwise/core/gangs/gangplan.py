@@ -12,14 +12,16 @@ from typing import Final, NamedTuple, Protocol
 
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import NOTHING, Room
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.placement import Scorer
 from cardwise.core.values.refusals import Refusal
 
 _NO_LOAD: Final = Load(0, 0, 0)
+_MOST_SCORED: Final = 500  # nodes for members who are alike
 _CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once
 
 Rooms = Callable[[], Sequence[Room]]  # what quotas leave to the namespace, for what is held now
@@ -56,6 +58,8 @@ class Terms:
 
     `offers`: by shape, the nodes that the scheduler allows; a shape that is not in it may have any. `avoided`: shapes
     and nodes that do not go together. `closed`: why a member must not have a node, for what is none of its own.
+    `vacant`: by node, how many pods of this request and load it could take at most, where that is any; None: that
+    is not known.
     """
 
     namespace: str
@@ -65,10 +69,14 @@ class Terms:
     offers: Mapping[str, Collection[str]] = field(default_factory=dict)
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
+    vacant: Callable[[PodRequest, Load], Mapping[str, int] | None] | None = None
 
 
 def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
     """Places for all of the members. Who has a place already is not among them, and is held and counted."""
+    beyond = _beyond_quotas(ledger, members, terms)
+    if beyond is not None:
+        return Unplanned(member=beyond)
     ground = _Ground(ledger, nodes, terms)
     kinds = ground.kinds(members)
     few = {id(kind): len(kind.candidates) for kind in kinds.values()}
@@ -86,6 +94,19 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
             return Planned(nodes=attempt.nodes, holdings=attempt.holdings)
         attempt.undo()
     return Unplanned(member=left_out)
+
+
+def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> Member | None:
+    """The first with whom the quotas do not allow all, whichever cards they get: without a look at any node."""
+    charged = [(room, NOTHING) for room in terms.rooms()]
+    for member in members if charged else ():
+        if member.request is None:
+            continue
+        least = [fitting.surely(member.request, ledger.kinds, room.entry) for room, _ in charged]
+        charged = [(room, sum_.plus(more)) for (room, sum_), more in zip(charged, least, strict=True)]
+        if not all(room.takes(sum_) for room, sum_ in charged):
+            return member
+    return None
 
 
 def _size(request: PodRequest | None) -> tuple[int, int, int]:
@@ -169,7 +190,11 @@ class _Ground:
                 return False
             return (shape, node) not in avoided and (closed is None or not closed(member, node))
 
-        candidates = self._with_room(offers, member.load)
+        vacant = self._vacant(member)
+        if vacant is None:
+            candidates = self._with_room(offers, member.load)
+        else:
+            candidates = sorted(node for node in vacant if offers is None or node in offers)
         if avoided or closed is not None:
             candidates = [node for node in candidates if allowed(node)]
         if member.request is None:
@@ -179,8 +204,26 @@ class _Ground:
         plain = scorer.indexed and not self.limited and not any(c.device_class for c in member.request.containers)
         if plain and len(candidates) > _CHEAPER * count:
             return _Kind(member.load, allowed, scorer, candidates, None)
-        scores, _ = scorer.score_all(self.ledger, candidates)
-        return _Kind(member.load, allowed, scorer, scores.keys(), scores)
+        known = self._scores(scorer, candidates, vacant, count)
+        return _Kind(member.load, allowed, scorer, known.keys(), known)
+
+    def _vacant(self, member: Member) -> Mapping[str, int] | None:
+        vacant = self.terms.vacant
+        return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
+
+    def _scores(
+        self, scorer: Scorer, candidates: Sequence[str], vacant: Mapping[str, int] | None, count: int
+    ) -> Mapping[str, int]:
+        """Of thousands only those are asked that the policy likes best as far as is known: a look at all takes longer
+        than others may wait for. All, where these are too few after all.
+        """
+        if vacant is not None and len(candidates) > _MOST_SCORED:
+            sign = -1 if self.terms.policy == "spread" else 1
+            some = heapq.nsmallest(_MOST_SCORED, candidates, key=lambda node: (sign * vacant[node], node))
+            scores, _ = scorer.score_all(self.ledger, sorted(some))
+            if len(scores) >= count:
+                return scores
+        return scorer.score_all(self.ledger, candidates)[0]
 
     def _with_room(self, offers: Collection[str] | None, load: Load) -> list[str]:
         """The nodes that have room for the load, in the order of their names."""
@@ -296,6 +339,8 @@ class _Attempt:
         scorer = queue.kind.scorer
         if scorer is not None and member.request is not None and self._ground.limited:
             scorer = self._ground.scorer(member.request)  # what quotas leave is less with every member
+            if scorer.exhausted(self._ground.ledger):
+                return False
         while (node := queue.best(self._touched, self._taken)) is not None:
             if scorer is None:
                 self._put(member, node, None)

@@ -49,6 +49,7 @@ class Gang:
     _refused_at: float = 0.0
     _refusals: int = 0
     _counted: Counted | None = None
+    _ranked: tuple[Counted, Rank] | None = None  # of which count
 
     @property
     def key(self) -> str:
@@ -141,7 +142,10 @@ class Gang:
 
     def rank(self) -> Rank:
         """The order of gangs: the smallest goes first."""
-        return rank_of(self.there, self.group.priority, self.key)
+        counted = self._count()
+        if self._ranked is None or self._ranked[0] is not counted:  # asked thousands of times between two changes
+            self._ranked = counted, rank_of(counted.there, self.group.priority, self.key)
+        return self._ranked[1]
 
     @property
     def priority(self) -> int:

@@ -131,6 +131,15 @@ def _least(claim: Claim, kinds: Kinds, entry: quotas.Entry) -> Charge:
     return Charge(cards * len(claim.keys), cards * claim.mem, 0)
 
 
+def surely(request: PodRequest, kinds: Kinds, entry: quotas.Entry) -> Charge:
+    """What the request charges the entry of a quota at least, whichever cards it gets."""
+    return quotas.total(
+        _least(claim, kinds, entry)
+        for claim in claims(request)
+        if kinds.allowed(claim.device_class, (entry,)) == frozenset()
+    )
+
+
 def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
     """What this card for the claim charges: the sum of `quotas.charge` of the shares that it would be."""
     if claim.whole:

@@ -165,6 +165,11 @@ class Scorer:
                     return node
         return None
 
+    def exhausted(self, ledger: Ledger) -> bool:
+        """Whether quotas leave no kind of card to a part of the request, so that no node can do."""
+        plan = self._plan_on(ledger.kinds)
+        return any(all(kinds == frozenset() for _, kinds in want.levels) for want in plan.wants)
+
     def score(self, node: NodeState | None) -> int | Refusal:
         """The node's score, or why it cannot take the request."""
         if self._devices is not None:

@@ -1,0 +1,152 @@
+"""How many pods of one shape the nodes could take at most, kept while nodes change.
+
+A bound from above: it knows the memory, the kinds and the number of free cards, and what nodes have left beside them.
+Not what the scheduler offers, quotas, MPS or devices, which only make it less. So a gang for which it is too small
+cannot be placed, and that costs what has changed since the last look, not a look at thousands of nodes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
+
+from cardwise.core.api.cards import POSITION
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement import fitting
+from cardwise.core.placement.fitting import Claim
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
+
+LOOKS: Final = 100  # nodes looked at in one call
+_MOST_SHAPES: Final = 256  # remembered; of others everything is looked at anew
+_MOST_CHANGES: Final = 20_000  # remembered
+_ANY: Final = 1 << 30
+
+
+class Shape(NamedTuple):
+    """Pods that ask for the same."""
+
+    request: PodRequest
+    load: Load
+
+
+def shapes(members: Iterable[Member]) -> dict[Shape, list[Member]]:
+    """Those that ask for cards, by what they ask."""
+    alike: dict[Shape, list[Member]] = {}
+    for member in members:
+        if member.request is not None:
+            alike.setdefault(Shape(member.request, member.load), []).append(member)
+    return alike
+
+
+class Nodes(Protocol):
+    """What nodes have left beside cards."""
+
+    def left(self, node: str) -> Load | None:
+        """For further pods; None where there is no such node."""
+
+    def watch(self) -> set[str]:
+        """The nodes of which `left` has changed, all to begin with; whoever asks for it empties it."""
+
+
+class _Counted:
+    """`most`: by node, how many of the shape it could take, where that is any. `todo`: nodes not looked at yet."""
+
+    def __init__(self, todo: Iterator[str], seen: int, kinds: int) -> None:
+        self.most: dict[str, int] = {}
+        self.total = 0
+        self.todo: Iterator[str] | None = todo
+        self.seen = seen  # of all changes
+        self.kinds = kinds
+
+    def put(self, node: str, most: int) -> None:
+        self.total += most - self.most.pop(node, 0)
+        if most:
+            self.most[node] = most
+
+
+class Vacancies:
+    """Not thread-safe."""
+
+    def __init__(self, ledger: Ledger, nodes: Nodes) -> None:
+        self._ledger = ledger
+        self._nodes = nodes
+        self._watched = ledger.watch(), nodes.watch()
+        self._of: dict[Shape, _Counted] = {}  # the last asked for at the end
+        self._changes: list[str] = []
+        self._gone = 0  # changes that are not remembered any more
+
+    def most(self, shape: Shape, looks: int = LOOKS) -> tuple[int, bool]:
+        """How many pods of the shape all nodes could take at most; and whether all were looked at, so many a call."""
+        counted = self._counted(shape)
+        most = _most(shape.request, self._ledger)
+        for node in islice(self._changes, counted.seen - self._gone, None):
+            counted.put(node, self._on(node, shape, most))
+        counted.seen = self._gone + len(self._changes)
+        if counted.todo is not None:
+            some = list(islice(counted.todo, looks))
+            for node in some:
+                counted.put(node, self._on(node, shape, most))
+            if len(some) < looks:
+                counted.todo = None
+        return counted.total, counted.todo is None
+
+    def nodes(self, shape: Shape) -> Mapping[str, int]:
+        """The same by node, for those that could take one, as `most` has found it last. Not to be kept."""
+        counted = self._of.get(shape)
+        return counted.most if counted is not None else {}
+
+    def _counted(self, shape: Shape) -> _Counted:
+        for watched in self._watched:
+            self._changes.extend(watched)
+            watched.clear()
+        if len(self._changes) > _MOST_CHANGES:
+            self._gone += len(self._changes)
+            self._changes.clear()
+        counted = self._of.pop(shape, None)
+        kinds = self._ledger.kinds.changes
+        if counted is None or counted.seen < self._gone or counted.kinds != kinds:
+            counted = _Counted(iter(list(self._ledger.by_name())), self._gone + len(self._changes), kinds)
+        self._of[shape] = counted
+        if len(self._of) > _MOST_SHAPES:
+            del self._of[next(iter(self._of))]
+        return counted
+
+    def _on(self, node: str, shape: Shape, most: "_Most") -> int:
+        state = self._ledger.node(node)
+        if state is None:
+            return 0
+        found = most(state)
+        if not found:
+            return 0
+        left, load = self._nodes.left(node), shape.load
+        if left is None:
+            return 0
+        if load.cpu:
+            found = min(found, left.cpu // load.cpu)
+        if load.memory:
+            found = min(found, left.memory // load.memory)
+        return max(0, min(found, left.pods // load.pods if load.pods else _ANY))
+
+
+_Most = Callable[[NodeState], int]
+
+
+def _most(request: PodRequest, ledger: Ledger) -> _Most:
+    """How many such pods the cards of a node could take at most."""
+    wants = [(claim, ledger.kinds.allowed(claim.device_class)) for claim in fitting.claims(request)]
+
+    def most(state: NodeState) -> int:
+        return min((_of(claim, allowed, state) for claim, allowed in wants), default=_ANY)
+
+    return most
+
+
+def _of(claim: Claim, allowed: frozenset[int] | None, state: NodeState) -> int:
+    codes = state.empties() if claim.whole else state.ascending()
+    if allowed is not None and not allowed >= state.here:
+        codes = [code for code in codes if state.kinds[code & ~(-1 << POSITION)] in allowed]
+    if claim.whole:
+        return len(codes) // claim.cards
+    cards = sum((code >> POSITION) // claim.mem for code in codes if code >> POSITION >= claim.mem)
+    return cards // claim.cards

@@ -1,0 +1,103 @@
+"""Many waiting gangs: no call plans more of them than a turn has time for, and their order is kept all the same."""
+
+import pytest
+
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.vacancy import LOOKS
+from extender.gangs import gangs
+from tests.extender.gangworlds import NodeSpec, World, member
+from tests.extender.worlds import P100
+
+GANGS = 6
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The gangs that were planned, in order; each plan costs more than a turn has."""
+    done: list[str] = []
+    plan = gangplan.plan
+
+    def costly(ledger, nodes, members, terms):
+        done.append(members[0].name[:2])
+        worlds[0].clock.worked += 2 * gangs.TURN
+        return plan(ledger, nodes, members, terms)
+
+    worlds: list[World] = []
+    monkeypatch.setattr(gangplan, "plan", costly)
+    return done, worlds
+
+
+def waiting(done, worlds, **how):
+    """Gangs of two whole cards each that a full cluster keeps waiting; the planner knows what each was offered."""
+    world = World({"n1": 2, "n2": 1}, room=1000, **how)
+    worlds.append(world)
+    world.create(*(member(f"x{i}", "x", 3, gpu_mem=P100) for i in range(3)))
+    world.run(3)
+    assert world.phase("x") == "Running"
+    done.clear()
+    for gang in range(GANGS):
+        world.create(*(member(f"g{gang}{i}", f"g{gang}", 2, created=gang, gpu_mem=P100) for i in range(2)))
+    world.keep()
+    return world
+
+
+def test_where_nothing_can_fit_nothing_is_planned(plans):
+    done, worlds = plans
+    world = waiting(done, worlds)
+    world.run(2)
+    assert not done
+    assert {world.phase(f"g{gang}") for gang in range(GANGS)} == {"Waiting"}
+
+
+def test_a_call_for_the_last_gang_plans_no_more_than_a_turn_has_time_for_and_the_first_comes_first(plans):
+    done, worlds = plans
+    world = waiting(done, worlds)
+    world.run(1)
+    for name in ("x0", "x1"):  # two cards become free
+        world.delete(name)
+    refusal = world.schedule(f"g{GANGS - 1}0")
+    assert done == ["g0"]
+    assert refusal is not None
+    assert world.phase("g0") == "Held"
+
+
+def test_a_round_of_the_keeper_looks_at_all_of_them_a_turn_each(plans, monkeypatch):
+    done, worlds = plans
+    world = waiting(done, worlds)
+    world.run(1)
+    for name in ("x0", "x1"):
+        world.delete(name)
+
+    # The planner finds nothing, whatever the bound says.
+    def vain(ledger, nodes, members, terms):
+        done.append(members[0].name[:2])
+        world.clock.worked += 2 * gangs.TURN
+        return gangplan.Unplanned(member=members[0])
+
+    turns: list[int] = []
+    plan_some = world.state._gangs.plan_some
+
+    def counted():
+        before = len(done)
+        more = plan_some()
+        turns.append(len(done) - before)
+        return more
+
+    monkeypatch.setattr(gangplan, "plan", vain)
+    monkeypatch.setattr(world.state._gangs, "plan_some", counted)
+    world.clock.advance(10)
+    world.keep()
+    assert done == [f"g{gang}" for gang in range(GANGS)]
+    assert max(turns) == 1
+
+
+def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
+    _, worlds = plans
+    nodes = {f"n{i}": NodeSpec(1) for i in range(3 * LOOKS)}
+    world = World(nodes, room=1000)
+    worlds.append(world)
+    world.create(*(member(f"g0{i}", "g0", 2, gpu_mem=P100) for i in range(2)))
+    world.keep()
+    assert world.schedule("g00") is not None  # not all is known yet
+    world.keep()
+    assert world.phase("g0") == "Held"

@@ -1,0 +1,113 @@
+"""The bound on how many pods fit: never below what a plan finds, and the same however it came about."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api import request
+from cardwise.core.api.request import Load
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.gangs.vacancy import Shape, Vacancies
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement
+from extender.cache.nodeload import NodeLoads
+from extender.records.nodeinfo import NodeRoom, Placed
+from tests.build import cards, container, pod
+from tests.examples import examples
+
+CARD = 100  # MiB
+ASKS = [
+    [{"gpu_count": 1}],
+    [{"gpu_count": 2}],
+    [{"gpu_mem": 50}],
+    [{"gpu_mem": 33}],
+    [{"gpu_mem": 80, "gpu_count": 2}],
+    [{"gpu_mem": 20}, {"gpu_mem": 20}],
+    [{"gpu_mem": 20}, {"gpu_count": 1}],
+    [{"gpu_mem": 30, "gpu_core": 60}],
+]
+asks = st.sampled_from(range(len(ASKS)))
+nodes = st.integers(0, 4)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("cards"), nodes, st.integers(0, 3)),
+        st.tuples(st.just("room"), nodes, st.integers(0, 6)),
+        st.tuples(st.just("hold"), nodes, asks),
+        st.tuples(st.just("release"), st.integers(0, 9), st.just(0)),
+        st.tuples(st.just("ask"), asks, st.integers(1, 3)),
+    ),
+    max_size=30,
+)
+
+
+def asked(which):
+    return request.parse(pod(containers=[container(name=f"c{i}", **each) for i, each in enumerate(ASKS[which])]))
+
+
+class World:
+    def __init__(self):
+        self.ledger, self.loads = Ledger(), NodeLoads()
+        self.held = 0
+
+    def do(self, what, one, other):
+        if what == "cards":
+            self.ledger.set_cards(f"n{one}", cards(*[CARD] * other, node=f"n{one}"))
+        elif what == "room":
+            self.loads.set_node(f"n{one}", NodeRoom(Load(other, 10, 10)))
+        elif what == "hold":
+            placed = placement.place_on(self.ledger.node(f"n{one}"), asked(other), "binpack")
+            if isinstance(placed, Placement):
+                uid = f"u{self.held}"
+                self.held += 1
+                self.ledger.hold(Holding(uid, "d", uid, placed.node, placed.assignment))
+                self.loads.set_pod(uid, Placed(placed.node, Load(1, 1, 1)))
+        elif what == "release":
+            self.ledger.release(f"u{one}")
+            self.loads.remove_pod(f"u{one}")
+
+
+def most(vacancies, shape, looks=100):
+    while True:
+        total, complete = vacancies.most(shape, looks)
+        if complete:
+            return total, dict(vacancies.nodes(shape))
+
+
+@settings(max_examples=examples(60, soak=3000), deadline=None)
+@given(steps=steps, which=asks, cpu=st.integers(0, 2))
+def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everything_were(steps, which, cpu):
+    world = World()
+    kept = Vacancies(world.ledger, world.loads)
+    for step in steps:
+        if step[0] == "ask":
+            kept.most(Shape(asked(step[1]), Load(cpu, 1, 1)), step[2])
+        world.do(*step)
+    shape = Shape(asked(which), Load(cpu, 1, 1))
+    assert most(kept, shape, 2) == most(Vacancies(world.ledger, world.loads), shape)
+
+
+@settings(max_examples=examples(60, soak=3000), deadline=None)
+@given(steps=steps, which=asks, cpu=st.integers(0, 2), count=st.integers(1, 8))
+def test_no_plan_finds_places_for_more(steps, which, cpu, count):
+    world = World()
+    for step in steps:
+        world.do(*step)
+    shape = Shape(asked(which), Load(cpu, 1, 1))
+    total, there = most(Vacancies(world.ledger, world.loads), shape)
+    members = [
+        Member(uid=f"m{i}", name=f"m{i}", shape="s", request=shape.request, load=shape.load) for i in range(count)
+    ]
+    terms = Terms(namespace="d", policy="binpack", mark="gang")
+    found = gangplan.plan(world.ledger, world.loads, members, terms)
+    if not isinstance(found, Planned):
+        return
+    assert count <= total
+    assert set(found.nodes.values()) <= there.keys()
+    for uid in found.holdings:
+        world.ledger.release(uid)
+    told = gangplan.plan(
+        world.ledger, world.loads, members, Terms(namespace="d", policy="binpack", mark="gang", vacant=lambda *_: there)
+    )
+    assert told == found  # who knows where there is room plans the same
