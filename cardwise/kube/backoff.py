@@ -1,4 +1,4 @@
-"""Exponential back-off with a cap and jitter.
+"""Back-off: how long to wait before trying again, capped exponential, with jitter.
 
 Every loop that talks to the API server waits like this. The jitter keeps a thousand node agents from coming back in the
 same second after an API server restart.

@@ -1,4 +1,4 @@
-"""Credentials for the API server: its address, kubeconfig or service account, TLS, and the Authorization header.
+"""Credentials: where the API server is, TLS, and the Authorization header, by kubeconfig or service account.
 
 Of the official client only `kubernetes.config` is used, which knows kubeconfigs, exec plugins and token rotation.
 """

@@ -1,4 +1,4 @@
-"""The errors of a call to the API server, as one small tree.
+"""Errors of calls to the API server, as one small tree.
 
 Sorted by what a caller does next: read again (Conflict), list again (Gone), wait (TooManyRequests, ServerError,
 Unreachable), or give up and tell the user. Bodies are truncated: an object can hold secrets and a log line must stay a

@@ -1,4 +1,4 @@
-"""Reads what cards and pods say of MPS, for placement (`cardwise.core.api.mpsprofile`).
+"""Reads MPS out of the objects of cards and pods, for placement (`cardwise.core.api.mpsprofile`).
 
 The survey and the extender, which keeps the same picture alive, read them by the same functions.
 """

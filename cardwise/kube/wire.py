@@ -1,4 +1,4 @@
-"""msgspec structs of Kubernetes objects: only the fields that we read, so that the rest costs nothing.
+"""Kubernetes objects as msgspec structs: a field that is not named here costs nothing to skip.
 
 These mirror the wire and change with the API; the types of the domain are in `cardwise.core`. Parts project pods with
 structs or dicts of their own; what several of them share is here.

@@ -1,4 +1,4 @@
-"""The sizes of cards, and how many a node has: of all cards, or of a class. Cached until cards change.
+"""Sizes of cards, and how many a node has: of all cards, or of a class. Remembered until cards change.
 
 Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
 """

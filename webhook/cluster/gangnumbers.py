@@ -1,4 +1,4 @@
-"""The number of pods that a gang needs, as its living members say it.
+"""Reads from the living members of a gang how many pods it needs.
 
 Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
 through. Whoever reaches the webhook can name gangs, so there are `_MOST_LOOKS` a second at most. That a gang says a

@@ -1,4 +1,4 @@
-"""What nodes offer: the resources by name, and the labels of the nodes with cards, as a reflector tells them."""
+"""Resources that nodes offer, by name, and the labels of nodes with cards, as a reflector tells them."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The share agent's cpu and memory: the pod's QoS class stays, and no LimitRange or quota refuses it.
+"""The cpu and memory of the share agent: the pod's QoS class stays, and no LimitRange or quota refuses it.
 
 The table is in docs/design/0007-share-agent.md: it names exactly what every other container of the pod names.
 """

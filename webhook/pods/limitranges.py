@@ -1,4 +1,4 @@
-"""Bounds of cpu and memory that LimitRanges of a namespace set for a container that we add."""
+"""Bounds of cpu and memory that the LimitRanges of a namespace set for a container that we add."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The MPS mode of a pod: as it says, or by default; refused where it can never come true.
+"""The MPS mode of a pod: what it says, what it gets where it says nothing, and what can never come true.
 
 The word stands on the pod once the webhook has been there: extender, device plugin and MPS manager read it from the
 pod alone, and nobody changes it later (a policy), since a card is switched by it.

@@ -1,4 +1,4 @@
-"""Refuses pods that can never run, or would go past sharing, with the field and the remedy.
+"""Validates pods: what can never run, or would go past sharing, is refused with the field and the remedy.
 
 The last word on a pod: other webhooks may have changed it after ours. Rules that need no knowledge of the cluster are
 ValidatingAdmissionPolicies of the chart, so that they hold while nobody serves this.

@@ -1,4 +1,4 @@
-"""Limits on the size of objects that the webhook works on.
+"""Limits of size: how large an object may be that the webhook works on.
 
 The API server takes objects of 3 MiB and waits five seconds for us: a pod of 30,000 containers would keep one of our
 few threads for longer. Nobody works with such objects, so they are refused before anything looks into them.

@@ -1,4 +1,4 @@
-"""The annotation that records which keys we wrote for bare names, so that a later edit drops the stale ones.
+"""The record of keys that we wrote in place of bare names, so that a later edit drops the stale ones.
 
 `kubectl apply` knows the bare name only: where a manifest changes from one class to another, it adds the new bare name
 and leaves the key that we made of the old one. So does server-side apply, which also says of each manifest which names

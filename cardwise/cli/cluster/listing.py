@@ -1,4 +1,4 @@
-"""Whole objects of a list, for commands that look once."""
+"""Lists whole objects, for commands that look once."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

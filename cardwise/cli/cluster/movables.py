@@ -1,4 +1,4 @@
-"""Which pods `cardwise defrag` may move: those that a controller makes anew, and that nobody keeps where they are."""
+"""The pods that `cardwise defrag` may move: a controller makes them anew, and nobody keeps them where they are."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the extender tells of itself in its ConfigMap: the policy of its setting, and which pods come.
+"""The extender's ConfigMap: the policy of its setting, and which pods come.
 
 Whoever may view the extender's namespace may read it; without that one makes do, and says so.
 """

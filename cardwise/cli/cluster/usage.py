@@ -1,4 +1,4 @@
-"""What `cardwise top` knows: cards as their statuses say, and of the few that are shown who holds them and uses what.
+"""Cards and their use for `cardwise top`: all by their statuses, and of the few that are shown who holds and uses what.
 
 A big cluster has forty thousand cards and sixty thousand pods. So the cards are read in one piece from the API server's
 cache, and pods of the shown nodes only. What a pod really uses the MPS managers measure; nobody else does.

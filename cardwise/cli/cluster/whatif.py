@@ -1,4 +1,4 @@
-"""What `cardwise simulate --pod` and `--add-nodes` mean: pods and nodes that are not there yet."""
+"""Pods and nodes that are not there yet: `cardwise simulate --pod` and `--add-nodes`, `cardwise defrag --fit`."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Whether a pod that asks for no card gets one: tried on each node with cards, since only the node knows.
+"""Checks that a pod that asks for no card gets none: tried on each node with cards, since only the node knows.
 
 NVIDIA's runtime gives cards to a container whose environment asks for them, and a file on the node says from whom it
 takes that. The pod asks as an image does, by `CUDA_VERSION`, which alone means all cards, and lists the device nodes of

@@ -1,4 +1,4 @@
-"""What doctor reads of a cluster: each thing once, and what may not be read is noted instead of ending it all."""
+"""Facts of a cluster for doctor: each thing is read once, and what may not be read is noted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a check has found, and how findings are shown."""
+"""Findings of the checks, and how they are shown."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

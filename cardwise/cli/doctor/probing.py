@@ -1,4 +1,4 @@
-"""What only a try can tell: whether the webhook is asked, and whether kube-scheduler asks the extender.
+"""Probe pods: a try tells whether the webhook is asked, and whether kube-scheduler asks the extender.
 
 The probe is a pod that asks for 1 MiB, and says of MPS what pods of its namespace say by default. The webhook is asked
 by a dry run in that namespace; what it has made of the pod is created in Cardwise's own, where no team's quota counts

@@ -1,4 +1,4 @@
-"""Whether kube-scheduler asks the extender: by its configuration where it tells it."""
+"""Checks that kube-scheduler asks the extender, by its configuration where it tells it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What `cardwise explain` says, for programs: the same text in lines, and each node and card with its numbers."""
+"""The JSON of `cardwise explain`: the text in lines, and each node and card with its numbers."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `explain` says of a waiting pod's types and of the quotas that stand in its way."""
+"""Sentences of `explain` about a waiting pod's types, and about the quotas that stand in its way."""
 
 from cardwise.cli.render import devicetable, quotatable
 from cardwise.core.api.request import PodRequest

@@ -1,4 +1,4 @@
-"""What `explain` says would make a waiting pod run: who would have to go, which card must come back, which quota."""
+"""Remedies in `explain`: who would have to go so that a waiting pod runs, which card must come back, which quota."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""What `cardwise simulate` prints of its runs: tables for people, rows for programs."""
+"""Tables and rows of the runs of `cardwise simulate`, for people and for programs."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""How `cardwise top` looks: one line for each card, those of the most used nodes first, and what programs get of it."""
+"""The table of `cardwise top`: one line for each card, those of the most used nodes first; and its JSON."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

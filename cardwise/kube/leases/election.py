@@ -1,4 +1,4 @@
-"""The rules of leader election: when a Lease is ours, what to send next, and what an answer means.
+"""Leader election without I/O: when a Lease is ours, what to send next, and what an answer means.
 
 Without clock, thread and network, so that every order of events can be tried; `lease` carries it out. Why two never
 hold at once, whatever is lost, late or done twice:

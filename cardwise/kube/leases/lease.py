@@ -1,4 +1,4 @@
-"""Leader election by a Lease of coordination.k8s.io: the thread that renews it.
+"""Leader election: of several processes the holder of a Lease of coordination.k8s.io may act.
 
 The thread around `election.py`, which says why two never hold at once. Who is about to write
 asks `holds` with the seconds that the write may take, at every write, and never keeps the answer.

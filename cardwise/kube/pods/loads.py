@@ -1,4 +1,4 @@
-"""Requests of pods and capacity of nodes beside cards: cpu, memory, pods, as Kubernetes counts them."""
+"""Loads: cpu, memory and pods that pods take of a node and nodes have, as Kubernetes counts by requests."""
 
 from collections.abc import Sequence
 from fractions import Fraction

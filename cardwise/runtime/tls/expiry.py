@@ -1,4 +1,4 @@
-"""Metrics that tell when the certificates end that a part serves and calls with.
+"""A metric: when the certificates that a part serves and calls with end.
 
 It reads the files, so a renewal that nobody carried out, and files of cert-manager, show here alike.
 """

@@ -1,4 +1,4 @@
-"""Decides when certificates change: one pure step from what is stored to what should be.
+"""Rotation of certificates: one pure step from what is stored to what should be.
 
 Without store and thread, so that years can be played in a test. A CA is replaced in three steps, so that no client ever
 meets a certificate that it cannot verify: the next CA is first only announced in the bundle; after `overlap` it signs
