@@ -1,6 +1,6 @@
 """Gangs: which pods belong together, what is known of each, and which of two groups comes first.
 
-Who of it is there is in `gangcount`, how far it has come in `gangstate`, where it fits in `gangplan`.
+Who of it is there and how far it has come is in `gangstate`, where it fits in `gangplan`.
 """
 
 import re

@@ -21,12 +21,12 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer
 from cardwise.core.placement.scored.candidates import fit
 from cardwise.core.placement.scored.fragmentation import Fragmentation
+from cardwise.core.placement.scored.nodefeatures import Views
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import NONE, Row
 from cardwise.core.placement.scored.scoring import Market, Scoring, Weighted
 from cardwise.core.placement.scored.shapes import Ask, Shape, ask_of
-from cardwise.core.placement.scored.views import Views
 from cardwise.core.placement.scored.workload import Learned, Study, Workload
 from cardwise.core.values.refusals import Refusal
 

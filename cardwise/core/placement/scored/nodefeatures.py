@@ -1,4 +1,10 @@
-"""Features of nodes: what a scored policy computes of each node's cards, kept until the node changes."""
+"""Features of nodes: what each scored policy in use computes of their cards, kept until a node changes.
+
+They are made and renewed by looks at all nodes, part by part: one takes as long as many decisions, and none of these
+waits for it.
+"""
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -55,3 +61,93 @@ class NodeFeatures:
         if len(changed_slots):
             self._tally[changed_slots] = self.scoring.tally(self._table.lines.pick(changed_slots))
             self._changed[changed_slots] = False
+
+
+class Survey:
+    """A look at all nodes, part by part. What changes meanwhile may be seen or not."""
+
+    def __init__(self, table: NodeTable, features: NodeFeatures) -> None:
+        self.features = features
+        self._table = table
+        self._sum: Floats | None = None
+        self._at = 0
+
+    def go_on(self, most: int) -> int:
+        """Surveys up to so many nodes; how many it has."""
+        count = min(most, len(self._table) - self._at)
+        if count > 0 or self._sum is None:
+            surveyed = self.features.survey(np.arange(self._at, self._at + count))
+            self._sum = surveyed if self._sum is None else self._sum + surveyed
+            self._at += count
+        return count
+
+    def conclude(self, leaving: float) -> bool | None:
+        """Whether scores are others now; None while it is under way."""
+        if self._sum is None or self._at < len(self._table):
+            return None
+        return self.features.look(self._sum, leaving)
+
+
+class Views:
+    """The features of each policy that is asked for: made once it has looked at all nodes, and made anew the same way.
+
+    Until there is new features the old is good. `make`: the scoring of a policy, for what was learned last; None
+    where nothing was learned yet.
+    """
+
+    def __init__(self, table: NodeTable, make: Callable[[str], Scoring | None]) -> None:
+        self._table = table
+        self._make = make
+        self._wanted: dict[str, None] = {}
+        self._known: dict[str, NodeFeatures] = {}
+        self._surveys: dict[str, Survey] = {}
+        self._leaving = 0.0
+
+    def __contains__(self, policy: str) -> bool:
+        """Whether it is there, and not yet to be made."""
+        return policy in self._known
+
+    def __getitem__(self, policy: str) -> NodeFeatures:
+        return self._known[policy]
+
+    def want(self, policy: str) -> None:
+        """The policy is asked for."""
+        if policy not in self._wanted:
+            self._wanted[policy] = None
+            self._begin(policy)
+
+    def renew(self) -> None:
+        """All is to be made anew: what was learned is another thing."""
+        for policy in self._wanted:
+            self._begin(policy)
+
+    def look(self, leaving: float) -> None:
+        """At all nodes again; those that are being made do so anyway."""
+        self._leaving = leaving
+        for policy, features in self._known.items():
+            if policy not in self._surveys:
+                self._surveys[policy] = Survey(self._table, features)
+
+    def go_on(self, most: int) -> list[str]:
+        """Looks at up to so many nodes; the policies of which all scores are others now."""
+        void: list[str] = []
+        for policy, survey in list(self._surveys.items()):
+            most -= survey.go_on(most)
+            changed = survey.conclude(self._leaving)
+            if changed is None:
+                return void
+            del self._surveys[policy]
+            if changed or self._known.get(policy) is not survey.features:
+                self._known[policy] = survey.features
+                void.append(policy)
+        return void
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is more to look at."""
+        return bool(self._surveys)
+
+    def _begin(self, policy: str) -> None:
+        scoring = self._make(policy)
+        if scoring is not None:
+            self._surveys[policy] = Survey(self._table, NodeFeatures(self._table, scoring))
