@@ -6,6 +6,7 @@ stands in a buffer. Two ask for that: who begins a term, of every waiting pod; a
 answer keeps.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -86,13 +87,14 @@ class Fence:
         """None: `still` says no, and they are not all void.
 
         All are tried once, and then those again that could not be changed, for `_PATIENCE` in all: however many there
-        are, they keep the others waiting for no longer.
+        are, they keep the others waiting for no longer. Of a namespace in which some took too long the others are left
+        for the next time: a tenant can make his pods so large that each write takes seconds.
         """
-        one = partial(self._try, word=word, still=still)
         backoff, until = Backoff(initial=0.05, cap=1.0), None
         landed, unproven, left = False, set[str](), list(pods)
         while still():
-            done = in_parallel(one, left, _AT_ONCE)
+            slow = Counter[str]()
+            done = in_parallel(partial(self._try, word=word, still=still, slow=slow), left, _AT_ONCE)
             if None in done:
                 return None
             landed |= Fate.BOUND in done
@@ -108,12 +110,18 @@ class Fence:
             self._clock.sleep(backoff.next(max((error.retry_after or 0.0 for _, error in failed), default=None)))
         return None
 
-    def _try(self, pod: PodRef, word: str, still: Callable[[], bool]) -> Fate | errors.KubeError | None:
+    def _try(
+        self, pod: PodRef, word: str, still: Callable[[], bool], slow: Counter[str]
+    ) -> Fate | errors.KubeError | None:
+        """`slow`: by namespace, how many writes were not answered in time."""
         if not still():
             return None
+        if slow[pod.namespace] >= _AT_ONCE:
+            return errors.Unreachable(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
         try:
             return self.void(pod, word)
         except errors.KubeError as error:
+            slow[pod.namespace] += isinstance(error, errors.Unreachable)
             return error
 
     def _tell(self, pod: PodRef, error: errors.KubeError) -> None:

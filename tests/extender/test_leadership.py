@@ -376,6 +376,19 @@ def test_many_that_cannot_be_changed_keep_a_term_waiting_no_longer_than_one(two,
     assert changed(two).count("good") == 1
 
 
+def test_a_namespace_of_pods_that_are_slow_to_change_keeps_a_term_waiting_no_longer_than_a_few_of_them(two):
+    """A tenant can make each take seconds: kube-apiserver reads all of `metadata.managedFields` at each write."""
+    pods = [PodRef(f"uid-p{i}", "fat", f"p{i}") for i in range(300)] + [PodRef("uid-good", "default", "good")]
+    for one in pods:
+        two.api.create_pod(one.name, 1, namespace=one.namespace)
+    two.api.before(lambda _call: two.clock.advance(2.0), "patch", "*/pods/p*/status", times=math.inf)
+    two.api.fault(Fault(refused=True), "patch", "*/pods/p*/status", times=math.inf)
+    swept = two.b.leadership._fence.void_all(pods, "word", lambda: True)
+    assert swept == (False, frozenset(one.uid for one in pods if one.namespace == "fat"))
+    assert len(changed(two)) <= 16 * 3 + 1, "each of them takes two seconds"
+    assert changed(two).count("good") == 1
+
+
 def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two):
     for name in ("p", "q"):
         two.api.create_pod(name, 100)
