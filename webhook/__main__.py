@@ -43,7 +43,7 @@ from webhook.pods import agent, gangs
 from webhook.pods.agent import AgentSettings
 from webhook.pods.limitranges import COUNTED, Amount
 from webhook.pods.validate import Oversize
-from webhook.server.app import MAX_BODY, create_app
+from webhook.server.app import MAX_BODY, create_app, whose
 from webhook.server.decisions import Settings
 from webhook.templates.spellings import NvidiaGpu
 
@@ -314,6 +314,7 @@ def main(
         threads=_THREADS,
         tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key", ca=client_ca),
         client_ca=client_ca is not None,
+        whose=whose,
         on_worker_start=process.start,
         on_worker_stop=process.stop,
     ).run()

@@ -465,6 +465,11 @@ CARDWISE_ITSELF = (
         late=[By.EXTENDER],
     ),
     Attack(
+        "T62",
+        "many reviews at a time, by dry run, of the largest pods that the webhook takes",
+        late=[By.WEBHOOK],
+    ),
+    Attack(
         "T49",
         "a pod of thousands of unknown classes, containers, annotations, variables or gates, which keeps the webhook "
         "from others",

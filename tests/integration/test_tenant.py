@@ -3,12 +3,14 @@ quota: docs/security.md has the list. On the real API server, scheduler and kube
 """
 
 import contextlib
+import http.client
 import json
 import re
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -17,7 +19,7 @@ import yaml
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
-from tests.build import P100, container
+from tests.build import P100, container, pod
 from tests.cluster import Cluster
 from tests.integration.attacks_on_cards import ANOTHER_CARD, DRA, FORGED, OF_NVIDIA, PAST_CARDWISE
 from tests.integration.attacks_on_rules import BIGGER_SHARE, CARDWISE_ITSELF, PAST_THE_SCHEDULER, QUOTAS_AND_RIGHTS
@@ -314,14 +316,7 @@ def test_t54_the_webhook_tells_strangers_nothing_of_quotas(tenant: Tenant) -> No
     large = cluster.api.create(
         paths.pods(tenant.space.name), workload("large", gpu_mem="13Gi"), query={"dryRun": "All"}
     )
-    asked = {
-        "uid": "1",
-        "resource": {"group": "", "version": "v1", "resource": "pods"},
-        "operation": "CREATE",
-        "namespace": tenant.guarded.name,
-        "object": large,
-    }
-    review = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    review = review_of(tenant.guarded.name, large)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
@@ -350,6 +345,51 @@ def test_t56_connections_that_say_nothing_keep_nobody_from_an_answer(tenant: Ten
         create(tenant, workload("undisturbed", gpu_mem=64, node=NODE))
         tenant.space.running("undisturbed")
         assert inspect(tenant.cluster)
+
+
+def test_t62_many_reviews_of_one_tenant_keep_no_other_waiting_for_all_of_them(tenant: Tenant) -> None:
+    """Asked by hand, by connections that stand already, as the API server's do: how much that takes at a time is its
+    own matter.
+    """
+    env = [{"name": f"E{i}", "value": "x"} for i in range(15)]
+    large = pod("large", containers=[container(f"c{i}", gpu_mem=1) | {"env": env} for i in range(120)])
+    lines = [webhook_line(tenant.cluster) for _ in range(41)]
+    answered: list[str] = []
+
+    def ask(line: http.client.HTTPSConnection, namespace: str, obj: Json) -> None:
+        line.request("POST", "/mutate", review_of(namespace, obj), {"Content-Type": "application/json"})
+        assert json.loads(line.getresponse().read())["response"]["allowed"]
+        answered.append(namespace)
+
+    with ThreadPoolExecutor(40) as pool:
+        many = [pool.submit(ask, line, "many", large) for line in lines[1:]]
+        tenant.space.wait(lambda: bool(answered), "the first of many is answered")
+        ask(lines[0], "one", pod("small", gpu_mem=64))
+        assert answered.count("many") <= 20, "who asks for one waits for few of them"
+        for each in many:
+            each.result()
+    for line in lines:
+        line.close()
+
+
+def webhook_line(cluster: Cluster) -> http.client.HTTPSConnection:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    line = http.client.HTTPSConnection(cluster.parts.url("webhook").removeprefix("https://"), context=context)
+    line.connect()
+    return line
+
+
+def review_of(namespace: str, obj: Json) -> bytes:
+    """Of a pod that is created."""
+    asked = {
+        "uid": "1",
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "operation": "CREATE",
+        "namespace": namespace,
+        "object": obj,
+    }
+    return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
 
 
 def test_t59_a_pod_that_is_nested_too_deep_keeps_nobody_from_cards(tenant: Tenant) -> None:

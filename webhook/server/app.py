@@ -6,6 +6,7 @@ reason; what fails inside gets 500 and a line in the log, never a traceback in t
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import structlog
 from flask import Flask, Response, request
@@ -30,6 +31,13 @@ PATHS: Mapping[str, Decide] = {
 }
 
 _log = structlog.get_logger("webhook.app")
+
+
+def whose(environ: Mapping[str, Any]) -> str:
+    """The namespace of a review that waits. The API server asks for all: without turns one who creates pods in
+    parallel, by dry run if need be, would keep everybody else's from being answered in time.
+    """
+    return review.namespace_of(environ["wsgi.input"].getvalue())
 
 
 def create_app(view: View, settings: Settings) -> Flask:

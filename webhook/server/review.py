@@ -80,6 +80,14 @@ class _ObjectMeta(Struct, rename="camel"):
     managed_fields: list[_Fields] | None = None
 
 
+class _Namespaced(Struct):
+    namespace: str = ""
+
+
+class _Whose(Struct):
+    request: _Namespaced
+
+
 class _Resources(Struct):
     limits: _Amounts = None
     requests: _Amounts = None
@@ -221,6 +229,7 @@ _SHAPES: dict[str, type[Struct]] = {
 }
 # Where the decision needs the stored object too.
 _COMPARED = templates.KINDS | {"pods", "resourcequotas", "resourceclasses"}
+_decode_whose = following(msgspec.json.Decoder(_Whose).decode)
 _decode_envelope = following(msgspec.json.Decoder(_Envelope).decode)
 _decode_object = msgspec.json.Decoder(Json).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
@@ -257,6 +266,14 @@ class Decision:
     about: str = ""
     patch: list[Json] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
+
+
+def namespace_of(body: bytes) -> str:
+    """That of the object which is reviewed; "" where there is none, or nobody can read it."""
+    try:
+        return _decode_whose(body).request.namespace
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def decode(body: bytes) -> Review:

@@ -112,7 +112,7 @@ class Threads:
     """Threads that answer calls, started as they are needed. Daemons: one that hangs keeps no process from its end.
 
     Where more is to be done than there are threads, those who ask take turns, so that nobody waits for all that another
-    has asked.
+    has asked; and in the turns of one, those for whom he asks.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -120,14 +120,19 @@ class Threads:
         self._name = name
         self._left = most
         self._free = 0
-        self._work: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._work: OrderedDict[str, OrderedDict[str, deque[Callable[[], None]]]] = OrderedDict()
         self._waiting = 0
         self._some = threading.Condition()
 
-    def submit(self, work: Callable[[], None], asker: str = "") -> None:
-        """To be done by the next free thread, when it is the asker's turn."""
+    @property
+    def busy(self) -> bool:
+        """Whether what is submitted now will wait."""
+        return not self._left and self._waiting >= self._free
+
+    def submit(self, work: Callable[[], None], asker: str = "", whose: str = "") -> None:
+        """To be done by the next free thread, when it is the asker's turn, and in it theirs for whom he asks."""
         with self._some:
-            self._work.setdefault(asker, deque()).append(work)
+            self._work.setdefault(asker, OrderedDict()).setdefault(whose, deque()).append(work)
             self._waiting += 1
             if self._waiting <= self._free or not self._left:
                 self._some.notify()
@@ -147,24 +152,35 @@ class Threads:
 
     def _next(self) -> Callable[[], None]:
         asker, asked = next(iter(self._work.items()))
-        work = asked.popleft()
+        whose, theirs = next(iter(asked.items()))
+        work = theirs.popleft()
         self._waiting -= 1
-        if asked:
-            self._work.move_to_end(asker)
-        else:
-            del self._work[asker]
+        _had_turn(asked, whose)
+        _had_turn(self._work, asker)
         return work
+
+
+def _had_turn(waiting: OrderedDict[str, Any], who: str) -> None:
+    if waiting[who]:
+        waiting.move_to_end(who)
+    else:
+        del waiting[who]
 
 
 Route = Callable[[Environ], Threads]
 
 
 class Listener(NamedTuple):
-    """A listening socket, and whose threads answer a call that came by it. `slow`: calls may wait there for long."""
+    """A listening socket, and whose threads answer a call that came by it. `slow`: calls may wait there for long.
+
+    `whose`: for whom a client calls, where one calls for many, who take turns then. Asked while all threads are busy,
+    by the server's thread: it must be quick, and raise nothing.
+    """
 
     sock: socket.socket
     route: Route
     slow: bool = False
+    whose: Callable[[Environ], str] | None = None
 
 
 class _Connection:
@@ -366,8 +382,11 @@ class HttpServer:
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._enter(connection, Phase.BUSY, None)
-        threads = connection.listener.route(connection.reader.calls[0].environ)
-        threads.submit(lambda: self._answer(connection, threads), "" if connection.authenticated else source)
+        environ, listener = connection.reader.calls[0].environ, connection.listener
+        threads = listener.route(environ)
+        asker = "" if connection.authenticated else source
+        whose = listener.whose(environ) if listener.whose is not None and threads.busy else ""
+        threads.submit(lambda: self._answer(connection, threads), asker, whose)
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -610,7 +629,9 @@ class HttpServer:
     def _next_call(self, connection: _Connection, threads: Threads) -> bool:
         """Whether another call came on the connection while this thread could stay with it."""
         if connection.reader.calls:
-            return connection.authenticated  # others take turns
+            return connection.authenticated and connection.listener.whose is None  # others take turns
+        if connection.listener.whose is not None and threads.busy:
+            return False
         if not self._alive or not threads.staying.acquire(blocking=False):
             return False
         try:

@@ -21,7 +21,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
-from cardwise.runtime.http.httpcalls import WsgiApp
+from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener, Threads
 from cardwise.runtime.settings import HostPort
 
@@ -67,6 +67,7 @@ class Server:
     - `alive`: asked there several times a second, so it must answer at once. While it says no, as while nobody is
       there to be asked, there is no heartbeat, and after two to three seconds the process is replaced by a new one.
 
+    `whose`: for whom a call is, by its environment, where one client calls for many (`Listener`).
     `slow_bind`: calls that come to it are answered by up to `slow_threads` threads of their own. `client_ca`: refuse
     clients without a certificate of `tls.ca`. `most_body`: bytes of a call; of a bigger one the application sees only
     how big it is. A port of 0 is not supported, since the process may be replaced.
@@ -85,6 +86,7 @@ class Server:
         on_worker_stopping: Hook = lambda: None,
         on_worker_stop: Hook = lambda: None,
         alive: Callable[[], bool] = lambda: True,
+        whose: Callable[[Environ], str] | None = None,
         slow_bind: HostPort | None = None,
         slow_threads: int = 64,
         graceful_timeout: float = 30.0,
@@ -96,6 +98,7 @@ class Server:
         self.on_stop = on_worker_stop
         self.on_stopping = on_worker_stopping
         self.alive = alive
+        self.whose = whose
         self.threads = threads
         self.slow_threads = slow_threads if slow_bind is not None else 0
         self.context = _Contexts(tls, client_ca=client_ca) if tls is not None else None
@@ -191,7 +194,7 @@ class _Worker(Worker):  # type: ignore[misc]
     def run(self) -> None:
         server = self.server
         fast, slow = Threads("fast", server.threads), Threads("slow", server.slow_threads)
-        listeners = [Listener(each.sock, lambda _: fast) for each in self.sockets]
+        listeners = [Listener(each.sock, lambda _: fast, whose=server.whose) for each in self.sockets]
         if server.slow_threads:  # its address is the last
             listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
         # For more connections than a process has files by default in some places.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.runtime.http import httpcalls
+from cardwise.runtime.http.httpcalls import Environ
 from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener, Threads
 from cardwise.runtime.http.serving import server_context
 from cardwise.runtime.tls.certstore import DirStore
@@ -28,7 +29,9 @@ Contexts = Callable[[], ssl.SSLContext]
 class Serving:
     """A server in a thread; /wait waits for `released`, /big answers with more than anybody takes at once."""
 
-    def __init__(self, limits: Limits, context: Contexts | None, threads: int) -> None:
+    def __init__(
+        self, limits: Limits, context: Contexts | None, threads: int, whose: Callable[[Environ], str] | None = None
+    ) -> None:
         self.clock = FakeClock()
         self.released = threading.Event()
         self.waiting = threading.Semaphore(0)
@@ -40,7 +43,7 @@ class Serving:
         pool = Threads("fast", threads)
         self.server = HttpServer(
             self.app,
-            [Listener(listening, lambda _: pool)],
+            [Listener(listening, lambda _: pool, whose=whose)],
             context=context,
             limits=limits,
             clock=self.clock,
@@ -93,8 +96,8 @@ Serve = Callable[..., Serving]
 def serve() -> Iterator[Serve]:
     started: list[Serving] = []
 
-    def start(context: Contexts | None = None, threads: int = 2, **limits) -> Serving:
-        started.append(Serving(Limits(**limits), context, threads))
+    def start(context: Contexts | None = None, threads: int = 2, whose=None, **limits) -> Serving:
+        started.append(Serving(Limits(**limits), context, threads, whose))
         return started[-1]
 
     yield start
@@ -330,6 +333,37 @@ def test_addresses_take_turns(serve):
     server.released.set()
     assert answer(one) == b"ok"
     assert server.paths.index("/one") <= 2, "after one more of the other address, not after forty"
+
+
+def test_those_for_whom_one_client_calls_take_turns(serve):
+    """The API server asks for all tenants by its few addresses."""
+    server = serve(threads=1, whose=lambda environ: environ["QUERY_STRING"])
+    many = [server.connect() for _ in range(20)]
+    for line in many:
+        line.sendall(b"GET /wait?many HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert server.waiting.acquire(timeout=PATIENCE)
+    while server.server._busy["127.0.0.1"] < 20:
+        pass
+    one = server.connect()
+    one.sendall(b"GET /one?one HTTP/1.1\r\nHost: x\r\n\r\n")
+    while server.server._busy["127.0.0.1"] < 21:
+        pass
+    server.released.set()
+    assert answer(one) == b"ok"
+    assert server.paths.index("/one") <= 2, "after one more of the other, not after twenty"
+
+
+def test_threads_are_busy_once_what_comes_would_wait():
+    pool, begun, go_on, done = Threads("x", 1), threading.Event(), threading.Event(), threading.Event()
+    assert not pool.busy, "one can be started"
+    pool.submit(lambda: (begun.set(), go_on.wait(PATIENCE)))
+    assert begun.wait(PATIENCE)
+    assert pool.busy
+    pool.submit(done.set)
+    go_on.set()
+    assert done.wait(PATIENCE)
+    while pool.busy:  # until the thread has come back
+        pass
 
 
 def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):

@@ -1,6 +1,7 @@
 """The HTTP shell: answers of the right form, and never a 500 for what somebody sends."""
 
 import base64
+import io
 import json
 from typing import Any
 
@@ -79,6 +80,20 @@ def test_malformed_requests_get_400_and_a_reason(
     assert says in answer.text
     assert "Traceback" not in answer.text
     assert len(answer.text) < 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "namespace"),
+    [
+        pytest.param(body(build.pod(), namespace="team"), "team", id="a pod"),
+        pytest.param(b"[", "", id="no review"),
+        pytest.param(b"\xff", "", id="no UTF-8"),
+        pytest.param(b'{"request":{"namespace":7}}', "", id="misshapen"),
+        pytest.param(b'{"request":{"object":' + b"[" * 20_000 + b"]" * 20_000 + b"}}", "", id="too deep"),
+    ],
+)
+def test_reviews_that_wait_take_turns_by_their_namespace(data: bytes, namespace: str) -> None:
+    assert shell.whose({"wsgi.input": io.BytesIO(data)}) == namespace
 
 
 def test_other_methods_paths_and_sizes(client: FlaskClient) -> None:
