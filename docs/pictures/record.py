@@ -20,18 +20,18 @@ from cardwise.core.api import names
 from cardwise.kube import paths, survey
 from tests.cluster import Cluster, ClusterSpec
 
-WIDTH = 132
-_T4, _A100 = {"model": "Tesla-T4", "memoryMiB": 15360}, {"model": "NVIDIA-A100-SXM4-80GB", "memoryMiB": 81920}
+WIDTH = 156
+_T4, _A100 = {"model": "T4", "memoryMiB": 15360}, {"model": "A100-80GB", "memoryMiB": 81920}
 _CARDS = {"nodes": {"sim-1": [_A100] * 2, "sim-2": [_T4] * 2, "sim-3": [_T4] * 2}}
 # Namespace, name, and what it asks for; in this order.
 _PODS: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("research", "llm-train", {names.GPU_COUNT: "1"}),
-    ("research", "llm-eval", {names.GPU_MEM: "40Gi"}),
-    ("serving", "chat-0", {names.GPU_MEM: "20Gi"}),
-    ("serving", "embed-0", {names.GPU_MEM: "6Gi"}),
-    ("serving", "embed-1", {names.GPU_MEM: "6Gi"}),
-    ("lab", "notebook-ada", {names.GPU_MEM: "2Gi"}),
-    ("lab", "notebook-lin", {names.GPU_MEM: "4Gi"}),
+    ("ml", "train", {names.GPU_COUNT: "1"}),
+    ("ml", "eval", {names.GPU_MEM: "40Gi"}),
+    ("web", "chat", {names.GPU_MEM: "20Gi"}),
+    ("web", "embed-0", {names.GPU_MEM: "6Gi"}),
+    ("web", "embed-1", {names.GPU_MEM: "6Gi"}),
+    ("lab", "ada", {names.GPU_MEM: "2Gi"}),
+    ("lab", "lin", {names.GPU_MEM: "4Gi"}),
 )
 
 
