@@ -22,6 +22,7 @@ GPU_LABEL = "nvidia.com/gpu.present"  # by which the chart knows nodes with card
 # What differs from the defaults: images without a registry, cards without hardware, and no DNS.
 VALUES: Mapping[str, Any] = {
     "image": {"repository": partsimage.NAME, "tag": partsimage.TAG, "pullPolicy": "Never"},
+    "scheduler": {"mode": "manual"},
     "nodes": {"simulatedCards": f"{node.OWN_FOLDER}/cards.yaml"},
     "extender": {"service": {"clusterIP": EXTENDER_ADDRESS}, "leaseSeconds": 5},
 }

@@ -27,6 +27,7 @@ from tests.cluster.processes import PATIENCE, NotReady, Process, run, wait_for
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "cardwise"
+GIVEN = ("--set", "scheduler.mode=manual,image.repository=cardwise")  # what the chart has no default for
 _CRDS = 60  # seconds until the apiserver serves them
 _SOME_URL = "https://webhook.invalid"  # stands for the webhook's address in what is rendered once
 SERVICE_ACCOUNTS = ("cardwise-webhook", "cardwise-extender", "cardwise-deviceplugin")
@@ -180,7 +181,9 @@ def _rendered() -> str:
     flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
     version = ["--kube-version", binaries.KUBERNETES]
     where = ["-n", names.NAMESPACE, "--no-hooks"]
-    return run([str(binaries.helm(print) / "helm"), "template", "cardwise", str(CHART), *where, *version, *flags])
+    return run(
+        [str(binaries.helm(print) / "helm"), "template", "cardwise", str(CHART), *where, *version, *GIVEN, *flags]
+    )
 
 
 def rendered(webhook_url: str) -> list[dict[str, Any]]:

@@ -273,8 +273,17 @@ def test_the_jobs_run_when_the_release_changes_and_in_no_other_mode(render: Rend
         "cardwise-kubeadm-wire": "post-install,post-upgrade,post-rollback",
         "cardwise-kubeadm-unwire": "pre-delete",
     }
-    assert jobs("scheduler.mode=kubeadm", "scheduler.image=kube-scheduler:1") == wanted
+    assert jobs("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3") == wanted
     assert jobs() == jobs(*ALL) == {}
+
+
+def test_there_is_a_pod_for_each_control_plane_node_that_a_value_counts(render: Render) -> None:
+    (wire,) = [
+        each["spec"]
+        for each in render("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3")
+        if each["metadata"]["name"] == "cardwise-kubeadm-wire"
+    ]
+    assert (wire["completions"], wire["parallelism"]) == (3, 3)
 
 
 def test_the_chart_knows_a_wired_scheduler_by_the_annotation_that_wiring_writes() -> None:

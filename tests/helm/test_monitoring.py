@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.helm.rendering import CHART, Object, Objects, Render, documents, one, template
+from tests.helm.rendering import CHART, GIVEN, Object, Objects, Render, documents, one, template
 
 API = ("-a", "monitoring.coreos.com/v1")
 FILES = CHART / "files"
@@ -29,7 +29,7 @@ def watched(helm: str) -> Render:
         values = [*WATCHED, *sets]
         flags = [flag for each in values for flag in ("--set", each)]
         command = [helm, "template", "cardwise", str(CHART), "-n", "cardwise-system", "--kube-version", "1.34.0"]
-        done = subprocess.run([*command, *API, *flags], capture_output=True, text=True, check=True)
+        done = subprocess.run([*command, *API, *GIVEN, *flags], capture_output=True, text=True, check=True)
         return documents(done.stdout)
 
     return rendered
@@ -39,7 +39,14 @@ def kinds(objects: Objects) -> set[str]:
     return {each["kind"] for each in objects}
 
 
-def test_nothing_of_it_is_there_by_default(render: Render) -> None:
+def test_by_default_it_is_where_the_cluster_has_its_kinds(watched: Render) -> None:
+    auto = watched("monitoring.podMonitor.enabled=auto", "monitoring.alerts.enabled=auto")
+    assert kinds(auto) >= {"PodMonitor", "PrometheusRule"}
+    off = watched("monitoring.podMonitor.enabled=false", "monitoring.alerts.enabled=false")
+    assert not kinds(off) & {"PodMonitor", "PrometheusRule"}
+
+
+def test_nothing_of_it_is_there_by_default_where_nobody_has_its_kinds(render: Render) -> None:
     objects = render()
     assert not kinds(objects) & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
     assert not [each for each in objects if each["metadata"]["name"] == "cardwise-dashboard"]

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from cardwise.core.api import names, schedulerconfig
-from tests.helm.rendering import CHART
+from tests.helm.rendering import CHART, GIVEN
 
 Notes = Callable[..., str]
+KUBEADM = ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3")
 OWN = (
     "scheduler.mode=own",
     "scheduler.image=a:1",
@@ -39,7 +40,7 @@ def notes(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Notes:
     @functools.cache
     def told(*sets: str) -> str:
         flags = [flag for each in sets for flag in ("--set", each)]
-        command = [helm, "template", "gpu", str(chart), "--show-only=templates/shown.yaml", *flags]
+        command = [helm, "template", "gpu", str(chart), "--show-only=templates/shown.yaml", *GIVEN, *flags]
         command += [f"--namespace={names.NAMESPACE}", "--kube-version=1.34.0"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return str(yaml.safe_load(done.stdout)["data"]["notes"])
@@ -74,8 +75,8 @@ def test_they_say_how_to_check_and_where_the_cards_must_be(notes: Notes) -> None
 def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
     own = notes(*OWN)
     assert "go to our own kube-scheduler, cards" in own
-    assert "run `helm upgrade` after it" in notes("scheduler.mode=kubeadm")
-    for said in (own, notes("scheduler.mode=kubeadm")):
+    assert "run `helm upgrade` after it" in notes(*KUBEADM)
+    for said in (own, notes(*KUBEADM)):
         assert "One thing is left to do" not in said
 
 

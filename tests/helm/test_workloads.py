@@ -341,6 +341,19 @@ def test_right_values_are_taken(helm: str, address: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
+    mode = template(helm, "scheduler.mode=").stderr
+    for word in ("scheduler.mode: kube-scheduler must ask", "kubeadm   you ran kubeadm", "own       managed (EKS, GKE"):
+        assert word in mode
+    assert "write image.repository=REGISTRY/cardwise" in template(helm, "image.repository=").stderr
+    assert (
+        "scheduler.controlPlaneNodes: the cluster is not looked at here"
+        in template(helm, "scheduler.mode=kubeadm").stderr
+    )
+    everybodys = template(helm, "namespace.name=default").stderr
+    assert "helm install cardwise helm/cardwise --namespace cardwise-system --create-namespace" in everybodys
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -351,7 +364,10 @@ def test_right_values_are_taken(helm: str, address: str) -> None:
             ["scheduler.mode=own", "scheduler.image=a:1", "scheduler.name=default-scheduler"],
             "scheduler.name: default-scheduler is the name of Kubernetes' own",
         ),
-        (["scheduler.mode=kubeadm", "extender.enabled=false"], "scheduler.mode: kubeadm needs the extender"),
+        (
+            ["scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=1", "extender.enabled=false"],
+            "scheduler.mode: kubeadm needs the extender",
+        ),
         (["mps.enabled=true", "deviceplugin.mps=off"], "deviceplugin.mps: off says that the nodes have no MPS manager"),
         (["tests.namespace=kube-system"], "tests.namespace: the webhook never sees pods of kube-system"),
         (

@@ -187,6 +187,7 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster) -> None:
     assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in said
     assert "ok    extender: it knows the cards of 1 node" in said
     assert "ok    cards: " in said
+    assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in said
     assert "FAIL" not in said
 
 
@@ -226,6 +227,8 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
     assert yaml.safe_load(manifest.read_text()) == static_scheduler(cluster)
     space.create(workload("plain-again", command=IDLE))
     space.running("plain-again", timeout=120)
+    said = cluster.chart.helm("test", "cardwise", "--logs", check=False)
+    assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a card" in said
     cluster.chart.helm("rollback", "cardwise", "--wait", "--timeout=480s")
     assert yaml.safe_load(manifest.read_text()) == wired
 

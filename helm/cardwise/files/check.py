@@ -1,4 +1,6 @@
-"""What `helm test` runs: is Cardwise asked, and does it answer? In the image of the parts; reads only.
+"""What `helm test` runs: is Cardwise asked, and does it answer? In the image of the parts.
+
+It changes nothing but for one pod of 1 MiB, whose image is never pulled, and which it deletes again.
 
 A line for each question, with what to do where the answer is no; exit status 1 when one is.
 """
@@ -12,6 +14,8 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
+from cardwise.cli.doctor import finding, probing
+from cardwise.cli.doctor.finding import Level
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -55,6 +59,15 @@ def extender(url: str) -> str:
     return f"it knows the cards of {len(nodes)} node{'s' * (len(nodes) != 1)}"
 
 
+def scheduler(client: KubeClient, namespace: str, installed: str) -> str:
+    """A pod that kube-scheduler places, as `cardwise doctor` sends it."""
+    found = list(probing.probe(client, namespace, installed))
+    worst = finding.in_order(found)[0]
+    if worst.level is Level.PROBLEM:
+        raise LookupError(f"{worst.text}; {worst.remedy} (scheduler.mode)")
+    return worst.text if worst.level is not Level.OK else found[-1].text
+
+
 def cards(client: KubeClient) -> str:
     """What the device plugins have reported."""
     found = client.get(paths.extendedresources())["items"]
@@ -84,12 +97,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--extender", default="")
     parser.add_argument("--namespace", required=True)
+    parser.add_argument("--installed", required=True)
     arguments = parser.parse_args()
     client = KubeClient.load(None)
     good = [asked("cards", lambda: cards(client))]
     good += [asked("admission", lambda: admission(client, arguments.namespace))]
     if arguments.extender:
         good += [asked("extender", lambda: extender(arguments.extender))]
+    good += [asked("kube-scheduler", lambda: scheduler(client, arguments.namespace, arguments.installed))]
     sys.exit(0 if all(good) else 1)
 
 

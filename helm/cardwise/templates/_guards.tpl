@@ -1,3 +1,16 @@
+{{/* Which scheduler.mode is for whom. */}}
+{{- define "cardwise.scheduler.modes" -}}
+{{- print "  kubeadm   you ran kubeadm (kind and minikube did): a Job edits kube-scheduler's manifest on each control plane node\n" -}}
+{{- print "  own       managed (EKS, GKE, AKS, ...), k3s, RKE2, Talos: a second kube-scheduler of ours; needs scheduler.image\n" -}}
+{{- print "  manual    you edit kube-scheduler's configuration yourself: the notes of the installation say how" -}}
+{{- end }}
+
+{{/* Whether objects of the Prometheus Operator are wanted: `enabled` is auto, true or false. */}}
+{{- define "cardwise.monitoring.wanted" -}}
+{{- $there := .root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1" -}}
+{{- if or (and (eq (toString .enabled) "auto") $there) (eq (toString .enabled) "true") }}true{{ end -}}
+{{- end }}
+
 {{/* A drain takes one replica at a time. */}}
 {{- define "cardwise.disruption" }}
 apiVersion: policy/v1
