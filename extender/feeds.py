@@ -1,7 +1,7 @@
-"""From the API server to the state and the sightings: seven reflectors, and what is said of what is unreadable.
+"""The watches: seven reflectors that feed the state and the listers, and what is said of what cannot be read.
 
-Apart from those so that they know no thread and no wire. One watch of a kind feeds both: what is written to a status
-comes back here, is a sighting, and changes nothing of the state.
+One watch of a kind feeds both: a status that we have written comes back here, is seen by the lister, and changes
+nothing of the state.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.pods import budgets
 from cardwise.kube.pods.budgets import Budget
 from cardwise.kube.watch.reflector import Reflector
-from extender.controllers.sightings import CardsSeen, ClassesSeen, Seen, Sightings
+from extender.controllers.listers import CardsSeen, ClassesSeen, Seen, Sightings
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import objects, projection

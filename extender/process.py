@@ -36,10 +36,10 @@ from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics
 from extender.controllers.gangkeeper import GangKeeper
 from extender.controllers.ledgercheck import LedgerCheck
+from extender.controllers.listers import Sightings
+from extender.controllers.loops import Loops
 from extender.controllers.overfull import Overfull
-from extender.controllers.sightings import Sightings
 from extender.controllers.telling import Telling
-from extender.controllers.upkeep import Upkeep
 from extender.controllers.workloadkeeper import WorkloadKeeper
 from extender.feeds import Feeds
 from extender.gangs import gangwords
@@ -147,7 +147,7 @@ class Extender:
         nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads, clock=clock)
         evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads, clock=clock)
         overfull = Overfull(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
-        self._upkeep = Upkeep(
+        self._loops = Loops(
             client,
             self._state,
             tell=(*self._telling.steps, self._check_ledger),
@@ -199,7 +199,7 @@ class Extender:
         self._leadership.start()
         if self._mark is not None:
             self._mark.start()
-        self._upkeep.start()
+        self._loops.start()
 
     def stopping(self) -> None:
         """Who waits in bind is sent away, and the Lease is given back; does not wait."""
@@ -211,7 +211,7 @@ class Extender:
         self._leadership.stop()
         if self._mark is not None:
             self._mark.stop()
-        self._upkeep.stop()
+        self._loops.stop()
         self._feeds.stop()
         self._events.stop()
 

@@ -18,12 +18,12 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
-from extender.cache.holdings import Holdings
+from extender.cache.cache import Cache
 from extender.cache.inventory import Report
-from extender.cache.limits import Brake
 from extender.cache.nodeload import NodeLoads
 from extender.cache.placing import Ask, Placing, Who
 from extender.cache.policies import Policies
+from extender.cache.quotas import Brake
 from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
@@ -33,7 +33,7 @@ from extender.preemption import preemption
 from extender.preemption.preemption import Preemption
 from extender.queue import ahead
 from extender.queue.ahead import Ahead, Nominee
-from extender.queue.waiters import Waiters
+from extender.queue.waitingpods import WaitingPods
 from extender.records.nodeinfo import NodeRoom, Placed
 from extender.records.objects import CardRecord
 from extender.records.podref import PodRef
@@ -57,10 +57,10 @@ class State:
         self.patience = patience or Patience()
         self._lock = StateLock(clock)
         self._ledger = Ledger(headroom=headroom, max_clients=max_clients, core=core)
-        self._held = held = Holdings(self._ledger, self.patience, clock)
+        self._held = held = Cache(self._ledger, self.patience, clock)
         self._inventory, self._reservations, self._limits = held.inventory, held.reservations, held.limits
         self._loads = held.loads
-        self.waiters = Waiters(self._lock, held, clock)
+        self.waiters = WaitingPods(self._lock, held, clock)
         self.policies = Policies(self._lock, self._ledger, self._loads, held.count_cards)
         for_preemption = preemption.Books(
             ledger=self._ledger,

@@ -171,7 +171,7 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
     unable = _unable(parts, environ)
     if unable:
         return FilterResult(error=unable)
-    parts.binder.calm.wait()
+    parts.binder.throttle.wait()
     try:
         args = wire.filter_args(_body(environ))
         uid = _name_in_log(args)

@@ -1,6 +1,6 @@
 """filter, prioritize, preempt and inspect: from a call to its answer, on a view of the state.
 
-Apart from the HTTP shell so that tests ask them without a server, and from the binder, the only one that writes.
+No HTTP is here, so tests ask them without a server. `binder` is the only one that writes.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from extender.cache.requests import Requests
 from extender.cache.reservations import MARKS, Decided, Phase
 from extender.controllers.notices import Full
 from extender.queue.ahead import YOUNGEST
-from extender.records import aheadpods, members, wishes
+from extender.records import aheadpods, members, nodepreferences
 from extender.records.podref import PodRef
 from extender.records.projection import Claimant
 from extender.records.wire import (
@@ -173,7 +173,7 @@ def inspect(state: State, node: str | None = None) -> dict[str, Any]:
 
 def one_best_node(pod: Mapping[str, Any], preferences: Preferences) -> bool:
     """Whether to answer the best node alone: not where the pod has wishes that only the scheduler can weigh."""
-    return wishes.one_best_node(pod, default=preferences.one_best_node)
+    return nodepreferences.one_best_node(pod, default=preferences.one_best_node)
 
 
 def _member(state: State, args: FilterArgs, uid: str, candidates: list[str]) -> FilterResult | None:

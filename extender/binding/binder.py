@@ -1,7 +1,7 @@
 """bind: the one write of Cardwise's decision. Annotations and node name land in one Binding, or nothing does.
 
-Apart from the other verbs because it waits for the API server, and because all that can go wrong between two programs
-and a clock is here: a lost answer, a call that came twice, a pod that is another one by now.
+All that can go wrong between two programs and a clock is here: a lost answer, a call that came twice, a pod that is
+another one by now.
 """
 
 import threading
@@ -20,8 +20,8 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from extender.binding.calm import Calm
-from extender.binding.waits import Line, Waits
+from extender.binding.permit import Line, WaitingBinds
+from extender.binding.throttle import BindThrottle
 from extender.cache.requests import Requests
 from extender.cache.reservations import Decided, Phase
 from extender.leadership.fence import Fate, Fence, in_parallel
@@ -110,8 +110,8 @@ class Binder:
         self._clock = clock
         self._posting = 0
         self._turn = threading.Condition()  # to post
-        self.calm = Calm(clock)
-        self._waits = Waits(state.gangs.cancel, clock)
+        self.throttle = BindThrottle(clock)
+        self._waits = WaitingBinds(state.gangs.cancel, clock)
 
     def bind(
         self, args: BindArgs, *, arrived: float | None = None, line: Line | None = None, may_wait: bool = True
@@ -126,7 +126,7 @@ class Binder:
         if term is None:
             raise Failed("standby", _NOT_OURS)
         self._gather(args, arrived, line, may_wait=may_wait)
-        with self.calm.bind():
+        with self.throttle.bind():
             return self._bind(args, arrived + self._seconds, term)
 
     def _gather(self, args: BindArgs, arrived: float, line: Line | None, *, may_wait: bool) -> None:
@@ -244,7 +244,7 @@ class Binder:
                     return False
                 if ours <= 0:
                     raise _NotOurs
-                with self.calm.post():
+                with self.throttle.post():
                     self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
         finally:
             with self._turn:

@@ -1,7 +1,7 @@
 """What nodes report: their cards and devices, what vanished pods still hold on them, and the classes that they are in.
 
-Apart from the state, which decides what of it counts: this only remembers, and knows nothing of live pods. Not
-thread-safe: its owner locks.
+It only remembers, and knows nothing of live pods; `reservations` decides what counts. Not thread-safe: the state
+locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Which ResourceClasses each card and device is in, for all of a cluster at once.
 
-Apart from the classifier of the core, which it asks: here is what makes 40,000 cards cheap. Selectors that ask about
-the same labels are one group, and a group is asked once for all cards that are equal in those labels; so a class that
-names nodes does not make every card a case of its own for the classes that name models.
+The core's classifier says it of one card; here is what makes 40,000 cards cheap. Selectors that ask about the same
+labels are one group, and a group is asked once for all cards that are equal in those labels. So a class that names
+nodes does not make every card a case of its own for the classes that name models.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,6 +1,6 @@
-"""Where a pod fits at the moment: the engine, asked with all that the state knows. Runs under the state's lock.
+"""Where a pod fits at the moment: the placement engine, asked with all that the state knows.
 
-Apart from the state, which decides what follows from the answer.
+Runs under the state's lock; the state decides what follows from the answer.
 """
 
 from collections.abc import Callable, Collection
@@ -13,7 +13,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache.holdings import Holdings
+from extender.cache.cache import Cache
 from extender.cache.policies import Policies
 from extender.cache.reservations import Phase
 from extender.records.aheadpods import Prospect
@@ -41,7 +41,7 @@ class Placing:
     def __init__(
         self,
         ledger: Ledger,
-        held: Holdings,
+        held: Cache,
         scored: Policies,
         kept: Callable[[Collection[str], int], AbstractContextManager[None]],
     ) -> None:

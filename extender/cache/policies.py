@@ -1,7 +1,6 @@
-"""The engine of the scored policies within the state: made when the setting or the first pod asks for one, and kept
-true from then on.
+"""The engine of the scored policies: made when the setting or the first pod asks for one, and kept true from then on.
 
-Apart from the state so that who uses `binpack` never imports numpy.
+A module of its own so that who uses `binpack` never imports numpy.
 """
 
 from collections import OrderedDict

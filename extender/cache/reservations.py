@@ -20,7 +20,7 @@ A node is believed for pods that were bound to it. What it reports of others fil
 (`stray`), since it may be right: nobody remembers what vanished while no extender ran. It says nothing about other
 nodes: neither does its word keep their shares, nor does its silence end them.
 
-The ledger and the sums of nodes follow from this table: `holdings`. Not thread-safe: the state locks.
+The ledger and the sums of nodes follow from this table: `cache`. Not thread-safe: the state locks.
 """
 
 import math

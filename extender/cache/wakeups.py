@@ -3,7 +3,7 @@
 kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. A plan that ended, a card that
 healed, a share that its node gave up or a quota that was raised is none of those, so a change of one node annotation
 makes it one; one node is enough, because the scheduler takes every node change as a reason. Pure; the thread that
-touches is `upkeep`.
+touches is `controllers.loops`.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """What is done beside the calls: statuses, classes, PodGroups and events are brought to what the state says.
 
-Comes in: the state, and our objects as the watch shows them (`sightings`). Goes out: evictions, and writes at one
-pace (`schedule`). Each module is a loop or a step of `upkeep`; `telling` puts those together that only tell.
+Comes in: the state, and our objects as the watch shows them (`listers`). Goes out: evictions, and writes at one
+pace (`schedule`). Each module is a loop or a step of `loops`; `telling` puts those together that only tell.
 
-Read first: `upkeep`, then `statuswriter` and `gangkeeper`.
+Read first: `loops`, then `statuswriter` and `gangkeeper`.
 """

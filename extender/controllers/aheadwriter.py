@@ -1,7 +1,7 @@
-"""Writes the nodes of `ahead` into the statuses of pods, and takes them back: a thread that decides, some that write.
+"""Writes the nodes that `queue.ahead` has decided into the statuses of pods, and takes them back.
 
-Apart from what is decided, which knows no wire. A write that comes too late does no harm: it says which version of the
-pod it is for, so it never replaces a node that kube-scheduler has named meanwhile.
+One thread decides, some write. A write that comes too late does no harm: it names the version of the pod that it is
+for, so it never replaces a node that kube-scheduler has named meanwhile.
 """
 
 from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.controllers.sightings import Sightings
+from extender.controllers.listers import Sightings
 from extender.records.objects import ClassRecord, Object
 
 _log = structlog.get_logger(__name__)

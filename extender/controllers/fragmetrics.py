@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cardwise.clock import SYSTEM, Clock
-from extender.cache.slices import slices
+from extender.cache.yielding import slices
 from extender.state import State
 
 if TYPE_CHECKING:

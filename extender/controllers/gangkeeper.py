@@ -1,7 +1,7 @@
-"""What happens to gangs with time: gates go, holds end, what waits is planned, what stays half bound is undone.
+"""Carries out what time does to gangs: takes gates away, ends holds, plans what waits, evicts what stays bound in part.
 
-Apart from the upkeep, whose slow look-ups must not delay it. What is due says the state; here it is written, by the
-extender that leads, many at a time and not too often.
+The state says what is due; the extender that leads writes it here, many at a time and not too often. It has a thread
+of its own, since the look-ups of `loops` are slow.
 """
 
 from collections.abc import Callable, Iterable

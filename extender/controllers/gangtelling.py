@@ -1,7 +1,7 @@
-"""What the extender tells of gangs: their PodGroups, of which some are its own, and events on pods that wait.
+"""Writes what people see of gangs: PodGroups and their statuses, and events on pods that wait.
 
-Apart from the keeper, because slow writes must not keep gates closed or holds alive. Level-triggered, as the status
-writer is: what is compared is what the watch shows.
+It has a thread of its own, so that slow writes keep no gate closed and no hold alive. Level-triggered, as the status
+writer is: what ought to be is compared with what the watch shows.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventKind, ObjectRef, Recorder
 from extender.controllers import statuses
+from extender.controllers.listers import Seen
 from extender.controllers.schedule import Key, Pace, Schedule
-from extender.controllers.sightings import Seen
 from extender.gangs import podgroups
 from extender.gangs.gangviews import View
 from extender.gangs.podgroups import GroupRecord

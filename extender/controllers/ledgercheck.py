@@ -1,7 +1,7 @@
-"""Whether the ledger is what the cluster is: card by card, again and again, beside the calls.
+"""Compares the ledger with the cluster, card by card, again and again.
 
-Apart from `statuswriter`, which makes statuses follow the ledger and so cannot say that both are wrong. Nothing is put
-right here: what stays is a fault of ours or somebody's hand, and is for a person to look at (docs/runbooks.md).
+`statuswriter` makes statuses follow the ledger, so it cannot say that both are wrong. Nothing is put right here: a
+difference that stays is a fault of ours or a change by hand, and is for a person to look at (docs/runbooks.md).
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +15,9 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.placement.ledger import Ledger
-from extender.cache.slices import slices
+from extender.cache.yielding import slices
 from extender.controllers import statuses
-from extender.controllers.sightings import CardsSeen
+from extender.controllers.listers import CardsSeen
 from extender.records.objects import CardRecord
 
 _log = structlog.get_logger(__name__)

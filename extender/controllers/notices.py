@@ -14,7 +14,7 @@ from cardwise.core.api import names
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef, Recorder
 from extender.controllers import statuses
-from extender.controllers.sightings import Sightings
+from extender.controllers.listers import Sightings
 from extender.records.objects import QuotaRecord
 from extender.records.podref import PodRef
 

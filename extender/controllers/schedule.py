@@ -1,6 +1,6 @@
-"""When which object is looked at again: what is dirty, at most so often each, and at most so many writes in sum.
+"""Decides when which object is looked at again: what has changed, each at most so often, and so many writes in all.
 
-Apart from the thread that writes statuses: pure, with the time handed in.
+Pure, with the time handed in; `statuswriter` has the thread.
 """
 
 import heapq

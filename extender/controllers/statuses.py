@@ -1,7 +1,7 @@
-"""What the statuses of ExtendedResources, ResourceClasses and GPUQuotas ought to say, out of the ledger.
+"""Computes what the statuses of ExtendedResources, ResourceClasses and GPUQuotas ought to say, from the ledger.
 
-Apart from the thread that writes them: pure, and counted node by node, so that the state is locked for one node's
-cards at a time and a pod that comes costs its own node alone.
+Pure, and counted node by node: the state is locked for one node's cards at a time, and a pod that comes costs its own
+node alone. `statuswriter` writes what differs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -18,10 +18,10 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from extender.cache.slices import slices
+from extender.cache.yielding import slices
 from extender.controllers import statuses
+from extender.controllers.listers import Sightings
 from extender.controllers.schedule import Key, Pace, Schedule
-from extender.controllers.sightings import Sightings
 from extender.controllers.statuses import NOTHING_ALLOCATED, Tally
 from extender.records.objects import Object, QuotaRecord
 

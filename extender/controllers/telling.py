@@ -1,6 +1,6 @@
-"""What the extender tells the cluster: automatic classes and PodGroups, statuses and events, put together.
+"""Puts together all that the extender writes for people to see: automatic classes, PodGroups, statuses and events.
 
-Apart from the process that starts it, and from what each of them does: here is who may speak, and what they share.
+Here is who may write, and what the writers share.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from extender.controllers.classkeeper import ClassKeeper
 from extender.controllers.gangtelling import GangTelling
+from extender.controllers.listers import Sightings
+from extender.controllers.loops import Step
 from extender.controllers.notices import Notices
-from extender.controllers.sightings import Sightings
 from extender.controllers.statuswriter import StatusWriter
-from extender.controllers.upkeep import Step
 from extender.state import State
 
 

@@ -1,7 +1,7 @@
-"""What the scored policies need beside decisions: the engine's making, learning, scores beforehand, and the ConfigMap
-in which the workload survives this process (docs/design/0008-policies.md).
+"""Keeps the engine of the scored policies ready: makes it, lets it learn the workload, computes scores beforehand, and
+keeps the workload in a ConfigMap, in which it survives this process (docs/design/0008-policies.md).
 
-Apart from the upkeep: learning takes a tenth of a second, and nothing waits for it.
+It has a thread of its own: learning takes a tenth of a second, and nothing waits for it.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names, policies
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.cache.slices import give_way
+from extender.cache.yielding import give_way
 from extender.state import State
 
 _log = structlog.get_logger(__name__)

@@ -1,6 +1,6 @@
-"""The gangs of the state under its lock: what verbs, binder and keeper call.
+"""The gangs under the state's lock: what verbs, binder and keeper call.
 
-Apart from the state, which has enough to say about single pods, and from `gangs`, which knows no lock.
+Long work is done here in short turns, with a way in between them.
 """
 
 from collections.abc import Callable, Collection
@@ -10,8 +10,8 @@ from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Group, Rank
 from cardwise.core.values.refusals import Refusal
-from extender.cache.slices import give_way, slices
 from extender.cache.statelock import StateLock
+from extender.cache.yielding import give_way, slices
 from extender.gangs.gangs import Gangs
 from extender.gangs.gangviews import View
 from extender.gangs.gangwords import Hold, Work

@@ -1,7 +1,7 @@
-"""The gangs of the cluster, part of the state: what filter and bind decide about members, and what time does to them.
+"""The gangs of the cluster: what filter and bind decide about members, and what time does to them.
 
-Apart from the state, whose lock guards it, from the machine of one gang (`core/gangstate`), whose answers it carries
-out, and from `gangplaces`, where plans are made. Nothing here waits: who waits in bind waits on a `Hold`.
+Part of the state, whose lock guards it. How far one gang is, `cardwise.core.gangs.gangstate` knows; plans are made in
+`gangplaces`. Nothing here waits: a bind that waits does so on a `Hold`.
 """
 
 from collections import deque

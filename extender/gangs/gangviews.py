@@ -1,7 +1,4 @@
-"""How far a gang is, as it is told: in PodGroups, events and metrics.
-
-Apart from the gangs, who only say which there are.
-"""
+"""How far a gang is, as PodGroups, events and metrics say it."""
 
 from dataclasses import dataclass
 

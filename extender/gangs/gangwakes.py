@@ -1,7 +1,6 @@
 """Which members kube-scheduler is to be made to try again, for a reason that only the gangs know.
 
-Apart from the gangs, and from `wakeups`, which knows pods only and how they are woken. Not thread-safe: the state
-locks.
+How pods are woken is in `cache.wakeups`. Not thread-safe: the state locks.
 """
 
 from collections.abc import Mapping

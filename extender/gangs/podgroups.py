@@ -1,7 +1,7 @@
-"""PodGroups as the extender keeps them: what they say of their gangs, and what their statuses should say.
+"""PodGroups: what they say of their gangs, and what their statuses should say.
 
-Apart from `objects` because a PodGroup is both: people ask by it, and the extender writes by it how far a gang has
-come, which a leader that follows believes.
+A PodGroup is both a wish and a record: people ask by it, and the extender writes by it how far a gang has come, which a
+leader that follows believes.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,11 @@
 """Which of several extenders answers: the one that holds the Lease and knows what the others have bound.
 
-Apart from the Lease, which only says whose turn it is, and from the binder, which asks before every write. A *term* is
-one time of holding the Lease; at its beginning pods and quotas are listed anew, because the watch may not have
-delivered yet what another extender has bound until a moment ago. A call that began in one term posts nothing in
-another. What was sent in time and comes late (the process, the network or an API server stood still in between) only
-the API server can refuse: by the version of the pod, which a Binding names and the beginning of a term changes
-(`fence`); and by the word of its term, which the policy `terms.cardwise.dev` compares with the Lease.
+A *term* is one time of holding the Lease. At its beginning pods and quotas are listed anew, because the watch may not
+have delivered yet what another extender has bound until a moment ago. A call that began in one term posts nothing in
+another; the binder asks before every write. What was sent in time and comes late (the process, the network or an API
+server stood still in between) only the API server can refuse: by the version of the pod, which a Binding names and the
+beginning of a term changes (`fence`); and by the word of its term, which the policy `terms.cardwise.dev` compares with
+the Lease.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The label on the pod of the extender that answers, by which a Service finds it among the standbys.
 
-Apart from the Lease, which alone decides who binds: a label that comes late costs kube-scheduler one more try, no more.
+The Lease alone decides who binds: a label that comes late costs kube-scheduler one more try, no more.
 """
 
 import threading

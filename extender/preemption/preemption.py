@@ -1,8 +1,8 @@
-"""Preemption, part of the state: which pods of a node must go for a pod, and the cards that are kept for it meanwhile.
+"""Preemption: which pods of a node must go for a pod, and the cards that are kept for it meanwhile.
 
-Apart from the state, whose lock it shares, and from the search for victims, which is the core's. kube-scheduler asks
-only about nodes whose sums want victims; pods for which there is room in the sums and on no card are remembered in
-`stuck`, for `evictions`.
+Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`. kube-scheduler asks
+only about nodes whose sums want victims. Pods for which there is room in the sums and on no card are remembered in
+`fragmented`, for `evictions`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
 from cardwise.kube.pods.budgets import Budget, Budgets
 from extender.cache.nodeload import NodeLoads
-from extender.cache.slices import slices
 from extender.cache.statelock import StateLock
+from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
+from extender.queue.fragmented import FragmentedPods
 from extender.queue.nominations import NOMINATED, Nominations, Place
-from extender.queue.stuck import Stuck
 from extender.queue.turns import Turns
 from extender.records.nodeinfo import Occupant
 from extender.records.podref import PodRef
@@ -70,7 +70,7 @@ class Preemption:
         self._clock = clock
         self._budgets = Budgets()
         self._nominations = Nominations(lambda uid: books.loads.get(uid) is not None)
-        self._stuck = Stuck()
+        self._fragmented = FragmentedPods()
         self._turns = Turns()
         self._together = GangPreemption(
             books.ledger, books.loads, books.gangs, self._nominations, self.kept, self._look, clock
@@ -107,7 +107,7 @@ class Preemption:
         """The pod is bound, or is no more. Under the lock."""
         self._turns.drop(uid)
         self._nominations.drop(uid)
-        self._stuck.drop(uid)
+        self._fragmented.drop(uid)
 
     # What is kept.
 
@@ -127,7 +127,7 @@ class Preemption:
     def forget(self) -> None:
         """Another extender decides from now on, or has until now. Under the lock."""
         self._nominations.forget()
-        self._stuck.clear()
+        self._fragmented.clear()
 
     def begin(self) -> None:
         """A term begins."""
@@ -181,14 +181,14 @@ class Preemption:
     def refused(self, claimant: Claimant, policy: str, nodes: Collection[str]) -> None:
         """The pod may preempt, and no card of these nodes would do, though the sums of the nodes would."""
         with self._lock:
-            self._stuck.refused(claimant, policy, nodes, self._clock.now())
+            self._fragmented.refused(claimant, policy, nodes, self._clock.now())
 
     def next_eviction(self) -> Eviction | None:
         """The next that is due, at most one; its cards are kept from now on. Nobody goes whom a disruption budget
         protects.
         """
         with self._lock:
-            due = self._stuck.due(self._clock.now(), self._is_helped)
+            due = self._fragmented.due(self._clock.now(), self._is_helped)
         if due is None:
             return None
         found: list[tuple[tuple[object, ...], str]] = []
@@ -206,7 +206,7 @@ class Preemption:
         with self._lock:
             self._books.ready()
             # Much may have happened since the first of them was looked at.
-            if due.claimant.uid not in self._stuck or self._is_helped(due.claimant.uid):
+            if due.claimant.uid not in self._fragmented or self._is_helped(due.claimant.uid):
                 return None
             for _, node in found[:_TOGETHER]:
                 victims = self._look(due.claimant, due.policy, node, ())

@@ -1,8 +1,8 @@
 """Which nodes kube-scheduler would not refuse a pod for what they are: labels, taints, and whether they are open.
 
-Who nominates a node for a pod ahead of kube-scheduler must not name one that the pod can never have. Apart from what
-nodes have left, which changes with every pod. Only what the scheduler certainly decides by is read here; the rest it
-says itself. Pure; not thread-safe: the state locks.
+Who nominates a node for a pod ahead of kube-scheduler must not name one that the pod can never have. What nodes have
+left is not here: it changes with every pod. Only what the scheduler certainly decides by is read; the rest it says
+itself. Pure; not thread-safe: the state locks.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Which waiting pods may be decided about before kube-scheduler asks, and all that this needs of them.
 
-Apart from the projection of all pods, because these few are read whole, once each.
+These few pods are read whole, once each.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
-from extender.records import aheadnodes, members, wishes
+from extender.records import aheadnodes, members, nodepreferences
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 
@@ -55,7 +55,7 @@ def prospect(pod: Json, load: Load) -> Prospect | None:
         or metadata.get("deletionTimestamp")
         or spec.get("schedulingGates")
         or members.gang_of(pod)
-        or not wishes.one_best_node(pod, default=True)
+        or not nodepreferences.one_best_node(pod, default=True)
         or _bound_to_others(spec)
     ):
         return None
@@ -79,7 +79,7 @@ def prospect(pod: Json, load: Load) -> Prospect | None:
         rank=members.rank(pod),
         wishes=key,
         doubt=key + _encode(volumes) if volumes else key,
-        insists=wishes.one_best_node(pod, default=False),
+        insists=nodepreferences.one_best_node(pod, default=False),
     )
 
 

@@ -1,7 +1,6 @@
-"""From the JSON of a pod to the member of a gang that it is.
+"""Reads the member of a gang out of a pod's JSON.
 
-Apart from the projection of all pods, because these few are read whole: what the scheduler decides by must be compared
-between the members of a gang.
+These few pods are read whole: what the scheduler decides by must be compared between the members of a gang.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """What the extender keeps of pods and nodes: compact records out of their JSON.
 
-Apart from the state that is built of them, because the cost of a watch event and of the memory of 60,000 pods is
-decided here: what is not ours is dropped before it is decoded. Our own objects are in `objects`.
+The cost of a watch event and the memory of 60,000 pods are decided here: what is not ours is dropped before it is
+decoded. Our own objects are in `objects`.
 """
 
 from collections.abc import Mapping, Sequence

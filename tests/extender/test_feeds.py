@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from cardwise.core.api.request import Load
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
-from extender.controllers.sightings import Sightings
+from extender.controllers.listers import Sightings
 from extender.feeds import Feeds
 from extender.state import State
 from tests.extender.gangworlds import member

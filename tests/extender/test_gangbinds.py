@@ -10,7 +10,7 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.api.verbs import filter_nodes
 from extender.binding.binder import Binder, Failed
-from extender.binding.waits import Waits
+from extender.binding.permit import WaitingBinds
 from extender.cache.requests import Requests
 from extender.gangs.gangwords import Hold, Settings
 from extender.records.nodeinfo import NodeRoom
@@ -118,7 +118,7 @@ def test_a_waiting_gang_does_not_hold_up_filter(server):
         server.bind(f"g{i}")
     server.wait(8)
     assert server.waiting_for("g") == ("g8",)
-    assert not server.binder.calm.busy
+    assert not server.binder.throttle.busy
     server.create(single_pod("x", created=9, gpu_mem=100))
     assert server.bind("x").result(10) == "bound"
 
@@ -244,7 +244,7 @@ def test_a_hold_that_nobody_decides_ends_with_its_time():
     """As after a failure between the decision and the word of it: a bind would wait for ever, and hold its thread."""
     clock, cancelled = FakeClock(), []
     hold = Hold("default/g", clock.now())
-    Waits(lambda _, reason: cancelled.append(reason), clock).wait(hold, "g0", None, 10.0)
+    WaitingBinds(lambda _, reason: cancelled.append(reason), clock).wait(hold, "g0", None, 10.0)
     assert clock.now() == 1010
     assert len(cancelled) == 1
     assert hold.done.is_set()

@@ -11,7 +11,7 @@ from cardwise.kube import paths
 from extender.controllers import gangkeeper
 from extender.controllers.gangkeeper import GangKeeper
 from extender.controllers.gangtelling import GangTelling
-from extender.controllers.sightings import Seen
+from extender.controllers.listers import Seen
 from extender.gangs import podgroups
 from tests.extender.gangworlds import P100, World, member
 from tests.fakes.apiserver import ApiServer, Fault

@@ -6,8 +6,8 @@ import pytest
 
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
+from extender.controllers.listers import Sightings
 from extender.controllers.notices import Full, Notices
-from extender.controllers.sightings import Sightings
 from extender.records.objects import QuotaRecord
 from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object
 from tests.fakes.clock import FakeClock

@@ -12,7 +12,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Phase
 from extender.controllers import statuses
-from extender.controllers.sightings import Sightings
+from extender.controllers.listers import Sightings
 from tests.build import container, shares
 from tests.core.others import asking, wanting
 from tests.extender.worlds import (

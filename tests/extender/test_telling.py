@@ -2,7 +2,7 @@
 
 import pytest
 
-from extender.controllers.sightings import Sightings
+from extender.controllers.listers import Sightings
 from extender.controllers.telling import Telling
 from extender.state import State
 from tests.extender.telling import CARDS, Watched, er_object

@@ -1,6 +1,6 @@
 """The GPUQuotas by namespace, and what they leave.
 
-Apart from the state, whose lock guards it: this remembers what is limited, the ledger what is held.
+What is held is in the ledger. Not thread-safe: the state locks.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Brake(NamedTuple):
     asked: Charge
 
 
-class Limits:
+class Quotas:
     """By "namespace/name". All quotas of a namespace apply, whatever they are called."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ _FORGET: Final = 600.0  # kube-scheduler tries a pod that still waits after five
 
 
 @dataclass(slots=True, eq=False)
-class Waits:
+class FragmentedPod:
     """`nodes`: where the sums have room, as last heard."""
 
     claimant: Claimant
@@ -26,17 +26,17 @@ class Waits:
     not_before: float
 
 
-class Stuck:
+class FragmentedPods:
     """By pod UID."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, Waits] = {}
+        self._pods: dict[str, FragmentedPod] = {}
 
     def refused(self, claimant: Claimant, policy: str, nodes: Collection[str], now: float) -> None:
         """The pod was refused on these nodes for want of a card."""
         before = self._pods.get(claimant.uid)
         not_before = before.not_before if before is not None else now + _SETTLED
-        self._pods[claimant.uid] = Waits(claimant, policy, tuple(sorted(nodes)), now, not_before)
+        self._pods[claimant.uid] = FragmentedPod(claimant, policy, tuple(sorted(nodes)), now, not_before)
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._pods
@@ -49,7 +49,7 @@ class Stuck:
         """Another extender is asked."""
         self._pods.clear()
 
-    def due(self, now: float, helped: Callable[[str], bool]) -> Waits | None:
+    def due(self, now: float, helped: Callable[[str], bool]) -> FragmentedPod | None:
         """The next to find victims for, of the highest priority first; not again for a while. `helped`: whether
         somebody goes for the pod already.
         """

@@ -28,7 +28,7 @@ class Line(Protocol):
     def fileno(self) -> int: ...
 
 
-class Waits:
+class WaitingBinds:
     """Thread-safe. Its thread runs while somebody waits. `cancel`: ends a hold that is not decided yet."""
 
     def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:

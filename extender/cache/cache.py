@@ -17,21 +17,21 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.mpstaints import minded
 from cardwise.core.placement.placement import Placement
 from extender.cache.inventory import Inventory, Report
-from extender.cache.limits import Limits
 from extender.cache.nodeload import NodeLoads
+from extender.cache.quotas import Quotas
 from extender.cache.reservations import Patience, Reservations, stray_uid
 from extender.cache.wakeups import Waiting
 from extender.records.nodeinfo import Placed
 
 
-class Holdings:
+class Cache:
     """`freed` counts the times at which there may have come room. `changed`: nodes, until somebody empties it."""
 
     def __init__(self, ledger: Ledger, patience: Patience, clock: Clock) -> None:
         self.ledger = ledger
         self.inventory = Inventory()
         self.reservations = Reservations(self.inventory, patience, clock)
-        self.limits = Limits()
+        self.limits = Quotas()
         self.loads = NodeLoads()
         self.waiting = Waiting()
         self.freed = 0

@@ -5,22 +5,22 @@ from contextlib import ExitStack
 
 import pytest
 
-from extender.binding.calm import Calm
+from extender.binding.throttle import BindThrottle
 from tests.fakes.clock import FakeClock
 
 
-def post(calm: Calm, clock: FakeClock, seconds: float) -> None:
+def post(calm: BindThrottle, clock: FakeClock, seconds: float) -> None:
     with calm.post():
         clock.advance(seconds)
 
 
-def refused(calm: Calm, clock: FakeClock, seconds: float) -> None:
+def refused(calm: BindThrottle, clock: FakeClock, seconds: float) -> None:
     with calm.post():
         clock.advance(seconds)
         raise OSError("refused")
 
 
-def under_way_until_it_waits(calm: Calm) -> int:
+def under_way_until_it_waits(calm: BindThrottle) -> int:
     """How many binds may be under way while filter does not wait."""
     with ExitStack() as binds:
         for count in range(100):
@@ -33,7 +33,7 @@ def under_way_until_it_waits(calm: Calm) -> int:
 @pytest.mark.parametrize(("seconds", "binds"), [(0.001, 3), (0.01, 3), (0.04, 10), (0.1, 25)])
 def test_a_slow_api_server_needs_more_binds_at_once(seconds, binds):
     clock = FakeClock()
-    calm = Calm(clock)
+    calm = BindThrottle(clock)
     assert under_way_until_it_waits(calm) == 3
     post(calm, clock, seconds)
     assert under_way_until_it_waits(calm) == binds
@@ -41,7 +41,7 @@ def test_a_slow_api_server_needs_more_binds_at_once(seconds, binds):
 
 def test_a_busy_one_is_told_by_its_quickest_answer():
     clock = FakeClock()
-    calm = Calm(clock)
+    calm = BindThrottle(clock)
     post(calm, clock, 0.005)
     for _ in range(20):
         post(calm, clock, 0.5)
@@ -53,7 +53,7 @@ def test_a_busy_one_is_told_by_its_quickest_answer():
 
 def test_a_refused_binding_says_nothing():
     clock = FakeClock()
-    calm = Calm(clock)
+    calm = BindThrottle(clock)
     with pytest.raises(OSError, match="refused"):
         refused(calm, clock, 0.5)
     assert under_way_until_it_waits(calm) == 3
@@ -61,7 +61,7 @@ def test_a_refused_binding_says_nothing():
 
 def test_filter_goes_on_when_a_bind_has_ended():
     clock = FakeClock()
-    calm = Calm(clock)
+    calm = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):
             binds.enter_context(calm.bind())
@@ -73,7 +73,7 @@ def test_filter_goes_on_when_a_bind_has_ended():
 
 def test_filter_does_not_wait_for_long():
     clock = FakeClock()
-    calm = Calm(clock)
+    calm = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):
             binds.enter_context(calm.bind())

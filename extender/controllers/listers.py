@@ -1,7 +1,7 @@
-"""Our own objects as the watch shows them, for who writes their statuses and keeps the automatic classes.
+"""Our own objects as the watch shows them, for the controllers that write them.
 
-Apart from the state, which is locked while pods are placed: these are compared with what ought to be written. What has
-changed since the last look is remembered, so that 40,000 cards are not compared all the time.
+The state is locked while pods are placed, so controllers do not look there. What has changed since the last look is
+remembered: 40,000 cards are not compared all the time.
 """
 
 import threading

@@ -65,7 +65,7 @@ class Loop:
                     _log.exception("a step failed; the loop goes on", loop=self._name)
 
 
-class Upkeep:
+class Loops:
     """Start it in the process that serves. `tell`: steps that write to the cluster what is in use; `tell_gangs`: those
     that write PodGroups; `keep`: who looks after gangs; `evict`: who evicts; `nominate`: who nominates ahead; `learn`:
     who learns the workload.

@@ -1,7 +1,4 @@
-"""What a pod says of who is to choose its node: the extender alone, or kube-scheduler among all that fit.
-
-Apart from the verbs, since pods are also decided about before anybody asks.
-"""
+"""Whether a pod leaves the choice of its node to the extender, or kube-scheduler is to weigh all nodes that fit."""
 
 from collections.abc import Mapping
 from typing import Any

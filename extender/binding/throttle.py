@@ -19,7 +19,7 @@ _PACE = 0.004  # seconds between two binds of a scheduler that is not held up
 _FORGET = 1.02  # by so much a quick answer counts less with each that follows
 
 
-class Calm:
+class BindThrottle:
     """Thread-safe."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:

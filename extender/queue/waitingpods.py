@@ -1,19 +1,19 @@
-"""The pods without a node, under the state's lock: who they are, why they wait, and when they are to be woken.
+"""The pods without a node: who they are, why they wait, and when they are to be woken.
 
-Apart from the state, which decides about them, and from `wakeups`, which knows no lock and only who was refused.
+Takes the state's lock; `wakeups` knows no lock and only who was refused.
 """
 
 from cardwise.clock import Clock
-from extender.cache.holdings import Holdings
+from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
 from extender.records.podref import PodRef
 from extender.records.projection import PodRecord
 
 
-class Waiters:
+class WaitingPods:
     """Methods may be called from any thread; those that say so want the lock to be held."""
 
-    def __init__(self, lock: StateLock, held: Holdings, clock: Clock) -> None:
+    def __init__(self, lock: StateLock, held: Cache, clock: Clock) -> None:
         self._lock = lock
         self._held = held
         self._clock = clock

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.kube import paths
-from extender.controllers.upkeep import Loop, Upkeep
+from extender.controllers.loops import Loop, Loops
 from tests.extender.worlds import as_card, refuse, resource, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
@@ -45,11 +45,11 @@ def test_who_waits_is_tried_again_when_a_card_is_uncordoned(api, clock):
     made.set_card(*as_card(resource(0, cordoned=True)))
     made.waiters.touch_due()
     refuse(made)
-    upkeep = Upkeep(api.client(), made, clock=clock)
-    upkeep.step()
+    loops = Loops(api.client(), made, clock=clock)
+    loops.step()
     assert api.requests == []
     made.set_card(*as_card(resource(0)))
-    upkeep.step()
+    loops.step()
     assert [call.path for call in api.requests] == [N1]
 
 
@@ -57,9 +57,9 @@ def test_a_touch_that_failed_is_tried_again(api, made, clock):
     heals(made)
     api.fault(Fault(refused=True))
     api.fault(Fault(status=500))
-    upkeep = Upkeep(api.client(), made, clock=clock)
+    loops = Loops(api.client(), made, clock=clock)
     for _ in range(4):
-        upkeep.step()
+        loops.step()
         clock.advance(1.5)
     assert [call.path for call in api.requests] == [N1] * 3
     assert names.NODE_CHANGED in api.get(N1)["metadata"]["annotations"]
@@ -68,16 +68,16 @@ def test_a_touch_that_failed_is_tried_again(api, made, clock):
 def test_a_process_that_stood_still_has_waiting_pods_tried_again(api, clock):
     made = with_cards(state(clock), n1=1)
     made.waiters.touch_due()
-    upkeep = Upkeep(api.client(), made, clock=clock)
-    upkeep.step()
+    loops = Loops(api.client(), made, clock=clock)
+    loops.step()
     clock.advance(0.5)
-    upkeep.step()
+    loops.step()
     assert api.requests == [], "nobody waits that we know of"
     clock.advance(8.0)
-    upkeep.step()
+    loops.step()
     assert [call.path for call in api.requests] == [N1]
     clock.advance(0.5)
-    upkeep.step()
+    loops.step()
     assert len(api.requests) == 1
 
 
@@ -89,8 +89,8 @@ def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(ap
         hanging.set()
         go_on.wait(60)
 
-    upkeep = Upkeep(api.client(), made, tell=[hang], clock=clock)
-    upkeep.start()
+    loops = Loops(api.client(), made, tell=[hang], clock=clock)
+    loops.start()
     try:
         clock.step(threads=2)
         assert hanging.wait(60)
@@ -99,7 +99,7 @@ def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(ap
         assert api.requests, "the other loop goes on"
     finally:
         go_on.set()
-        upkeep.stop()
+        loops.stop()
 
 
 def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, made, clock):
@@ -109,8 +109,8 @@ def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, made, clock):
         hanging.set()
         go_on.wait(60)
 
-    upkeep = Upkeep(api.client(), made, tell=[told.release], tell_gangs=[hang], clock=clock)
-    upkeep.start()
+    loops = Loops(api.client(), made, tell=[told.release], tell_gangs=[hang], clock=clock)
+    loops.start()
     try:
         clock.step(threads=3)
         assert hanging.wait(60)
@@ -119,7 +119,7 @@ def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, made, clock):
         assert told.acquire(timeout=60), "the other loop goes on"
     finally:
         go_on.set()
-        upkeep.stop()
+        loops.stop()
 
 
 def test_a_step_that_fails_keeps_neither_the_others_nor_the_next_round():
