@@ -441,6 +441,16 @@ CARDWISE_ITSELF = (
                 ("annotations", {f"x{i}": "" for i in range(600)}),
                 ("labels", {f"x{i}": "" for i in range(600)}),
                 ("finalizers", [f"a.b/x{i}" for i in range(600)]),
+                ("ownerReferences", [{"apiVersion": "v1", "kind": "Pod", "name": "x" * 132_000, "uid": "1"}]),
+            )
+        ]
+        + [
+            patches(
+                "ungated",
+                {"spec": {"tolerations": [{"key": f"x{i}", "operator": "Exists"} for i in range(600)]}},
+                By.ANNOTATIONS,
+                "spec.tolerations",
+                "at most",
             )
         ],
     ),
