@@ -4,6 +4,7 @@ The state says what is due; the extender that leads writes it here, many at a ti
 of its own, since the look-ups of `loops` are slow.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,8 @@ _MOST = 200  # writes in one step
 _SHOWN_SECONDS = 3.0  # until a gate that was taken away is to be seen; then it is taken away again
 _EVICT_SECONDS = 5.0  # between two tries to evict a pod
 _TIMEOUT = 5.0
+_SLOW = 2.0  # seconds of one write, and
+_REST_SECONDS = 10.0  # those for which a namespace is left alone of which `_AT_ONCE` have taken so long
 _FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup of coscheduling
 _COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1"
 
@@ -50,6 +53,7 @@ class GangKeeper:
         self._active = active
         self._clock = clock
         self._not_before: dict[str, float] = {}  # by pod
+        self._rests: dict[str, float] = {}  # namespaces, until when
         self._foreign: dict[str, float] = {}  # when a PodGroup of coscheduling is looked at again
         self._pool: ThreadPoolExecutor | None = None
 
@@ -67,19 +71,37 @@ class GangKeeper:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
-        """Those that are due, each not again for so many seconds. The oldest members come first."""
+        """Those that are due, each not again for so many seconds. The oldest members come first.
+
+        A tenant can make each write to his pods take seconds (`metadata.managedFields`), for which no other waits.
+        """
         now = self._clock.now()
+        self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
         if len(self._not_before) > _MOST:
             self._not_before = {uid: at for uid, at in self._not_before.items() if at > now}
-        due = [(pod, write) for pod, write in writes if self._not_before.get(pod.uid, now) <= now][:_MOST]
+        due = [
+            (pod, write)
+            for pod, write in writes
+            if self._not_before.get(pod.uid, now) <= now and pod.namespace not in self._rests
+        ][:_MOST]
         if not due:
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="gangs")
         for pod, _ in due:
             self._not_before[pod.uid] = now + again
-        for done in [self._pool.submit(write) for _, write in due]:
+        slow = Counter[str]()
+        for done in [self._pool.submit(self._in_time, pod, write, slow) for pod, write in due]:
             done.result()
+
+    def _in_time(self, pod: PodRef, write: Callable[[], None], slow: Counter[str]) -> None:
+        """Writes, where not too many of the namespace have been `slow` by now."""
+        if slow[pod.namespace] >= _AT_ONCE:
+            self._rests[pod.namespace] = self._clock.now() + _REST_SECONDS
+            return
+        began = self._clock.now()
+        write()
+        slow[pod.namespace] += self._clock.now() - began >= _SLOW
 
     def _free(self, pod: PodRef) -> None:
         """Takes the gate away. Idempotent; a pod that was made anew under the name is another one: a patch that would

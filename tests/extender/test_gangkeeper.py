@@ -109,6 +109,23 @@ def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
     assert len(scene.api.requests) == 5
 
 
+def test_gates_that_are_slow_to_take_away_keep_no_other_namespace_waiting(scene):
+    fat = (member(f"f{i}", gang="fat", minimum=40, namespace="fat", created=i) for i in range(40))
+    scene.create(*fat, *(member(f"g{i}", created=100 + i, gpu_mem=P100) for i in range(3)))
+    path = f"{paths.pods('fat')}/*"
+    scene.api.before(lambda _call: scene.world.clock.advance(5.0), "patch", path, times=math.inf)
+    scene.api.fault(Fault(refused=True), "patch", path, times=math.inf)
+    scene.keeper.step()
+    assert not [name for name in gated(scene) if name.startswith("g")]
+    tried = len(scene.api.sent("patch", path))
+    assert tried <= 16
+    scene.keeper.step()
+    assert len(scene.api.sent("patch", path)) == tried
+    scene.world.clock.advance(11.0)
+    scene.keeper.step()
+    assert len(scene.api.sent("patch", path)) > tried, "it has its turn again"
+
+
 def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
     trio(scene)
     scene.api.remove(paths.pods("default", "g0"))
