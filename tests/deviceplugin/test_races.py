@@ -146,6 +146,24 @@ def test_what_is_granted_while_the_proof_is_sought_stays(node):
     assert node.grants.all() == []
 
 
+@pytest.mark.parametrize(("left", "told"), [("main", [True, True]), ("", [False, True])])
+def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it_stays(node, left, told):
+    node.prestart(grant("u1", "s001", 0))
+    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, ask=lambda *_: None)
+    containers = SimpleNamespace(alive=lambda uids: {uid: {left} for uid in uids})
+    releaser = Releaser(
+        pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
+    )
+    releaser.sweep()
+    assert releaser.held() == {}
+    pods.known = lambda uid: None  # force-deleted
+    seen = []
+    for _ in told:
+        releaser.sweep()
+        seen.append("GPU-0" in releaser.held())
+    assert seen == told
+
+
 def test_a_round_goes_on_while_a_start_frees(node):
     releaser = Releaser(
         pods=SimpleNamespace(), containers=None, grants=node.grants, delivery=node.delivery, on_change=lambda: None

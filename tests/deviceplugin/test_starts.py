@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
+from deviceplugin.grants import prestart
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, card_uuid, refusal
 
 
@@ -75,6 +76,14 @@ def test_no_container_of_a_pod_starts_while_a_card_of_another_is_not_here(rig):
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert f"card 7 ({card_uuid(7)}) is not on this node" in why
     assert rig.held_on_disk(0) == 0
+
+
+def test_who_may_not_even_wait_for_the_card_is_told_who_holds_it(idle_rig, monkeypatch):
+    monkeypatch.setattr(prestart, "_MAX_WAITING", 0)
+    rig = idle_rig.start()
+    rig.run(rig.bind("first", [(0, P100)]))
+    why = refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
+    assert f"card 0 ({card_uuid(0)}): {P100} of {P100} MiB are still held by default/first" in why
 
 
 def test_a_card_that_others_hold_is_refused_by_name(rig):
