@@ -94,6 +94,12 @@ soak: env ## the big counts, and property tests with new examples: hours; result
 	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration -m soak $(ARGS)
 	CARDWISE_SOAK=1 $(BIN)/pytest -v -p no:randomly tests/integration/test_chart.py -k upgrade
 
+.PHONY: mutants
+mutants: env ## changes to placement, quotas and grants that fast tests must tell of: an hour, then again where it ended
+	PATH="$(CURDIR)/$(BIN):$$PATH" nice -n 10 timeout --signal INT --kill-after 30 3600 $(BIN)/mutmut run --max-children 1 $(ARGS) \
+		|| [ $$? -eq 124 ]
+	$(BIN)/mutmut results
+
 .PHONY: bench
 bench: env ## measure, as tables with p50 and p99
 	$(BIN)/python -m bench $(ARGS)
@@ -122,4 +128,4 @@ proto: env ## regenerate the gRPC code of deviceplugin/api
 
 .PHONY: clean
 clean: ## remove the environment and caches of this folder
-	rm -rf .venv .venv-frameworks .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-frameworks .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants
