@@ -143,13 +143,13 @@ class World:
         self.troubled = -math.inf  # when something was wrong last
         self.broken: Exception | None = None  # what the last step has broken
 
-    def do(self, step: str, **arguments: Any) -> None:
+    def do(self, do: str, **arguments: Any) -> None:
         """Takes the step, and what follows of it at once; then all rules must hold."""
-        self.history.append({"do": step, **arguments})
-        if step in TROUBLES:
+        self.history.append({"do": do, **arguments})
+        if do in TROUBLES:
             self.troubled = math.inf
         try:
-            getattr(self, step)(**arguments)
+            getattr(self, do)(**arguments)
             self.clock.run()
             self.judge.look()
         except Exception as error:
@@ -740,8 +740,7 @@ def replay(history: History, build: Build = today) -> list[Given]:
     world = World(**first, build=build)
     with world.open():
         for step in steps:
-            arguments = dict(step)
-            world.do(arguments.pop("do"), **arguments)
+            world.do(**step)
         return world.told
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.property.blackbox import Build, History, replay, today
@@ -35,14 +36,20 @@ def broken(history: History, build: Build = today) -> str:
 
 def shrunk(history: History, build: Build = today, *, seconds: float = SECONDS) -> History:
     """Without the steps that are not needed for a rule to be broken in the same way."""
-    until, how = time.monotonic() + seconds, _kind(broken(history, build))
+    how = _kind(broken(history, build))
+    return less(history, lambda less: _kind(broken(less, build)) == how, seconds=seconds) if how else history
+
+
+def less(history: History, still: Callable[[History], bool], *, seconds: float = SECONDS) -> History:
+    """Without the steps that are not needed for `still` to hold."""
+    until = time.monotonic() + seconds
     size = len(history) // 2
-    while size and how and time.monotonic() < until:
+    while size and time.monotonic() < until:
         at, before = len(history) - size, len(history)
         while at >= 1 and time.monotonic() < until:
-            less = history[:at] + history[at + size :]
-            if _kind(broken(less, build)) == how:
-                history = less
+            rest = history[:at] + history[at + size :]
+            if still(rest):
+                history = rest
             at -= size
         size = min(size, len(history) - 1) if len(history) < before else size // 2
     return history

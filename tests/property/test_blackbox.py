@@ -118,28 +118,17 @@ of_extenders = st.one_of(
 )
 
 
-class Machine(RuleBasedStateMachine):
-    """Rules are of two kinds: one step of somebody, and *scenes*, which go straight to where two things meet on one
-    card. A scene leaves room on one card only, so that what is forgotten is given away.
-    """
+class Extenders(RuleBasedStateMachine):
+    """What the machines have in common."""
 
     build = staticmethod(today)
 
-    @initialize(
-        seed=st.integers(0, 1 << 16),
-        cluster=st.sampled_from(CLUSTERS),
-        how=settings_of_extenders,
-        hard=quotas,
-        two=st.booleans(),
-    )
-    def begin(self, seed, cluster, how, hard, two):
+    def _opens(self, seed, cluster, how, hard):
         self.world = World(seed, cluster, quotas={"team": hard}, settings=how, classes=CLASSES, build=self.build)
         self.opened = self.world.open()
         self.opened.__enter__()
         self.gangs = 0
         self.world.do("creates")
-        if two:
-            self.world.do("starts", which=1)
 
     def teardown(self):
         if not hasattr(self, "opened"):
@@ -151,7 +140,137 @@ class Machine(RuleBasedStateMachine):
             self.opened.__exit__(None, None, None)
 
     def _do(self, taken):
-        self.world.do(taken["do"], **{name: value for name, value in taken.items() if name != "do"})
+        self.world.do(**taken)
+
+    def _node(self, which):
+        """Its name."""
+        return sorted(self.world.nodes)[which % len(self.world.nodes)]
+
+    def _calm(self):
+        """Nothing is wrong, and some card has room. The extender to which the scheduler's connection is: it leads."""
+        self.world.do("calm", seconds=5.0)
+        if self._most() < LITTLE:
+            self.world.do("clears")
+            self.world.do("passes", seconds=1.0, stride=0.25)
+        return self.world.connected
+
+    def _creates(self, **pod):
+        self.world.do("creates", **pod)
+        return f"p{self.world.numbers}"
+
+    def _gang(self, mem, size, priority, *, grouped=False):
+        """`grouped`: a PodGroup says its size."""
+        self.gangs += 1
+        gang = f"g{self.gangs}"
+        if grouped:
+            self.world.do("groups", gang=gang, minimum=size)
+        for _ in range(size):
+            self.world.do("creates", gpu_mem=mem, gang=gang, minimum=0 if grouped else size, priority=priority)
+
+    def _most(self):
+        """MiB that the emptiest card has."""
+        return max(self.world.judge.room(), default=0)
+
+    def _full(self, but=0, **kind):
+        """Shares on all cards but so many, each as large as what is free there; the size of the largest."""
+        largest = 0
+        while len([free for free in self.world.judge.room() if free >= LITTLE]) > but:
+            largest = max(largest, self._most())
+            pod = self._creates(gpu_mem=self._most(), **kind)
+            before = self.world.judge.room()
+            self.world.do("tries", which=pod, to=0)
+            self.world.do("passes", seconds=0.5, stride=0.25)
+            if self.world.judge.room() == before:
+                break
+            self.world.do("runs", which=pod)
+        return largest or P100
+
+    def _two(self):
+        """Pods of which only one fits."""
+        self._full(but=1)
+        mem = max(self._most(), LITTLE)
+        return self._creates(gpu_mem=mem), self._creates(gpu_mem=mem // 2 + 1)
+
+    def _insists(self, pod):
+        """The scheduler tries it, and after an error another extender, and the first one again."""
+        for _ in range(3):
+            self.world.do("tries", which=pod, to=0)
+            self.world.do("passes", seconds=0.25, stride=0.25)
+
+    def _unseen(self, how, pod):
+        if how == "stands":
+            self.world.do("stands", times=1)
+        else:
+            self.world.do("lag", collection=paths.pods())
+        self.world.do("tries", which=pod, to=0)
+
+
+class Orderly(Extenders):
+    """One extender, one thing at a time, and nothing goes wrong: what is bound where does not depend on threads."""
+
+    @initialize(seed=st.integers(0, 1 << 16), cluster=st.sampled_from(CLUSTERS), how=settings_of_extenders, hard=quotas)
+    def begin(self, seed, cluster, how, hard):
+        self._opens(seed, cluster, how, hard)
+
+    def _settles(self):
+        self.world.do("passes", seconds=2.0, stride=0.25)
+
+    @rule(pod=shares | shares | on_two_cards | whole_cards, kind=kinds)
+    def a_pod_comes(self, pod, kind):
+        self._do({name: value for name, value in pod.items() if value or name == "do"} | kind)
+        self.world.do("tries", which=f"p{self.world.numbers}", to=0)
+        self._settles()
+
+    @rule(mem=st.sampled_from([1000, HALF, HALF + 1]), size=st.integers(2, 3), priority=st.sampled_from([0, 5]))
+    def a_gang_comes(self, mem, size, priority):
+        self._gang(mem, size, priority)
+        self._settles()
+        self.the_scheduler_tries_all()
+
+    @rule()
+    def the_scheduler_tries_all(self):
+        for number in range(1, self.world.numbers + 1):
+            self.world.do("tries", which=f"p{number}", to=0)
+        self._settles()
+
+    @rule(which=which, how=st.sampled_from(["runs", "runs", "ends", "deletes", "deletes_by_force"]))
+    def a_pod_goes_on(self, which, how):
+        self.world.do(how, which=which)
+        self._settles()
+
+    @rule()
+    def deleted_pods_end(self):
+        self.world.do("ends_deleted")
+        self._settles()
+
+    @rule(change=of_nodes | step("quota_changes", namespace=st.just("team"), hard=quotas))
+    def something_changes(self, change):
+        if "node" in change:
+            change["node"] = self._node(change["node"])
+        self._do(change)
+        self._settles()
+
+    @rule(seconds=st.sampled_from([10.0, 40.0, 90.0]))
+    def much_time_passes(self, seconds):
+        self.world.do("passes", seconds=seconds, stride=5.0)
+
+
+class Machine(Extenders):
+    """Rules are of two kinds: one step of somebody, and *scenes*, which go straight to where two things meet on one
+    card. A scene leaves room on one card only, so that what is forgotten is given away.
+    """
+
+    @initialize(
+        seed=st.integers(0, 1 << 16),
+        cluster=st.sampled_from(CLUSTERS),
+        how=settings_of_extenders,
+        hard=quotas,
+        two=st.booleans(),
+    )
+    def begin(self, seed, cluster, how, hard, two):
+        self._opens(seed, cluster, how, hard)
+        if two:
+            self.world.do("starts", which=1)
 
     # Somebody does something.
 
@@ -391,70 +510,6 @@ class Machine(RuleBasedStateMachine):
             for member in range(1 + extra):
                 self.world.do("tries", which=f"p{self.world.numbers - member}", to=0)
             self.world.do("passes", seconds=1.0, stride=0.25)
-
-    # What scenes have in common.
-
-    def _node(self, which):
-        """Its name."""
-        return sorted(self.world.nodes)[which % len(self.world.nodes)]
-
-    def _calm(self):
-        """Nothing is wrong, and some card has room. The extender to which the scheduler's connection is: it leads."""
-        self.world.do("calm", seconds=5.0)
-        if self._most() < LITTLE:
-            self.world.do("clears")
-            self.world.do("passes", seconds=1.0, stride=0.25)
-        return self.world.connected
-
-    def _creates(self, **pod):
-        self.world.do("creates", **pod)
-        return f"p{self.world.numbers}"
-
-    def _gang(self, mem, size, priority, *, grouped=False):
-        """`grouped`: a PodGroup says its size."""
-        self.gangs += 1
-        gang = f"g{self.gangs}"
-        if grouped:
-            self.world.do("groups", gang=gang, minimum=size)
-        for _ in range(size):
-            self.world.do("creates", gpu_mem=mem, gang=gang, minimum=0 if grouped else size, priority=priority)
-
-    def _most(self):
-        """MiB that the emptiest card has."""
-        return max(self.world.judge.room(), default=0)
-
-    def _full(self, but=0, **kind):
-        """Shares on all cards but so many, each as large as what is free there; the size of the largest."""
-        largest = 0
-        while len([free for free in self.world.judge.room() if free >= LITTLE]) > but:
-            largest = max(largest, self._most())
-            pod = self._creates(gpu_mem=self._most(), **kind)
-            before = self.world.judge.room()
-            self.world.do("tries", which=pod, to=0)
-            self.world.do("passes", seconds=0.5, stride=0.25)
-            if self.world.judge.room() == before:
-                break
-            self.world.do("runs", which=pod)
-        return largest or P100
-
-    def _two(self):
-        """Pods of which only one fits."""
-        self._full(but=1)
-        mem = max(self._most(), LITTLE)
-        return self._creates(gpu_mem=mem), self._creates(gpu_mem=mem // 2 + 1)
-
-    def _insists(self, pod):
-        """The scheduler tries it, and after an error another extender, and the first one again."""
-        for _ in range(3):
-            self.world.do("tries", which=pod, to=0)
-            self.world.do("passes", seconds=0.25, stride=0.25)
-
-    def _unseen(self, how, pod):
-        if how == "stands":
-            self.world.do("stands", times=1)
-        else:
-            self.world.do("lag", collection=paths.pods())
-        self.world.do("tries", which=pod, to=0)
 
 
 @pytest.mark.hypothesis

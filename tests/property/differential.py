@@ -1,0 +1,241 @@
+"""Plays the same histories against the extender of another commit and that of this tree, and compares what was bound.
+
+`python -m tests.property.differential --base COMMIT` draws orderly histories: one thing at a time, and no faults. There
+each pod must be bound to the same cards. `--faults` draws all histories of the black box: which thread comes first may
+be otherwise there, so only a rule that is broken counts, and the rest is told. Histories that differ are kept as files,
+made small, and `FILE…` plays such again.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.abc
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+KEPT = Path(".hypothesis/differential")
+PARTS = ("cardwise", "extender")  # of the product, that a black box has in it
+MOST = 10  # histories that are kept
+
+History = list[dict[str, Any]]
+
+
+class Told(NamedTuple):
+    """By pod: where it was bound, as node and cards. `broken`: the rule that was, "" for none."""
+
+    bound: dict[str, str]
+    broken: str
+
+
+def played(history: History) -> Told:
+    from tests.property import blackbox
+
+    first, *steps = history
+    world = blackbox.World(**first)
+    broken = None
+    try:
+        with world.open():
+            for step in steps:
+                world.do(**step)
+    except Exception as error:  # noqa: BLE001 - of whatever is wrong
+        broken = error
+    return told(world, text(broken))
+
+
+def told(world: Any, broken: str) -> Told:
+    bound = {
+        one.pod: f"{one.node} " + " ".join(f"{share.index}:{share.mem}:{share.core}" for share in one.shares)
+        for one in world.told
+    }
+    return Told(bound, broken)
+
+
+class Base:
+    """A process with the extender of another commit and the tests of this tree."""
+
+    def __init__(self, commit: str, folder: Path) -> None:
+        files = subprocess.run(["git", "archive", commit, *PARTS], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(["tar", "x"], cwd=folder, input=files.stdout, check=True)
+        (folder / "tests").symlink_to(ROOT / "tests")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[0] = '.'; from {__spec__.name} import serve; serve()"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONHASHSEED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def begin(self, history: History) -> None:
+        print(json.dumps(history), file=self._process.stdin, flush=True)
+
+    def end(self) -> Told:
+        """Of the oldest history that was begun and not ended."""
+        return Told(*json.loads(self._process.stdout.readline()))
+
+    def played(self, history: History) -> Told:
+        self.begin(history)
+        return self.end()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve() -> None:
+    """Answers each history of a line with what was told."""
+    sys.meta_path.append(_Moved())
+    out, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        print(json.dumps(played(json.loads(line))), file=out, flush=True)
+
+
+class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a module where it was before it got a room: `cardwise.core.names` for `cardwise.core.api.names`."""
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        above, _, last = name.rpartition(".")
+        there = importlib.util.find_spec(above.rpartition(".")[0] or "cardwise")
+        if name.split(".", maxsplit=1)[0] not in PARTS or there is None or there.submodule_search_locations is None:
+            return None
+        former = f"{above.rpartition('.')[0]}.{last}"
+        if former != name and importlib.util.find_spec(former) is not None:
+            return importlib.util.spec_from_loader(name, self, origin=former)
+        # A room that is not there yet.
+        return importlib.util.spec_from_loader(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        return importlib.import_module(spec.origin) if spec.origin else None
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def draw(machine: Any, examples: int, seed: int, each: Callable[[History, Told], object]) -> None:
+    """Histories of the machine, with what this tree's extender made of them."""
+    import hypothesis
+    from hypothesis.stateful import run_state_machine_as_test
+
+    left = examples
+
+    class Kept(machine):  # type: ignore[misc]
+        def teardown(self) -> None:
+            nonlocal left
+            with contextlib.suppress(Exception):  # the world knows it
+                super().teardown()
+            if hasattr(self, "world"):
+                left -= 1
+                each(self.world.history, told(self.world, text(self.world.broken)))
+
+    while left > 0:  # Hypothesis ends where a rule is broken
+        how = hypothesis.settings(
+            max_examples=left,
+            phases=[hypothesis.Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            stateful_step_count=30,
+        )
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
+            run_state_machine_as_test(hypothesis.seed(f"{seed}/{left}")(Kept), settings=how)
+
+
+def text(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0] if error is not None else ""
+
+
+def differs(before: Told, now: Told, *, strict: bool) -> str:
+    """How, "" for not at all."""
+    if now.broken:
+        return f"a rule is broken{' as before' if before.broken else ''}: {now.broken}"
+    if before.broken:
+        return f"a rule was broken: {before.broken}"
+    pods = before.bound.keys() ^ now.bound.keys()
+    if pods:
+        return "other pods are bound" if strict else "(other pods are bound)"
+    if before.bound != now.bound:
+        return "other cards" if strict else "(other cards)"
+    return ""
+
+
+def table(before: Told, now: Told) -> Iterator[str]:
+    for pod in sorted(before.bound.keys() | now.bound.keys(), key=lambda pod: (len(pod), pod)):
+        was, is_ = before.bound.get(pod, "-"), now.bound.get(pod, "-")
+        if was != is_:
+            yield f"    {pod}: {was} -> {is_}"
+
+
+def main() -> int:
+    from tests.property import replay
+    from tests.property.test_blackbox import Machine, Orderly
+
+    parser = argparse.ArgumentParser(prog="python -m tests.property.differential", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="histories to play, in place of new ones")
+    parser.add_argument("--base", required=True, metavar="COMMIT")
+    parser.add_argument("--examples", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", action="store_true", help="with faults, several threads and scenes")
+    args = parser.parse_args()
+    strict = not args.faults
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        base = Base(args.base, Path(folder))
+        waiting: list[tuple[History, Told]] = []
+        different: list[tuple[History, str]] = []
+
+        def compare() -> None:
+            history, now = waiting.pop(0)
+            how = differs(base.end(), now, strict=strict)
+            counts[how.split(":")[0] or "the same"] += 1
+            if how and not how.startswith("("):
+                different.append((history, how.split(":")[0]))
+
+        def each(history: History, now: Told) -> None:
+            base.begin(history)
+            waiting.append((history, now))
+            if len(waiting) > 1:  # the other process plays one while this one draws the next
+                compare()
+
+        for history in map(replay.read, args.files):
+            each(history, played(history))
+        if not args.files:
+            draw(Machine if args.faults else Orderly, args.examples, args.seed, each)
+        while waiting:
+            compare()
+        for how, count in counts.most_common():
+            print(f"{count:5} {how}")
+        for number, (history, how) in enumerate(different[:MOST], 1):
+            small = history if args.files else replay.less(history, _still(base, how, strict=strict))
+            before, now = base.played(small), played(small)
+            path = args.files[0] if args.files else KEPT / f"{number}.jsonl"
+            replay.write(path, small)
+            print(f"{path}: {len(small) - 1} steps: {differs(before, now, strict=strict)}")
+            print("\n".join(table(before, now)))
+        base.close()
+    return 1 if different else 0
+
+
+def _still(base: Base, how: str, *, strict: bool) -> Callable[[History], bool]:
+    def still(history: History) -> bool:
+        base.begin(history)
+        now = played(history)
+        return differs(base.end(), now, strict=strict).split(":")[0] == how
+
+    return still
+
+
+if __name__ == "__main__":
+    from tests.property.replay import in_order
+
+    in_order("tests.property.differential")
+    sys.exit(main())
