@@ -306,6 +306,8 @@ class World:
             made = _plain(name)
         metadata, spec = made["metadata"], made["spec"]
         limits = spec["containers"][0]["resources"]
+        if device_class and "whole_gpu" in asked:
+            limits["limits"][names.CLASS_PREFIX + device_class] = str(asked["whole_gpu"])
         if gang:
             metadata["labels"] = {names.GANG: gang}
             metadata["annotations"][names.GROUP_NAME] = gang
@@ -405,11 +407,15 @@ class World:
             uid = found["metadata"]["uid"]
             leaving = found["metadata"].get("deletionTimestamp")
             if leaving or uid in self.running:
-                self.running.pop(uid, None)
-                state = {"name": "main", "state": {"terminated": {}}}
-                self.api.edit(path_of(found), status={"phase": "Succeeded", "containerStatuses": [state]})
-                if leaving:
-                    self.api.remove(path_of(found))
+                self._over(found)
+
+    def _over(self, pod: Json) -> None:
+        """Its containers have ended, and the kubelet says so."""
+        self.running.pop(pod["metadata"]["uid"], None)
+        state = {"name": "main", "state": {"terminated": {}}}
+        self.api.edit(path_of(pod), status={"phase": "Succeeded", "containerStatuses": [state]})
+        if pod["metadata"].get("deletionTimestamp"):
+            self.api.remove(path_of(pod))
 
     def clears(self) -> None:
         """All pods are deleted, and gone."""
@@ -421,8 +427,7 @@ class World:
         """The containers of all pods that are deleted, and of all that are gone."""
         for pod in self.pods():
             if node_of(pod) and pod["metadata"].get("deletionTimestamp"):
-                self.running.pop(pod["metadata"]["uid"], None)
-                self.api.remove(path_of(pod))
+                self._over(pod)
         for ghost in list(self.ghosts):
             self._end(ghost)
 

@@ -14,6 +14,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(".hypothesis/differential")
-PARTS = ("cardwise", "extender")  # of the product, that a black box has in it
+PARTS = ("cardwise", "extender", "tests")
 MOST = 10  # histories that are kept
 
 History = list[dict[str, Any]]
@@ -61,12 +62,13 @@ def told(world: Any, broken: str) -> Told:
 
 
 class Base:
-    """A process with the extender of another commit and the tests of this tree."""
+    """A process with the extender of another commit."""
 
     def __init__(self, commit: str, folder: Path) -> None:
         files = subprocess.run(["git", "archive", commit, *PARTS], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "x"], cwd=folder, input=files.stdout, check=True)
-        (folder / "tests").symlink_to(ROOT / "tests")
+        # Only what a history means is of this tree: builders and fakes fit their commit.
+        shutil.copytree(ROOT / "tests/property", folder / "tests/property", dirs_exist_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[0] = '.'; from {__spec__.name} import serve; serve()"],
             cwd=folder,
@@ -104,13 +106,12 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds a module where it was before it got a room: `cardwise.core.names` for `cardwise.core.api.names`."""
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
-        above, _, last = name.rpartition(".")
-        there = importlib.util.find_spec(above.rpartition(".")[0] or "cardwise")
-        if name.split(".", maxsplit=1)[0] not in PARTS or there is None or there.submodule_search_locations is None:
+        parts = name.split(".")
+        if parts[0] not in PARTS or len(parts) < 3:
             return None
-        former = f"{above.rpartition('.')[0]}.{last}"
-        if former != name and importlib.util.find_spec(former) is not None:
-            return importlib.util.spec_from_loader(name, self, origin=former)
+        former = Path(*parts[:-2], f"{parts[-1]}.py")
+        if former.exists():
+            return importlib.util.spec_from_loader(name, self, origin=".".join([*parts[:-2], parts[-1]]))
         # A room that is not there yet.
         return importlib.util.spec_from_loader(name, self, is_package=True)
 

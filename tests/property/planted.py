@@ -1,7 +1,7 @@
 """Faults for the black box to find: extenders that are told lies, or tell some. Nothing here knows their inside.
 
 `python -m tests.property.planted` draws histories until each fault has been found, and tells after how many. With
-`--keep` the shortest history that shows a fault is written to `histories/`, where `test_planted.py` plays it.
+`--keep` the history that shows a fault is made small and kept as a file.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.fakes.apiserver import Answer, Request
 from tests.property import replay
 from tests.property.blackbox import Build, History, Json, Whole, today
 
-HISTORIES = Path(__file__).parent / "histories"
+HISTORIES = Path(".hypothesis/planted")
 
 Seen = Callable[[Json], Json | None]  # what an extender sees of an object; None: nothing
 Sends = Callable[["_Between", Request], Answer]  # what becomes of a request of an extender

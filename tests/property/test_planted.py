@@ -1,0 +1,56 @@
+"""That the black box finds what is planted: short histories that hold, and with the fault do not."""
+
+import pytest
+
+from cardwise.kube import paths
+from tests.build import P100
+from tests.property import replay
+from tests.property.planted import FAULTS
+
+ONE_CARD = {"seed": 1, "nodes": {"n1": [P100]}}
+P1, P2 = {"do": "creates", "gpu_mem": P100}, {"do": "creates", "gpu_mem": P100 // 2}
+TEAMS = [{"do": "creates", "gpu_mem": 1000, "namespace": "team"}] * 2
+SOON = {"do": "passes", "seconds": 2.0, "stride": 0.25}
+
+
+def tries(pod):
+    return {"do": "tries", "which": pod, "to": 0}
+
+
+INSIST = [step for _ in range(3) for step in (tries("p2"), SOON)]
+LOST = [
+    P1,
+    P2,
+    {"do": "stands", "times": 1},
+    tries("p1"),
+    SOON,
+    *INSIST,
+    {"do": "arrives", "which": 0, "behind": False},
+]
+GONE = [
+    P1, P2, tries("p1"), SOON, {"do": "runs", "which": "p1"}, {"do": "lag", "collection": paths.extendedresources()},
+    {"do": "deletes_by_force", "which": "p1"}, SOON, *INSIST,
+]  # fmt: skip
+SICK = [
+    {"do": "card_changes", "node": "n1", "index": 0, "what": "healthy"},
+    {"do": "passes", "seconds": 61.0, "stride": 5.0},
+    P1,
+    P2,
+    *INSIST,
+]
+QUOTA = [*TEAMS, tries("p1"), SOON, *INSIST]
+
+
+@pytest.mark.parametrize(
+    ("fault", "history", "how"),
+    [
+        ("a Binding whose answer was lost is forgotten", LOST, "over-full"),
+        ("what vanished pods hold is free at once", GONE, "over-full"),
+        ("a sick card takes new pods", SICK, "takes nothing new"),
+        ("quotas are not known", QUOTA, "above the quota"),
+    ],
+)
+def test_a_fault_is_found(fault, history, how):
+    history = [ONE_CARD | {"quotas": {"team": {"shares": 1}}}, *history]
+    assert replay.broken(history) == ""
+    assert how in replay.broken(history, FAULTS[fault].build())
