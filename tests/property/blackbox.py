@@ -704,7 +704,7 @@ class World:
 
     def quiet(self) -> None:
         """Faults stop, and all do their work: whatever fits must be placed."""
-        self.throttle(0.0)
+        self.calm(0.0)
         for round_ in range(QUIET_ROUNDS):
             self.clock.run(10, stride=1.0 if round_ < 15 else 2.5)
             self._work()
