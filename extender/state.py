@@ -117,6 +117,11 @@ class State:
         with self.view() as ledger:
             yield ledger, self._loads
 
+    def warm(self) -> None:
+        """Makes what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s."""
+        with self.view() as ledger:
+            ledger.index()
+
     def held(self) -> float:
         """Seconds for which somebody has had the state, 0 for nobody; see `statelock`. Waits for nobody."""
         return self._lock.held()

@@ -216,6 +216,7 @@ class ByLease:
             self._state.forget_plans()
             self._state.gangs.recover()
             self._state.preemption.begin()
+            self._state.warm()
             self._state.waiters.wake_all()
             self._word, self._token = (epoch, word), token
             self._again = self._clock.now() + _AGAIN_SECONDS

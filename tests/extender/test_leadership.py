@@ -8,6 +8,7 @@ import pytest
 
 from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.placement.cardindex import CardIndex
 from cardwise.kube import errors, paths
 from extender.binding.binder import Failed
 from extender.cache.reservations import Phase
@@ -254,6 +255,20 @@ def test_what_lands_while_a_term_begins_is_known_before_it_gives_anything_away(t
     two.takes_over(two.b)
     assert list(two.api.given()) == ["mine"]
     assert fails(two.b, "other") == "refused"
+
+
+def test_what_the_first_call_of_a_term_would_wait_for_is_made_before_it_begins(two, monkeypatch):
+    terms = []
+    refresh = CardIndex.refresh
+
+    def refreshed(index, nodes):
+        terms.append(two.b.leadership.term())
+        refresh(index, nodes)
+
+    gives_back(two.a)
+    monkeypatch.setattr(CardIndex, "refresh", refreshed)
+    takes(two.b)
+    assert terms == [None]
 
 
 def test_a_term_does_not_begin_while_waiting_pods_cannot_be_changed(two):
