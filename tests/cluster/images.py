@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 BUSYBOX = "cardwise.local/busybox:1"
+EXAMPLE = "docker.io/library/busybox:1.37"  # what the examples name; here as everywhere on a machine without a network
 PAUSE = "cardwise.local/pause:1"
 
 # PID 1 ignores TERM unless it says otherwise, and then a pod takes its whole grace period to end.
@@ -26,7 +27,7 @@ def write_all(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     layer = _busybox_layer()
     archives = []
-    for file, name in (("busybox", BUSYBOX), ("pause", PAUSE)):
+    for file, name in (("busybox", BUSYBOX), ("example", EXAMPLE), ("pause", PAUSE)):
         path = folder / f"{file}.tar"
         write(path, name, layer, ["/bin/sh", "-c", IDLE])
         archives.append(path)
