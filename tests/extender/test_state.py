@@ -96,6 +96,9 @@ def test_a_deleted_pod_whose_containers_have_ended_is_free_at_once(world):
         pytest.param(bound("a", 4069, 1, containers=None), id="no statuses: the kubelet may be starting it"),
         pytest.param(bound("a", 4069, 1, containers=WAITING), id="waiting"),
         pytest.param(bound("a", 4069, 1, containers=ENDED), id="terminated, but it may restart"),
+        pytest.param(bound("a", 4069, 1, deleting=True), id="running when it was deleted by force"),
+        pytest.param(bound("a", 4069, 1, deleting=True, containers=None), id="deleted while it started"),
+        pytest.param(bound("a", 4069, 1, deleting=True, containers=WAITING), id="deleted while it waited"),
     ],
 )
 def test_a_vanished_pod_without_proof_counts_for_the_grace_time(world, clock, last):
