@@ -214,7 +214,8 @@ class Reservations:
         counts = {MARKS[Phase.ASSUMED]: len(self._in[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0}
         for phase, there in self._in.items():
             if there and phase not in (Phase.BOUND, Phase.LAPSED):
-                counts[MARKS[phase]] = counts.get(MARKS[phase], 0) + len(there)
+                shares = sum(one.holding is not None for one in there.values())
+                counts[MARKS[phase]] = counts.get(MARKS[phase], 0) + shares
         known = self._in[Phase.BOUND].keys() | self._in[Phase.TERMINATING].keys()
         counts[REPORTED] = sum(uid not in known for uid in self._reports.held())
         return counts

@@ -101,6 +101,12 @@ def begin_plain(world, name="m"):
     return world.begin_bind(f"uid-{name}", ("default", name), None, "n1", "binpack")
 
 
+def test_a_pod_without_cards_is_no_share_in_the_metrics(table):
+    table.begin(POD, "n1", None)
+    assert table.unheard() == {POD.uid}
+    assert set(table.marks().values()) == {0}
+
+
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED, None])
 def test_a_pod_without_cards_that_vanishes_while_it_is_posted_leaves_nothing(clock, heard):
     """Its UID was kept for ever as one of which a Binding may land: the Lease was never given back as settled."""
