@@ -22,7 +22,8 @@ _THREADS: Final = 16  # with fewer, an API server that takes its time would let 
 _RATE: Final = 400.0  # pods a second, at most
 _AT_ONCE: Final = 64  # in one round: the loop shall hear that it is to stop
 _TIMEOUT: Final = 5.0  # seconds for one write
-_PAUSE: Final = 5.0  # seconds after a write that failed
+_PAUSE: Final = 5.0  # seconds after a write that failed: for its namespace, since its pod may be why
+_IN_A_ROW: Final = 8  # writes that failed with none between them that did not: then for all
 _MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: by it our names are told from those of others
 
 
@@ -43,18 +44,23 @@ class AheadWriter:
         self._clock = clock
         self._pace = Pace(_RATE, _RATE)
         self._not_before = float("-inf")
+        self._resting: dict[str, float] = {}  # until when, by namespace
+        self._failed = 0  # writes, since the last that did not
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
         """One round: who is next is decided about, and written; names that mean nothing any more are taken back."""
         if self._clock.now() < self._not_before or not self._active():
             return
+        now = self._clock.now()
+        self._resting = {namespace: until for namespace, until in self._resting.items() if until > now}
+        resting = frozenset(self._resting)
         for stale in self._ahead.stale():
             self._threads().submit(self.take_back, stale)
         for _ in range(_AT_ONCE):
             if not self._pace.ready(self._clock.now(), calm=False):
                 return
-            again, nominee = self._ahead.decide()
+            again, nominee = self._ahead.decide(resting)
             if nominee is not None:
                 self._pace.spend()
                 self._threads().submit(self.write, nominee)
@@ -107,9 +113,14 @@ class AheadWriter:
         }
         path = paths.pods(pod.namespace, pod.name, "status")
         self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
+        self._failed = 0
 
     def _rest(self, what: str, nominee: Nominee, error: errors.KubeError) -> None:
-        self._not_before = self._clock.now() + _PAUSE
+        self._resting[nominee.namespace] = self._clock.now() + _PAUSE
+        self._failed += 1
+        if self._failed >= _IN_A_ROW:
+            self._failed = 0
+            self._not_before = self._clock.now() + _PAUSE
         _log.warning(what, pod=f"{nominee.namespace}/{nominee.name}", uid=nominee.uid, error=str(error))
 
     def _threads(self) -> ThreadPoolExecutor:

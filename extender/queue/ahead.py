@@ -114,6 +114,8 @@ class Ahead:
         self._waiting: dict[str, Prospect] = {}
         self._done: dict[str, None] = {}  # who was decided about once, or was tried: they go the ordinary way
         self._queues: dict[str, list[tuple[_Place, int, str]]] = {}  # by scheduler
+        self._aside: list[tuple[str, tuple[_Place, int, str]]] = []  # with their schedulers, while namespaces rest
+        self._resting: frozenset[str] = frozenset()
         self._served: frozenset[str] = frozenset()  # the schedulers that ask this extender
         self._named: dict[str, Nominee] = {}  # as statuses say
         self._unheld: dict[str, float] = {}  # since when nothing is held for a name
@@ -220,12 +222,12 @@ class Ahead:
 
     # What the nominator asks, from its thread.
 
-    def decide(self) -> tuple[bool, Nominee | None]:
-        """The next pod, if any, and whether to ask again at once."""
+    def decide(self, resting: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
+        """The next pod, if any, and whether to ask again at once. `resting`: namespaces whose pods wait meanwhile."""
         with self._lock:
             if not self._active() or self._books.reservations.count(Phase.NOMINATED) >= WINDOW:
                 return False, None
-            prospect = self._next()
+            prospect = self._next(resting)
             if prospect is None:
                 return False, None
             began = self._clock.cpu()
@@ -274,13 +276,19 @@ class Ahead:
             return False
         return self._settings.when is When.ALWAYS or len(self._grounds) > self._settings.above
 
-    def _next(self) -> Prospect | None:
+    def _next(self, resting: frozenset[str]) -> Prospect | None:
         """The first in the queues of the schedulers that come."""
+        if resting != self._resting:
+            for scheduler, one in self._aside:
+                heappush(self._queues.setdefault(scheduler, []), one)
+            self._aside, self._resting = [], resting
         heads = []
         for scheduler in self._served:
             queue = self._queues.get(scheduler, [])
-            while queue and queue[0][2] not in self._waiting:
-                heappop(queue)
+            while queue and ((waits := self._waiting.get(queue[0][2])) is None or waits.namespace in resting):
+                one = heappop(queue)
+                if waits is not None:
+                    self._aside.append((scheduler, one))
             if queue:
                 heads.append((queue[0], scheduler))
         if not heads:

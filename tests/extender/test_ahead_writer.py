@@ -125,6 +125,39 @@ def test_where_writing_fails_it_rests(writing, fault):
     writing.round(writes=1)
 
 
+def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nominated(writing):
+    """A pod that its tenant made so large that its write times out: nobody was nominated for five seconds."""
+    nominee = writing.decided()
+    writing.api.fault(Fault(refused=True))
+    writing.writer.write(nominee)
+    for namespace in ("default", "other"):
+        made = writing.world.create(f"q-{namespace}", 100)
+        made["metadata"]["namespace"] = namespace
+        writing.world.tell(writing.api.put(paths.pods(), made))
+    writing.round(writes=1)
+    assert writing.api.get(paths.pods("other", "q-other"))["status"]["nominatedNodeName"]
+    writing.world.clock.advance(5.0)
+    writing.round(writes=1)
+    assert writing.api.get(paths.pods("default", "q-default"))["status"]["nominatedNodeName"]
+
+
+def test_where_nothing_can_be_written_all_rest(writing):
+    nominee = writing.decided()
+    writing.api.fault(Fault(refused=True), times=8)
+    for i in range(8):
+        writing.create(f"p{i}")
+        writing.world.state.ahead.decide()
+        writing.writer.write(nominee._replace(uid=f"uid-p{i}", name=f"p{i}"))
+    made = writing.world.create("q", 100)
+    made["metadata"]["namespace"] = "other"
+    writing.world.tell(writing.api.put(paths.pods(), made))
+    writing.round(writes=0)
+    writing.world.clock.advance(5.0)
+    writing.writer.step()
+    writing.api.until(lambda: writing.api.get(paths.pods("other", "q"))["status"].get("nominatedNodeName"), "no write")
+    writing.writer.stop()
+
+
 def test_nothing_is_written_for_a_pod_that_the_scheduler_has_come_to(writing):
     nominee = writing.decided()
     writing.world.filter("p", "n1", "n2")
