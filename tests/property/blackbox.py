@@ -631,7 +631,9 @@ class World:
             with contextlib.suppress(errors.KubeError):
                 client.delete(path_of(lower[one["UID"]]))
         with contextlib.suppress(errors.KubeError):
-            client.patch(path_of(pod) + "/status", {"status": {"nominatedNodeName": node}}, "merge")
+            refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            told = {"nominatedNodeName": node, "conditions": [refused]}
+            client.patch(path_of(pod) + "/status", {"status": told}, "merge")
 
     def _call(self, to: int, verb: str, args: Json) -> Any:
         """The answer; None where none comes in time. The extender goes on with a call that is given up.
