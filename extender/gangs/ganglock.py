@@ -17,6 +17,7 @@ from extender.gangs.gangviews import View
 from extender.gangs.gangwords import Hold, Work
 
 _TOLD_AT_ONCE: Final = 50  # gangs
+_ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next
 
 
 class LockedGangs:
@@ -86,7 +87,8 @@ class LockedGangs:
         with self._lock:
             self._ready()
             work = self._gangs.step()
-        while self._plan_some():
+        until = self._clock.now() + _ROUND_SECONDS
+        while self._plan_some() and self._clock.now() < until:
             give_way(self._clock)
         return work
 

@@ -91,6 +91,15 @@ def test_a_round_of_the_keeper_looks_at_all_of_them_a_turn_each(plans, monkeypat
     assert max(turns) == 1
 
 
+def test_a_round_without_an_end_keeps_no_gate_closed(monkeypatch):
+    """Kinds of cards that change all the time, say: what is known of the nodes is never complete."""
+    world = World({"n1": 1}, room=1000)
+    monkeypatch.setattr(world.state._gangs, "plan_some", lambda: True)
+    world.create(*(member(f"g0{i}", "g0", 2, gpu_mem=P100) for i in range(2)))
+    world.keep()
+    assert not any("schedulingGates" in pod["spec"] for pod in world.pods.values())
+
+
 def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
     _, worlds = plans
     nodes = {f"n{i}": NodeSpec(1) for i in range(3 * LOOKS)}
