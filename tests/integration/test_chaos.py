@@ -172,7 +172,7 @@ def chaos(space: Space, steps: int, seed: int | None = None) -> None:
             monkey.step(number)
             wait_for(lambda: bool(watcher.violations), monkey._random.uniform(0.1, 1.5))
             assert not watcher.violations, watcher.violations
-        monkey.throttle()
+        monkey.calm()
         for part in ("extender", "webhook"):
             cluster.parts.wait_ready(part)
         began = time.monotonic()

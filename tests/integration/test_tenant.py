@@ -353,7 +353,7 @@ def test_t62_many_reviews_of_one_tenant_keep_no_other_waiting_for_all_of_them(te
     """
     env = [{"name": f"E{i}", "value": "x"} for i in range(15)]
     large = pod("large", containers=[container(f"c{i}", gpu_mem=1) | {"env": env} for i in range(120)])
-    lines = [webhook_line(tenant.cluster) for _ in range(41)]
+    lines = [webhook_line(tenant.cluster) for _ in range(61)]
     answered: list[str] = []
 
     def ask(line: http.client.HTTPSConnection, namespace: str, obj: Json) -> None:
@@ -361,11 +361,13 @@ def test_t62_many_reviews_of_one_tenant_keep_no_other_waiting_for_all_of_them(te
         assert json.loads(line.getresponse().read())["response"]["allowed"]
         answered.append(namespace)
 
-    with ThreadPoolExecutor(40) as pool:
+    with ThreadPoolExecutor(60) as pool:
         many = [pool.submit(ask, line, "many", large) for line in lines[1:]]
         tenant.space.wait(lambda: bool(answered), "the first of many is answered")
         ask(lines[0], "one", pod("small", gpu_mem=64))
-        assert answered.count("many") <= 20, "who asks for one waits for few of them"
+        # Without turns it waits for all but a few. How few there are with turns, unit tests say: here both sides share
+        # two cores with other tests, so the answer may be read late.
+        assert answered.count("many") <= 45, "who asks for one waits for few of them"
         for each in many:
             each.result()
     for line in lines:
