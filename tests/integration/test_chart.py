@@ -182,7 +182,9 @@ def test_a_pod_gets_its_share_of_a_card_from_parts_in_pods(space: Space) -> None
     assert "control" in space.inside("share", "ls $CUDA_MPS_PIPE_DIRECTORY").split()
 
 
-@pytest.mark.xfail(reason="after the upgrade and the rollback before it the probe pod is refused; not understood yet")
+@pytest.mark.xfail(
+    strict=False, reason="after the upgrade and the rollback before it the probe pod is refused; not understood yet"
+)
 def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster) -> None:
     said = cluster.chart.helm("test", "cardwise", "--logs")
     assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in said
