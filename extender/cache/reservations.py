@@ -237,8 +237,8 @@ class Reservations:
         before = self._of.get(pod.uid)
         if load is None and before is not None and before.node == node:
             load = before.load
-        self._put(Reservation(pod, node, phase, self._clock.now(), _holding(pod, node, assignment, party), load))
-        self._of[pod.uid].prospect = prospect
+        held = _holding(pod, node, assignment, party)
+        self._put(Reservation(pod, node, phase, self._clock.now(), held, load, prospect=prospect))
 
     def meet(self, uid: str) -> None:
         """kube-scheduler has come to a pod that was decided about ahead: what it holds is a plan of filter's now."""

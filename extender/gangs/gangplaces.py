@@ -196,7 +196,9 @@ class Places:
         """Places for these members, could those of the shape also have these nodes; nothing is held."""
         ledger, offers = self._books.ledger, dict(self._offers.get(gang.key, {}))
         offers[shape] = offers.get(shape, frozenset()).union(also)
-        found = gangplan.plan(ledger, nodes, members, self._terms(gang, offers, now))
+        # Vacancies are of the nodes as they are, not of these.
+        terms = replace(self._terms(gang, offers, now), vacant=None)
+        found = gangplan.plan(ledger, nodes, members, terms)
         if isinstance(found, Unplanned):
             return None
         for planned in found.holdings:

@@ -160,7 +160,7 @@ class Ahead:
                 heapify(queue)
 
     def over(self, uid: str) -> None:
-        """The pod is bound, or is no more; `loads` know."""
+        """The pod is bound, or is no more."""
         self._waiting.pop(uid, None)
         self._done.pop(uid, None)
         self._unname(uid)

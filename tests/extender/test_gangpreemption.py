@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from extender.api import verbs
 from extender.api.verbs import Preferences
+from extender.gangs.gangs import Gangs
 from extender.records import wire
 from tests.examples import examples
 from tests.extender.gangworlds import NodeSpec, World, member, single
@@ -206,6 +207,20 @@ def test_what_is_ending_already_is_waited_for():
     world.terminate("n1-0")
     world.terminate("n2-0")
     assert [world.asks(name) for name in gang(world, 2)] == [{}, {}]
+
+
+def test_what_is_ending_gives_its_cpu_to_the_gang_as_well_as_its_card(monkeypatch):
+    """The plan is of the nodes as they will be, whatever is known of them as they are."""
+    found = []
+    would_place = Gangs.would_place
+    monkeypatch.setattr(Gangs, "would_place", lambda *args, **how: found.append(would_place(*args, **how)) or found[-1])
+    world = Full(n1=[LOW], n2=[LOW])
+    for node in world.nodes:
+        world.add_node(node, NodeSpec(1, cpu=1))
+        world.terminate(f"{node}-0")
+    gang(world, 2)
+    assert world.asks("g0") == {}
+    assert [sorted(planned.nodes.values()) for planned in found] == [["n1", "n2"]]
 
 
 def test_a_member_of_a_gang_that_runs_preempts_alone():
