@@ -124,7 +124,12 @@ def _kind(node: pytest.Item | pytest.Collector) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a kubelet are skipped without root; soak tests run by `make soak` only. Files with the same
     cluster follow each other, those that are hardest on it at the end. Files without one fill what time is left.
+    A file that tells one story keeps its order where the others are shuffled.
     """
+    for _, tests in itertools.groupby(items[:], lambda item: item.path):
+        if story := [item for item in tests if item.get_closest_marker("in_order")]:
+            first = items.index(story[0])
+            items[first : first + len(story)] = sorted(story, key=lambda item: item.reportinfo()[1] or 0)
     ranks = ["", *KINDS]
 
     def rank(item: pytest.Item) -> tuple[bool, int, bool]:
