@@ -1,4 +1,4 @@
-"""What the documents point at is there: files, names in them, headings; and pictures are as their texts say."""
+"""What the documents point at is there: files, names in them, pictures; and tests lie in the rooms of the product."""
 
 import re
 from pathlib import Path
@@ -15,6 +15,11 @@ PAGES = [
 # Records of decisions name files as they were called then.
 TODAY = [page for page in PAGES if page.parent.name != "design"]
 PARTS = "cardwise|core|extender|deviceplugin|mps|webhook|bench|demo|docs|examples|helm|requirements|tests"
+
+
+def package(part: str) -> Path | None:
+    """The product's folder that tests/<part> is for."""
+    return next((path for path in (ROOT / "cardwise" / part, ROOT / part) if (path / "__init__.py").exists()), None)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -43,3 +48,18 @@ def test_every_name_behind_a_file_is_in_it():
 @pytest.mark.parametrize("source", sorted(draw.FOLDER.glob("*.txt")), ids=lambda path: path.stem)
 def test_every_picture_is_what_its_text_says(source):
     assert source.with_suffix(".svg").read_text() == draw.drawn(source), "make pictures"
+
+
+@pytest.mark.parametrize("part", [path.name for path in (ROOT / "tests").iterdir() if package(path.name)])
+def test_tests_lie_in_the_rooms_of_what_they_test(part):
+    tests, product = ROOT / "tests" / part, package(part)
+    rooms = {path.stem: path.parent for path in product.glob("*/*.py")}
+    flat = {path.stem for path in product.glob("*.py")}
+    assert [
+        f"{path.name} belongs to {rooms[path.stem.removeprefix('test_')].relative_to(ROOT)}"
+        for path in tests.glob("test_*.py")
+        if path.stem.removeprefix("test_") in rooms.keys() - flat
+    ] == []
+    said = (ROOT / "tests" / "README.md").read_text()
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    assert [path for path in folders if not (product / path).is_dir() and f"`{part}/{path}`" not in said] == []

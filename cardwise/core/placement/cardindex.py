@@ -2,7 +2,7 @@
 
 A request for one card is answered by a bisection here instead of a question to every node. Kept per kind of card and by
 the taints of its MPS (`mpstaints`), so that a request walks what it may use and nothing else. What comes out equals the
-node-by-node answer (tests/extender/test_cardindex.py, tests/property/test_typed_placement.py,
+node-by-node answer (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
 tests/property/test_mpstaints.py).
 """
 

@@ -7,7 +7,7 @@ from extender.api import verbs
 from extender.records.wire import FilterArgs
 from tests.extender.gangworlds import World as GangWorld
 from tests.extender.gangworlds import member
-from tests.extender.test_preemption import HALF, HIGH, LOW, PREFERENCES, World
+from tests.extender.preemption.test_preemption import HALF, HIGH, LOW, PREFERENCES, World
 from tests.extender.worlds import as_pod, asking
 
 

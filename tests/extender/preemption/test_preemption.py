@@ -20,7 +20,7 @@ from extender.records import projection, wire
 from extender.records.nodeinfo import NodeRoom
 from extender.records.wire import FilterArgs
 from extender.state import State
-from tests.extender.test_app import parts
+from tests.extender.api.test_app import parts
 from tests.extender.worlds import P100, as_card, as_pod, asking, bound, resource, state
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock

@@ -250,7 +250,7 @@ def test_every_status_is_as_the_crds_have_it(world):
     world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
     world.api.put(QUOTAS, quota_object("odd", {}))
     world.run(5)
-    crds = Path(__file__).parents[2] / "helm" / "cardwise" / "files" / "crds"
+    crds = Path(__file__).parents[3] / "helm" / "cardwise" / "files" / "crds"
     for collection in (CARDS, CLASSES, QUOTAS):
         plural = collection.rpartition("/")[2]
         (version,) = yaml.safe_load((crds / f"{plural}.yaml").read_text())["spec"]["versions"]
