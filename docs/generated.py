@@ -76,7 +76,7 @@ def values() -> str:
         "# Values of the chart\n\nFor admins. What `helm install --set` takes; a wrong one is refused by its name."
     ]
     for key, node in yaml.compose(text).value:
-        said = _said(lines, key.start_mark.line)
+        said = _said(lines, key.start_mark.line) if isinstance(node, yaml.MappingNode) else ""
         parts += [f"## {key.value}", *([said] if said else [])]
         parts.append(_table("| value | default | |", _values(lines, key, node, "")))
     return "\n\n".join(parts) + "\n"
@@ -126,8 +126,7 @@ def _values(lines: Sequence[str], key: yaml.Node, node: yaml.Node, before: str) 
         return
     default = yaml.safe_load(yaml.serialize(node))
     shown = yaml.safe_dump(default, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
-    said = _said(lines, key.start_mark.line) if before else ""
-    yield f"| `{path}` | `{shown}` | {said} |"
+    yield f"| `{path}` | `{shown}` | {_said(lines, key.start_mark.line)} |"
 
 
 def _said(lines: Sequence[str], at: int) -> str:

@@ -35,6 +35,11 @@ def test_every_value_of_the_chart_is_there_with_its_default():
     )
 
 
+def test_something_is_said_of_every_value_of_the_chart():
+    rows = [row for row in generated.values().splitlines() if row.startswith("| `")]
+    assert [row for row in rows if row.endswith("|  |")] == []
+
+
 def test_every_kind_is_there_and_each_field_says_what_it_is():
     page = generated.kinds()
     assert {"ExtendedResource", "GPUQuota", "PodGroup", "ResourceClass"} <= {
