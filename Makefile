@@ -69,6 +69,22 @@ binaries: env ## build Kubernetes, containerd and Helm for the tests into the us
 integration: binaries ## tests on the real Kubernetes of tests/cluster
 	$(BIN)/pytest -q -p no:randomly --numprocesses 3 --dist loadgroup --durations 10 $(AGAIN) -m cluster $(if $(findstring tests/,$(ARGS)),,tests/integration tests/fakes) $(ARGS)
 
+# What asks something of kube-scheduler, kubelet or admission that another minor could answer in another way.
+VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
+VERSIONED := $(patsubst %,tests/integration/test_%.py,cluster admission gang_admission agent_admission types articles \
+	articles_inside simulated ahead gangs preemption mps_places extender deviceplugin pairs other_devices mps kube_client \
+	tenant rights gpushare)
+
+.PHONY: test-versions
+test-versions: env ## cluster tests of scheduler, kubelet and admission on each Kubernetes (VERSIONS="1.34 1.37": on these)
+	@failed=; for version in $(VERSIONS); do \
+		echo "Kubernetes $$version"; \
+		CARDWISE_KUBERNETES=$$version $(BIN)/python -m tests.cluster binaries; \
+		CARDWISE_KUBERNETES=$$version $(BIN)/pytest -q -p no:randomly --numprocesses 2 --dist loadgroup $(AGAIN) \
+			$(VERSIONED) $(ARGS) || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "red on$$failed"; exit 1; fi
+
 .PHONY: test-frameworks
 test-frameworks: env .venv-frameworks/.locked ## the hook under the real TensorFlow, PyTorch, JAX (loads 3 GB)
 	$(BIN)/pytest -v tests/frameworks $(ARGS)

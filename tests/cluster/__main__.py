@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import click
 
 from cardwise.kube.errors import KubeError
-from tests.cluster import binaries, cluster, processes, toolkit
+from tests.cluster import binaries, cluster, processes, toolkit, versions
 from tests.cluster.cluster import Cluster, ClusterSpec
+from tests.cluster.controlplane import APISERVER, CONTROLLERS, ETCD, SCHEDULER, ControlPlane
 
 _ERRORS = (
     binaries.NoBinaries,
@@ -114,6 +116,26 @@ def build() -> None:
         wanted.append(binaries.nvidia)
     for get in wanted:
         click.echo(get(click.echo))
+
+
+@cli.command()
+@click.argument("version")
+def add(version: str) -> None:
+    """Write the Go module of a Kubernetes version (1.38.0), build it, and see its control plane come up."""
+    os.environ[versions.CHOSEN] = versions.write(version, binaries.go(click.echo))
+    bin_dir = binaries.kube(click.echo)
+    with tempfile.TemporaryDirectory(prefix="cw-add-") as folder:
+        plane = ControlPlane(Path(folder), bin_dir)
+        plane.write_credentials(())
+        try:
+            plane.start_api()
+            plane.start_controllers()
+            plane.start_scheduler(())
+            kubectl = [str(bin_dir / "kubectl"), f"--kubeconfig={plane.kubeconfig('admin')}", "version"]
+            click.echo(processes.run(kubectl))
+        finally:
+            for name in (SCHEDULER, CONTROLLERS, APISERVER, ETCD):
+                plane.process(name).stop()
 
 
 def main() -> None:

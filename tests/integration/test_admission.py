@@ -20,7 +20,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.tls import certs, filesets
 from tests import build
-from tests.cluster import Cluster, binaries, processes
+from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.parts import CHART, GIVEN
 from tests.cluster.processes import wait_for
 
@@ -524,7 +524,7 @@ def _issue(directory: Path) -> bytes:
 def restricted(api: Api) -> Iterator[Cluster]:
     """With nodes n1 and n2, under the policy as people have it: the test cluster's device plugins are no pods."""
     helm = str(binaries.helm(print) / "helm")
-    chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", binaries.KUBERNETES, *GIVEN]
+    chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", versions.version(), *GIVEN]
     chart += ["-s", "templates/policies/deviceplugin.yaml"]
     policy = processes.run([helm, *chart])
     cluster = api.cluster

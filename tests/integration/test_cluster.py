@@ -22,7 +22,7 @@ import yaml
 from cardwise.kube import paths
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
-from tests.cluster import Cluster, ClusterSpec, CommandFailed, cards, images, processes
+from tests.cluster import Cluster, ClusterSpec, CommandFailed, cards, images, processes, versions
 from tests.cluster.__main__ import main
 from tests.cluster.node import Node
 from tests.cluster.processes import wait_for
@@ -79,7 +79,7 @@ def ends_at_term(space: Space, *pods: str) -> None:
 
 def test_the_control_plane_runs_a_deployment(cluster: Cluster, space: Space) -> None:
     version = json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]
-    assert version["gitVersion"] == "v1.34.4"
+    assert version["gitVersion"] == versions.version()
     # Controllers make the pods and the scheduler finds the nodes: all four processes have a hand in it.
     template = {"metadata": {"labels": {"app": "d"}}, "spec": pod("d")["spec"] | {"restartPolicy": "Always"}}
     template["spec"]["nodeSelector"] = {"cardwise.dev/simulated": "true"}

@@ -13,7 +13,7 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from tests import build
-from tests.cluster import Cluster, binaries, processes
+from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.parts import CHART, GIVEN
 from tests.cluster.processes import wait_for
 from tests.integration.test_admission import EXTENDER, Api
@@ -250,7 +250,7 @@ def test_only_the_extender_says_how_far_a_gang_is(api: Api) -> None:
 
 def test_device_nodes_are_refused_where_the_admin_says_so(api: Api) -> None:
     helm = str(binaries.helm(print) / "helm")
-    chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", binaries.KUBERNETES, *GIVEN]
+    chart = ["template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", versions.version(), *GIVEN]
     policy = [helm, *chart, "-s", "templates/policies/hostpaths.yaml"]
     rdma = build.pod("rdma", namespace=SPACE)
     rdma["spec"]["volumes"] = [{"name": "v", "hostPath": {"path": "/dev/infiniband/uverbs0"}}]

@@ -15,7 +15,7 @@ import yaml
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from tests.build import P100, container
-from tests.cluster import Cluster, binaries
+from tests.cluster import Cluster, binaries, versions
 from tests.cluster.parts import CHART
 from tests.cluster.processes import run
 from tests.integration.conftest import SpecOf, started
@@ -120,7 +120,7 @@ class Migration:
         settings = [word for word in rest if word not in ("--create-namespace", "--wait")]
         settings[settings.index("helm/cardwise")] = str(CHART)
         helm = str(binaries.helm(print) / "helm")
-        self.rendered = run([helm, "template", *settings, "--kube-version", binaries.KUBERNETES, "--no-hooks"])
+        self.rendered = run([helm, "template", *settings, "--kube-version", versions.version(), "--no-hooks"])
         parts = self.cluster.parts
         parts.apply_chart(self.cluster.api)
         parts.start([])

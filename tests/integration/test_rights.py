@@ -14,7 +14,7 @@ import yaml
 from cardwise.core.api import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from tests.cluster import Cluster, binaries, processes
+from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.cards import DEFAULT
 from tests.cluster.parts import CHART, GIVEN
 from tests.integration.sharing import Json, Space, workload
@@ -136,7 +136,7 @@ def rendered(template: str, *settings: str) -> list[Json]:
     """A template of the chart with other settings than the test cluster's."""
     helm = str(binaries.helm(print) / "helm")
     flags = [flag for each in settings for flag in ("--set", each)]
-    chart = ["template", "cardwise", str(CHART), "-n", OWN, "--kube-version", binaries.KUBERNETES, *GIVEN]
+    chart = ["template", "cardwise", str(CHART), "-n", OWN, "--kube-version", versions.version(), *GIVEN]
     return list(yaml.safe_load_all(processes.run([helm, *chart, "-s", f"templates/{template}", *flags])))
 
 

@@ -182,7 +182,7 @@ def test_another_type_by_apply_leaves_no_stale_key(space):
         return limits_of(space, "Deployment", "changing")
 
     assert apply({K80_CLASS: 1}) == {names.CLASS_PREFIX + K80_CLASS: "1"}
-    # Neither cpu nor memory: kubelet 1.34.4 panics where a pod with such a limit goes while its cgroup has none.
+    # Neither cpu nor memory: kubelets (1.34 does) panic where a pod with such a limit goes while its cgroup has none.
     other = {"ephemeral-storage": "64Mi"}
     assert apply({K80_CLASS: 1} | other) == {names.CLASS_PREFIX + K80_CLASS: "1"} | other
     assert apply({P100_CLASS: 1}) == {names.CLASS_PREFIX + P100_CLASS: "1"}

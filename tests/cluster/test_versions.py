@@ -1,0 +1,41 @@
+"""Which Kubernetes the tests run on, and the Go module that a version gets."""
+
+import pytest
+
+from tests.cluster import versions
+
+UPSTREAM = {
+    "Go": "1.26.0",
+    "GoDebug": [{"Key": "default", "Value": "go1.26"}],
+    "Require": [
+        {"Path": "go.etcd.io/etcd/client/v3", "Version": "v3.7.0"},
+        {"Path": "k8s.io/api", "Version": "v0.0.0"},
+    ],
+    "Replace": [
+        {"Old": {"Path": "k8s.io/api"}, "New": {"Path": "./staging/src/k8s.io/api"}},
+        {"Old": {"Path": "example.com/fork"}, "New": {"Path": "example.com/other", "Version": "v1.0.0"}},
+    ],
+}
+
+
+def test_a_module_has_the_parts_of_its_kubernetes_and_the_etcd_of_its_client():
+    text = versions.module("v1.37.2", UPSTREAM)
+    assert "go 1.26.0\ngodebug default=go1.26\n" in text
+    assert "\tk8s.io/kubernetes v1.37.2\n\tgo.etcd.io/etcd/server/v3 v3.7.0\n" in text
+    assert "\tk8s.io/api => k8s.io/api v0.37.2\n" in text
+    assert "example.com" not in text
+
+
+def test_the_newest_minor_is_that_of_the_greatest_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "FOLDER", tmp_path)
+    monkeypatch.delenv(versions.CHOSEN, raising=False)
+    for minor in ("1.9", "1.37", "1.101"):
+        (tmp_path / minor).mkdir()
+        (tmp_path / minor / "go.mod").write_text(f"require (\n\tk8s.io/kubernetes v{minor}.4\n)\n")
+    assert versions.minors() == ["1.9", "1.37", "1.101"]
+    assert versions.version() == "v1.101.4"
+    monkeypatch.setenv(versions.CHOSEN, "1.37")
+    assert versions.version() == "v1.37.4"
+    monkeypatch.setenv(versions.CHOSEN, "1.38")
+    with pytest.raises(versions.UnknownVersion, match=r"1\.9, 1\.37, 1\.101"):
+        versions.version()

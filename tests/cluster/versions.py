@@ -1,0 +1,96 @@
+"""The versions of Kubernetes that the tests can run on: a folder of `kube/` for each minor, with its go.mod and go.sum.
+
+`write` makes such a folder from the go.mod of Kubernetes itself. It pins nothing of its own: the modules that
+Kubernetes keeps in its own repository have the same version as it, etcd has the version of its client, and Go's rule
+of the least version gives the rest as Kubernetes itself has it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "kube"
+MAIN = FOLDER / "main.go"
+CHOSEN = "CARDWISE_KUBERNETES"
+_MODULE = "k8s.io/kubernetes"
+_ETCD = "go.etcd.io/etcd/server/v3"
+_ETCD_CLIENT = "go.etcd.io/etcd/client/v3"
+
+
+class UnknownVersion(ValueError):
+    """The tests have no such version of Kubernetes; the text says which they have."""
+
+
+def minors() -> list[str]:
+    """As "1.37", the oldest first."""
+    found = [path.parent.name for path in FOLDER.glob("*/go.mod")]
+    return sorted(found, key=lambda minor: [int(part) for part in minor.split(".")])
+
+
+def minor() -> str:
+    """What the tests of this process run on: `$CARDWISE_KUBERNETES`, else the newest."""
+    known = minors()
+    wanted = os.environ.get(CHOSEN) or known[-1]
+    if wanted not in known:
+        raise UnknownVersion(f"${CHOSEN}={wanted}: the tests have {', '.join(known)} (tests/cluster/README.md)")
+    return wanted
+
+
+def version() -> str:
+    """Of `minor`, as "v1.37.2"."""
+    for line in (FOLDER / minor() / "go.mod").read_text().splitlines():
+        words = line.split()
+        if words[:1] == [_MODULE]:
+            return words[1]
+    raise UnknownVersion(f"{FOLDER / minor() / 'go.mod'} names no version of {_MODULE}")
+
+
+def sources() -> list[Path]:
+    """The Go module of `minor`."""
+    return [FOLDER / minor() / "go.mod", FOLDER / minor() / "go.sum", MAIN]
+
+
+def write(wanted: str, go: str) -> str:
+    """Writes the folder of a version ("1.38.0"), in place of what its minor had; returns the minor."""
+    name = ".".join(wanted.removeprefix("v").split(".")[:2])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        shutil.copy(MAIN, folder)
+        tagged = f"v{wanted.removeprefix('v')}"
+        there = json.loads(_run(go, folder, "mod", "download", "-json", f"{_MODULE}@{tagged}"))
+        upstream = json.loads(_run(go, folder, "mod", "edit", "-json", there["GoMod"]))
+        (folder / "go.mod").write_text(module(tagged, upstream))
+        _run(go, folder, "mod", "tidy")
+        into = FOLDER / name
+        into.mkdir(exist_ok=True)
+        for file in ("go.mod", "go.sum"):
+            shutil.copy(folder / file, into)
+    return name
+
+
+def module(tagged: str, upstream: dict[str, Any]) -> str:
+    """The go.mod that `go mod tidy` makes whole. `upstream` is Kubernetes's own, as `go mod edit -json` has it."""
+    staged = [entry["Old"]["Path"] for entry in upstream["Replace"] if entry["New"]["Path"].startswith("./staging/")]
+    same = tagged.replace("v1.", "v0.", 1)
+    etcd = next(entry["Version"] for entry in upstream["Require"] if entry["Path"] == _ETCD_CLIENT)
+    lines = [
+        "module cardwise.dev/tests/kube",
+        f"go {upstream['Go']}",
+        *(f"godebug {entry['Key']}={entry['Value']}" for entry in upstream.get("GoDebug") or ()),
+        f"require (\n\t{_MODULE} {tagged}\n\t{_ETCD} {etcd}\n)",
+        "replace (",
+        *(f"\t{path} => {path} {same}" for path in staged),
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _run(go: str, folder: Path, *arguments: str) -> str:
+    done = subprocess.run([go, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UnknownVersion(f"go {' '.join(arguments)} failed:\n{done.stderr or done.stdout}")
+    return done.stdout
