@@ -21,7 +21,7 @@ from deviceplugin.grants.access import Access, Delivery
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait
-from deviceplugin.grants.prestart import PreStart, Refused
+from deviceplugin.grants.prestart import Active, PreStart, Refused
 from deviceplugin.grants.release import Releaser
 from deviceplugin.plugin.registration import Registration
 from deviceplugin.plugin.server import PluginServer
@@ -266,11 +266,11 @@ class Agent:
             self._restored = True
         return self._access
 
-    def _timed_prestart(self, slots: Sequence[str]) -> Grant:
+    def _timed_prestart(self, slots: Sequence[str], active: Active) -> Grant:
         began = self._clock.now()
         outcome = "failed"
         try:
-            grant = self._prestart(slots)
+            grant = self._prestart(slots, active)
             outcome = "granted"
         except Refused:
             outcome = "refused"

@@ -61,16 +61,18 @@ class MpsWait:
             self._seen.unlink(missing_ok=True)
         self._has_manager()  # also where nothing starts before the next reboot
 
-    def wait(self, grant: Grant, seat: Callable[[], bool], leave: Callable[[], None]) -> Grant:
+    def wait(
+        self, grant: Grant, seat: Callable[[], bool], leave: Callable[[], None], active: Callable[[], bool]
+    ) -> Grant:
         """The grant with the daemons that its container is given. Raises NotYet.
 
-        `seat` says whether one more call may wait; `leave` gives that back.
+        `seat` says whether one more call may wait; `leave` gives that back. `active`: somebody waits for the answer.
         """
         wanted = self._wanted(grant)
         verdict = self._look(grant, wanted)
         if verdict.problem and seat():
             try:
-                verdict = self._in_time(grant, wanted, verdict)
+                verdict = self._in_time(grant, wanted, verdict, active)
             finally:
                 leave()
         if verdict.problem:
@@ -83,9 +85,9 @@ class MpsWait:
         if verdict.problem or verdict.homes != grant.mps:
             raise NotYet(verdict.problem or _CHANGED)
 
-    def _in_time(self, grant: Grant, wanted: State | None, verdict: Verdict) -> Verdict:
+    def _in_time(self, grant: Grant, wanted: State | None, verdict: Verdict, active: Callable[[], bool]) -> Verdict:
         deadline = self._clock.now() + SECONDS
-        while verdict.problem and self._clock.now() < deadline:
+        while verdict.problem and self._clock.now() < deadline and active():
             self._clock.sleep(_PAUSE)
             verdict = self._look(grant, wanted)
         return verdict

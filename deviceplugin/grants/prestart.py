@@ -30,7 +30,11 @@ _log = structlog.get_logger(__name__)
 
 _CONFLICT_SECONDS = 5.0  # a pod that has just ended frees its share within a second or two
 _CONFLICT_PAUSE = 0.1
+_GIVEN_UP = "the kubelet has given up this start of the container: its pod is being deleted, or 30 s are over"
 _MAX_WAITING = 16  # of the server's threads: the others must stay free for Allocate
+
+
+Active = Callable[[], bool]  # whether the kubelet still waits for the answer
 
 
 class Refused(Exception):
@@ -179,8 +183,12 @@ class PreStart:
         self._clock = clock
         self._waiting = threading.BoundedSemaphore(_MAX_WAITING)
 
-    def __call__(self, slots: Sequence[str]) -> Grant:
-        """Raises Refused."""
+    def __call__(self, slots: Sequence[str], active: Active) -> Grant:
+        """Raises Refused.
+
+        The kubelet gives a call up when the pod is deleted meanwhile (since 1.35): from then on nothing is granted, so
+        that the card is not taken by a pod whose containers never start.
+        """
         began = self._clock.now()
         try:
             who, uid = identify(slots, self._kubelet.holders(), self._name_of)
@@ -199,10 +207,10 @@ class PreStart:
         self._check_health(mine)
         self._check_troubles(devices, access)
         try:
-            grant = self._mps.wait(grant, self._seat, self._waiting.release)
+            grant = self._mps.wait(grant, self._seat, self._waiting.release, active)
             if grant.mps and grant.shares and access is Access.ENV:
                 raise Refused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
-            self._claim(grant, {card.uuid: card.memory for card in hardware.cards.values()})
+            self._claim(grant, {card.uuid: card.memory for card in hardware.cards.values()}, active)
             self._mps.confirm(grant)  # the card may have been awaited for seconds
             if access is not Access.ENV:
                 self._delivery.deliver(grant, hardware)
@@ -266,14 +274,16 @@ class PreStart:
                     "it has recovered, or delete the pod, so that it is placed again"
                 )
 
-    def _claim(self, grant: Grant, totals: dict[str, int]) -> None:
+    def _claim(self, grant: Grant, totals: dict[str, int], active: Active) -> None:
+        if not active():
+            raise Refused(_GIVEN_UP)
         conflict = self._grants.claim(grant, totals)
         if conflict is None:
             return
         if not self._seat():
             raise Refused(str(conflict))
         try:
-            conflict = self._wait_for_room(conflict, grant, totals)
+            conflict = self._wait_for_room(conflict, grant, totals, active)
         finally:
             self._waiting.release()
         if conflict is not None:
@@ -283,7 +293,9 @@ class PreStart:
         """Whether one more call may wait."""
         return self._waiting.acquire(blocking=False)
 
-    def _wait_for_room(self, conflict: Conflict, grant: Grant, totals: dict[str, int]) -> Conflict | None:
+    def _wait_for_room(
+        self, conflict: Conflict, grant: Grant, totals: dict[str, int], active: Active
+    ) -> Conflict | None:
         """What holds the card or device has mostly ended already, and only nobody has asked the runtime yet."""
         deadline = self._clock.now() + _CONFLICT_SECONDS
         left: Conflict | None = conflict
@@ -293,4 +305,6 @@ class PreStart:
             if left is None or self._clock.now() >= deadline:
                 break
             self._clock.sleep(_CONFLICT_PAUSE)
+            if not active():
+                raise Refused(_GIVEN_UP)
         return left

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.prestart import Refused
+from deviceplugin.grants.prestart import Active, Refused
 from deviceplugin.plugin import slots
 from deviceplugin.sources.kubelet import CHANNEL_OPTIONS
 
@@ -40,7 +40,7 @@ class PluginServer:
         *,
         slot_ids: Sequence[str],
         access: Access,
-        prestart: Callable[[Sequence[str]], object],
+        prestart: Callable[[Sequence[str], Active], object],
     ) -> None:
         self.socket = socket
         self._listing = slots.listing(slot_ids)
@@ -78,7 +78,7 @@ class PluginServer:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         # Requests are decoded here, not by gRPC, which would log a traceback for every malformed one.
-        def unary(verb: Callable[[Any], Any], kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+        def unary(verb: Callable[[Any, Active], Any], kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
             def handle(body: bytes, context: grpc.ServicerContext) -> Any:
                 return _answer(verb, kind, body, context)
 
@@ -87,7 +87,7 @@ class PluginServer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "GetDevicePluginOptions": unary(lambda _: OPTIONS, wire.Empty),
+                "GetDevicePluginOptions": unary(lambda *_: OPTIONS, wire.Empty),
                 "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                     self._list_and_watch, response_serializer=_serialize
                 ),
@@ -109,7 +109,7 @@ class PluginServer:
             with self._lock:
                 self._streams.discard(ended)
 
-    def _allocate(self, request: wire.AllocateRequest) -> wire.AllocateResponse:
+    def _allocate(self, request: wire.AllocateRequest, _: Active) -> wire.AllocateResponse:
         answer = wire.AllocateResponse()
         for container in request.container_requests:
             unknown = [slot for slot in container.devices_ids if slot not in self._known]
@@ -121,11 +121,13 @@ class PluginServer:
                     reply.cdi_devices.add(name=cdi.device_name(slot))
         return answer
 
-    def _pre_start_container(self, request: wire.PreStartContainerRequest) -> wire.PreStartContainerResponse:
+    def _pre_start_container(
+        self, request: wire.PreStartContainerRequest, active: Active
+    ) -> wire.PreStartContainerResponse:
         unknown = [slot for slot in request.devices_ids if slot not in self._known]
         if unknown or not request.devices_ids:
             raise _Invalid(f"no such share slot: {', '.join(unknown)[:200]}" if unknown else "no share slot was named")
-        self._prestart(tuple(request.devices_ids))
+        self._prestart(tuple(request.devices_ids), active)
         return wire.PreStartContainerResponse()
 
 
@@ -133,11 +135,11 @@ class _Invalid(Exception):
     """A request that the kubelet would not make."""
 
 
-def _answer(verb: Callable[[Any], Any], kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
+def _answer(verb: Callable[[Any, Active], Any], kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
     code, why = grpc.StatusCode.INTERNAL, ""
     structlog.contextvars.clear_contextvars()  # the thread's last call was about another pod
     try:
-        return verb(kind.FromString(body))
+        return verb(kind.FromString(body), context.is_active)
     except DecodeError:
         code, why = grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}"
     except _Invalid as error:

@@ -38,10 +38,11 @@ class Ended(grpc.RpcError):
 
 
 class Plugin:
-    """A stub of a server's verbs that calls them in the caller's thread."""
+    """A stub of a server's verbs that calls them in the caller's thread. `active`: it has not given up its calls."""
 
     def __init__(self, server: PluginServer) -> None:
         self._server = server
+        self.active = True
 
     def Allocate(self, request: plugin.AllocateRequest, timeout: float) -> plugin.AllocateResponse:
         return self.call("Allocate", request.SerializeToString())
@@ -52,6 +53,9 @@ class Plugin:
     def call(self, verb: str, body: bytes) -> Any:
         details = SimpleNamespace(method=f"/{SERVICE}/{verb}")
         return self._server._handlers().service(details).unary_unary(body, self)
+
+    def is_active(self) -> bool:
+        return self.active
 
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise Ended(code, details)

@@ -1,5 +1,7 @@
 """Starts of containers: which cards they get, and who is refused with what reason."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
 import pytest
 from structlog.testing import capture_logs
@@ -8,7 +10,7 @@ from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from deviceplugin.grants import prestart
-from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, card_uuid, refusal
+from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, card_uuid, refusal, refused
 
 
 def test_a_container_gets_the_card_of_its_annotations(rig):
@@ -84,6 +86,21 @@ def test_who_may_not_even_wait_for_the_card_is_told_who_holds_it(idle_rig, monke
     rig.run(rig.bind("first", [(0, P100)]))
     why = refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
     assert f"card 0 ({card_uuid(0)}): {P100} of {P100} MiB are still held by default/first" in why
+
+
+def test_who_is_deleted_while_it_waits_for_the_card_is_not_given_it(idle_rig):
+    rig = idle_rig.start()
+    first = rig.bind("first", [(0, P100)])
+    rig.run(first)
+    slot = rig.kubelet.admit(rig.bind("second", [(0, 1)]), "main")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(refused, lambda: rig.kubelet.pre_start(slot))
+        rig.clock.until_waiting()
+        rig.kubelet.plugin.active = False
+        rig.end(first)
+        rig.clock.step()
+        assert "has given up" in waiting.result()
+    assert rig.spec(slot) is None
 
 
 def test_a_card_that_others_hold_is_refused_by_name(rig):

@@ -56,6 +56,22 @@ def test_who_waits_starts_as_soon_as_its_card_is_healed(world):
     assert rig.env(slot)[LIMIT_ENV] == f"0={HALF}M"
 
 
+def test_who_is_deleted_while_it_waits_is_granted_nothing(world):
+    """Since 1.35 the kubelet ends the call with its pod."""
+    rig = world.rig.start()
+    world.cards[0].says(state=State.STARTING)
+    slot = rig.kubelet.admit(bound(rig), "c0")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(refused, lambda: rig.kubelet.pre_start(slot))
+        rig.clock.until_waiting()
+        rig.kubelet.plugin.active = False
+        world.cards[0].says(state=State.READY)
+        rig.clock.step()
+        assert "has given up" in waiting.result()
+    assert rig.spec(slot) is None
+    assert not rig.agent.grants.all()
+
+
 def test_a_restart_waits_like_a_start(world):
     """And without the API server: what the pod wanted is on the node's disk."""
     rig = world.rig.start()

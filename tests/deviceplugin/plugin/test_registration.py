@@ -27,7 +27,7 @@ class Plugin:
     def _serve(self, socket) -> PluginServer | None:
         if self.access is None:
             return None
-        return PluginServer(socket, slot_ids=SLOTS, access=self.access, prestart=lambda _: None)
+        return PluginServer(socket, slot_ids=SLOTS, access=self.access, prestart=lambda *_: None)
 
     def look(self, seconds: float = 0.0) -> int:
         """How often it has been registered after a look at the end of so many seconds."""

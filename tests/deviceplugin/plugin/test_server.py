@@ -8,7 +8,7 @@ import pytest
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as stubs
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.prestart import Refused
+from deviceplugin.grants.prestart import Active, Refused
 from deviceplugin.plugin import slots
 from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.conftest import refusal
@@ -28,8 +28,9 @@ class Served:
         self.channel = grpc.insecure_channel(f"unix:{self.server.socket}")
         self.plugin = stubs.DevicePluginStub(self.channel)
 
-    def _prestart(self, named: Sequence[str]) -> None:
+    def _prestart(self, named: Sequence[str], active: Active) -> None:
         self.started.append(named)
+        self.was_active = active()
         if self.outcome is not None:
             raise self.outcome
 
@@ -63,6 +64,7 @@ def test_an_empty_prestart_is_refused(served):
 def test_how_a_start_ends_is_told(served):
     served.start("s001", "s002")
     assert served.started == [("s001", "s002")]
+    assert served.was_active
     served.outcome = Refused("card 0 is unhealthy")
     assert refusal(lambda: served.start("s001")) == (grpc.StatusCode.FAILED_PRECONDITION, "card 0 is unhealthy")
     served.outcome = KeyError("unforeseen")
