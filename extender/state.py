@@ -133,7 +133,7 @@ class State:
         with self._lock:
             if not pod.node:
                 self.waiters.waits(pod)
-                if pod.claimant is not None:
+                if pod.claimant is not None and not self._is_on_its_way(pod):
                     self.preemption.heard(pod.claimant, pod.nominated)
                 self.preemption.turned_away(pod.uid, pod.turned_away)
                 named = Nominee(pod.uid, pod.namespace, pod.name, "", pod.named) if pod.named else None
@@ -423,6 +423,13 @@ class State:
             return {}
         sizes = {card.uuid: int(card.mem) for i, card in enumerate(state.cards) if state.used[i] > card.mem}
         return sizes | {uuid: 1 for uuid, holds in state.taken.items() if holds > 1}
+
+    def _is_on_its_way(self, pod: PodRecord) -> bool:
+        """Whether the node in the status is the one that filter has answered: kube-scheduler names it itself when a
+        binding begins that takes a while, and nobody goes for the pod there.
+        """
+        one = self._reservations.get(pod.uid)
+        return one is not None and one.node == pod.nominated
 
     def _set_bound(self, pod: PodRecord) -> None:
         self.waiters.over(pod.uid)

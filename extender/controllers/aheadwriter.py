@@ -79,8 +79,8 @@ class AheadWriter:
             return  # kube-scheduler was faster; those behind are in time for it
         try:
             self._name(nominee, nominee.version, nominee.node)
-        except (errors.Conflict, errors.NotFound):
-            self._ahead.unwritten(nominee.uid)
+        except (errors.Conflict, errors.NotFound, errors.Invalid):
+            self._ahead.unwritten(nominee.uid)  # Invalid: kube-scheduler was faster, the pod is bound
         except errors.KubeError as error:
             self._ahead.unwritten(nominee.uid)
             self._rest("cannot nominate a node ahead", nominee, error)
@@ -97,8 +97,8 @@ class AheadWriter:
             if metadata["uid"] != stale.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
                 return
             self._name(stale, metadata["resourceVersion"], None)
-        except errors.NotFound:
-            return
+        except (errors.NotFound, errors.Invalid):
+            return  # it is no more, or bound
         except errors.Conflict:
             self._ahead.still_named(stale)
         except errors.KubeError as error:

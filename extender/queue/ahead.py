@@ -181,7 +181,7 @@ class Ahead:
         one = self._nominated(uid)
         if one is None or one.prospect is None:
             return
-        doubt = one.prospect.doubt
+        doubt = one.prospect.wishes
         if list(nodes) == [one.node]:
             self._books.reservations.meet(uid)
             self._doubts.pop(doubt, None)
@@ -306,7 +306,7 @@ class Ahead:
             not (settings.one_best_node or prospect.insists)
             or books.ledger.holding(uid) is not None
             or not books.may(prospect.request.priority)
-            or self._doubts.get(prospect.doubt, (0, 0.0))[1] > self._clock.now()
+            or self._doubts.get(prospect.wishes, (0, 0.0))[1] > self._clock.now()
         ):
             return None
         placed = self._place(prospect)

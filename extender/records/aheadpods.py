@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
 from cardwise.core.api import request
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Rank
@@ -20,15 +18,12 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 Json = Mapping[str, Any]
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
-
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
     """A pod that waits and was not tried yet, as far as is known.
 
     `version`: of the object, as last seen. `rank`: as a gang of one. `wishes`: key of what it asks of its node.
-    `doubt`: equal for pods that kube-scheduler would refuse a node for the same reason that is not looked at here.
     `insists`: it says that the extender is to choose, whatever holds for others.
     """
 
@@ -42,7 +37,6 @@ class Prospect:
     load: Load
     rank: Rank
     wishes: bytes
-    doubt: bytes
     insists: bool
 
 
@@ -55,6 +49,7 @@ def prospect(pod: Json, load: Load) -> Prospect | None:
         or metadata.get("deletionTimestamp")
         or spec.get("schedulingGates")
         or members.gang_of(pod)
+        or members.grouped(pod)
         or not nodepreferences.one_best_node(pod, default=True)
         or _bound_to_others(spec)
     ):
@@ -65,8 +60,6 @@ def prospect(pod: Json, load: Load) -> Prospect | None:
         return None  # filter will say it
     if asked is None:
         return None
-    key = aheadnodes.key_of(spec)
-    volumes = [one for one in spec.get("volumes") or () if "persistentVolumeClaim" in one or "ephemeral" in one]
     return Prospect(
         uid=metadata["uid"],
         namespace=metadata["namespace"],
@@ -77,19 +70,22 @@ def prospect(pod: Json, load: Load) -> Prospect | None:
         request=asked,
         load=load,
         rank=members.rank(pod),
-        wishes=key,
-        doubt=key + _encode(volumes) if volumes else key,
+        wishes=aheadnodes.key_of(spec),
         insists=nodepreferences.one_best_node(pod, default=False),
     )
 
 
 def _bound_to_others(spec: Json) -> bool:
-    """Whether the scheduler decides by which other pods are where, or by claims of devices."""
+    """Whether the scheduler decides by which other pods are where, or by claims of devices or volumes."""
     affinity = spec.get("affinity") or {}
     hard = "requiredDuringSchedulingIgnoredDuringExecution"
     if any((affinity.get(kind) or {}).get(hard) for kind in ("podAffinity", "podAntiAffinity")):
         return True
     if spec.get("topologySpreadConstraints") or spec.get("resourceClaims") or spec.get("hostNetwork"):
+        return True
+    # Such a claim may wait for its first consumer. kube-scheduler itself names the node then while the volume is made,
+    # which may take longer than anything is held ahead.
+    if any("persistentVolumeClaim" in one or "ephemeral" in one for one in spec.get("volumes") or ()):
         return True
     containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
     return any(port.get("hostPort") for each in containers for port in each.get("ports") or ())

@@ -39,6 +39,13 @@ def gang_of(pod: Json) -> str:
     return str(labels.get(names.GANG) or "")
 
 
+def grouped(pod: Json) -> bool:
+    """Whether the pod names a PodGroup of Kubernetes. kube-scheduler filters all members before it binds any, tells
+    nobody when it gives that up, and tries a member whose bind was refused again at once.
+    """
+    return bool((pod.get("spec") or {}).get("schedulingGroup"))
+
+
 def member(pod: Json, load: Load) -> Member:
     """The member that the pod is."""
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}

@@ -113,6 +113,15 @@ def test_a_pod_that_has_changed_holds_nothing(writing, gone):
     writing.round(writes=1)
 
 
+def test_a_pod_that_is_bound_by_now_keeps_nobody_waiting(writing):
+    """Since 1.35 the API server refuses the name as Invalid."""
+    nominee = writing.decided()
+    writing.api.fault(Fault(status=422))
+    writing.writer.write(nominee)
+    writing.create("q")
+    writing.round(writes=1)
+
+
 @pytest.mark.parametrize("fault", [Fault(status=403), Fault(refused=True)], ids=["forbidden", "unreachable"])
 def test_where_writing_fails_it_rests(writing, fault):
     nominee = writing.decided()

@@ -78,6 +78,9 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
         {"spec": {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}},
         {"spec": {"resourceClaims": [{"name": "nic"}]}},
         {"spec": {"hostNetwork": True}},
+        {"spec": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "late"}}]}},
+        {"spec": {"volumes": [{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}]}},
+        {"spec": {"schedulingGroup": {"podGroupName": "g"}}},
         {"metadata": {"labels": {names.GANG: "g"}}},
         {"metadata": {"annotations": {names.ONE_NODE: "false"}}},
         {"metadata": {"deletionTimestamp": NEW}},
@@ -209,9 +212,9 @@ def test_what_is_planned_is_let_go_when_no_node_will_do():
 
 def test_pods_that_are_refused_again_and_again_are_left_alone_for_a_while():
     world = World("n1", "n2")
-    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "zonal"}}]
+    wish = [{"key": "zonal", "operator": "Exists"}]
     for i in range(4):
-        world.create(f"p{i}", 100, volumes=volumes)
+        world.create(f"p{i}", 100, tolerations=wish)
         expected = {f"p{i}": "n1"} if i < 3 else {}
         assert world.ahead() == expected
         world.filter(f"p{i}", "n2")
@@ -219,7 +222,7 @@ def test_pods_that_are_refused_again_and_again_are_left_alone_for_a_while():
     world.create("other", 100)
     assert len(world.ahead()) == 1, "others have nothing to do with it"
     world.passes(61)
-    world.create("later", 100, volumes=volumes)
+    world.create("later", 100, tolerations=wish)
     assert len(world.ahead()) == 1
 
 
