@@ -237,6 +237,7 @@ def _bind(parts: Parts, environ: Environ) -> str:
         outcome, text = "malformed", str(error)
     except Failed as error:
         outcome, text = error.outcome, str(error)
+        parts.requests.bind_failed(args.pod_uid)
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("bind failed")
     parts.metrics.bound(outcome)

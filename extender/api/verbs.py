@@ -70,8 +70,11 @@ def filter_nodes(
         requests.put(uid, asked, (pod.get("metadata") or {}).get("resourceVersion") or "")
     if not candidates:
         return _fits(args, [])
+    grouped = members.grouped(pod)
+    if grouped and requests.rests(uid):
+        return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
     if uid and members.gang_of(pod):
-        answer = _member(state, args, uid, candidates)
+        answer = _member(state, args, uid, candidates, grouped=grouped)
         if answer is not None:
             return answer
     if asked is None:
@@ -92,7 +95,7 @@ def filter_nodes(
     else:
         found = state.fitting(ask, created=created)
     if isinstance(found, Decided) and found.node not in candidates:
-        return FilterResult(error=UNDECIDED)
+        return _undecided(candidates, grouped=grouped)
     if isinstance(found, Unplaceable):
         if preferences.preempt_fragmented and uid and may_preempt(pod):
             nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
@@ -147,7 +150,9 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
     asked = request.parse_mutated(pod)
     waits = bool(members.gang_of(pod))
     if asked is None and not waits:
-        return PreemptResult(args.as_chosen())  # it came by its marker only
+        # It came by its marker only.
+        said = args.as_chosen().items()
+        return PreemptResult({node: own for node, own in said if state.preemption.are_on(node, chosen[node])})
     claimant = _claimant(pod, asked or PodRequest(containers=(), priority=_priority(pod)))
     policy = (asked.policy if asked is not None else None) or preferences.policy
     found = state.preemption.answer(claimant, policy, chosen, member=waits)
@@ -176,7 +181,7 @@ def one_best_node(pod: Mapping[str, Any], preferences: Preferences) -> bool:
     return nodepreferences.one_best_node(pod, default=preferences.one_best_node)
 
 
-def _member(state: State, args: FilterArgs, uid: str, candidates: list[str]) -> FilterResult | None:
+def _member(state: State, args: FilterArgs, uid: str, candidates: list[str], *, grouped: bool) -> FilterResult | None:
     """The answer for a member of a gang; None where it is placed alone."""
     decided = state.decided(uid)
     found = decided.node if decided is not None else state.gangs.filter(uid, candidates)
@@ -184,7 +189,7 @@ def _member(state: State, args: FilterArgs, uid: str, candidates: list[str]) -> 
         return None
     if isinstance(found, Refusal):
         return _refused(dict.fromkeys(candidates, found))
-    return _fits(args, [found]) if found in candidates else FilterResult(error=UNDECIDED)
+    return _fits(args, [found]) if found in candidates else _undecided(candidates, grouped=grouped)
 
 
 def may_preempt(pod: Mapping[str, Any]) -> bool:
@@ -229,6 +234,13 @@ def _refused(refusals: Mapping[str, Refusal]) -> FilterResult:
     for name, refusal in refusals.items():
         (failed if refusal.resolvable else hopeless)[name] = refusal.text
     return FilterResult(node_names=[], failed_nodes=failed, failed_and_unresolvable_nodes=hopeless)
+
+
+def _undecided(candidates: list[str], *, grouped: bool) -> FilterResult:
+    """An error would end the try of all members of a PodGroup of Kubernetes."""
+    if grouped:
+        return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
+    return FilterResult(error=UNDECIDED)
 
 
 def _inspected(state: State, name: str) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """What is remembered of a pod from one call about it to the next.
 
 What it asks and which version of it was seen, from filter to bind: a bind call names the pod only. The scores of nodes,
-from filter to prioritize, which asks for the same a moment later. It is a cache: what is not here is found anew.
+from filter to prioritize, which asks for the same a moment later. That its bind was refused, from there to the next
+filter. It is a cache: what is not here is found anew.
 """
 
 import threading
@@ -14,6 +15,7 @@ from cardwise.core.api.request import PodRequest
 _MOST = 20_000
 _MOST_SCORED = 8  # pods; the scheduler asks about one after the other
 _SCORED_SECONDS = 1.0
+_FIRST_REST, _LONGEST_REST = 1.0, 10.0  # seconds, as kube-scheduler's own back-off
 
 
 class Asked(NamedTuple):
@@ -32,6 +34,7 @@ class Requests:
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, Asked] = OrderedDict()
         self._scored: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
+        self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # until when, and for how long
 
     def put(self, uid: str, asked: PodRequest, version: str) -> None:
         if not uid or not version:
@@ -46,6 +49,20 @@ class Requests:
         """What was remembered; it is forgotten, since a bind that fails is followed by another filter."""
         with self._lock:
             return self._by_uid.pop(uid, None)
+
+    def bind_failed(self, uid: str) -> None:
+        """A bind of the pod was refused; each rest that follows is twice as long as the one before."""
+        with self._lock:
+            _, before = self._failed.pop(uid, (0.0, _FIRST_REST / 2))
+            rest = min(2 * before, _LONGEST_REST)
+            self._failed[uid] = self._clock.now() + rest, rest
+            if len(self._failed) > self._most:
+                self._failed.popitem(last=False)
+
+    def rests(self, uid: str) -> bool:
+        """Whether a bind of the pod was refused a moment ago."""
+        with self._lock:
+            return self._clock.now() < self._failed.get(uid, (0.0, 0.0))[0]
 
     def put_scores(self, uid: str, scores: dict[str, int]) -> None:
         """What filter has found, node by node."""

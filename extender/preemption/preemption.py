@@ -176,6 +176,12 @@ class Preemption:
                 return self._for_gang(claimant, policy, found, until)
             return self._answered(claimant, found)
 
+    def are_on(self, node: str, uids: Collection[str]) -> bool:
+        """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
+        with self._lock:
+            there = {placed.occupant.uid for _, placed in self._books.loads.on(node) if placed.occupant is not None}
+        return there.issuperset(uids)
+
     # Pods that only cards keep waiting.
 
     def refused(self, claimant: Claimant, policy: str, nodes: Collection[str]) -> None:
@@ -326,7 +332,7 @@ class Preemption:
                 continue
             budgets = self._budgets.covering(one.namespace, one.labels)
             going = one.going or uid in gone
-            residents.append(Resident(uid, one.priority, placed.load, holding, budgets, going, one.fixed))
+            residents.append(Resident(uid, one.priority, placed.load, holding, budgets, going, one.fixed, one.grouped))
         for holding in ledger.holdings(node):
             if holding.uid in seen:
                 continue

@@ -8,7 +8,9 @@ from extender.records.aheadnodes import Ground
 
 
 class Occupant(NamedTuple):
-    """Who takes it, as far as preemption asks. `going`: it is being deleted; `fixed`: nobody can evict it."""
+    """Who takes it, as far as preemption asks. `going`: it is being deleted; `fixed`: nobody can evict it; `grouped`:
+    it names a PodGroup of Kubernetes.
+    """
 
     uid: str
     namespace: str
@@ -17,6 +19,7 @@ class Occupant(NamedTuple):
     labels: Mapping[str, str] = {}
     going: bool = False
     fixed: bool = False
+    grouped: bool = False
 
 
 class Placed(NamedTuple):

@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from cardwise.core.api import names
+from extender.records import members
 
 
 def one_best_node(pod: Mapping[str, Any], *, default: bool) -> bool:
     """Whether the extender names the best node alone: not where the pod has wishes that only the scheduler can weigh.
 
-    `default`: of pods that have none, and no annotation that decides.
+    `default`: of pods that have none, and no annotation that decides. A member of a PodGroup of Kubernetes gets one in
+    any case: the next member is filtered before it is bound, and must not be offered the same room.
     """
+    if members.grouped(pod):
+        return True
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     wish = annotations.get(names.ONE_NODE)
     if wish in ("true", "false"):

@@ -111,7 +111,17 @@ class _Running(loads.Container, rename="camel"):
     security_context: wire.RunAs | None = None
 
 
-class _PodSpec(loads.PodSpec, rename="camel"):
+class _Group(Struct, rename="camel"):
+    pod_group_name: str = ""
+
+
+class _Grouped(loads.PodSpec, rename="camel"):
+    """With the PodGroup of Kubernetes that it names."""
+
+    scheduling_group: _Group | None = None
+
+
+class _PodSpec(_Grouped, rename="camel"):
     """With who it runs as."""
 
     containers: Sequence[_Running] | None = None
@@ -139,7 +149,7 @@ class _OtherPod(Struct):
     """A pod that is none of ours, of which only counts what it takes of its node."""
 
     metadata: _OtherMeta
-    spec: loads.PodSpec = msgspec.field(default_factory=loads.PodSpec)
+    spec: _Grouped = msgspec.field(default_factory=_Grouped)
     status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
 
 
@@ -279,7 +289,7 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
     return f"{meta.namespace}/{meta.name}", Placed(intern(read.spec.node_name), loads.of_pod(read.spec), occupant)
 
 
-def _occupant(meta: "_Meta | _OtherMeta", spec: loads.PodSpec, *, fixed: bool = False) -> Occupant:
+def _occupant(meta: "_Meta | _OtherMeta", spec: _Grouped, *, fixed: bool = False) -> Occupant:
     return Occupant(
         meta.uid,
         intern(meta.namespace),
@@ -288,6 +298,7 @@ def _occupant(meta: "_Meta | _OtherMeta", spec: loads.PodSpec, *, fixed: bool = 
         _shared(tuple(sorted((meta.labels or {}).items()))),
         going=meta.deletion_timestamp is not None,
         fixed=fixed,
+        grouped=spec.scheduling_group is not None,
     )
 
 

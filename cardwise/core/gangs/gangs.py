@@ -34,9 +34,21 @@ class Membership:
 
 
 def membership(pod: Json) -> Membership | None:
-    """What a pod or a pod template says of its gang; an annotation wins over a label. Raises InvalidRequest."""
+    """What a pod or a pod template says of its gang; an annotation wins over a label. Raises InvalidRequest.
+
+    Not of both: kube-scheduler would wait for all of its own PodGroup before it binds any, and the extender for all of
+    the gang.
+    """
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    if (pod.get("spec") or {}).get("schedulingGroup"):
+        both = next((k for k in (names.GROUP_NAME, names.COSCHEDULING) if k in annotations or k in labels), None)
+        if both is not None:
+            raise InvalidRequest(
+                "spec.schedulingGroup",
+                f"names a PodGroup of Kubernetes, and {both} a gang of Cardwise: a pod is in one of them at most",
+                "leave one of them out on all pods of the group",
+            )
     for where, values in (("annotations", annotations), ("labels", labels)):
         if names.GROUP_NAME in values:
             field_name = f"metadata.{where}[{names.GROUP_NAME}]"

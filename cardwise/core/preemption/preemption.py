@@ -25,7 +25,9 @@ _MOST_CLASSES: Final = 6  # of devices in one request: each set of them is a nee
 
 
 class Resident(NamedTuple):
-    """A pod on the node. `going`: it ends by itself; `fixed`: nobody may evict it. `budgets`: those for disruption."""
+    """A pod on the node. `going`: it ends by itself; `fixed`: nobody may evict it. `budgets`: those for disruption.
+    `grouped`: in a PodGroup of Kubernetes, whose pods may have to go together.
+    """
 
     uid: str
     priority: int
@@ -34,6 +36,7 @@ class Resident(NamedTuple):
     budgets: tuple[str, ...] = ()
     going: bool = False
     fixed: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,11 @@ def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victim
     """The least harmful set of pods whose going makes the newcomer fit; None where there is none.
 
     `chosen`: kube-scheduler's own victims, each of whom it needs to go. Where no sum of the node says why, the reason
-    is one that only it knows (ports, affinity), and they stay in the set.
+    is one that only it knows (ports, affinity, a group that goes whole), and they stay in the set. There is no set
+    where one of them is on another node: it takes only pods of this one, so a group would break.
     """
+    if not {resident.uid for resident in full.residents}.issuperset(chosen):
+        return None
     return _Question(full, newcomer, chosen).answer()
 
 
@@ -135,7 +141,7 @@ class _Question:
         self._asked = _asked(newcomer)
         now = _Node(full.node, _left(full))
         self._forced = self._unexplained(now, chosen)
-        known = [self._residents[uid] for uid in self._forced if uid in self._residents]
+        known = [self._residents[uid] for uid in self._forced]
         self._node = now.without([*known, *(r for r in full.residents if r.going and r.uid not in self._forced)])
         self._charged = [Thing(resident.uid, {}, resident.budgets) for resident in known]
         self._plan = self._plan_on(self._node.state)
@@ -145,7 +151,7 @@ class _Question:
             resident
             for resident in self._residents.values()
             if resident.priority < self._newcomer.priority
-            and not (resident.going or resident.fixed)
+            and not (resident.going or resident.fixed or resident.grouped)
             and resident.uid not in self._forced
         ]
         candidates.sort(key=lambda resident: (resident.priority, resident.uid))
@@ -170,13 +176,13 @@ class _Question:
         kube-scheduler counts pods that are going like others, but none whose object is gone.
         """
         ghosts = [resident for resident in self._residents.values() if resident.going and resident.fixed]
-        known = [self._residents[uid] for uid in chosen if uid in self._residents]
+        known = [self._residents[uid] for uid in chosen]
         forced = []
         for uid in sorted(chosen):
-            one = self._residents.get(uid)
-            if one is not None and one.going:
+            one = self._residents[uid]
+            if one.going:
                 continue
-            if one is None or one.fixed or one.priority >= self._newcomer.priority:
+            if one.fixed or one.grouped or one.priority >= self._newcomer.priority:
                 forced.append(uid)
                 continue
             others = now.without([*ghosts, *(each for each in known if each is not one)])
@@ -247,7 +253,7 @@ class _Question:
         fits = self._fits(gone)
         if fits is None:
             return None
-        known = [*gone, *(self._residents[uid] for uid in self._forced if uid in self._residents)]
+        known = [*gone, *(self._residents[uid] for uid in self._forced)]
         charged = [Thing(resident.uid, {}, resident.budgets) for resident in known]
         return Victims(
             uids=tuple(sorted({resident.uid for resident in gone} | set(self._forced))),

@@ -29,6 +29,7 @@ class Refusal(Enum):
     MPS_USER = ("MPS on the GPU cards that would do serves one user at a time, and not the pod's", True)
     NO_SUCH_DEVICE = ("The node does not have the devices asked for", False)
     NO_DEVICE = ("Insufficient free devices of the class asked for", True)
+    UNSETTLED = ("A bind of the pod failed a moment ago, or may still land; it is tried again", False)
     # Only pods of the same namespace could make room by going; kube-scheduler would preempt those of any.
     QUOTA = ("The namespace's GPUQuota leaves no room on the GPU cards that would do", False)
     # Only what completes the plan of a gang helps, and that is for its planner to find.

@@ -48,8 +48,21 @@ class World:
         self.state.set_pod(as_pod(made))
         return made
 
-    def runs(self, name: str, mem: int, card: int, *, node: str = "n1", priority: int = LOW, app: str = "", **more):
+    def runs(
+        self,
+        name: str,
+        mem: int,
+        card: int,
+        *,
+        node: str = "n1",
+        priority: int = LOW,
+        app: str = "",
+        group: str = "",
+        **more,
+    ):
         made = bound(name, mem, card, node=node, **more)
+        if group:
+            made["spec"]["schedulingGroup"] = {"podGroupName": group}
         made["spec"]["priority"] = priority
         made["metadata"]["labels"] = {"app": app or name}
         return self.tell(made)
@@ -270,6 +283,17 @@ def test_another_extender_learns_it_from_the_pods_status(full):
     assert full.filter(full.wants("p")) == ["n1"]
 
 
+def test_a_node_that_is_named_while_the_pod_is_bound_there_is_no_preemption(world):
+    """Since 1.35 kube-scheduler names it at the start of a binding that has volumes to wait for."""
+    world.runs("a", P100, 0)
+    wanted = world.wants("p")
+    assert world.filter(wanted) == ["n1"]
+    world.nominate(wanted, "n1")
+    world.clock.advance(31)
+    world.state.tick()
+    assert world.filter(world.wants("low", priority=LOW)) == ["n1"]
+
+
 def test_a_status_that_names_no_node_any_more_ends_nothing(freed):
     """The scheduler clears it where it finds nobody to evict, as when the victims are gone and their cards not yet."""
     freed.nominate(freed.wants("p"), "")
@@ -290,8 +314,8 @@ def test_answers_in_gos_spelling_and_without_an_answer_503():
     body = json.dumps({"Pod": asking("p", gpu_mem=P100), "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}]}}})
     client = create_app(parts()).test_client()
     answer = client.post("/gpushare-scheduler/preempt", data=body)
-    # Somebody whom we have not seen yet is the scheduler's own to evict.
-    assert answer.get_json() == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}], "NumPDBViolations": 0}}}
+    # Somebody whom we have not seen there: kube-scheduler asks again, and one wrong name would spoil its whole answer.
+    assert answer.get_json() == {"NodeNameToMetaVictims": {}}
     assert client.post("/gpushare-scheduler/preempt", data=b"{}").status_code == 503
 
     class Standby:
@@ -305,6 +329,40 @@ def test_answers_in_gos_spelling_and_without_an_answer_503():
 def test_a_pod_that_came_by_its_marker_only_keeps_the_schedulers_choice(full):
     plain = {"metadata": {"name": "p", "uid": "uid-p", "namespace": "default"}, "spec": {"containers": [{"name": "c"}]}}
     assert full.preempt(plain, n1=["a0"]) == {"n1": ["a0"]}
+
+
+# With Kubernetes' own PodGroups.
+
+
+@pytest.fixture
+def grouped():
+    """Two nodes; pods of one PodGroup on both, and others."""
+    world = World("n1", "n2")
+    for node in ("n1", "n2"):
+        for card in (0, 1):
+            world.runs(f"{node}-g{card}", HALF, card, node=node, group="g")
+            world.runs(f"{node}-o{card}", HALF, card, node=node)
+    return world
+
+
+def test_where_a_group_would_break_nobody_goes(grouped):
+    """kube-scheduler names all pods of a group that goes whole, on each node; it takes those of the node alone."""
+    whole = [f"{node}-g{card}" for node in ("n1", "n2") for card in (0, 1)]
+    assert grouped.preempt(grouped.wants("p", HALF), n1=whole, n2=["n2-o0"]) == {"n2": ["n2-o0"]}
+
+
+def test_nobody_of_a_group_goes_whom_kube_scheduler_has_not_named(grouped):
+    assert grouped.preempt(grouped.wants("p"), n1=["n1-o0", "n1-o1"]) == {}
+
+
+def test_the_pods_of_a_group_go_together(grouped):
+    answer = grouped.preempt(grouped.wants("p"), n1=["n1-g0", "n1-g1"])
+    assert answer in ({"n1": ["n1-g0", "n1-g1", "n1-o0"]}, {"n1": ["n1-g0", "n1-g1", "n1-o1"]})
+
+
+def test_a_pod_that_came_by_its_marker_only_breaks_no_group(grouped):
+    plain = {"metadata": {"name": "p", "uid": "uid-p", "namespace": "default"}, "spec": {"containers": [{"name": "c"}]}}
+    assert grouped.preempt(plain, n1=["n1-g0", "n2-g0"], n2=["n2-o0"]) == {"n2": ["n2-o0"]}
 
 
 # Fragmented cards.

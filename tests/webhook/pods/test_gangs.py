@@ -94,6 +94,21 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, said
     assert validated(member).allowed
 
 
+@pytest.mark.parametrize(("annotations", "labels"), [(GROUP, {}), ({}, GROUP), ({}, {names.COSCHEDULING: "a"})])
+def test_a_pod_that_names_a_podgroup_of_kubernetes_too_is_refused(annotations: Json, labels: Json) -> None:
+    asked = pod(annotations, labels)
+    asked["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
+    assert refused(asked).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes, and ")
+
+
+def test_a_pod_of_a_podgroup_of_kubernetes_alone_is_in_no_gang_of_ours() -> None:
+    asked = pod({}, {})
+    asked["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
+    member = after(asked)
+    assert "schedulingGates" not in member["spec"]
+    assert validated(member).allowed
+
+
 def test_gates_of_others_stay() -> None:
     asked = pod()
     asked["spec"]["schedulingGates"] = [{"name": "example.com/later"}]

@@ -1,0 +1,87 @@
+"""Pods of a PodGroup of Kubernetes: kube-scheduler filters all members before it binds any, and takes nothing back."""
+
+import json
+
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.refusals import Refusal
+from extender.api import verbs
+from extender.api.app import create_app
+from extender.api.verbs import Preferences
+from extender.cache.requests import Requests
+from extender.records.wire import FilterArgs
+from tests.extender.api.test_app import parts
+from tests.extender.worlds import P100, as_pod, asking, bound, free, state, with_cards
+from tests.fakes.clock import FakeClock
+
+ALL = Preferences(policy="binpack", one_best_node=False)
+
+
+class World:
+    def __init__(self, **nodes: int) -> None:
+        self.clock = FakeClock()
+        self.state = with_cards(state(self.clock), **nodes)
+        self.requests = Requests(clock=self.clock)
+
+    def filter(self, pod, *nodes):
+        args = FilterArgs(pod=pod, node_names=list(nodes))
+        return verbs.filter_nodes(self.state, self.requests, ALL, args)
+
+
+def member(name, mem=P100, **annotations):
+    made = asking(name, gpu_mem=mem)
+    made["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+    made["metadata"]["annotations"] = annotations
+    return made
+
+
+def test_each_member_has_a_card_of_its_own_before_any_is_bound():
+    world = World(n1=1, n2=1)
+    wish = {names.ONE_NODE: "false"}
+    given = [world.filter(member(f"m{i}", **wish), "n1", "n2").node_names for i in range(3)]
+    assert sorted(given) == [[], ["n1"], ["n2"]]
+
+
+def test_a_member_that_comes_again_leaves_where_it_was():
+    """Another member fitted nowhere, so the scheduler begins from the first, and tells nobody."""
+    world = World(n1=1, n2=1)
+    (first,) = world.filter(member("m0"), "n1", "n2").node_names
+    (other,) = {"n1", "n2"} - {first}
+    assert world.filter(member("m0"), other).node_names == [other]
+    assert (free(world.state, first), free(world.state, other)) == ([P100], [0])
+
+
+def test_one_whose_bind_may_have_landed_does_not_end_the_others_try():
+    world = World(n1=1, n2=1)
+    world.state.set_pod(as_pod(bound("m0", 100, 0, node="n2")))
+    answer = world.filter(member("m0", 100), "n1")
+    assert answer.error == ""
+    assert answer.failed_and_unresolvable_nodes == {"n1": Refusal.UNSETTLED.text}
+
+
+def test_one_whose_bind_is_refused_rests_longer_each_time():
+    """kube-scheduler brings it again at once: eleven times in a second and a half."""
+    world = World(n1=1)
+    pod = member("m0")
+    for seconds in (1, 2, 4, 8, 10, 10):
+        assert world.filter(pod, "n1").node_names == ["n1"]
+        world.requests.bind_failed("uid-m0")
+        world.clock.advance(seconds - 0.1)
+        assert world.filter(pod, "n1").failed_and_unresolvable_nodes == {"n1": Refusal.UNSETTLED.text}
+        world.clock.advance(0.1)
+    assert world.filter(pod, "n1").node_names == ["n1"]
+
+
+def test_other_pods_come_again_when_the_scheduler_likes():
+    world = World(n1=1)
+    world.requests.bind_failed("uid-p")
+    assert world.filter(asking("p", gpu_mem=100), "n1").node_names == ["n1"]
+
+
+@pytest.mark.parametrize("node", ["n1", "nowhere"])
+def test_a_refused_bind_is_remembered(node):
+    made = parts()
+    call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": node}
+    answer = create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call)).get_json()
+    assert bool(answer["Error"]) == made.requests.rests("uid-p") == (node == "nowhere")
