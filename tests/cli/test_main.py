@@ -77,7 +77,7 @@ def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch
 
 def test_a_missing_right_is_told_with_the_command_that_gives_it(monkeypatch):
     api = lists()
-    api.forbid("extendedresources")
+    api.forbid("extendedresources", "resourceclasses", "pods")
     monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
     monkeypatch.setattr(sys, "argv", ["cardwise", "inspect"])
     with pytest.raises(SystemExit) as ended:
@@ -140,6 +140,26 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
         line.split() for line in quota.stdout.splitlines()
     ]
     assert "without the pods" in quota.stderr
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("top", "--once"), ("nodes",)])
+def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, command):
+    api = as_a_user_of("team-a", "extendedresources")
+    api.change("resourceclasses", K80_CLASS, status={"cards": 3, "freeMiB": 8441})
+    found = run(monkeypatch, api, *command)
+    assert found.exit_code == 0, found.output
+    rows = [line.split() for line in found.stdout.splitlines()]
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "-"] in rows
+    assert ["team-a/notebook", "n1", "0", "2000"] in rows
+    assert "team-b" not in found.output
+    assert EVERYBODY in found.stderr
+    of_node = run(monkeypatch, api, *command, "n2", "-o", "json")
+    assert [one["name"] for one in json.loads(of_node.stdout)["pods"]] == ["train"]
+    api.forbid("extendedresources", "resourceclasses", "pods of all")
+    assert "team-a/notebook" in run(monkeypatch, api, *command).stdout
+    api.forbid("extendedresources", "pods")
+    said = run(monkeypatch, api, *command).stdout
+    assert (K80_CLASS in said, "team-a" in said) == (True, False)
 
 
 def test_inspect_without_nodes_and_others_pods_shows_the_cards(monkeypatch):

@@ -108,6 +108,17 @@ class Space:
     def kubectl(self, *args: str, **options: Any) -> str:
         return self.cluster.kubectl("-n", self.name, *args, **options)
 
+    def editor(self, name: str, folder: Path) -> Path:
+        """The kubeconfig of somebody with the ClusterRole `edit` in this namespace, and no other right."""
+        self.kubectl("create", "serviceaccount", name)
+        self.kubectl("create", "rolebinding", name, "--clusterrole=edit", f"--serviceaccount={self.name}:{name}")
+        config = yaml.safe_load((self.cluster.state_dir / "kubeconfig" / "admin").read_text())
+        config["users"][0]["user"] = {"token": self.kubectl("create", "token", name).strip()}
+        config["contexts"][0]["context"]["namespace"] = self.name
+        found = folder / "kubeconfig"
+        found.write_text(yaml.safe_dump(config))
+        return found
+
     def create(self, pod: Json) -> str:
         """Returns the UID."""
         made = self.cluster.api.create(paths.pods(self.name), pod)

@@ -33,6 +33,9 @@ ELSEWHERE = {
     "python -m cardwise.share": "in a container: tests/share",
     "kubectl -n cardwise-system port-forward": "a Service of the chart: test_chart.py, test_metrics.py",
 }
+ADMINS_COMMAND = (
+    "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
+)
 OTHER_PAGES = {"migration.md": "test_migration.py types them"}
 
 # What a page names that everybody has under names of one's own, and what it is here.
@@ -119,6 +122,43 @@ class Shell:
             check=False,
             timeout=120,
         )
+
+
+def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, shell: "Shell", tmp_path: Path):
+    """Nothing of it takes a right on the cluster; what is not to be seen is told with the admin's command."""
+    space = Space(cluster, "first-hour")
+    environment = os.environ | cluster.environment() | {"KUBECONFIG": str(space.editor("ann", tmp_path))}
+    ann = Shell(environment, {"folder": ROOT, "card": "", "resource": ""})
+    try:
+        for line in TYPED["quickstart.md"]:
+            if line.startswith("kubectl delete"):
+                break
+            said = ann.type(line)
+            assert said.returncode == 0, f"{line}\n{said.stdout}{said.stderr}"
+        for command in ("inspect", "top --once", "nodes", "classes", "quota", "explain notebook"):
+            said = ann.type(f"cardwise {command}")
+            assert said.returncode == 0, f"{command}\n{said.stdout}{said.stderr}"
+            shown = said.stdout + said.stderr
+            assert "my-namespace" not in shown, "another team's pod"
+            assert ADMINS_COMMAND in shown, command
+            if command in ("inspect", "top --once", "nodes"):
+                assert "first-hour/notebook" in said.stdout
+            if command not in ("quota", "explain notebook"):
+                assert "nvidia.tesla.k80 " in said.stdout, "a type"
+        # What the admin's command gives is what people.viewCards gives.
+        assert shell.type(ADMINS_COMMAND).returncode == 0
+        space.wait(lambda: "TOTAL-MIB" in ann.type("cardwise top --once").stdout, "cards may be seen")
+        for command in ("inspect -d", "top --once", "nodes", "classes -o wide", "quota", "explain notebook"):
+            said = ann.type(f"cardwise {command}")
+            assert said.returncode == 0, f"{command}\n{said.stdout}{said.stderr}"
+            assert "my-pod" not in said.stdout, "another team's pod"
+            if command in ("inspect -d", "top --once"):
+                assert "notebook" in said.stdout
+    finally:
+        cluster.kubectl("delete", "clusterrolebinding", "cardwise-view", "--ignore-not-found")
+        space.delete("notebook", grace=1)
+        space.wait(lambda: not space.pods(), "its pod is gone", 120)
+        cluster.kubectl("delete", "namespace", space.name, "--wait=false")
 
 
 @pytest.mark.parametrize("page", sorted(TYPED))

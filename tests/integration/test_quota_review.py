@@ -164,15 +164,9 @@ def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_pat
 
 def user_of(space: Space, folder: Path) -> Path:
     """The kubeconfig of somebody who may edit in the namespace, and look at cards, classes and quotas."""
-    space.kubectl("create", "serviceaccount", "jane")
-    space.kubectl("create", "rolebinding", "jane", "--clusterrole=edit", f"--serviceaccount={space.name}:jane")
+    found = space.editor("jane", folder)
     account = f"--serviceaccount={space.name}:jane"
     space.kubectl("create", "clusterrolebinding", space.name, "--clusterrole=cardwise-view", account)
-    config = yaml.safe_load((space.cluster.state_dir / "kubeconfig" / "admin").read_text())
-    config["users"][0]["user"] = {"token": space.kubectl("create", "token", "jane").strip()}
-    config["contexts"][0]["context"]["namespace"] = space.name
-    found = folder / "kubeconfig"
-    found.write_text(yaml.safe_dump(config))
     return found
 
 

@@ -144,10 +144,11 @@ def _card(read: _Resource) -> Card:
 class Details:
     """Of some nodes. `holders` are by card, without `used`; `measured` is MiB by namespace, pod and card's UUID.
 
-    `notes` say what could not be read.
+    `own`: the holders are pods of one namespace only. `notes` say what could not be read.
     """
 
     holders: dict[str, list[Holder]] | None = None
+    own: bool = False
     measured: dict[tuple[str, str, str], int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -164,7 +165,7 @@ class Details:
             for one in sorted(everyone, key=lambda one: (-one.granted, one.namespace, one.name))
         ]
         # A card of which the extender has not told yet.
-        granted = sum(one.granted for one in holders) if card.granted is None else card.granted
+        granted = sum(one.granted for one in holders) if card.granted is None and not self.own else card.granted
         return replace(card, holders=tuple(holders), granted=granted)
 
 
@@ -178,7 +179,10 @@ def details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAM
                 pod for of_node in pool.map(partial(_pods, client), _asked(nodes)) for pod in of_node
             )
         except errors.Forbidden:
-            found.notes.append("you may not read the pods of all namespaces: who holds what is not shown")
+            found.own = True
+            found.holders = _own_holders(client, nodes)
+            shown = "who holds what is not shown" if found.holders is None else "of the holders only your own are shown"
+            found.notes.append(f"you may not read the pods of all namespaces: {shown}")
         found.measured = measuring.result()
     return found
 
@@ -192,6 +196,15 @@ def _pods(client: KubeClient, node: str) -> list[_Pod]:
     """Of the node; "" is any."""
     query = _FROM_CACHE | ({"fieldSelector": f"spec.nodeName={node}"} if node else {})
     return list(client.items(paths.pods(), wire.ListOf[_Pod], query, 0))
+
+
+def _own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
+    """Pods of the client's namespace; None where they may not be read either."""
+    try:
+        pods = list(client.items(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
+    except errors.Forbidden:
+        return None
+    return _holders(pod for pod in pods if pod.spec.node_name in nodes)
 
 
 def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:

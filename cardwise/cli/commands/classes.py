@@ -8,20 +8,15 @@ from typing import Any
 import click
 
 from cardwise.cli import options
-from cardwise.cli.cluster import listing
-from cardwise.cli.render import devicetable, printing, tables
+from cardwise.cli.cluster import visible
+from cardwise.cli.render import devicetable, printing, tables, visibletable
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.quotas import NOTHING, Charge, Entry
 from cardwise.core.placement.ledger import Ledger
-from cardwise.kube import errors, paths, survey
+from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
 
-# Of a ResourceClass's status, by the heads of their columns.
-_TOLD = {
-    "CARDS": "cards", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
-    "HEALTHY": "healthyCards",
-}  # fmt: skip
 _NOBODY = "Nobody uses it.\n"
 
 
@@ -57,19 +52,13 @@ def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
 
 def _by_status(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
     """What the extender says of each class, for who may read no card. Raises `KubeError`."""
-    found = [one for one in listing.objects(client, paths.resourceclasses()) if name in (None, one["metadata"]["name"])]
+    found = [one for one in visible.types(client) if name in (None, one.name)]
     why = f"{missing.message}; {options.remedy(missing)}"
     click.echo(f"note: as the extender says it, without who uses what: {why}", err=True)
-    told = [
-        {"name": one["metadata"]["name"]} | {key: (one.get("status") or {}).get(key) for key in _TOLD.values()}
-        for one in found
-    ]
     if output in ("json", "yaml"):
-        printing.dump({"classes": told}, output)
+        printing.dump({"classes": [visibletable.as_json(one) for one in found]}, output)
         return
-    rows = [["CLASS", *_TOLD]]
-    rows += [[one["name"], *("-" if one[key] is None else str(one[key]) for key in _TOLD.values())] for one in told]
-    click.echo(tables.aligned(rows), nl=False)
+    click.echo(tables.aligned(visibletable.of_types(found)), nl=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from cardwise.cli import options
-from cardwise.cli.render import cardtable, devicetable, gangtable, printing
-from cardwise.kube import survey
+from cardwise.cli.render import cardtable, devicetable, gangtable, printing, visibletable
+from cardwise.kube import errors, survey
 
 
 @click.command()
@@ -18,7 +18,11 @@ from cardwise.kube import survey
 def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
     client = options.client(kubeconfig)
-    seen = survey.take(client, own=client.namespace)
+    try:
+        seen = survey.take(client, own=client.namespace)
+    except errors.Forbidden as error:
+        visibletable.show(client, error, output, [node] if node else [])
+        return
     shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
     if node is not None and node not in {one.name for one in shown}:
         known = ", ".join(one.name for one in shown) or "none"

@@ -14,10 +14,10 @@ import click
 from cardwise.cli import options
 from cardwise.cli.cluster import published, snapshots
 from cardwise.cli.options import kubeconfig as _kubeconfig
-from cardwise.cli.render import cardtable, printing, tables
+from cardwise.cli.render import cardtable, printing, tables, visibletable
 from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.kube import survey
+from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.survey import Survey
 from cardwise.simulation.workload import UNLIMITED
@@ -74,7 +74,11 @@ def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
     free MiB that the pods which come cannot use, in the mean. The last line is the whole cluster.
     """
     client = options.client(kubeconfig)
-    seen = survey.take(client, addresses=False, own=client.namespace)
+    try:
+        seen = survey.take(client, addresses=False, own=client.namespace)
+    except errors.Forbidden as error:
+        visibletable.show(client, error, output, node)
+        return
     known = [one.name for one in cardtable.with_cards(seen.ledger)]
     missing = [name for name in node if name not in known]
     if missing:

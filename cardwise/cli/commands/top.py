@@ -14,7 +14,7 @@ from cardwise.cli.cluster import usage
 from cardwise.cli.cluster.usage import Card
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
-from cardwise.cli.render import printing, toptable
+from cardwise.cli.render import printing, toptable, visibletable
 from cardwise.cli.render.toptable import Node
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
@@ -53,11 +53,16 @@ def top(
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
-    look = Look(options.client(kubeconfig), nodes=node, limit=limit, installed=installed, clock=options.clock())
-    if watch or (watch is None and output == "table" and sys.stdout.isatty()):
-        live(look, max(1.0, interval), options.clock())
+    client = options.client(kubeconfig)
+    look = Look(client, nodes=node, limit=limit, installed=installed, clock=options.clock())
+    try:
+        if watch or (watch is None and output == "table" and sys.stdout.isatty()):
+            live(look, max(1.0, interval), options.clock())
+            return
+        look.look()
+    except errors.Forbidden as error:
+        visibletable.show(client, error, output, node)
         return
-    look.look()
     if output == "table":
         click.echo(look.screen(_room()[0] if sys.stdout.isatty() else None), nl=False)
     else:

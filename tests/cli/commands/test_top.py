@@ -147,17 +147,23 @@ def test_many_nodes_are_one_request(monkeypatch):
 
 
 def test_what_may_not_be_read_is_said(monkeypatch, api):
+    api.kube.namespace = "team-b"
     api.forbid("pods of all")
     said = run(monkeypatch, api).stdout
-    assert "note: you may not read the pods of all namespaces: who holds what is not shown\n" in said
+    assert "note: you may not read the pods of all namespaces: of the holders only your own are shown\n" in said
     assert "team-a" not in said
+    assert "team-b/serve 500/1000" in said
+    api.forbid("pods")
+    said = run(monkeypatch, api).stdout
+    assert "note: you may not read the pods of all namespaces: who holds what is not shown\n" in said
+    assert "team-b/serve" not in said
     api.forbid()
     forbidden = api.fault(Fault(status=403), "list", PARTS, times=math.inf)
     said = run(monkeypatch, api).stdout
     assert "no MPS manager of these nodes is to be seen" in said
     assert "team-a/train -/1500" in said
     forbidden.end()
-    api.forbid("extendedresources")
+    api.forbid("extendedresources", "resourceclasses", "pods")
     assert isinstance(run(monkeypatch, api).exception, errors.Forbidden)
 
 

@@ -1,0 +1,75 @@
+"""What a user sees who may read no card: the types with what is free of each, and the cards of their own pods.
+
+The first is what the extender says in the statuses of ResourceClasses, the second what the pods' annotations say.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cardwise.cli.cluster import listing
+from cardwise.kube import errors, paths, survey
+from cardwise.kube.client import KubeClient
+
+# Of a ResourceClass's status, by the heads of their columns.
+AMOUNTS: Final = {
+    "CARDS": "cards", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
+    "HEALTHY": "healthyCards",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A class, with AMOUNTS by their names in its status; None where the extender has not told."""
+
+    name: str
+    amounts: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a pod holds of a card."""
+
+    namespace: str
+    pod: str
+    node: str
+    card: int
+    mem: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """`types` and `shares` are None where they may not be read either."""
+
+    types: tuple[Type, ...] | None
+    shares: tuple[Share, ...] | None
+
+
+def types(client: KubeClient) -> tuple[Type, ...]:
+    """All, by name. Raises `KubeError`."""
+    found = []
+    for one in listing.objects(client, paths.resourceclasses()):
+        status = one.get("status") or {}
+        found.append(Type(one["metadata"]["name"], {key: status.get(key) for key in AMOUNTS.values()}))
+    return tuple(sorted(found, key=lambda each: each.name))
+
+
+def look(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] = ()) -> Visible:
+    """`nodes`: show pods of these only. Raises `missing` where nothing may be read, and `KubeError`."""
+    try:
+        known: tuple[Type, ...] | None = types(client)
+    except errors.Forbidden:
+        known = None
+    try:
+        held = survey.of_pods(client, client.namespace)
+    except errors.Forbidden:
+        if known is None:
+            raise missing from None
+        return Visible(known, None)
+    shares = (
+        Share(holding.namespace, holding.name, holding.node, share.index, share.mem)
+        for holding in held.holdings()
+        for share in holding.assignment.shares()
+        if not nodes or holding.node in nodes
+    )
+    return Visible(known, tuple(sorted(shares, key=lambda one: (one.pod, one.card))))
