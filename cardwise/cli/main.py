@@ -38,7 +38,11 @@ class _Group(click.Group):
             ctx.exit(_INTERRUPTED)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+_EPILOG = """As a plugin of kubectl: `kubectl cardwise --context X top`. kubectl gives a plugin nothing of what stands
+before its name, and refuses options there."""
+
+
+@click.group(cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cardwise")
 @options.for_all
 def cli() -> None:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cardwise.core.api import names
 from cardwise.kube import paths
@@ -46,6 +47,35 @@ def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster
     assert "cardwise-doctor" not in cluster.kubectl("get", "pods", "--namespace=default")
     space.wait(lambda: "cardwise-doctor" not in cluster.kubectl("get", "pods", "-A"), "its kubelet has ended the probe")
     space.wait(lambda: "cardwise-doctor" not in str(inspect(cluster)), "its share is free")
+
+
+def test_kubectl_gives_the_plugin_what_stands_behind_its_name_and_nothing_else(cluster: Cluster, tmp_path: Path):
+    config = yaml.safe_load((cluster.state_dir / "kubeconfig" / "admin").read_text())
+    good = config["contexts"][0]["context"]
+    config["clusters"].append({"name": "nowhere", "cluster": {"server": "https://127.0.0.1:9"}})
+    config["contexts"] = [
+        {"name": "good", "context": good},
+        {"name": "bad", "context": good | {"cluster": "nowhere"}},
+    ]
+    config["current-context"] = "bad"
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    environment = os.environ | cluster.environment() | {"KUBECONFIG": str(file)}
+    environment["PATH"] = f"{BIN}:{environment['PATH']}"
+
+    def kubectl(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["kubectl", *words], capture_output=True, text=True, check=False, env=environment, timeout=60
+        )
+
+    for words in (["--context", "good", "quota", "-A"], ["quota", "-A", "--context=good"]):
+        said = kubectl("cardwise", *words)
+        assert said.returncode == 0, said.stderr
+    assert kubectl("cardwise", "quota", "-A").returncode != 0, "the current context is tried"
+    before = kubectl("--context", "good", "cardwise", "quota", "-A")
+    # When kubectl takes it, docs/admin.md and the help of the plugin have to say so.
+    assert "flags cannot be placed before plugin name: --context" in before.stderr
+    assert "kubectl cardwise --context X top" in kubectl("cardwise", "--help").stdout
 
 
 def _patch(space: Space, index: int, mark: bool | None) -> None:
