@@ -87,30 +87,54 @@ def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fit
     assert "its pods will be refused" in said
 
 
-def test_kinds_of_others_are_told_too(known: Space) -> None:
-    """A stand-in for Ray's kind, by its names."""
+TEMPLATE = {"spec": build.pod(gpu_mem=90000)["spec"]}
+RESOURCES = {"limits": {names.GPU_MEM: "90000"}}
+
+
+@pytest.mark.parametrize(
+    ("group", "version", "kind", "spec", "where"),
+    [
+        (
+            "ray.io",
+            "v1",
+            "RayJob",
+            {"rayClusterSpec": {"workerGroupSpecs": [{"template": TEMPLATE}]}},
+            "spec.rayClusterSpec.workerGroupSpecs[0].template.spec.containers[0].resources",
+        ),
+        (
+            "trainer.kubeflow.org",
+            "v1alpha1",
+            "TrainJob",
+            {"trainer": {"numNodes": 2, "resourcesPerNode": RESOURCES}},
+            "spec.trainer.resourcesPerNode",
+        ),
+    ],
+)
+def test_kinds_of_others_are_told_too(
+    known: Space, group: str, version: str, kind: str, spec: Json, where: str
+) -> None:
+    """Stand-ins, by the names of the kinds."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    names_of = {"plural": "rayjobs", "singular": "rayjob", "kind": "RayJob"}
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names_of = {"plural": f"{kind.lower()}s", "singular": kind.lower(), "kind": kind}
+    crd_name = f"{kind.lower()}s.{group}"
     crd = {
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "rayjobs.ray.io", "annotations": {"api-approved.kubernetes.io": "unapproved"}},
-        "spec": {"group": "ray.io", "scope": "Namespaced", "names": names_of, "versions": [version]},
+        "metadata": {"name": crd_name, "annotations": {"api-approved.kubernetes.io": "unapproved"}},
+        "spec": {"group": group, "scope": "Namespaced", "names": names_of, "versions": [served]},
     }  # fmt: skip
-    api, template = Api(known.cluster), {"spec": build.pod(gpu_mem=90000)["spec"]}
-    job = {"rayClusterSpec": {"workerGroupSpecs": [{"template": template}]}}
-    obj = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "r"}, "spec": job}
+    api = Api(known.cluster)
+    obj = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": "r"}, "spec": spec}
     api.ok("create", "-f", "-", stdin=crd)
     try:
-        api.ok("wait", "--for=condition=Established", "crd/rayjobs.ray.io", "--timeout=60s")
+        api.ok("wait", "--for=condition=Established", f"crd/{crd_name}", "--timeout=60s")
 
         def said() -> str:
             return api.run("create", "--dry-run=server", "-n", known.name, "-f", "-", stdin=obj).stderr
 
-        where = "spec.rayClusterSpec.workerGroupSpecs[0].template.spec.containers[0].resources"
         known.wait(lambda: f"{where}.limits[{names.GPU_MEM}]: 90000 MiB is more than" in said(), "it is warned about")
     finally:
-        api.ok("delete", "crd", "rayjobs.ray.io")
+        api.ok("delete", "crd", crd_name)
 
 
 def test_nobody_is_refused_while_the_webhook_is_away(known: Space) -> None:

@@ -171,7 +171,7 @@ def on_advise(review: Review, view: View, settings: Settings) -> Decision:
     told: dict[str, None] = {}
     for path, template in templates.all_of(review.object, review.resource):
         found = _of_template(template, review.namespace, view, settings)
-        told |= {f"{path}.{text}" if text.startswith(_IN_POD) else text: None for text in found}
+        told |= {templates.field(path, text) if text.startswith(_IN_POD) else text: None for text in found}
     return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
 
 

@@ -28,6 +28,8 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
 }
 KINDS = frozenset(_PLACES)
 _MOST: Final = 32  # templates of one object that are looked at
+_PER_NODE: Final = "resourcesPerNode"  # of a TrainJob: all that it says of the pods of its runtime
+_IN_POD: Final = "spec.containers[0].resources."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ def all_of(obj: Json, resource: str) -> Iterator[tuple[str, Json]]:
         yield from islice(_search({"spec": obj.get("spec")}, ""), _MOST)
 
 
+def field(path: str, in_template: str) -> str:
+    """Where in the workload that is which is there in the template that `all_of` gave for the path."""
+    if path.endswith(f".{_PER_NODE}"):
+        return f"{path}.{in_template.removeprefix(_IN_POD)}"
+    return f"{path}.{in_template}"
+
+
 def _search(obj: object, path: str) -> Iterator[tuple[str, Json]]:
     """Depth first. A map whose `spec` has containers is a template; nothing inside of one is."""
     if isinstance(obj, list):
@@ -105,7 +114,11 @@ def _search(obj: object, path: str) -> Iterator[tuple[str, Json]]:
             yield path, obj
             return
         for name, inner in obj.items():
-            yield from _search(inner, f"{path}.{name}" if path else name)
+            where = f"{path}.{name}" if path else name
+            if name == _PER_NODE:
+                yield where, {"spec": {"containers": [{"name": "node", "resources": inner}]}}
+            else:
+                yield from _search(inner, where)
 
 
 def is_controlled(workload: Json) -> bool:

@@ -156,6 +156,24 @@ def test_who_makes_pods_hears_what_they_would(resource: str) -> None:
     assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8Gi"}), resource) == ()
 
 
+def test_a_trainjob_says_what_each_of_its_nodes_gets() -> None:
+    """It has no template: that of its runtime gets these resources."""
+
+    def job(amount: object) -> Json:
+        limits = {"limits": {"aliyun.com/gpu-mem": amount}, "requests": {"cpu": "2"}}
+        trainer = {"numNodes": 2, "command": ["train"], "resourcesPerNode": limits}
+        return {"metadata": {"name": "w"}, "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}}
+
+    assert advised(job("20000"), "trainjobs") == (
+        f"spec.trainer.resourcesPerNode.limits[aliyun.com/gpu-mem]: {TOO_MUCH}; its pods will be refused",
+    )
+    assert advised(job("8"), "trainjobs") == (
+        f"spec.trainer.resourcesPerNode.limits[aliyun.com/gpu-mem]: {TOO_LITTLE}; did you mean 8Gi?",
+    )
+    assert advised(job("8Gi"), "trainjobs") == ()
+    assert advised({"metadata": {}, "spec": {"trainer": {"resourcesPerNode": [5]}}}, "trainjobs") == ()
+
+
 def test_nobody_hears_it_twice() -> None:
     owned = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
     owned["metadata"]["ownerReferences"] = [{"controller": True}]
