@@ -80,6 +80,31 @@ def test_the_examples_of_devices_are_of_devices():
     assert asked == {"aliyun.com/gpu-mem", "rdma", "fpga"}
 
 
+def rows_of_cards():
+    table = TYPES.partition("### Names of today's cards")[2].partition("\n## ")[0]
+    return re.findall(r"^\| [^|]+ \| `([^`]+)` \| (\d+) \| `([^`]+)` \| `([^`]+)` \|$", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("model", "memory", "name", "accelerator"), rows_of_cards())
+def test_the_classes_of_todays_cards_are_called_as_the_table_says(model, memory, name, accelerator):
+    assert classes.name_of_model(model) == name
+    assert classes.accelerator_of_model(model) == accelerator
+    made = classes.parse({"metadata": {"name": name}, "spec": classes.auto_spec(model)})
+    seen = classes.labels(node="n", index=0, uuid="u", model=model, memory=int(memory), properties={}, own={})
+    assert made.selector.matches(seen)
+
+
+def test_the_examples_name_cards_that_drivers_know():
+    """The K80 is in all of them, as the oldest that is; each other name is of the table."""
+    known = {model for model, *_ in rows_of_cards()} | {"Tesla K80"}
+    names = {name for *_, name, _ in rows_of_cards()} | {"nvidia.tesla.k80"}
+    text = "".join(path.read_text() for path in EXAMPLES)
+    assert len(known) > 12
+    assert {one for one in re.findall(r"\bnvidia\.[\w.-]*\w", text) if not one.startswith("nvidia.com")} <= names
+    assert {one for line in re.findall(r"values: \[(NVIDIA .*)\]", text) for one in line.split(", ")} <= known
+    assert set(re.findall(r"model: (.+)", text)) <= known
+
+
 def test_every_operator_is_explained():
     table = TYPES.partition("| operator |")[2]
     assert [operator for operator in _OPERATORS if f"`{operator}`" not in table] == []

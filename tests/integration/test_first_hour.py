@@ -92,28 +92,23 @@ RESOURCES = {"limits": {names.GPU_MEM: "90000"}}
 
 
 @pytest.mark.parametrize(
-    ("group", "version", "kind", "spec", "where"),
+    ("of", "spec", "where"),
     [
         (
-            "ray.io",
-            "v1",
-            "RayJob",
+            ("ray.io", "v1", "RayJob"),
             {"rayClusterSpec": {"workerGroupSpecs": [{"template": TEMPLATE}]}},
             "spec.rayClusterSpec.workerGroupSpecs[0].template.spec.containers[0].resources",
         ),
         (
-            "trainer.kubeflow.org",
-            "v1alpha1",
-            "TrainJob",
+            ("trainer.kubeflow.org", "v1alpha1", "TrainJob"),
             {"trainer": {"numNodes": 2, "resourcesPerNode": RESOURCES}},
             "spec.trainer.resourcesPerNode",
         ),
     ],
 )
-def test_kinds_of_others_are_told_too(
-    known: Space, group: str, version: str, kind: str, spec: Json, where: str
-) -> None:
+def test_kinds_of_others_are_told_too(known: Space, of: tuple[str, str, str], spec: Json, where: str) -> None:
     """Stand-ins, by the names of the kinds."""
+    group, version, kind = of
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names_of = {"plural": f"{kind.lower()}s", "singular": kind.lower(), "kind": kind}
