@@ -7,22 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from cardwise.core.api import policies, request
-from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.api import policies
+from cardwise.core.api.request import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
-from cardwise.kube.pods import loads
 from extender.cache.placing import Ask
 from extender.cache.requests import Requests
 from extender.cache.reservations import MARKS, Decided, Phase
 from extender.controllers.notices import Full
 from extender.queue.ahead import YOUNGEST
-from extender.records import aheadpods, members, nodepreferences
+from extender.records.pod import Pod
 from extender.records.podref import PodRef
-from extender.records.projection import Claimant
 from extender.records.wire import (
     FilterArgs,
     FilterResult,
@@ -60,52 +56,50 @@ def filter_nodes(
 
     `notice` is told of a pod that a quota keeps waiting; it returns at once.
     """
-    pod, candidates = args.pod or {}, args.names() or []
-    uid, who = identity(pod)
+    pod, candidates = Pod(args.pod or {}), args.names() or []
+    uid, who = pod.uid, pod.ref[1:]
     try:
-        asked = request.parse_mutated(pod)
+        asked = pod.request
     except InvalidRequest as error:
         return FilterResult(error=str(error))
     if asked is not None:
-        requests.put(uid, asked, (pod.get("metadata") or {}).get("resourceVersion") or "")
+        requests.put(uid, asked, pod.version)
     if not candidates:
         return _fits(args, [])
-    grouped = members.grouped(pod)
-    if grouped and requests.rests(uid):
+    if pod.grouped and requests.rests(uid):
         return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
-    if uid and members.gang_of(pod):
-        answer = _member(state, args, uid, candidates, grouped=grouped)
+    if uid and pod.gang:
+        answer = _member(state, args, pod, candidates)
         if answer is not None:
             return answer
     if asked is None:
         return _fits(args, candidates)  # it came by its marker only
     if uid and not state.preemption.has_turn(uid, asked.priority):
         return _refused(dict.fromkeys(candidates, Refusal.NOT_ITS_TURN))
-    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
-    state.ahead.serves(spec.get("schedulerName") or aheadpods.DEFAULT_SCHEDULER)
-    created = metadata.get("creationTimestamp") or YOUNGEST
+    state.ahead.serves(pod.scheduler)
+    created = pod.created or YOUNGEST
     policy = asked.policy or preferences.policy
-    closed = state.gangs.reserved(members.rank(pod), asked, candidates)
+    closed = state.gangs.reserved(pod.rank, asked, candidates)
     if closed:
         candidates = [name for name in candidates if name not in closed]
     ask = Ask(uid, who, asked, candidates, policy, _load(state, pod, policy))
     found: Placement | Unplaceable | Decided | dict[str, int]
-    if uid and one_best_node(pod, preferences):
+    if uid and pod.one_best_node(default=preferences.one_best_node):
         found = state.plan(ask, created=created)
     else:
         found = state.fitting(ask, created=created)
     if isinstance(found, Decided) and found.node not in candidates:
-        return _undecided(candidates, grouped=grouped)
+        return _undecided(candidates, grouped=pod.grouped)
     if isinstance(found, Unplaceable):
-        if preferences.preempt_fragmented and uid and may_preempt(pod):
+        if preferences.preempt_fragmented and uid and pod.may_preempt:
             nodes = [name for name, refusal in found.refusals.items() if refusal.resolvable]
             if nodes:
-                state.preemption.refused(_claimant(pod, asked), policy, nodes)
+                state.preemption.refused(pod.claimant(), policy, nodes)
         found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
-            brake = state.brake(who[0], asked)
+            brake = state.brake(pod.ref.namespace, asked)
             if brake is not None:
-                notice(PodRef(uid, *who), Full(*brake))
+                notice(pod.ref, Full(*brake))
         return _refused(found.refusals)
     if not isinstance(found, dict):
         return _fits(args, [found.node])
@@ -116,10 +110,10 @@ def filter_nodes(
 
 def prioritize(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
     """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
-    pod, candidates = args.pod or {}, args.names() or []
-    uid, who = identity(pod)
+    pod, candidates = Pod(args.pod or {}), args.names() or []
+    uid, who = pod.uid, pod.ref[1:]
     try:
-        asked = request.parse_mutated(pod)
+        asked = pod.request
     except InvalidRequest:
         asked = None  # filter has said it; the scheduler ignores errors here
     if asked is None:
@@ -146,16 +140,14 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
 
     Raises InvalidRequest.
     """
-    pod, chosen = args.pod or {}, args.chosen()
-    asked = request.parse_mutated(pod)
-    waits = bool(members.gang_of(pod))
+    pod, chosen = Pod(args.pod or {}), args.chosen()
+    asked, waits = pod.request, bool(pod.gang)
     if asked is None and not waits:
         # It came by its marker only.
         said = args.as_chosen().items()
         return PreemptResult({node: own for node, own in said if state.preemption.are_on(node, chosen[node])})
-    claimant = _claimant(pod, asked or PodRequest(containers=(), priority=_priority(pod)))
     policy = (asked.policy if asked is not None else None) or preferences.policy
-    found = state.preemption.answer(claimant, policy, chosen, member=waits)
+    found = state.preemption.answer(pod.claimant(), policy, chosen, member=waits)
     return PreemptResult(
         {
             node: MetaVictims([MetaPod(one) for one in victims.uids], victims.violations)
@@ -176,49 +168,20 @@ def inspect(state: State, node: str | None = None) -> dict[str, Any]:
     return {"nodes": [shown for name in names_of_all if (shown := _inspected(state, name)) is not None]}
 
 
-def one_best_node(pod: Mapping[str, Any], preferences: Preferences) -> bool:
-    """Whether to answer the best node alone: not where the pod has wishes that only the scheduler can weigh."""
-    return nodepreferences.one_best_node(pod, default=preferences.one_best_node)
-
-
-def _member(state: State, args: FilterArgs, uid: str, candidates: list[str], *, grouped: bool) -> FilterResult | None:
+def _member(state: State, args: FilterArgs, pod: Pod, candidates: list[str]) -> FilterResult | None:
     """The answer for a member of a gang; None where it is placed alone."""
-    decided = state.decided(uid)
-    found = decided.node if decided is not None else state.gangs.filter(uid, candidates)
+    decided = state.decided(pod.uid)
+    found = decided.node if decided is not None else state.gangs.filter(pod.uid, candidates)
     if found is None:
         return None
     if isinstance(found, Refusal):
         return _refused(dict.fromkeys(candidates, found))
-    return _fits(args, [found]) if found in candidates else _undecided(candidates, grouped=grouped)
+    return _fits(args, [found]) if found in candidates else _undecided(candidates, grouped=pod.grouped)
 
 
-def may_preempt(pod: Mapping[str, Any]) -> bool:
-    """Whether its PriorityClass lets others be evicted for it."""
-    return (pod.get("spec") or {}).get("preemptionPolicy") != "Never"
-
-
-def _claimant(pod: Mapping[str, Any], asked: PodRequest) -> Claimant:
-    uid, who = identity(pod)
-    return Claimant(uid, *who, asked, _load_of(pod))
-
-
-def _load(state: State, pod: Mapping[str, Any], policy: str) -> Load | None:
+def _load(state: State, pod: Pod, policy: str) -> Load | None:
     """What the pod takes beside cards, where a policy decides or learns by that."""
-    return _load_of(pod) if policy in policies.SCORED or state.policies.active else None
-
-
-def _load_of(pod: Mapping[str, Any]) -> Load:
-    return loads.of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
-
-
-def _priority(pod: Mapping[str, Any]) -> int:
-    return (pod.get("spec") or {}).get("priority") or 0
-
-
-def identity(pod: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
-    """UID, and namespace and name."""
-    metadata = pod.get("metadata") or {}
-    return metadata.get("uid") or "", (metadata.get("namespace") or "", metadata.get("name") or "")
+    return pod.load if policy in policies.SCORED or state.policies.active else None
 
 
 def _fits(args: FilterArgs, fitting: list[str]) -> FilterResult:

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import assignment, names, request
+from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.invalid import InvalidRequest
@@ -26,6 +26,7 @@ from extender.cache.requests import Requests
 from extender.cache.reservations import Decided, Phase
 from extender.leadership.fence import Fate, Fence, in_parallel
 from extender.leadership.leadership import Alone, Leadership
+from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
 from extender.state import State
@@ -169,15 +170,15 @@ class Binder:
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
         """With the pod's version. For a pod that no filter call of this process has shown."""
         try:
-            pod = self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS)
+            pod = Pod(self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS))
         except errors.NotFound as error:
             raise Failed("gone", "the pod does not exist any more") from error
         except errors.KubeError as error:
             raise Failed("api", f"cannot read the pod: {error}") from error
-        if (pod.get("metadata") or {}).get("uid") != args.pod_uid:
+        if pod.uid != args.pod_uid:
             raise Failed("gone", "the pod was deleted, and another one has its name")
         try:
-            return request.parse_mutated(pod), pod["metadata"].get("resourceVersion") or ""
+            return pod.request, pod.version
         except InvalidRequest as error:
             raise Failed("invalid", str(error)) from error
 
@@ -260,26 +261,25 @@ class Binder:
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
         try:
-            pod = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
+            found = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
         except errors.NotFound as error:
             raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
         except errors.KubeError as error:
             who = f"{args.pod_namespace}/{args.pod_name}"
             _log.info("cannot look at the pod after a failed binding", pod=who, uid=args.pod_uid, error=str(error))
             return _Look.UNKNOWN
-        metadata = pod.get("metadata") or {}
-        if metadata.get("uid") != args.pod_uid:
+        pod = Pod(found)
+        if pod.uid != args.pod_uid:
             raise Failed("gone", "the pod was deleted, and another one has its name", unsure=unsure)
-        node = (pod.get("spec") or {}).get("nodeName") or ""
-        if not node and metadata.get("deletionTimestamp"):
+        if not pod.node and pod.going:
             # The API server binds no such pod any more: whatever was posted unheard, it has not landed and never will.
             raise Failed("gone", "the pod is being deleted")
-        if not node:
-            binding.version = metadata.get("resourceVersion") or ""
+        if not pod.node:
+            binding.version = pod.version
             return _Look.UNBOUND
-        if node == args.node and _written(metadata) == binding.assignment:
+        if pod.node == args.node and _written(pod) == binding.assignment:
             return _Look.OURS
-        raise Failed("taken", f"the pod was bound to node {node} by somebody else")
+        raise Failed("taken", f"the pod was bound to node {pod.node} by somebody else")
 
 
 def look_up(fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM) -> None:
@@ -320,8 +320,8 @@ def _already(decided: Decided, args: BindArgs) -> str:
     return "repeated"
 
 
-def _written(metadata: dict[str, Any]) -> Assignment | None:
+def _written(pod: Pod) -> Assignment | None:
     try:
-        return assignment.decode(metadata.get("annotations") or {})
+        return assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:
         return None

@@ -16,7 +16,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.policies import Policies
 from extender.cache.reservations import Phase
-from extender.records.aheadpods import Prospect
+from extender.records.pod import Prospect
 from extender.records.podref import PodRef
 
 Who = tuple[str, str]  # namespace and name of a pod

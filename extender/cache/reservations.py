@@ -36,7 +36,7 @@ from cardwise.core.api.mpsprofile import COMMON, Party
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from extender.cache.inventory import Inventory, Report
-from extender.records.aheadpods import Prospect
+from extender.records.pod import Prospect
 from extender.records.podref import PodRef
 from extender.records.projection import PodRecord
 

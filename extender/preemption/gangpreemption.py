@@ -19,7 +19,7 @@ from cardwise.core.preemption.preemption import Victims
 from extender.cache.nodeload import NodeLoads
 from extender.gangs.gangs import Gangs
 from extender.queue.nominations import Kept, Nominations, Place
-from extender.records.projection import Claimant
+from extender.records.pod import Claimant
 
 
 class Look(Protocol):

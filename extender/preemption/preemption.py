@@ -27,8 +27,8 @@ from extender.queue.fragmented import FragmentedPods
 from extender.queue.nominations import NOMINATED, Nominations, Place
 from extender.queue.turns import Turns
 from extender.records.nodeinfo import Occupant
+from extender.records.pod import Claimant
 from extender.records.podref import PodRef
-from extender.records.projection import Claimant
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
 _TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer

@@ -24,7 +24,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase, Reservation, Reservations
 from extender.cache.statelock import StateLock
 from extender.records.aheadnodes import Ground, Grounds
-from extender.records.aheadpods import Prospect
+from extender.records.pod import Prospect
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
 WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from extender.records.projection import Claimant
+from extender.records.pod import Claimant
 
 _SETTLED: Final = 3.0  # seconds that a pod waits before somebody is evicted for it
 _AGAIN: Final = 15.0  # seconds between two looks for victims

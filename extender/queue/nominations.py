@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from cardwise.core.api.assignment import Assignment
-from extender.records.projection import Claimant
+from extender.records.pod import Claimant
 
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
 _PATIENCE = 60.0  # seconds that cards are kept once the victims are gone

@@ -5,26 +5,23 @@ decoded. Our own objects are in `objects`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 
 import msgspec
 from msgspec import Struct
 
-from cardwise.core.api import assignment, names, request
+from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, Party
-from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads
-from extender.records import aheadnodes, aheadpods, members
+from extender.records import aheadnodes
 from extender.records.aheadnodes import Ground, Taint
-from extender.records.aheadpods import Prospect
 from extender.records.nodeinfo import NodeRoom, Occupant, Placed
+from extender.records.pod import Claimant, Pod, Prospect
 
 _SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
 
@@ -33,19 +30,6 @@ _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"al
 # The reasons in a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
 _UNANSWERED = b'"SchedulerError"'
 _REFUSED = b'"Unschedulable"'
-# kube-scheduler asks no extender to bind a pod that names none of these.
-_BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
-
-
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """The pod that waits, and what it asks."""
-
-    uid: str
-    namespace: str
-    name: str
-    request: PodRequest
-    load: Load = Load()
 
 
 class PodRecord(Struct, frozen=True, gc=False):
@@ -128,7 +112,6 @@ class _PodSpec(_Grouped, rename="camel"):
     init_containers: Sequence[_Running] | None = None
     security_context: wire.RunAs | None = None
     host_users: bool | None = None
-    preemption_policy: str = ""
 
 
 class _Pod(Struct):
@@ -179,25 +162,6 @@ class _Node(Struct):
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
 
-class _Resources(Struct):
-    limits: dict[str, msgspec.Raw] | None = None
-
-
-class _Asking(Struct):
-    resources: _Resources = msgspec.field(default_factory=_Resources)
-
-
-class _AskingSpec(Struct, rename="camel"):
-    containers: list[_Asking] | None = None
-    init_containers: list[_Asking] | None = None
-    scheduling_gates: list[msgspec.Raw] | None = None
-
-
-class _AskingPod(Struct):
-    spec: _AskingSpec
-
-
-_decode_asking = msgspec.json.Decoder(_AskingPod).decode
 _decode_pod = msgspec.json.Decoder(_Pod).decode
 _decode_other = msgspec.json.Decoder(_OtherPod).decode
 _decode_node = msgspec.json.Decoder(_Node).decode
@@ -210,34 +174,12 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         return _other(raw)
     read = _decode_pod(raw)
     meta, node = read.metadata, read.spec.node_name
-    gang, member = _member(raw, read)
     if not node:
-        finished = read.status.phase in names.FINISHED_PHASES
-        asked, gated = (frozenset[str](), True) if finished else _asked(raw)
-        unanswered, refused = _UNANSWERED in raw and not finished, _REFUSED in raw and not finished
-        told = "" if finished else read.status.nominated_node_name
-        # Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for
-        # one that evicts nobody.
-        nominated = told if refused and read.spec.preemption_policy != "Never" else ""
-        fresh = not (finished or refused or unanswered or told or gang)
-        return meta.uid, PodRecord(
-            meta.uid,
-            meta.namespace,
-            meta.name,
-            finished=finished,
-            classes=frozenset(found for resource in asked if (found := names.class_of(resource))),
-            gang=gang,
-            member=member,
-            nominated=nominated,
-            named="" if nominated else told,
-            claimant=_claimant(raw, read) if nominated else None,
-            turned_away=(read.spec.priority or 0) if unanswered else None,
-            refused=refused or unanswered,
-            prospect=aheadpods.prospect(_decode_any(raw), loads.of_pod(read.spec)) if fresh else None,
-            bindable=not gated and (bool(gang) or any(resource.startswith(_BOUND_BY_US) for resource in asked)),
-        )
+        return meta.uid, _waiting(raw, read)
     if names.MIRROR in (meta.annotations or {}):
         return _other(raw, static=True)  # it is placed by nobody, so it has no assignment whatever it says
+    gang = (meta.labels or {}).get(names.GANG) or ""
+    member = Pod(_decode_any(raw)).member() if gang else None
     held, problem = None, ""
     try:
         held = assignment.decode(meta.annotations or {}, loads=_decode_any)
@@ -279,6 +221,39 @@ def node(raw: bytes) -> tuple[str, NodeRoom] | None:
     return intern(read.metadata.name), room
 
 
+def _waiting(raw: bytes, read: _Pod) -> PodRecord:
+    """Of a pod without a node."""
+    pod, status = Pod(_decode_any(raw)), read.status
+    finished = status.phase in names.FINISHED_PHASES
+    if finished:
+        return PodRecord(*pod.ref, finished=True, gang=pod.gang, member=pod.member() if pod.gang else None)
+    unanswered, refused, told = _UNANSWERED in raw, _REFUSED in raw, status.nominated_node_name
+    # Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for one
+    # that evicts nobody.
+    nominated = told if refused and pod.may_preempt else ""
+    fresh = not (refused or unanswered or told)
+    return PodRecord(
+        *pod.ref,
+        classes=pod.classes,
+        gang=pod.gang,
+        member=pod.member() if pod.gang else None,
+        nominated=nominated,
+        named="" if nominated else told,
+        claimant=_claimant(pod) if nominated else None,
+        turned_away=pod.priority if unanswered else None,
+        refused=refused or unanswered,
+        prospect=pod.prospect() if fresh else None,
+        bindable=pod.bindable,
+    )
+
+
+def _claimant(pod: Pod) -> Claimant | None:
+    try:
+        return pod.claimant() if pod.request is not None else None
+    except InvalidRequest:
+        return None  # filter has said it
+
+
 def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
     """By "namespace/name", which is what the reflector knows it by already."""
     read = _decode_other(raw)
@@ -305,30 +280,6 @@ def _occupant(meta: "_Meta | _OtherMeta", spec: _Grouped, *, fixed: bool = False
 @lru_cache(maxsize=_SHARED)
 def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return dict(items)
-
-
-def _claimant(raw: bytes, read: _Pod) -> Claimant | None:
-    try:
-        asked = request.parse_mutated(_decode_any(raw))
-    except (InvalidRequest, InvalidQuantity):
-        return None  # filter has said it
-    meta = read.metadata
-    if asked is None:
-        return None
-    return Claimant(meta.uid, meta.namespace, meta.name, asked, loads.of_pod(read.spec))
-
-
-def _member(raw: bytes, read: _Pod) -> tuple[str, Member | None]:
-    """The name of the pod's gang and the member that it is."""
-    gang = (read.metadata.labels or {}).get(names.GANG) or ""
-    return gang, members.member(_decode_any(raw), loads.of_pod(read.spec)) if gang else None
-
-
-def _asked(raw: bytes) -> tuple[frozenset[str], bool]:
-    """The resources that the pod's containers name, and whether it has a gate."""
-    spec = _decode_asking(raw).spec
-    limits = (c.resources.limits or () for c in (*(spec.containers or ()), *(spec.init_containers or ())))
-    return frozenset(name for amounts in limits for name in amounts), bool(spec.scheduling_gates)
 
 
 def _ended(read: _Pod, *, finished: bool) -> bool:

@@ -8,6 +8,7 @@ from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import Ask
 from extender.cache.requests import Requests
+from extender.records.pod import Pod
 from extender.records.wire import FilterArgs
 from tests.extender.worlds import (
     P100,
@@ -142,7 +143,7 @@ SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
 def test_the_one_best_node_is_answered_unless_the_scheduler_should_weigh(spec, annotation, one):
     raw = asking("p", gpu_mem=1024, annotations={names.ONE_NODE: annotation} if annotation else None)
     raw["spec"] |= spec
-    assert verbs.one_best_node(raw, ONE) is one
+    assert Pod(raw).one_best_node(default=True) is one
     answer = ask(world(n1=[P100], n2=[P100]), raw)
     assert answer.node_names == (["n1"] if one else ["n1", "n2"])
 

@@ -1,0 +1,307 @@
+"""What a pod's JSON says to those who decide about it: filter, preempt, bind, gangs, and deciding ahead.
+
+The one reader of pods that are to be placed, whether kube-scheduler sends them or the watch shows them. What is asked
+for is read then, and once. Of pods that have a node `projection` keeps less, and reads it faster.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from cardwise.core.api import names, request
+from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.gangs import gangs
+from cardwise.core.gangs.gangs import Member, Rank
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube.pods import loads
+from extender.records import aheadnodes
+from extender.records.podref import PodRef
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+
+# What differs between pods of one workload by their number alone.
+_OF_ONE_POD = (
+    "statefulset.kubernetes.io/pod-name",
+    "apps.kubernetes.io/pod-index",
+    "batch.kubernetes.io/job-completion-index",
+    "training.kubeflow.org/replica-index",
+)
+_SHAPE = (
+    "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "overhead", "priority", "schedulerName",
+    "runtimeClassName", "resources", "hostNetwork",
+)  # fmt: skip
+_CONTAINER_SHAPE = ("resources", "ports", "restartPolicy")
+_HARD = "requiredDuringSchedulingIgnoredDuringExecution"
+_SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
+# kube-scheduler asks no extender to bind a pod that names none of these.
+_BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
+
+Json = Mapping[str, Any]
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A pod that waits, and what it asks."""
+
+    uid: str
+    namespace: str
+    name: str
+    request: PodRequest
+    load: Load = Load()
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A pod that waits and was not tried yet, as far as is known; it may be decided about before kube-scheduler asks.
+
+    `version`: of the object, as last seen. `rank`: as a gang of one. `wishes`: key of what it asks of its node.
+    `insists`: it says that the extender is to choose, whatever holds for others.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    version: str
+    created: str
+    scheduler: str
+    request: PodRequest
+    load: Load
+    rank: Rank
+    wishes: bytes
+    insists: bool
+
+
+class Pod:
+    """A pod as its JSON says; it has the shape that the API server gives it, or `wire` has checked it."""
+
+    def __init__(self, obj: Json) -> None:
+        self._obj = obj
+        self._metadata: Json = obj.get("metadata") or {}
+        self._spec: Json = obj.get("spec") or {}
+        self.annotations: Mapping[str, str] = self._metadata.get("annotations") or {}
+        self._labels: Mapping[str, str] = self._metadata.get("labels") or {}
+        self.ref = PodRef(
+            self._metadata.get("uid") or "", self._metadata.get("namespace") or "", self._metadata.get("name") or ""
+        )
+
+    # What it is.
+
+    @property
+    def uid(self) -> str:
+        return self.ref.uid
+
+    @property
+    def version(self) -> str:
+        """Of the object."""
+        return self._metadata.get("resourceVersion") or ""
+
+    @property
+    def created(self) -> str:
+        """When, as the API server writes times, which sort as text."""
+        return self._metadata.get("creationTimestamp") or ""
+
+    @property
+    def scheduler(self) -> str:
+        return self._spec.get("schedulerName") or DEFAULT_SCHEDULER
+
+    @property
+    def priority(self) -> int:
+        return self._spec.get("priority") or 0
+
+    @property
+    def node(self) -> str:
+        """Where it is bound, or ""."""
+        return self._spec.get("nodeName") or ""
+
+    @property
+    def going(self) -> bool:
+        """Whether it is being deleted."""
+        return bool(self._metadata.get("deletionTimestamp"))
+
+    @property
+    def gang(self) -> str:
+        """The name of its gang, or ""."""
+        return str(self._labels.get(names.GANG) or "")
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it names a PodGroup of Kubernetes. kube-scheduler filters all members before it binds any, tells
+        nobody when it gives that up, and tries a member whose bind was refused again at once.
+        """
+        return bool(self._spec.get("schedulingGroup"))
+
+    # What it asks.
+
+    @cached_property
+    def request(self) -> PodRequest | None:
+        """What it asks of cards and devices. Raises InvalidRequest."""
+        return request.parse_mutated(self._obj)
+
+    @cached_property
+    def load(self) -> Load:
+        """What it takes of its node beside cards."""
+        return loads.of_pod(msgspec.convert(self._spec, loads.PodSpec))
+
+    @cached_property
+    def _asked(self) -> frozenset[str]:
+        """The resources in its limits."""
+        limits = ((one.get("resources") or {}).get("limits") or () for one in self._containers())
+        return frozenset(name for amounts in limits for name in amounts)
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """The classes that it asks for."""
+        return frozenset(found for resource in self._asked if (found := names.class_of(resource)))
+
+    def claimant(self) -> Claimant:
+        """Who asks for what. Raises InvalidRequest."""
+        return Claimant(*self.ref, self.request or PodRequest(containers=(), priority=self.priority), self.load)
+
+    # What kube-scheduler does with it.
+
+    @property
+    def bindable(self) -> bool:
+        """Whether an extender may be asked to bind it: no gate keeps it, and it asks for what we bind, or is in a
+        gang.
+        """
+        return not self._spec.get("schedulingGates") and (
+            bool(self.gang) or any(resource.startswith(_BOUND_BY_US) for resource in self._asked)
+        )
+
+    @property
+    def may_preempt(self) -> bool:
+        """Whether its PriorityClass lets others be evicted for it."""
+        return bool(self._spec.get("preemptionPolicy") != "Never")
+
+    def one_best_node(self, *, default: bool) -> bool:
+        """Whether it leaves the choice of its node to the extender: not where it has wishes that only the scheduler can
+        weigh. `default`: of pods that have none, and no annotation that decides. A member of a PodGroup of Kubernetes
+        gets one in any case: the next member is filtered before it is bound, and must not be offered the same room.
+        """
+        if self.grouped:
+            return True
+        wish = self.annotations.get(names.ONE_NODE)
+        if wish in ("true", "false"):
+            return wish == "true"
+        if not default or self._wishes(_SOFT, "nodeAffinity", "podAffinity", "podAntiAffinity"):
+            return False
+        spreads = self._spec.get("topologySpreadConstraints") or ()
+        return all(spread.get("whenUnsatisfiable") != "ScheduleAnyway" for spread in spreads)
+
+    # What it is among others.
+
+    @property
+    def rank(self) -> Rank:
+        """Its place in the order of gangs, as a gang of one."""
+        alone = Member(
+            uid=self.uid,
+            name=self.ref.name,
+            created=self.created,
+            priority=self.priority,
+            queue_priority=self._queue_priority(),
+        )
+        return gangs.rank_of([alone], None, "")
+
+    def member(self) -> Member:
+        """The member of its gang that it is, with a node or without."""
+        status = self._obj.get("status") or {}
+        said, asked, problem = None, None, ""
+        try:
+            said = gangs.joined(self._obj)
+            asked = self.request if not self.node else None
+        except InvalidRequest as error:
+            problem = str(error)
+        return Member(
+            uid=self.uid,
+            name=self.ref.name,
+            created=self.created,
+            there=not self.going and status.get("phase") != "Failed",
+            gated=gangs.gated(self._obj),
+            node=self.node,
+            minimum=said.minimum if said is not None else None,
+            foreign=said is not None and said.foreign,
+            priority=self.priority,
+            queue_priority=self._queue_priority(),
+            shape=self._shape() if not self.node else "",
+            request=asked,
+            load=self.load,
+            problem=problem if not self.node else "",
+        )
+
+    def prospect(self) -> Prospect | None:
+        """The pod, which has no node and was not tried; None where it is not ours, or not to be decided about ahead."""
+        if (
+            not self.version
+            or self.going
+            or self._spec.get("schedulingGates")
+            or self.gang
+            or self.grouped
+            or not self.one_best_node(default=True)
+            or self._is_bound_to_others()
+        ):
+            return None
+        try:
+            asked = self.request
+        except InvalidRequest:
+            return None  # filter will say it
+        if asked is None:
+            return None
+        return Prospect(
+            *self.ref,
+            version=self.version,
+            created=self.created,
+            scheduler=self.scheduler,
+            request=asked,
+            load=self.load,
+            rank=self.rank,
+            wishes=aheadnodes.key_of(self._spec),
+            insists=self.one_best_node(default=False),
+        )
+
+    # Everything below reads.
+
+    def _containers(self) -> Iterator[Json]:
+        yield from self._spec.get("initContainers") or ()
+        yield from self._spec.get("containers") or ()
+
+    def _wishes(self, strength: str, *kinds: str) -> bool:
+        affinity = self._spec.get("affinity") or {}
+        return any((affinity.get(kind) or {}).get(strength) for kind in kinds)
+
+    def _is_bound_to_others(self) -> bool:
+        """Whether the scheduler decides by which other pods are where, or by claims of devices or volumes."""
+        spec = self._spec
+        if self._wishes(_HARD, "podAffinity", "podAntiAffinity"):
+            return True
+        if spec.get("topologySpreadConstraints") or spec.get("resourceClaims") or spec.get("hostNetwork"):
+            return True
+        # Such a claim may wait for its first consumer. kube-scheduler itself names the node then while the volume is
+        # made, which may take longer than anything is held ahead.
+        if any("persistentVolumeClaim" in one or "ephemeral" in one for one in spec.get("volumes") or ()):
+            return True
+        return any(port.get("hostPort") for each in self._containers() for port in each.get("ports") or ())
+
+    def _queue_priority(self) -> int | None:
+        """The place in the order that a person gave. It may be changed at any time: what cannot be read changes
+        nothing.
+        """
+        try:
+            return gangs.queue_priority(self.annotations)
+        except InvalidRequest:
+            return None
+
+    def _shape(self) -> str:
+        """Equal for pods that kube-scheduler cannot tell apart, as far as it decides where they may go."""
+        seen = {
+            "labels": {key: value for key, value in self._labels.items() if key not in _OF_ONE_POD},
+            "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},
+            "containers": [{key: one[key] for key in _CONTAINER_SHAPE if key in one} for one in self._containers()],
+            "claims": [one.get("persistentVolumeClaim") for one in self._spec.get("volumes") or ()],
+        }
+        return blake2b(_encode(seen), digest_size=12).hexdigest()
