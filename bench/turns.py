@@ -24,6 +24,7 @@ from extender.cache.placing import Ask
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
 from extender.records import objects, projection
+from extender.records.podref import PodRef
 from extender.state import State
 
 SIZE = 8  # of a gang
@@ -61,7 +62,7 @@ def _member(gang: int, i: int, *, fits: bool = False) -> dict:
 
 
 def _ask(name: str, asked: PodRequest, nodes: list[str]) -> Ask:
-    return Ask(f"u-{name}", ("default", f"single-{name}"), asked, nodes, "binpack")
+    return Ask(PodRef(f"u-{name}", "default", f"single-{name}"), asked, nodes, "binpack")
 
 
 class _Turns:

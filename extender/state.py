@@ -21,7 +21,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.inventory import Report
 from extender.cache.nodeload import NodeLoads
-from extender.cache.placing import Ask, Placing, Who
+from extender.cache.placing import Ask, Placing
 from extender.cache.policies import Policies
 from extender.cache.quotas import Brake
 from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
@@ -227,7 +227,7 @@ class State:
 
         `created`: when the pod was.
         """
-        uid = ask.uid
+        uid = ask.pod.uid
         with self._lock:
             decided = self._reservations.decided(uid)
             if decided is not None:
@@ -243,7 +243,7 @@ class State:
 
             placed = self._placing.place(ask)
             if isinstance(placed, Unplaceable) and self.ahead.gives_way(
-                ask.who[0], ask.request.priority, created, fits
+                ask.pod.namespace, ask.request.priority, created, fits
             ):
                 placed = self._placing.place(ask)
             if isinstance(placed, Unplaceable):
@@ -257,7 +257,7 @@ class State:
 
     def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
         """As `plan`, but all nodes that fit with their scores, and nothing is held."""
-        uid = ask.uid
+        uid = ask.pod.uid
         with self._lock:
             decided = self._reservations.decided(uid)
             if decided is not None:
@@ -265,7 +265,7 @@ class State:
             self.ahead.comes(uid, ask.nodes)
             scores, refusals = self._placing.score(ask)
             if not scores and self.ahead.gives_way(
-                ask.who[0], ask.request.priority, created, lambda: self._placing.score(ask)[0]
+                ask.pod.namespace, ask.request.priority, created, lambda: self._placing.score(ask)[0]
             ):
                 scores, refusals = self._placing.score(ask)
             if scores:
@@ -279,13 +279,14 @@ class State:
             return self._placing.score(ask)[0]
 
     def begin_bind(
-        self, uid: str, who: Who, request: PodRequest | None, node: str, policy: str, *, term: int = 0
+        self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, term: int = 0
     ) -> Begun | Decided | Refusal:
         """The cards to write, held until `finish_bind`: those of the plan where they still hold, else chosen now.
 
         `request`: None for a pod that asks for no card. `term`: in which this process may post (leadership.py). What is
         unconfirmed since an earlier one is not posted again: another extender may have given the cards away meanwhile.
         """
+        uid = pod.uid
         with self._lock:
             one = self._reservations.get(uid)
             if one is not None and one.node != node:
@@ -301,13 +302,13 @@ class State:
             if one is not None and unsure:
                 chosen = one.assignment  # it may be written already, so no other cards will do
             elif request is not None:
-                chosen = self._choose(Ask(uid, who, request, (node,), policy), node)
+                chosen = self._choose(Ask(pod, request, (node,), policy), node)
             if isinstance(chosen, Refusal):
                 self._reservations.give_up(uid)
                 self._gangs.unclaimed(uid)
             else:
                 party = request.party if request is not None else COMMON
-                self._reservations.begin(PodRef(uid, *who), node, chosen, party=party, term=term)
+                self._reservations.begin(pod, node, chosen, party=party, term=term)
             self._held.settle(uid, before)
             return chosen if isinstance(chosen, Refusal) else Begun(assignment=chosen, unsure=unsure)
 
@@ -450,10 +451,10 @@ class State:
     def _choose(self, ask: Ask, node: str) -> Assignment | Refusal:
         """The cards of the pod's plan for the node where they still hold, else others there."""
         self._held.count_cards()
-        one = self._reservations.get(ask.uid)
+        one = self._reservations.get(ask.pod.uid)
         plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None
         if plan is not None and self._held.good(plan, ask.request):
             return plan.assignment
-        self._ledger.release(ask.uid)
+        self._ledger.release(ask.pod.uid)
         placed = self._placing.place_on(ask, node)
         return placed if isinstance(placed, Refusal) else placed.assignment

@@ -57,7 +57,7 @@ def filter_nodes(
     `notice` is told of a pod that a quota keeps waiting; it returns at once.
     """
     pod, candidates = Pod(args.pod or {}), args.names() or []
-    uid, who = pod.uid, pod.ref[1:]
+    uid = pod.uid
     try:
         asked = pod.request
     except InvalidRequest as error:
@@ -82,7 +82,7 @@ def filter_nodes(
     closed = state.gangs.reserved(pod.rank, asked, candidates)
     if closed:
         candidates = [name for name in candidates if name not in closed]
-    ask = Ask(uid, who, asked, candidates, policy, _load(state, pod, policy))
+    ask = Ask(pod.ref, asked, candidates, policy, _load(state, pod, policy))
     found: Placement | Unplaceable | Decided | dict[str, int]
     if uid and pod.one_best_node(default=preferences.one_best_node):
         found = state.plan(ask, created=created)
@@ -111,7 +111,7 @@ def filter_nodes(
 def prioritize(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
     """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
     pod, candidates = Pod(args.pod or {}), args.names() or []
-    uid, who = pod.uid, pod.ref[1:]
+    uid = pod.uid
     try:
         asked = pod.request
     except InvalidRequest:
@@ -121,7 +121,7 @@ def prioritize(state: State, requests: Requests, preferences: Preferences, args:
     scored = requests.take_scores(uid)
     if scored is None:
         policy = asked.policy or preferences.policy
-        scored = state.scores(Ask(uid, who, asked, candidates, policy, _load(state, pod, policy)))
+        scored = state.scores(Ask(pod.ref, asked, candidates, policy, _load(state, pod, policy)))
     found = [scored.get(name) for name in candidates]
     known = [score for score in found if score is not None]
     if not known:

@@ -149,9 +149,9 @@ class Binder:
         if decided is not None and decided.phase in _DONE:
             return _already(decided, args)
         asked, version = self._requests.take(args.pod_uid) or self._read_request(args)
-        who = (args.pod_namespace, args.pod_name)
+        pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
         policy = (asked.policy if asked is not None else None) or self._policy
-        begun = self._state.begin_bind(args.pod_uid, who, asked, args.node, policy, term=term)
+        begun = self._state.begin_bind(pod, asked, args.node, policy, term=term)
         if isinstance(begun, Decided):
             return _already(begun, args)
         if isinstance(begun, Refusal):

@@ -19,16 +19,11 @@ from extender.cache.reservations import Phase
 from extender.records.pod import Prospect
 from extender.records.podref import PodRef
 
-Who = tuple[str, str]  # namespace and name of a pod
-
 
 class Ask(NamedTuple):
-    """`nodes`: those that it may have. `load`: what it takes of its node beside cards, None where the policy does not
-    ask.
-    """
+    """What a pod asks, of which nodes. `load`: what it takes of its node beside cards; None where no policy asks."""
 
-    uid: str
-    who: Who
+    pod: PodRef
     request: PodRequest
     nodes: Collection[str]
     policy: str
@@ -52,27 +47,27 @@ class Placing:
 
     def place(self, ask: Ask) -> Placement | Unplaceable:
         """The best node, held by nobody yet."""
-        rooms = self._held.rooms(ask.who[0])
-        with self._kept((ask.uid,), ask.request.priority):
+        rooms = self._held.rooms(ask.pod.namespace)
+        with self._kept((ask.pod.uid,), ask.request.priority):
             if ask.load is not None:
-                best = self._scored.place(ask.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
+                best = self._scored.place(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
                 if best is not None:
                     return best
             return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, rooms)
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
         """The cards of one node."""
-        rooms = self._held.rooms(ask.who[0])
-        with self._kept((ask.uid,), ask.request.priority):
+        rooms = self._held.rooms(ask.pod.namespace)
+        with self._kept((ask.pod.uid,), ask.request.priority):
             return placement.place_on(self._ledger.node(node), ask.request, ask.policy, rooms)
 
     def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod holds itself is no obstacle."""
         self._held.count_cards()
-        with self._held.aside(ask.uid), self._kept((ask.uid,), ask.request.priority):
-            rooms = self._held.rooms(ask.who[0])
+        with self._held.aside(ask.pod.uid), self._kept((ask.pod.uid,), ask.request.priority):
+            rooms = self._held.rooms(ask.pod.namespace)
             if ask.load is not None:
-                scores = self._scored.scores(ask.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
+                scores = self._scored.scores(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
                 if scores is not None:
                     return scores, {}
             return placement.Scorer(ask.request, ask.policy, rooms).score_all(self._ledger, ask.nodes)
@@ -80,12 +75,11 @@ class Placing:
     def place_ahead(self, pod: Prospect, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that nobody has asked for yet."""
         load = pod.load if policy in policies.SCORED or self._scored.active else None
-        return self.place(Ask(pod.uid, (pod.namespace, pod.name), pod.request, nodes, policy, load))
+        return self.place(Ask(PodRef(pod.uid, pod.namespace, pod.name), pod.request, nodes, policy, load))
 
     def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
         """The pod is to have this. The ledger follows later."""
-        pod, party = PodRef(ask.uid, *ask.who), ask.request.party
-        self._held.reservations.plan(pod, placed.node, placed.assignment, phase, party=party)
+        self._held.reservations.plan(ask.pod, placed.node, placed.assignment, phase, party=ask.request.party)
 
     def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
         """The pod is to have this before kube-scheduler comes to it."""

@@ -19,6 +19,7 @@ from extender.gangs import podgroups
 from extender.gangs.gangwords import Hold, Settings
 from extender.records import projection
 from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.build import P100, container
@@ -324,7 +325,7 @@ class World:
         meta = bind.pod["metadata"]
         uid, name = meta["uid"], meta["name"]
         asked = request.parse(bind.pod)
-        begun = self.state.begin_bind(uid, (meta["namespace"], name), asked, bind.node, "binpack")
+        begun = self.state.begin_bind(PodRef(uid, meta["namespace"], name), asked, bind.node, "binpack")
         if isinstance(begun, Refusal | Decided):
             self.errors.append((name, str(begun)))
             return False

@@ -16,6 +16,7 @@ from extender.cache.placing import Ask
 from extender.cache.requests import Requests
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import ByLease
+from extender.records.podref import PodRef
 from extender.records.projection import PodRecord
 from extender.records.wire import BindArgs
 from tests.extender.worlds import as_pod, as_quota, asking, state, with_cards
@@ -145,7 +146,7 @@ class Extender:
         pod = self.api.pods()[name]
         asked = request.parse(pod)
         self.requests.put(f"uid-{name}", asked, pod["metadata"]["resourceVersion"])
-        return self.state.plan(Ask(f"uid-{name}", (pod["metadata"]["namespace"], name), asked, nodes, "binpack"))
+        return self.state.plan(Ask(PodRef(f"uid-{name}", pod["metadata"]["namespace"], name), asked, nodes, "binpack"))
 
     def bind(self, name: str, node: str) -> str:
         namespace = self.api.pods()[name]["metadata"]["namespace"]

@@ -13,6 +13,7 @@ from extender.cache.requests import Requests
 from extender.cache.reservations import Begun
 from extender.gangs.gangwords import Settings
 from extender.records import wire
+from extender.records.podref import PodRef
 from extender.state import State
 from tests.extender.gangworlds import member
 from tests.extender.worlds import as_card, as_pod, asking, bound, held, resource, state
@@ -65,7 +66,7 @@ def runs(world: State, name: str, index: int = 0, *, mode: str = "", user: int |
 def place(world: State, name: str, mode: str = "", user: int | None = None, **asks: int):
     """The card that filter finds for such a pod on node n1, or why it finds none."""
     asked = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), mode, user))
-    found = world.plan(Ask(f"uid-{name}", ("default", name), asked, ["n1"], "binpack"))
+    found = world.plan(Ask(PodRef(f"uid-{name}", "default", name), asked, ["n1"], "binpack"))
     if isinstance(found, Unplaceable):
         return found.refusals["n1"]
     assert isinstance(found, Placement)
@@ -148,7 +149,7 @@ def test_several_cards_go_through_one_daemon_or_none(world):
     assert place(world, "g", "off", gpu_mem=ROOMY) == [1]
     tell(world, 0, 1, node="n2", mode="node")
     asked = request.parse(saying(asking("h", **two), "required"))
-    found = world.plan(Ask("uid-h", ("default", "h"), asked, ["n1", "n2"], "binpack"))
+    found = world.plan(Ask(PodRef("uid-h", "default", "h"), asked, ["n1", "n2"], "binpack"))
     assert isinstance(found, Placement)
     assert found.node == "n2"
 
@@ -174,12 +175,14 @@ def test_who_runs_as_whom(world):
     mixed["spec"]["containers"] *= 2
     mixed["spec"]["containers"][1] = mixed["spec"]["containers"][1] | {"securityContext": {"runAsUser": 7}}
     tell(world, 1, multiUser=False)
-    found = world.plan(Ask("uid-m", ("default", "m"), request.parse(mixed), ["n1"], "binpack"))
+    found = world.plan(Ask(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack"))
     assert isinstance(found, Unplaceable), "its own containers would wait for each other"
     assert found.refusals == {"n1": Refusal.MPS_USER}
     sidecar = {"name": "log", "image": "i", "securityContext": {"runAsUser": 7}}
     mixed["spec"]["containers"][1] = sidecar
-    assert isinstance(world.plan(Ask("uid-m", ("default", "m"), request.parse(mixed), ["n1"], "binpack")), Placement)
+    assert isinstance(
+        world.plan(Ask(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack")), Placement
+    )
 
 
 def test_a_pod_with_users_of_its_own_is_nobodys_companion():
@@ -193,7 +196,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
         fresh = state(FakeClock())
         tell(fresh, 0, **told)
         asked = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
-        return fresh.plan(Ask("uid-a", ("default", "a"), asked, ["n1"], "binpack"))
+        return fresh.plan(Ask(PodRef("uid-a", "default", "a"), asked, ["n1"], "binpack"))
 
     refused = planned("required", multiUser=False)
     assert isinstance(refused, Unplaceable)
@@ -249,12 +252,12 @@ def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
     assert place(world, "a") == [0]
     tell(world, 0, state="Fault")
     asked = request.parse(asking("a", gpu_mem=ROOMY))
-    begun = world.begin_bind("uid-a", ("default", "a"), asked, "n1", "binpack")
+    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack")
     assert isinstance(begun, Begun)
     assert begun.assignment.indices() == [1]
     tell(world, 0, 1, state="Fault")
     asked = request.parse(asking("b", gpu_mem=ROOMY))
-    assert world.begin_bind("uid-b", ("default", "b"), asked, "n1", "binpack") is Refusal.MPS_DOWN
+    assert world.begin_bind(PodRef("uid-b", "default", "b"), asked, "n1", "binpack") is Refusal.MPS_DOWN
 
 
 @pytest.mark.parametrize(

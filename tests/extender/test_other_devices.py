@@ -13,6 +13,7 @@ from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Phase
 from extender.controllers import statuses
 from extender.controllers.listers import Sightings
+from extender.records.podref import PodRef
 from tests.build import container, shares
 from tests.core.others import asking, wanting
 from tests.extender.worlds import (
@@ -61,12 +62,12 @@ def wants(name, *containers):
 
 def plan(made, name, *containers, nodes=("n1", "n2")):
     asked = request.parse_mutated(wants(name, *containers))
-    return made.plan(Ask(f"uid-{name}", ("default", name), asked, list(nodes), "binpack"))
+    return made.plan(Ask(PodRef(f"uid-{name}", "default", name), asked, list(nodes), "binpack"))
 
 
 def bind(made, name, *containers, node="n1"):
     asked = request.parse_mutated(wants(name, *containers))
-    return made.begin_bind(f"uid-{name}", ("default", name), asked, node, "binpack")
+    return made.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack")
 
 
 def bound(made, name, *containers, phase="Running", deleting=False):

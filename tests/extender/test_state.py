@@ -12,6 +12,7 @@ from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import projection
 from extender.records.nodeinfo import Occupant, Placed
+from extender.records.podref import PodRef
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -47,12 +48,14 @@ def world(clock):
 
 
 def plan(world, name="p", mem=8138, nodes=("n1",)):
-    return world.plan(Ask(f"uid-{name}", ("default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack"))
+    return world.plan(
+        Ask(PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack")
+    )
 
 
 def begin(world, name="p", mem=8138, node="n1"):
     asked = request.parse(asking(name, gpu_mem=mem))
-    begun = world.begin_bind(f"uid-{name}", ("default", name), asked, node, "binpack")
+    begun = world.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack")
     return begun.assignment if isinstance(begun, Begun) else begun
 
 
@@ -489,10 +492,10 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     plan(world, "b", P100)
     clock.advance(31)
     asked = request.parse(asking("c", gpu_mem=P100))
-    assert isinstance(world.fitting(Ask("uid-c", ("default", "c"), asked, ["n1"], "binpack")), Unplaceable)
+    assert isinstance(world.fitting(Ask(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack")), Unplaceable)
     world.tick()
     assert world.waiters.touch_due() == "n1"
-    assert list(world.fitting(Ask("uid-c", ("default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
+    assert list(world.fitting(Ask(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):

@@ -12,6 +12,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Patience
 from extender.records import objects, projection
+from extender.records.podref import PodRef
 from extender.state import State
 from tests.build import P100, asking, container, gpu_quota, held, resource, resource_class, shares
 from tests.fakes.clock import FakeClock
@@ -99,7 +100,7 @@ def plan(
     """What filter decides about a pod of one container."""
     asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
     assert asked is not None
-    return made.plan(Ask(f"uid-{name}", (namespace, name), asked, nodes or ["n1"], "binpack"))
+    return made.plan(Ask(PodRef(f"uid-{name}", namespace, name), asked, nodes or ["n1"], "binpack"))
 
 
 def begin(
@@ -115,14 +116,14 @@ def begin(
     """What bind begins."""
     asked = request.parse(asking(name, gpu_mem=mem, device_class=device_class))
     assert asked is not None
-    return made.begin_bind(f"uid-{name}", (namespace, name), asked, node, "binpack", term=term)
+    return made.begin_bind(PodRef(f"uid-{name}", namespace, name), asked, node, "binpack", term=term)
 
 
 def refuse(made: State, name: str = "w", node: str = "n1") -> None:
     """filter says no to a pod that asks for more than any card has."""
     asked = request.parse(asking(name, gpu_mem=P100 + 1))
     assert asked is not None
-    refused = made.plan(Ask(f"uid-{name}", ("default", name), asked, [node], "binpack"))
+    refused = made.plan(Ask(PodRef(f"uid-{name}", "default", name), asked, [node], "binpack"))
     assert isinstance(refused, Unplaceable)
 
 

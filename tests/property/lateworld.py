@@ -175,13 +175,13 @@ class LateWorld:
         with contextlib.suppress(errors.KubeError):
             self._land(name, body)
 
-    def _begin(self, uid, who, asked, node, policy, *, term=0):
-        begun = self._begin_bind(uid, who, asked, node, policy, term=term)
+    def _begin(self, pod, asked, node, policy, *, term=0):
+        begun = self._begin_bind(pod, asked, node, policy, term=term)
         if isinstance(begun, Begun) and not begun.unsure:
             # Decided now, so now it is of the class, and within the quotas with all that may run or come to run.
             assert not asked.containers[0].device_class or node in self.first
             others = self._may_be_held()
-            others.pop(uid, None)
+            others.pop(pod.uid, None)
             for quota in self.quotas.values():
                 for entry in quota.entries:
                     most = quotas.total(self._charge(choices, entry) for choices in others.values())

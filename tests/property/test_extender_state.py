@@ -17,6 +17,7 @@ from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Phase
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone
+from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
 from tests.examples import examples
 from tests.extender.worlds import (
@@ -93,9 +94,9 @@ class Machine(LateWorld, RuleBasedStateMachine):
         name = self.slots[slot]
         uid, asked = f"uid-{name}", self.asked[name]
         if one:
-            found = self.state.plan(Ask(uid, ("default", name), asked, nodes, "binpack"))
+            found = self.state.plan(Ask(PodRef(uid, "default", name), asked, nodes, "binpack"))
         else:
-            found = self.state.fitting(Ask(uid, ("default", name), asked, nodes, "binpack"))
+            found = self.state.fitting(Ask(PodRef(uid, "default", name), asked, nodes, "binpack"))
         if isinstance(found, Unplaceable) and name in self.pods:
             self.refused[name] = (self.clock.now(), nodes)
         else:
@@ -104,7 +105,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
     @rule(slot=slots, script=outcomes)
     def the_scheduler_tries(self, slot, script):
         name = self.slots[slot]
-        found = self.state.plan(Ask(f"uid-{name}", ("default", name), self.asked[name], NODES, "binpack"))
+        found = self.state.plan(Ask(PodRef(f"uid-{name}", "default", name), self.asked[name], NODES, "binpack"))
         if isinstance(found, Unplaceable):
             self.filter_is_asked(slot, NODES, one=True)
         else:
@@ -125,7 +126,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
     @rule(slot=slots, node=st.sampled_from(NODES))
     def a_thread_begins_to_post(self, slot, node):
         name = self.slots[slot]
-        begun = self.state.begin_bind(f"uid-{name}", ("default", name), self.asked[name], node, "binpack")
+        begun = self.state.begin_bind(PodRef(f"uid-{name}", "default", name), self.asked[name], node, "binpack")
         if isinstance(begun, Begun):
             self.posting[name] = (node, begun)
             self.refused.pop(name, None)

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cardwise.core.api import assignment, names, request
 from cardwise.kube import errors, paths
 from extender.cache.reservations import Begun, Phase
+from extender.records.podref import PodRef
 from tests.examples import examples
 from tests.extender.leaders import DURATION, Cluster, Extender
 from tests.extender.worlds import P100
@@ -103,7 +104,7 @@ class Machine(RuleBasedStateMachine):
             return
         made, term = self.api.pods()[pod], extender.leadership.term()
         who = (made["metadata"]["namespace"], pod)
-        begun = extender.state.begin_bind(f"uid-{pod}", who, request.parse(made), "n1", "binpack", term=term)
+        begun = extender.state.begin_bind(PodRef(f"uid-{pod}", *who), request.parse(made), "n1", "binpack", term=term)
         if isinstance(begun, Begun):
             path, version = paths.pods(*who, "binding"), made["metadata"]["resourceVersion"]
             self.standing.append((extender, path, begun, term, version))

@@ -2,13 +2,14 @@
 
 import pytest
 
-from cardwise.core.api import names
+from cardwise.core.api import names, request
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.placing import Ask
 from extender.cache.requests import Requests
 from extender.records.pod import Pod
+from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from tests.extender.worlds import (
     P100,
@@ -56,7 +57,7 @@ def test_a_pod_of_8138_goes_to_the_node_with_one_card_that_has_it(preferences):
 
 def test_a_pod_of_8138_takes_the_card_where_it_leaves_least():
     made = world(n1=[12207, 8138, 4069, 16276])
-    made.plan(Ask("u", ("d", "p"), verbs.request.parse(asking("p", gpu_mem=8138)), ["n1"], "binpack"))
+    made.plan(Ask(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=8138)), ["n1"], "binpack"))
     with made.view() as ledger:
         assert ledger.holding("u").assignment.indices() == [1]
 
@@ -170,7 +171,7 @@ def test_prioritize_repeats_what_filter_has_found_a_moment_ago_and_only_once():
     requests = Requests()
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n1", "n2"])
     assert set(verbs.filter_nodes(made, requests, ALL, args).node_names) == {"n1", "n2"}
-    made.plan(Ask("other", ("d", "other"), verbs.request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack"))
+    made.plan(Ask(PodRef("other", "d", "other"), request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack"))
     tops = []
     for _ in range(2):
         scores = {each.host: each.score for each in verbs.prioritize(made, requests, ALL, args)}
@@ -190,7 +191,7 @@ def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
 def test_inspect_is_gpushares_json():
     made = world(n1=[P100 - 1024, P100])
     made.set_card(*as_card(resource(1, held=[held("vanished", 4069)])))
-    made.plan(Ask("u", ("d", "p"), verbs.request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
+    made.plan(Ask(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
     assert verbs.inspect(made) == {
         "nodes": [
             {

@@ -98,7 +98,7 @@ def test_each_row_is_counted_in_its_phase_alone(table):
 
 
 def begin_plain(world, name="m"):
-    return world.begin_bind(f"uid-{name}", ("default", name), None, "n1", "binpack")
+    return world.begin_bind(PodRef(f"uid-{name}", "default", name), None, "n1", "binpack")
 
 
 def test_a_pod_without_cards_is_no_share_in_the_metrics(table):
@@ -137,7 +137,7 @@ def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_her
     world = with_cards(state(clock), n1=1, n2=1)
     whole = free(world)
     asked = request.parse(asking("p", gpu_mem=8138))
-    world.begin_bind("uid-p", ("default", "p"), asked, "n1", "binpack")
+    world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack")
     world.finish_bind("uid-p", Phase.UNCONFIRMED)
     taken = asking("p", gpu_mem=8138)
     taken["metadata"].setdefault("labels", {})[names.GANG] = "g"

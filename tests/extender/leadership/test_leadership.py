@@ -473,7 +473,7 @@ def sends_in_vain(two, name):
     """A Binding of which nobody hears any more."""
     asked = request.parse(two.api.pods()[name])
     term = two.a.leadership.term()
-    two.a.state.begin_bind(f"uid-{name}", ("default", name), asked, "n1", "binpack", term=term)
+    two.a.state.begin_bind(PodRef(f"uid-{name}", "default", name), asked, "n1", "binpack", term=term)
     two.a.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
 
 
@@ -544,7 +544,7 @@ def test_who_takes_over_from_one_that_missed_an_answer_changes_the_pods_unless_i
 
 
 def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(two):
-    two.a.state.begin_bind("uid-m", ("default", "m"), None, "n1", "binpack")
+    two.a.state.begin_bind(PodRef("uid-m", "default", "m"), None, "n1", "binpack")
     two.a.state.finish_bind("uid-m", Phase.UNCONFIRMED)
     assert not two.a.leadership.settled()
     member = pod("m", uid="uid-m")

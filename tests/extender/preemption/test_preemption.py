@@ -18,6 +18,7 @@ from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
 from extender.records import projection, wire
 from extender.records.nodeinfo import NodeRoom
+from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.extender.api.test_app import parts
@@ -237,7 +238,7 @@ def test_a_pod_of_higher_priority_may_have_it(freed):
 
 def test_it_is_kept_in_bind_as_well(freed):
     low = freed.wants("low", 1000, priority=LOW)
-    begun = freed.state.begin_bind("uid-low", ("default", "low"), request.parse(low), "n1", "binpack")
+    begun = freed.state.begin_bind(PodRef("uid-low", "default", "low"), request.parse(low), "n1", "binpack")
     assert begun is Refusal.NO_MEMORY
 
 
