@@ -301,6 +301,8 @@ class State:
             chosen: Assignment | Refusal | None = None
             if one is not None and unsure:
                 chosen = one.assignment  # it may be written already, so no other cards will do
+            elif request is not None and not self._held.loads.offers(node):
+                chosen = Refusal.NO_SLOTS  # since filter; the kubelet would fail the pod for good
             elif request is not None:
                 chosen = self._choose(Ask(pod, request, (node,), policy), node)
             if isinstance(chosen, Refusal):

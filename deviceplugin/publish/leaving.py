@@ -17,8 +17,8 @@ from deviceplugin.sources.pods import PodView
 
 _log = structlog.get_logger(__name__)
 
-LEAST = 1.0  # seconds without slots: for binds under way, and for what is bound to come to the kubelet
-_MOST = 6.0  # the pod of a DaemonSet has more; who is not admitted by then waits for something else
+LEAST = 2.0  # seconds without slots: until the extender has heard of it, and what is bound has come to the kubelet
+_MOST = 10.0  # the pod of a DaemonSet has more; who is not admitted by then waits for something else
 _PAUSE = 0.25
 _AGAIN = 1.0  # seconds after which the slots are withdrawn again, where nobody says how the node is now
 

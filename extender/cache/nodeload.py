@@ -86,7 +86,12 @@ class NodeLoads:
 
     def names(self) -> Collection[str]:
         """The nodes that pods may be put on."""
-        return [name for name, room in self._rooms.items() if room.open]
+        return [name for name, room in self._rooms.items() if room.open and room.offers]
+
+    def offers(self, node: str) -> bool:
+        """Whether the node has slots for shares, as far as is known."""
+        room = self._rooms.get(node)
+        return room is None or room.offers
 
     def on(self, node: str) -> Iterator[tuple[str, Placed]]:
         """Keys and pods of a node, those that are planned there included."""

@@ -31,8 +31,11 @@ class Placed(NamedTuple):
 
 
 class NodeRoom(NamedTuple):
-    """A Node: what it has for pods, and what it is to them: whether further ones may be put on it, and which."""
+    """A Node: what it has for pods, and what it is to them: whether further ones may be put on it, and which. `offers`:
+    not where it says that it has no slots for shares, as its device plugin does before it ends.
+    """
 
     allocatable: Load | None = None
     open: bool = True
+    offers: bool = True
     ground: Ground = Ground()

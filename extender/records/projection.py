@@ -152,8 +152,12 @@ class _NodeSpec(Struct):
     taints: list[_Taint] | None = None
 
 
+class _Allocatable(loads.Amounts):
+    share: str | int = msgspec.field(default="", name=names.SHARE)
+
+
 class _NodeStatus(Struct):
-    allocatable: loads.Amounts | None = None
+    allocatable: _Allocatable | None = None
 
 
 class _Node(Struct):
@@ -217,7 +221,8 @@ def node(raw: bytes) -> tuple[str, NodeRoom] | None:
     labels = {intern(key): intern(value) for key, value in (read.metadata.labels or {}).items()}
     taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in aheadnodes.HARD)
     allocatable = loads.of_node(has) if has is not None else None
-    room = NodeRoom(allocatable, open=not read.spec.unschedulable, ground=Ground(labels, taints))
+    offers = has is None or str(has.share) != "0"
+    room = NodeRoom(allocatable, not read.spec.unschedulable, offers, Ground(labels, taints))
     return intern(read.metadata.name), room
 
 

@@ -27,6 +27,7 @@ class Refusal(Enum):
     MPS_DOWN = ("MPS is not ready on the GPU cards that would do", False)
     MPS_MIXED = ("The GPU cards that would do are shared by pods that differ in whether they use MPS", True)
     MPS_USER = ("MPS on the GPU cards that would do serves one user at a time, and not the pod's", True)
+    NO_SLOTS = ("The node offers no GPU shares now: its device plugin is away or being exchanged", False)
     NO_SUCH_DEVICE = ("The node does not have the devices asked for", False)
     NO_DEVICE = ("Insufficient free devices of the class asked for", True)
     UNSETTLED = ("A bind of the pod failed a moment ago, or may still land; it is tried again", False)

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
@@ -67,3 +68,17 @@ def test_what_is_left_follows_pods_and_plans():
     assert loads.left("n") == Load(4000, 8 * GIB, 10)
     loads.remove_node("n")
     assert loads.left("n") is None
+
+
+def test_a_node_without_slots_offers_nothing():
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "4", names.SHARE: "0"}}}
+    name, room = projection.node(json.dumps(node).encode())
+    made = NodeLoads()
+    made.set_node(name, room)
+    assert not made.offers("n")
+    assert list(made.names()) == []
+    node["status"]["allocatable"][names.SHARE] = "512"
+    made.set_node(*projection.node(json.dumps(node).encode()))
+    assert made.offers("n")
+    assert list(made.names()) == ["n"]
+    assert made.offers("never seen")
