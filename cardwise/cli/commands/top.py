@@ -3,8 +3,8 @@
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 import click
@@ -25,8 +25,6 @@ from cardwise.kube.client import KubeClient
 _NODES = 20  # shown unless more are asked for
 _ALL_SECONDS = 30.0  # between two looks at all cards of a big cluster; those that are shown are looked at each time
 _BIG = 2000  # cards from which on a cluster is big
-_OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, without cursor, and back
-_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @click.command()
@@ -145,37 +143,23 @@ class Look:
 
 def live(look: Look, interval: float, clock: Clock = SYSTEM) -> None:
     """Until somebody presses Ctrl-C."""
+    from cardwise.cli.render import livescreen  # noqa: PLC0415 - rich, for which no other command waits
+
     look.look(_room()[1])  # what is wrong from the start is told as of any other command
-    _draw(_OPEN)
-    try:
-        problem = ""
+    problem = ""
+    with suppress(KeyboardInterrupt), livescreen.opened() as draw:
         while True:
-            _draw(_frame(look.screen(_room()[0]), clock.wall().astimezone(), problem))
+            now = clock.wall().astimezone()
+            draw(f"cardwise top, {now:%H:%M:%S}, Ctrl-C ends{problem}\n{look.screen(_room()[0])}")
             clock.sleep(interval)
             try:
                 look.look(_room()[1])
                 problem = ""
             except errors.KubeError as error:
-                problem = f"not of now: {error}"
-    except KeyboardInterrupt:
-        pass
-    finally:
-        _draw(_CLOSE)
-
-
-def _draw(what: str) -> None:
-    click.echo(what, nl=False, color=True)  # else the codes are left out where nobody seems to look
+                problem = f"; not of now: {error}"
 
 
 def _room() -> tuple[int, int]:
     """Columns, and lines for cards."""
     columns, lines = shutil.get_terminal_size()
     return columns, max(1, lines - 7)  # the lines around the table
-
-
-def _frame(screen: str, now: datetime, problem: str) -> str:
-    """The screen drawn over the former one, cut to the terminal: no line may wrap."""
-    columns, lines = shutil.get_terminal_size()
-    rows = [f"cardwise top, {now:%H:%M:%S}, Ctrl-C ends{f'; {problem}' if problem else ''}"]
-    rows += screen.splitlines()
-    return _HOME + "\n".join(row[:columns] + _REST_OF_LINE for row in rows[: lines - 1]) + _REST

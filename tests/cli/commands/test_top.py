@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import click
@@ -11,7 +13,7 @@ from click.testing import Result
 
 from cardwise.cli.cluster import usage
 from cardwise.cli.commands import top
-from cardwise.cli.render import toptable
+from cardwise.cli.render import livescreen, toptable
 from cardwise.kube import errors, paths
 from tests.cli import worlds
 from tests.cli.worlds import K80, Cluster, Json, allocated, card, device, placed
@@ -230,14 +232,28 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
                 raise KeyboardInterrupt
 
     top.live(top.Look(api.kube), 5.0, Clock())
-    first, second, third = capsys.readouterr().out.split("\x1b[H")[1:]
+    _, _, first, second, third = capsys.readouterr().out.split("\x1b[H")
     assert looks == [5.0] * 3
-    assert "14441 of 68646" in first
-    assert "14541 of 68646" in second
-    assert "not of now" in third
+    assert "14441 of 68646" in click.unstyle(first)
+    assert "14541 of 68646" in click.unstyle(second)
+    assert "not of now" in click.unstyle(third)
     assert third.endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
     assert all(len(row) <= 60 for row in click.unstyle(second).splitlines())
-    assert len(first.splitlines()) <= 11
+    assert len(first.splitlines()) <= 12
+
+
+def test_what_is_wrong_is_red_and_no_word_differs_from_what_is_printed_once():
+    drawn = livescreen.coloured(SCREEN)
+    assert drawn.plain == SCREEN
+    red = {SCREEN[span.start : span.end] for span in drawn.spans if span.style == "red"}
+    assert red == {"unhealthy", "MPS-Down", "2001/1500!"}
+
+
+def test_only_a_live_screen_loads_rich():
+    loaded = "import sys, cardwise.cli.main; print('rich' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
 
 
 def test_what_is_wrong_from_the_start_does_not_open_a_screen(api, capsys):
