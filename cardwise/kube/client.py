@@ -1,8 +1,8 @@
 """A client of the API server: keep-alive connections, and requests as bytes and dicts.
 
-The generated client costs fifty times more per object than decoding what we need (docs/design/0002-house.md), and bind
-is a hot path. Of the official client only `kubernetes.config` is used: it knows kubeconfigs, exec plugins and token
-rotation. Never retries; the caller knows what may be repeated.
+The generated client costs ten times as much for each object as decoding what we need (docs/design/0014-libraries.md),
+and bind is a hot path. Of the official client only `kubernetes.config` is used: it knows kubeconfigs, exec plugins and
+token rotation. Never retries; the caller knows what may be repeated.
 """
 
 import contextlib
