@@ -25,17 +25,15 @@ RUN site=/opt/cardwise/lib/python3.11/site-packages \
  && rm -rf $site/kubernetes/aio $site/kubernetes/docs \
  && python -m compileall -q -j 0 --invalidation-mode unchecked-hash $site
 
-# The agent needs the standard library and some of ours.
-FROM python:${PYTHON}-slim-bookworm AS agent
-RUN pip uninstall --yes --quiet setuptools wheel pip
-COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/__init__.py /opt/cardwise/lib/python3.11/site-packages/cardwise/clock.py /opt/agent/cardwise/
-COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/core /opt/agent/cardwise/core
-COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/share /opt/agent/cardwise/share
-COPY --from=build /opt/cardwise/lib/python3.11/site-packages/cardwise/gpus/mpsnode.py /opt/cardwise/lib/python3.11/site-packages/cardwise/gpus/__init__.py /opt/agent/cardwise/gpus/
-COPY --from=build /opt/cardwise/lib/python3.11/site-packages/mps/__init__.py /opt/agent/mps/
-COPY --from=build /opt/cardwise/lib/python3.11/site-packages/mps/agent /opt/agent/mps/agent
-RUN printf '#!/usr/local/bin/python3 -ES\nimport sys\nsys.path.append("/opt/agent")\nfrom mps.agent.__main__ import main\nmain()\n' \
-    > /usr/local/bin/cardwise-agent && chmod 755 /usr/local/bin/cardwise-agent
+# The agent is pulled to every node that runs pods with MPS: it has what it imports, and nothing else.
+FROM python:${PYTHON}-slim-bookworm AS agentroot
+COPY release/agentroot.py /src/
+RUN --mount=type=bind,from=build,source=/opt/cardwise/lib/python3.11/site-packages,target=/site \
+    mkdir /out && python /src/agentroot.py /out /site && chroot /out cardwise-agent --help > /dev/null
+
+FROM scratch AS agent
+COPY --from=agentroot /out /
+ENV PATH=/usr/local/bin
 USER 65532:65532
 ENTRYPOINT ["cardwise-agent"]
 

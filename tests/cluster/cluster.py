@@ -246,7 +246,7 @@ class Cluster:
         noted["former"] = str(spec.former or parts.ROOT)
         noted["part_args"] = {part: list(args) for part, args in spec.part_args.items()}
         if spec.agent:
-            image = f"--share-agent-image={partsimage.NAME}:{partsimage.TAG}"
+            image = f"--share-agent-image={partsimage.AGENT}"
             noted["part_args"]["webhook"] = [image, *noted["part_args"].get("webhook", ())]
         (self.state_dir / "spec.json").write_text(json.dumps(noted))
         clock = _Clock(self._say)
@@ -304,15 +304,19 @@ class Cluster:
             seen = self.kubectl("describe", "pods", f"--namespace={names.NAMESPACE}", check=False)
             raise processes.CommandFailed(f"{error}\n{seen}") from error
 
-    def _archives(self, former: Path | None) -> list[Path]:
+    def _archives(self, spec: ClusterSpec) -> list[Path]:
         """Images of pods that are ours."""
         folder = self.state_dir / "images"
         folder.mkdir(exist_ok=True)
         partsimage.write(folder / "cardwise.tar", self._say)
-        if former is None:
-            return [folder / "cardwise.tar"]
-        partsimage.write(folder / "former.tar", self._say, former, partsimage.FORMER)
-        return [folder / "cardwise.tar", folder / "former.tar"]
+        found = [folder / "cardwise.tar"]
+        if spec.agent:
+            partsimage.write_agent(folder / "agent.tar")
+            found.append(folder / "agent.tar")
+        if spec.former is not None:
+            partsimage.write(folder / "former.tar", self._say, spec.former, partsimage.FORMER)
+            found.append(folder / "former.tar")
+        return found
 
     def _start_runtimes(
         self, real: Sequence[str], inventory: Mapping[str, Sequence[cards.TestCard]], spec: ClusterSpec
@@ -321,7 +325,7 @@ class Cluster:
             return
         node_bin = binaries.containerd(self._say)
         nvidia = binaries.nvidia(self._say) if spec.nvidia_runtime else None
-        archives = self._archives(spec.former) if spec.chart or spec.agent else []
+        archives = self._archives(spec) if spec.chart or spec.agent else []
         for number, name in enumerate(real, start=1):
             of_node = inventory.get(name, inventory["default"])
             seen_at = Path(node.OWN_FOLDER) if spec.chart else None

@@ -16,10 +16,12 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from release import agentroot
 from tests.cluster import binaries, images, mps
 from tests.cluster.images import Layer
 
 NAME = "cardwise.local/cardwise"
+AGENT = "cardwise.local/cardwise-agent:test"
 TAG = "test"
 FORMER = "former"  # tag of the same with the code of an earlier commit
 SCHEDULER = "cardwise.local/kube-scheduler:test"
@@ -45,6 +47,15 @@ _SONAME = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
 def write(path: Path, say: binaries.Say, root: Path = _ROOT, tag: str = TAG) -> None:
     """The OCI archive of the image `NAME:tag` with the code that lies in `root`."""
     images.write_layers(path, f"{NAME}:{tag}", [Layer.plain(_base(say)), Layer.packed(_code(root))], [f"/{_PYTHON}"])
+
+
+def write_agent(path: Path, root: Path = _ROOT) -> None:
+    """The OCI archive of the image `AGENT`: the files that the Dockerfile's stage `agent` has."""
+    with tempfile.TemporaryDirectory() as scratch, io.BytesIO() as buffer:
+        agentroot.make(Path(scratch), root)
+        with tarfile.open(fileobj=buffer, mode="w") as layer:
+            layer.add(scratch, ".", filter=_of_root)
+        images.write(path, AGENT, buffer.getvalue(), ["/usr/local/bin/cardwise-agent"])
 
 
 def write_scheduler(path: Path, kube_bin: Path) -> None:

@@ -1,19 +1,18 @@
 """What of the Dockerfile can be held without an engine: it copies what there is, and the small image lacks nothing."""
 
+import os
 import re
-import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from release import agentroot
 from tests.helm.rendering import ALL, Render
 from tests.helm.test_workloads import workloads
 
 ROOT = Path(__file__).parents[2]
-SITE = "/opt/cardwise/lib/python3.11/site-packages/"
 
 
 def stages() -> dict[str, list[str]]:
@@ -38,7 +37,7 @@ def copies(stage: str) -> list[tuple[list[str], str]]:
 
 def test_what_it_copies_is_there_and_gets_to_the_engine() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    copied = [source for sources, _ in copies("build") for source in sources]
+    copied = [source for stage in ("build", "agentroot") for sources, _ in copies(stage) for source in sources]
     assert all((ROOT / source).exists() for source in copied)
     assert sorted(copied) == sorted(allowed)
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -51,7 +50,7 @@ def test_nobody_is_root_by_default_and_everything_is_pinned() -> None:
     text = (ROOT / "Dockerfile").read_text()
     assert re.search(r"^ARG PYTHON=3\.11\.\d+$", text, re.MULTILINE)
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    assert set(bases) == {"python:${PYTHON}-slim-bookworm"}, "and no registry is named"
+    assert set(bases) == {"python:${PYTHON}-slim-bookworm", "scratch"}, "and no registry is named"
     assert "--require-hashes" in text
 
 
@@ -65,27 +64,41 @@ def test_the_image_is_the_locked_packages_and_our_wheel_whole() -> None:
     assert any(line.startswith("ENV PATH=/opt/cardwise/bin:") for line in stages()["cardwise"])
 
 
-@pytest.fixture
-def agent(tmp_path: Path) -> Path:
-    """What the small image has of ours."""
-    for sources, target in copies("agent"):
-        for source in sources:
-            here, there = ROOT / source.removeprefix(SITE), tmp_path / target.lstrip("/")
-            assert source.startswith(SITE)
-            if here.is_dir():
-                shutil.copytree(here, there)
-            else:
-                there.mkdir(parents=True, exist_ok=True)
-                shutil.copy(here, there)
-    return tmp_path / "opt" / "agent"
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the small image has, with the Python of this machine."""
+    root = tmp_path_factory.mktemp("agent")
+    agentroot.make(root, ROOT)
+    for library in root.glob("lib/*/libpython*"):  # those of the image are without symbols
+        subprocess.run(["strip", "--strip-unneeded", library], check=True)
+    return root
 
 
-def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
-    lines = ["import sys", f"sys.path.append({str(agent)!r})", "sys.modules['_hashlib'] = None"]
-    lines += ["from mps.agent import probe, running", "from cardwise.share import laying", "print(len(laying.files()))"]
-    done = subprocess.run([sys.executable, "-ESs", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+def inside(root: Path, *lines: str) -> str:
+    """Those lines in its interpreter, alone with its files."""
+    command = ["chroot", root, "/usr/local/bin/python3", "-ESs", "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 5, "the frameworks' hook comes from here"
+    return done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot is root's")
+def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
+    lines = ["import sys", "sys.path.append('/opt/agent')", "sys.modules['_hashlib'] = None"]
+    lines += ["from mps.agent import probe, running", "from cardwise.share import laying", "print(len(laying.files()))"]
+    assert int(inside(agent, *lines)) > 5, "the frameworks' hook comes from here"
+    assert inside(agent, "import hashlib; print(hashlib.sha256(b'x').hexdigest()[:4])") == "2d71\n"
+    said = subprocess.run(["chroot", agent, "cardwise-agent", "--help"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("Usage: cardwise-agent")
+
+
+def test_the_agent_s_image_is_small_and_has_nothing_to_break_out_with(agent: Path) -> None:
+    files = [path for path in agent.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in files) < 30 << 20
+    assert {path.name for path in (agent / "usr/local/bin").iterdir()} == {"python3", "cardwise-agent"}
+    assert not {"bin", "sbin", "root"} & {path.name for path in agent.iterdir()}
+    words = ("grpc", "kubernetes", "flask", "ssl", "webhook", "extender", "deviceplugin")
+    assert [path for path in files if any(word in path.relative_to(agent).as_posix() for word in words)] == []
 
 
 def test_the_chart_runs_commands_that_the_image_has(render: Render) -> None:
