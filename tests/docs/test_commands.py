@@ -17,7 +17,8 @@ from extender.__main__ import main as extender_main
 from webhook.pods import gangs as webhook_gangs
 
 ROOT = Path(__file__).parents[2]
-DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "docs" / "reference", ROOT / "docs" / "integrations")
+DOCS = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 EXAMPLES = [path for folder in ("types", "devices") for path in sorted((ROOT / "examples" / folder).glob("*.yaml"))]
 REFUSALS = (ROOT / "docs" / "reference" / "refusals.md").read_text()
 GANGS = (ROOT / "docs" / "reference" / "gangs.md").read_text()

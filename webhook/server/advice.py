@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from cardwise.core.api import lookalikes, names, request
+from cardwise.core.values import quantity
 from webhook.cluster.offers import Offers
 from webhook.pods.mutate import DEFAULT_SCHEDULER
 from webhook.templates import containers
@@ -14,6 +15,7 @@ from webhook.templates.spellings import is_zero
 
 Json = dict[str, Any]
 
+QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
 _FEW: Final = 4  # keys of a node selector in one warning
 
 
@@ -51,6 +53,22 @@ def placing(pod: Json, schedulers: Collection[str], offers: Offers | None) -> tu
     if offers is not None and (unmatched := offers.unmatched(spec.get("nodeSelector") or {})):
         shown = ", ".join(unmatched[:_FEW])
         found.append(f"spec.nodeSelector: no node with cards has {shown} now; the pod waits until one does")
+    return tuple(found)
+
+
+def of_kueue(template: Json) -> tuple[str, ...]:
+    """Of a template whose workload waits in a queue: Kueue adds up what is written there, and knows no MiB."""
+    found = []
+    for container in request.containers(template):
+        for kind, amounts in containers.lists(container.spec.get("resources") or {}):
+            amount = str(amounts.get(names.GPU_MEM, ""))
+            try:
+                counted, memory = quantity.parse(amount)[0], quantity.memory(amount)
+            except quantity.InvalidQuantity:
+                continue  # told by who judges it
+            if counted != memory:
+                where = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
+                found.append(f"{where}: Kueue counts {counted} of {amount}; write {memory}, which is the same in MiB")
     return tuple(found)
 
 

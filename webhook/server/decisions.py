@@ -169,8 +169,11 @@ def on_advise(review: Review, view: View, settings: Settings) -> Decision:
     if templates.is_controlled(review.object):
         return Decision()  # whoever wrote its owner has been told
     told: dict[str, None] = {}
+    queued = advice.QUEUE in ((review.object.get("metadata") or {}).get("labels") or {})
     for path, template in templates.all_of(review.object, review.resource):
         found = _of_template(template, review.namespace, view, settings)
+        if queued and shaped_like_pod(template):
+            found += advice.of_kueue(template)
         told |= {templates.field(path, text) if text.startswith(_IN_POD) else text: None for text in found}
     return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
 

@@ -174,6 +174,19 @@ def test_a_trainjob_says_what_each_of_its_nodes_gets() -> None:
     assert advised({"metadata": {}, "spec": {"trainer": {"resourcesPerNode": [5]}}}, "trainjobs") == ()
 
 
+def test_a_workload_in_a_queue_of_kueue_says_mib_as_plain_numbers() -> None:
+    for resource in ("deployments", "rayclusters"):
+        queued = workload(resource, **{"aliyun.com__gpu_mem": "8Gi"})
+        queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
+        (told,) = advised(queued, resource)
+        says = "Kueue counts 8589934592 of 8Gi; write 8192, which is the same in MiB"
+        assert told == f"{PATHS[resource]}.{LIMITS}[aliyun.com/gpu-mem]: {says}"
+    for amount in ("8192", "8k"):
+        queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
+        queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
+        assert advised(queued, "jobsets") == ()
+
+
 def test_nobody_hears_it_twice() -> None:
     owned = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
     owned["metadata"]["ownerReferences"] = [{"controller": True}]

@@ -1,0 +1,122 @@
+"""The manifests of docs/integrations: pods in kinds that Cardwise looks at, and values that the chart takes."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cardwise.core.api import names, request
+from cardwise.core.values.quantity import MiB
+from tests.helm.conftest import helm  # noqa: F401 - a fixture
+from tests.helm.rendering import CHART, GIVEN
+from tests.webhook.cluster.test_offers import offers, with_cards
+from tests.webhook.reviews import Known, body, device_classes, resource_class
+from webhook.pods.validate import Cards
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+FOLDER = Path(__file__).parents[2] / "docs" / "integrations"
+PAGES = sorted(FOLDER.glob("*.md"))
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+# Kinds that make no pods, or, as Argo's, none that a template of a pod is in.
+OTHERS = {"ResourceFlavor", "ClusterQueue", "LocalQueue", "Configuration", "Workflow"}
+PROGRAMS = {"cardwise", "gpu-operator", "jupyterhub", "kueue"}  # whose values or configuration a block may be
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Each block of YAML, with its page and, where it is no manifest, whose values it has."""
+    for page in PAGES:
+        for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+            yield page.stem, text
+
+
+def owner(text: str) -> str:
+    first = text.splitlines()[0]
+    return first[2:] if first.startswith("# ") else ""
+
+
+MANIFESTS = [(page, obj) for page, text in blocks() if not owner(text) for obj in yaml.safe_load_all(text)]
+OF_CHART = [
+    pytest.param(text, id=f"{page}-{i}") for i, (page, text) in enumerate(blocks()) if owner(text) == "cardwise"
+]
+
+
+def test_every_page_has_one_and_says_whose_values_they_are() -> None:
+    assert {page for page, _ in blocks()} == {page.stem for page in PAGES}
+    assert {owner(text) for _, text in blocks()} == {"", *PROGRAMS}
+
+
+@pytest.mark.parametrize("values", OF_CHART)
+def test_the_chart_takes_the_values(values: str, helm: str, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "values.yaml"
+    file.write_text(values)
+    command = [helm, "template", "cardwise", str(CHART), "-n", names.NAMESPACE, "--kube-version", "1.34.0"]
+    done = subprocess.run([*command, *GIVEN, "-f", file], capture_output=True, text=True, check=False)
+    given = yaml.safe_load(values)
+    assert done.returncode == 0, done.stderr
+    assert [key for key in given if key not in VALUES] == []
+    mode = given.get("scheduler", {}).get("mode")
+    if mode == "own":  # GIVEN stands behind the file, so that is rendered by itself
+        flags = ["--set", "image.repository=cardwise", "-f", str(file)]
+        alone = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+        assert alone.returncode == 0, alone.stderr
+        assert given["scheduler"]["image"] in alone.stdout
+
+
+def known() -> Known:
+    classes = device_classes(resource_class("nvidia.l4", model="NVIDIA L4"))
+    return Known(
+        known_cards=Cards(MiB(23034), 2),
+        known_classes=classes,
+        cards_of={"nvidia.l4": Cards(MiB(23034), 2)},
+        offered=offers(n1=with_cards()),
+    )
+
+
+@pytest.mark.parametrize(("page", "obj"), [pytest.param(*one, id=f"{one[0]}-{one[1]['kind']}") for one in MANIFESTS])
+def test_what_makes_pods_is_looked_at_and_has_nothing_to_be_warned_of(page: str, obj: Json) -> None:
+    assert obj["apiVersion"]
+    assert {"name", "generateName"} & obj["metadata"].keys()
+    if obj["kind"] in OTHERS:
+        return
+    plural = f"{obj['kind'].lower()}s"
+    group = obj["apiVersion"].partition("/")[0]
+    if group not in ("apps", "batch"):
+        assert f"{plural}.{group}" in VALUES["webhook"]["workloadKinds"]
+    asking = review.decode(body(obj, plural))
+    assert decisions.on_advise(asking, known(), Settings(least_share=256)).warnings == ()
+    assert names.GPU_MEM in yaml.safe_dump(obj)
+
+
+def test_a_step_of_argo_asks_for_a_share() -> None:
+    (workflow,) = (obj for _, obj in MANIFESTS if obj["kind"] == "Workflow")
+    (step,) = workflow["spec"]["templates"]
+    asked = request.parse({"metadata": {}, "spec": {"containers": [step["container"]]}})
+    assert asked is not None
+    assert asked.containers[0].mem == 8192
+
+
+def test_kueue_leaves_out_our_marks_and_covers_what_is_counted() -> None:
+    text = next(text for page, text in blocks() if page == "kueue" and owner(text) == "kueue")
+    left_out = yaml.safe_load(text)["resources"]["excludeResourcePrefixes"]
+    assert set(left_out) == {names.SHARE, names.PLACE_MARKER, names.BIND_MARKER}
+    (queue,) = (obj for _, obj in MANIFESTS if obj["kind"] == "ClusterQueue")
+    (group,) = queue["spec"]["resourceGroups"]
+    assert {one["name"] for one in group["flavors"][0]["resources"]} == set(group["coveredResources"])
+    assert names.WHOLE_GPU in group["coveredResources"]
+
+
+def test_shares_of_jupyterhub_are_amounts_that_a_pod_may_ask_for() -> None:
+    text = next(text for page, text in blocks() if owner(text) == "jupyterhub")
+    values = yaml.safe_load(text)
+    assert values["scheduling"]["userScheduler"]["enabled"] is False
+    for profile in values["singleuser"]["profileList"]:
+        limits = profile.get("kubespawner_override", {}).get("extra_resource_limits", {})
+        pod = {"metadata": {}, "spec": {"containers": [{"name": "notebook", "resources": {"limits": limits}}]}}
+        assert (request.parse(pod) is None) == (not limits)
