@@ -1,4 +1,4 @@
-"""The one edge of all that the extender knows: what the API server tells goes in here, and what filter and bind decide.
+"""All that the extender knows, behind one lock: what the API server tells and what filter and bind decide goes in here.
 
 One lock; nothing here waits or does I/O. Who has room, and for which reason, is in the table of `cache.reservations`.
 """

@@ -1,4 +1,4 @@
-"""Whether a card's MPS takes a container, from the node's files alone: no API server is needed, and none can be wrong.
+"""Tells from the node's own files whether a card's MPS takes a container. No API server is asked.
 
 What the files say is `cardwise.core.api.mps`; here is asked what no file can say of itself: whether the manager that
 wrote it and the daemon that it is about are alive.

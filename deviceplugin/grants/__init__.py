@@ -1,4 +1,4 @@
-"""Grants, which say what container has what card: from the check before its start to the proof that it has ended.
+"""Grants: which container has which card, from the check before its start to the proof that it has ended.
 
 Comes in: a slot that is about to start. Goes out: a grant on the disk of the node and the CDI spec that opens the
 card; later its release.

@@ -1,4 +1,4 @@
-"""What this machine has at one moment, by UUID: what grants are held against, and what specs are made from."""
+"""The cards and devices of this machine at one moment, by UUID: grants are compared with them, specs made from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How many binds may be under way before filter lets the scheduler wait a little.
+"""Bind throttle: how many binds may be under way before filter lets the scheduler wait a little.
 
 kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at once is a new
 connection with a TLS handshake, which costs both sides more than the bind itself. So filter, which the scheduler asks

@@ -1,4 +1,4 @@
-"""The books: what nodes report, what pods hold or may come to hold, and the ledger of cards that follows.
+"""The cache: what nodes report, what pods hold or may come to hold, and the ledger of cards that follows.
 
 Comes in: records, and what filter and bind decide. Goes out: where a pod fits (`placing`) and what is free.
 

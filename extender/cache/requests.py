@@ -1,4 +1,4 @@
-"""What is remembered of a pod from one call about it to the next.
+"""Remembers what one call of kube-scheduler found out about a pod, for the next call about it.
 
 What it asks and which version of it was seen, from filter to bind: a bind call names the pod only. The scores of nodes,
 from filter to prioritize, which asks for the same a moment later. That its bind was refused, from there to the next

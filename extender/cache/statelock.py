@@ -1,4 +1,4 @@
-"""The state's lock, which knows for how long it has been held: a turn that never ends is seen without waiting for it.
+"""The state's lock. It tells for how long it has been held, so that others notice a turn that never ends.
 
 A thread that stands while it has the state leaves the process alive in all but its work. Others would wait behind it,
 calls of kube-scheduler a second each, and the Lease would be renewed for ever.

@@ -1,4 +1,4 @@
-"""When to wake pods that kube-scheduler has parked, for a reason that is no cluster event to it.
+"""Decides when to wake pods that kube-scheduler has parked: room has come, and kube-scheduler saw no event of it.
 
 kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. A plan that ended, a card that
 healed, a share that its node gave up or a quota that was raised is none of those, so a change of one node annotation

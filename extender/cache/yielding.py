@@ -1,4 +1,4 @@
-"""Long work under the state's lock, in slices short enough that nobody minds, and with a way in between them."""
+"""Does long work under the state's lock in short slices, and lets calls that wait in between them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar

@@ -1,4 +1,4 @@
-"""Carries out what time does to gangs: takes gates away, ends holds, plans what waits, evicts what stays bound in part.
+"""Does the timed work of gangs: takes gates away, ends holds, plans those that wait, evicts those bound in part.
 
 The state says what is due; the extender that leads writes it here, many at a time and not too often. It has a thread
 of its own, since the look-ups of `loops` are slow.

@@ -1,4 +1,4 @@
-"""What must happen with time and not by a call: plans and ghosts end, lost answers are looked up, pods are woken.
+"""Loops for what happens with time: holds end, lost answers to Bindings are looked up, pods are woken.
 
 Apart because these are the loops of the extender's own; everything that they decide is decided in the state, or beside
 it for what is told to the cluster. That has a thread of its own: no slow write of a status may keep a plan from ending.

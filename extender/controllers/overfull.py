@@ -1,4 +1,4 @@
-"""Evicts the later pod of a card or device that was given away twice and on which it has not started yet.
+"""Evicts the later of two pods that were given the same room, if it has not started yet.
 
 No Binding of ours should ever land so (design 0011); another's may, or one that a clock or a person let through. The
 node starts nothing beyond what the card has, so what came too much would wait there for ever. A suspicion comes from

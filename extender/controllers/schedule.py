@@ -1,4 +1,4 @@
-"""Decides when which object is looked at again: what has changed, each at most so often, and so many writes in all.
+"""Decides which object is written next: those that changed, each one and all together at a bounded rate.
 
 Pure, with the time handed in; `statuswriter` has the thread.
 """

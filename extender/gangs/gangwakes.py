@@ -1,4 +1,4 @@
-"""Which members kube-scheduler is to be made to try again, for a reason that only the gangs know.
+"""Decides which gang members to wake when only the gangs know that they have a chance now.
 
 How pods are woken is in `cache.wakeups`. Not thread-safe: the state locks.
 """

@@ -1,4 +1,4 @@
-"""What is said about gangs between the state, the verbs, the keeper and who tells of them.
+"""The types in which state, verbs and controllers speak of gangs.
 
 Words and settings only; what is decided is in `gangs`.
 """

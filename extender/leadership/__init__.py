@@ -1,4 +1,4 @@
-"""Which of several extenders answers, and what makes void the Bindings of the one before it.
+"""Leadership: which of several extenders answers, and that no Binding of a former leader lands any more.
 
 Comes in: the Lease. Goes out: the term in whose name binds are posted.
 

@@ -1,4 +1,4 @@
-"""Makes void what may still be under way: a pod that was changed takes no Binding that was posted before.
+"""Fencing: changes a pod, so that no Binding that was posted for it before can land any more.
 
 Each Binding carries the resourceVersion of its pod, which the API server compares in the transaction that binds it
 (design 0011). So one write to a waiting pod settles, for good, that no Binding posted before it lands, however long it

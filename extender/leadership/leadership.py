@@ -1,4 +1,4 @@
-"""Which of several extenders answers: the one that holds the Lease and knows what the others have bound.
+"""Leadership: of several extenders the one answers that holds the Lease and knows what the others have bound.
 
 A *term* is one time of holding the Lease. At its beginning pods and quotas are listed anew, because the watch may not
 have delivered yet what another extender has bound until a moment ago. A call that began in one term posts nothing in

@@ -1,4 +1,4 @@
-"""The pods that wait: why, what would wake them, whose turn it is, and the room that is named for them ahead.
+"""The pods that wait: why each waits, what would wake it, whose turn it is, and which node it is nominated for.
 
 Comes in: records of pods without a node, and refusals. Goes out: who is to be woken, and nominations.
 

@@ -1,4 +1,4 @@
-"""Who waits for which cards after a preemption, so that no pod that comes after it takes them meanwhile.
+"""Nominations: which cards are kept for which pod after a preemption, so that no later pod takes them.
 
 kube-scheduler names the node in the pod's status, and counts the pod on it in sums of its own; which card was freed
 only the extender knows. It remembers what it has answered, and learns the node from the watch of pods; for a pod whose

@@ -1,4 +1,4 @@
-"""Rewrites pods that ask for a type of card: bare names, the annotation with the class, and what one of a class is.
+"""Rewrites pods that ask for a type of card: bare names, the class by annotation, and units of a class into MiB.
 
 Pure but for the look-up, and a fixed point. Comes before requests are read: afterwards a container says by itself what
 it asks for, so that nobody who reads a pod needs the ResourceClasses.

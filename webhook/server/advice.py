@@ -1,4 +1,4 @@
-"""Warnings for pods that Kubernetes takes and that then wait for ever, of what is known when they are created.
+"""Warnings at creation for pods that Kubernetes accepts and that would then wait for ever.
 
 Never a refusal: a node, a scheduler or a class may come later.
 """

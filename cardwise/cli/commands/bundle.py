@@ -1,4 +1,4 @@
-"""`cardwise bundle`: what somebody needs who is to help, in one archive, without anybody's secrets.
+"""`cardwise bundle`: packs what a helper needs to see into one archive, without secrets.
 
 Secrets and ConfigMaps are not read at all. People put tokens into commands, probes, annotations, volumes and wherever
 else Kubernetes lets them, so of their pods only that is kept which is listed here: what says how a pod is placed, what

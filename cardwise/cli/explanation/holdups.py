@@ -1,4 +1,4 @@
-"""What keeps a waiting pod from its cards before cards matter: who is to place it, gates, which nodes it may be on."""
+"""What keeps a pod waiting before cards matter: its scheduler, its gates, and the nodes that it may be on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""ResourceClass: a type of card, by name. Which cards are of it, what one of it is, and the automatic classes.
+"""ResourceClass: a named type of card. Says which cards are in a class, and how much one unit of it is.
 
 A class is parsed once; which classes a card is in is asked whenever cards or classes change, for every card.
 A class may also be of devices that are no GPUs, but never of both: what one of it is would not be the same.

@@ -1,4 +1,4 @@
-"""MPS profiles: what a card's node says of its MPS, and what a pod is to those who share a daemon with it."""
+"""MPS profiles: how MPS runs on a card, and how a pod wants to use MPS there; placement compares the two."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""GPUQuota: what a namespace may hold of which cards, and what a hold takes from it.
+"""GPUQuota: how much a namespace may hold of which cards, and how much each share counts.
 
 The arithmetic alone. Who holds what is the ledger's, and who may be placed where is asked by the placement engine:
 it knows the kinds of cards that an entry covers, this knows how much room the entry has.

@@ -1,4 +1,4 @@
-"""The requests of pods: what one asks of cards and devices, from its JSON to a `PodRequest`.
+"""Parses what a pod asks of cards and devices: from its JSON to a `PodRequest`.
 
 The only place that reads these requests. Parse, don't validate: the result is a whole request, None (the pod asks
 for nothing of ours), or `InvalidRequest` with the field and the remedy.

@@ -1,4 +1,4 @@
-"""Room in one piece: how much of what is idle nobody can use, and which pods to move for something big.
+"""Defragmentation: how much idle room is in pieces too small to use, and which pods to move to join them.
 
 Comes in: the ledger, what a workload asks, who may be moved. Goes out: memory in fragments; moves, one after another.
 

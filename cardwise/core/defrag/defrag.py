@@ -1,4 +1,4 @@
-"""Defragmentation: the fewest pods to move so that something big fits again, each where the engine puts it.
+"""Defragmentation: finds the fewest pods to move so that a big request fits, each to where the engine puts it.
 
 A plan is what would really happen (`moving`). It is sought as if nothing kept free the cards that pods leave, and as if
 each of these were cordoned until all have moved; what needs fewer moves is taken. Small cases are searched through;

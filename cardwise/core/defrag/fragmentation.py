@@ -1,4 +1,4 @@
-"""Fragmentation: how much of what is idle on cards no pod that comes can use, by node and by kind of card.
+"""Fragmentation: how much idle room on cards no expected pod can use, by node and by kind of card.
 
 One measure for all who show it (the extender's metrics, `cardwise nodes`, the simulator): FGD's, by which the policy
 `fgd` decides (`scored.fragmentation`). What is idle on a card is a fragment to a pod that cannot have that card; of all

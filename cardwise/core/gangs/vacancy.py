@@ -1,4 +1,4 @@
-"""How many pods of one shape the nodes could take at most, kept while nodes change.
+"""Vacancy: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
 
 A bound from above: it knows the memory, the kinds and the number of free cards, and what nodes have left beside them.
 Not what the scheduler offers, quotas, MPS or devices, which only make it less. So a gang for which it is too small

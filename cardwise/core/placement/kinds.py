@@ -1,4 +1,4 @@
-"""Kinds of cards: cards of equal classes, model and priority are one small integer.
+"""Kinds of cards: one small integer for all cards with the same classes, model and priority.
 
 What a request may use and what a quota counts is said of kinds, of which a cluster has a few, not of cards, of which
 it has thousands. A kind lives as long as a card is of it, or was when it was last seen and is still held; its integer

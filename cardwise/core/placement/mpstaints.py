@@ -1,4 +1,4 @@
-"""MPS taints of cards: who goes through a daemon there, who does without, and as which user.
+"""MPS taints of cards: keep pods off a card whose pods use MPS otherwise, or as another user.
 
 A card has *taints*, a request those that it minds, and where they meet it does not come in. They are found out when a
 card or its holders change, so that placement compares two integers. A card of a node without an MPS manager takes

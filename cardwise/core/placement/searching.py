@@ -1,4 +1,4 @@
-"""Searches one node for the cards of all claims of a request, which may have to give way to each other.
+"""Searches one node for cards for all claims of a request: one claim may have to leave its best card to another.
 
 The policy's first choices are tried first (`fitting`); where they leave a claim without a card, the search goes back.
 """

@@ -1,4 +1,4 @@
-"""Victims by card: which cards of a full node are cleared for a request, and which pods go for that, as one choice.
+"""Victims by card: chooses which cards of a full node to clear for a request, and so which pods must go.
 
 Each choice of cards is a set of needs, and `setcover` finds the cheapest set of pods that meets them; who may go and
 what else is short says `preemption`. For a request of one card that is one question a card; of several, choices are

@@ -1,4 +1,4 @@
-"""Explains why a pod waits or where it could go, by card and class of devices: what refusal texts must not carry.
+"""Explains why a pod waits or where it could go, with the names and numbers that refusal texts must not have.
 
 And what would have to change for it to run, by the same search that finds whom preemption evicts.
 """

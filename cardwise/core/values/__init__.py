@@ -1,4 +1,4 @@
-"""What everything else is written in: quantities, texts, and the error for what a user wrote.
+"""Basic values: quantities, texts for people, and the error for bad input.
 
 Comes in: a text or a number of JSON. Goes out: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
 

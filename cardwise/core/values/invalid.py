@@ -1,4 +1,4 @@
-"""`InvalidRequest`, the error for what a user wrote and can never be: field, problem, remedy.
+"""`InvalidRequest`, the error for bad input: the field, the problem, and what to write instead.
 
 Every module that reads what users write raises it, so it imports none of them.
 """

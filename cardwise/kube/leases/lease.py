@@ -1,4 +1,4 @@
-"""Leader election: of several processes the holder of a Lease of coordination.k8s.io may act.
+"""Leader election by a Lease of coordination.k8s.io: of several processes only its holder may act.
 
 The thread around `election.py`, which says why two never hold at once. Who is about to write
 asks `holds` with the seconds that the write may take, at every write, and never keeps the answer.

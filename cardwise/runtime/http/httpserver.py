@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server for WSGI applications in which a call gets a thread only when it has come whole.
+"""An HTTP/1.1 server for WSGI applications that gives a call a thread only when the whole call has arrived.
 
 One thread accepts connections, shakes hands and reads, never waiting for anybody. A client that is silent or slow, in
 the handshake, a call or the reading of an answer, so costs a socket and some memory, until its time is over or others
