@@ -1,4 +1,4 @@
-"""Does long work under the state's lock in short slices, and lets calls that wait in between them."""
+"""Does long work under the state's lock in short slices, lets calls that wait in between them, and rests afterwards."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
@@ -8,6 +8,7 @@ from cardwise.clock import Clock
 _T = TypeVar("_T")
 # Who lets a lock go and takes it again at once mostly gets it: whoever waits for it must be woken first, some 50 us.
 _PAUSE: Final = 0.002  # seconds
+_REST, _LONGEST_REST = 10, 0.5  # times as long as the work took; seconds
 
 
 def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
@@ -16,6 +17,11 @@ def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T
         if at:
             give_way(clock)
         yield items[at : at + size]
+
+
+def rest(cost: float) -> float:
+    """Seconds before work is tried again that took so long and found nothing: nine tenths of the time are others'."""
+    return min(_LONGEST_REST, _REST * cost)
 
 
 def give_way(clock: Clock) -> None:

@@ -16,14 +16,14 @@ from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement import fitting
+from extender.cache import yielding
 from extender.cache.reservations import MARKS, Phase
+from extender.gangs import gangwords
 from extender.gangs.gangwords import Books
 from extender.gangs.reserve import Reserve
 from extender.records.podref import PodRef
 
-COSTLY = 10  # what has failed is not tried again before this many times as long as it took
-CHEAP = 0.002  # seconds that it may take without being called costly
-_LONGEST_PAUSE = 0.5  # seconds
+CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once
 
 
 class Places:
@@ -111,14 +111,14 @@ class Places:
         if not known:
             return None
         if short is not None:
-            gang.reason = self._reserve.hopeless(gang.key) or _no_place(short)
+            gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(short)
         elif self.place(gang, members, now):
             self._tried.pop(gang.key, None)
             return True
         cost = self._clock.cpu() - began
         self._tried[gang.key] = self._state(gang, now)
         if cost > CHEAP:
-            self._not_before[gang.key] = now + min(_LONGEST_PAUSE, COSTLY * cost)
+            self._not_before[gang.key] = now + yielding.rest(cost)
         gang.refused(now)
         return False
 
@@ -146,7 +146,7 @@ class Places:
             if isinstance(found, Unplanned) and books.ahead().gives_way(gang.namespace, -priority, created, fits):
                 found = self._planned(gang, members, offers, now)
         if isinstance(found, Unplanned):
-            gang.reason = self._reserve.hopeless(gang.key) or _no_place(found.member)
+            gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(found.member)
             return False
         for member in members:
             holding = found.holdings.get(member.uid)
@@ -274,7 +274,3 @@ class Places:
             return None
         ahead = {one.node: 1 for one in self._books.reservations.among(Phase.NOMINATED)}  # who may give way
         return {**ahead, **self._vacancies.nodes(shape)}
-
-
-def _no_place(member: Member) -> str:
-    return f"there is no place for {member.name} beside the others"

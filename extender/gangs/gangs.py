@@ -15,13 +15,13 @@ from cardwise.core.gangs.gangplan import Nodes, Planned
 from cardwise.core.gangs.gangs import Ended, Group, Member, Phase, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
-from extender.gangs.gangplaces import CHEAP, COSTLY, Places
+from extender.cache import yielding
+from extender.gangs.gangplaces import CHEAP, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwakes import Wakes
 from extender.gangs.gangwords import Books, Hold, Settings, Work
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
-_LONGEST_PAUSE: Final = 0.5  # seconds between two rounds
 
 
 class Gangs:
@@ -232,7 +232,7 @@ class Gangs:
         self._plan_in_order(self._round, self._unasked, now, began + TURN)
         self._round_cost += self._clock.cpu() - began
         if not self._round and self._round_cost > CHEAP:
-            self._next_round = now + min(_LONGEST_PAUSE, COSTLY * self._round_cost)
+            self._next_round = now + yielding.rest(self._round_cost)
         return bool(self._round)
 
     def evicts(self, uid: str) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cardwise.core.api import policies
 from cardwise.core.api.quotas import Room
 from cardwise.core.api.request import PodRequest
-from cardwise.core.gangs.gangs import Patience
+from cardwise.core.gangs.gangs import Member, Patience
 from cardwise.core.placement.ledger import Holding, Ledger
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Reservations
@@ -65,6 +65,11 @@ class Books(NamedTuple):
     may: Callable[[int], bool]
     nominated: Callable[[str], str]
     ahead: Callable[[], Ahead]
+
+
+def no_place(member: Member) -> str:
+    """Why a plan failed."""
+    return f"there is no place for {member.name} beside the others"
 
 
 class Work(NamedTuple):

@@ -24,6 +24,7 @@ from cardwise.core.placement.kinds import Kinds
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.nodeload import NodeLoads
+from extender.gangs import gangwords
 
 _LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit
 _AT_ONCE = 0.004  # seconds of one part of such a look
@@ -167,7 +168,7 @@ class Reserve:
             return None
         self._draft = None
         if isinstance(found, Unplanned):
-            problem = f"it cannot run whatever else ends: there is no place for {found.member.name} beside the others"
+            problem = f"it cannot run whatever else ends: {gangwords.no_place(found.member)}"
             look = _Look(now, frozenset(), problem)
             gang.reason = problem
         else:

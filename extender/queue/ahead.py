@@ -20,6 +20,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
+from extender.cache import yielding
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase, Reservation, Reservations
 from extender.cache.statelock import StateLock
@@ -30,8 +31,6 @@ NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwis
 WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
 YOUNGEST: Final = "~"  # as the time of creation: after all others
 _LOOKS: Final = 4  # best nodes that turn out to be full beside the cards, before all nodes are looked at for that
-_COSTLY: Final = 10  # what found no room is followed by a pause of so many times as long as it took
-_LONGEST_PAUSE: Final = 0.5  # seconds
 _DOUBTS: Final = 3  # refusals one after the other, by which the scheduler knows something that is not looked at here
 _DOUBT_SECONDS: Final = 60.0
 _MOST_DOUBTS: Final = 1024
@@ -233,8 +232,7 @@ class Ahead:
             began = self._clock.cpu()
             nominee = self._decide(prospect)
             if nominee is None:
-                pause = min(_LONGEST_PAUSE, _COSTLY * (self._clock.cpu() - began))
-                self._not_before = self._clock.now() + pause
+                self._not_before = self._clock.now() + yielding.rest(self._clock.cpu() - began)
             return True, nominee
 
     def stale(self) -> list[Nominee]:
