@@ -67,7 +67,7 @@ class State:
             loads=self._loads,
             gangs=lambda: self._gangs,  # which are made with what preemption keeps
             ready=held.count_cards,
-            rooms=held.rooms,
+            rooms=held.rooms_but,
             freed=held.free,
             refused=held.refused,
         )

@@ -42,6 +42,13 @@ class Cache:
         """What quotas leave to the namespace."""
         return self.limits.rooms(self.ledger, namespace)
 
+    def rooms_but(self, namespace: str, uid: str) -> list[Room]:
+        """As `rooms`, did this pod hold nothing."""
+        if not self.limits.limits(namespace):
+            return []
+        with self.aside(uid):
+            return self.rooms(namespace)
+
     def leave(self, uid: str, *, ended: bool) -> None:
         """The pod is gone, or has ended: surely so where `ended`."""
         self.reservations.left(uid, ended=ended)

@@ -15,6 +15,7 @@ from cardwise.core.api import policies
 from cardwise.core.api.quotas import Room
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
 from cardwise.kube.pods.budgets import Budget, Budgets
@@ -39,17 +40,24 @@ _NO_LOAD: Final = Load(0, 0, 0)
 
 class Books(NamedTuple):
     """The parts of the state. `gangs`: made after this, with what is kept here; `ready`: brings the ledger up to date;
-    `rooms`: what quotas leave to a namespace; `freed`: there may be room where there was none; `refused`: the pod waits
-    for that.
+    `rooms`: what quotas leave to a namespace, but for what one pod holds; `freed`: there may be room where there was
+    none; `refused`: the pod waits for that.
     """
 
     ledger: Ledger
     loads: NodeLoads
     gangs: Callable[[], Gangs]
     ready: Callable[[], None]
-    rooms: Callable[[str], Sequence[Room]]
+    rooms: Callable[[str, str], Sequence[Room]]
     freed: Callable[[], None]
     refused: Callable[[str], None]
+
+
+class _Kept(NamedTuple):
+    """What is kept for a pod on a node, and what the pod takes there beside cards."""
+
+    holding: Holding
+    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ class Preemption:
         if not len(self._nominations):
             yield
             return
-        back = [self._books.ledger.hold(holding) for holding in self._kept(own, priority)]
+        back = [self._books.ledger.hold(one.holding) for one in self._kept(own, priority)]
         try:
             yield
         finally:
@@ -244,11 +252,12 @@ class Preemption:
     def _is_helped(self, uid: str) -> bool:
         return self._nominations.get(uid) is not None or self._books.ledger.holding(uid) is not None
 
-    def _kept(self, own: Collection[str], priority: int) -> list[Holding]:
+    def _kept(self, own: Collection[str], priority: int, on: str = "") -> list[_Kept]:
+        """What is kept from pods of this priority, but for their own: everywhere, or on this node."""
         ledger = self._books.ledger
         found = []
         for claimant, node, place in list(self._nominations.before(own, priority)):
-            if ledger.holding(claimant.uid) is not None:
+            if on not in ("", node) or ledger.holding(claimant.uid) is not None:
                 continue  # what it was given counts by itself
             assignment = place.assignment
             if assignment is None:
@@ -260,7 +269,8 @@ class Preemption:
                 self._nominations.settle(claimant.uid, node, assignment)
             # Of no namespace: no quota counts it before it is bound.
             party = claimant.request.party
-            found.append(Holding(f"{claimant.uid}@{node}", "", claimant.name, node, assignment, NOMINATED, party))
+            holding = Holding(f"{claimant.uid}@{node}", "", claimant.name, node, assignment, NOMINATED, party)
+            found.append(_Kept(holding, claimant.load))
         return found
 
     def _waits(self, claimant: Claimant, policy: str) -> bool:
@@ -287,44 +297,48 @@ class Preemption:
         """The victims on the node. `nobody`: none may be evicted; `gone`: these go whatever is chosen; `own`: pods of
         which nothing is kept from this one.
         """
-        ledger, request = self._books.ledger, claimant.request
-        back = ledger.release(claimant.uid)  # it is no obstacle to itself
-        try:
-            with self._others_kept(claimant, own, nobody=nobody):
-                left = self._books.loads.left(node)
-                if left is None:
-                    return None
-                residents, kept = self._residents(node, {*gone, *self._nominations.victims(node, claimant.uid)})
-                left = _sum(left, kept, -1)
-                full = Full(node=ledger.node(node), left=left, residents=residents, allowed=self._budgets.allowed())
-                newcomer = Newcomer(
-                    request=request,
-                    load=claimant.load,
-                    priority=_LOWEST if nobody else request.priority,
-                    policy=policy,
-                    rooms=self._books.rooms(claimant.namespace),
-                )
-                return preemption.best(full, newcomer, chosen)
-        finally:
-            back()
+        left, request = self._books.loads.left(node), claimant.request
+        if left is None:
+            return None
+        # Asked for while what is kept is found out, it would go round in a circle.
+        kept = [] if nobody else self._kept({claimant.uid, *own}, request.priority, node)
+        going = {*gone, *self._nominations.victims(node, claimant.uid)}
+        full = Full(
+            node=self._as_it_would_be(node, claimant.uid, kept),
+            left=_less(left, [one.load for one in kept]),
+            residents=[*self._residents(node, claimant.uid, going), *(_resident(one.holding, going) for one in kept)],
+            allowed=self._budgets.allowed(),
+        )
+        newcomer = Newcomer(
+            request=request,
+            load=claimant.load,
+            priority=_LOWEST if nobody else request.priority,
+            policy=policy,
+            rooms=self._books.rooms(claimant.namespace, claimant.uid),
+        )
+        return preemption.best(full, newcomer, chosen)
 
-    @contextmanager
-    def _others_kept(self, claimant: Claimant, own: Collection[str], *, nobody: bool) -> Iterator[None]:
-        if nobody:  # asked for while what is kept is found out
-            yield
-            return
-        with self.kept({claimant.uid, *own}, claimant.request.priority):
-            yield
+    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[_Kept]) -> NodeState | None:
+        """The node with what is kept there, and without what the pod holds itself: a copy."""
+        known = self._books.ledger.node(node)
+        if known is None:
+            return None
+        state, own = known.copy(), self._books.ledger.holding(uid)
+        if own is not None and own.node == node:
+            state.add(own.assignment, own.party, -1)
+        for one in kept:
+            state.add(one.holding.assignment, one.holding.party, 1)
+        return state
 
-    def _residents(self, node: str, gone: Collection[str]) -> tuple[list[Resident], list[Load]]:
-        """Everybody on the node, and the loads that nominated pods will be."""
+    def _residents(self, node: str, but: str, gone: Collection[str]) -> list[Resident]:
+        """Everybody on the node, except for this pod."""
         ledger, loads = self._books.ledger, self._books.loads
-        residents, seen, kept = [], set(), []
+        residents, seen = [], {but}
         for key, placed in loads.on(node):
             one = placed.occupant
             uid = one.uid if one is not None else key
+            holding = ledger.holding(uid) if uid not in seen else None
             seen.add(uid)
-            holding = ledger.holding(uid)
             if holding is not None and holding.node != node:
                 holding = None
             if one is None:
@@ -333,16 +347,8 @@ class Preemption:
             budgets = self._budgets.covering(one.namespace, one.labels)
             going = one.going or uid in gone
             residents.append(Resident(uid, one.priority, placed.load, holding, budgets, going, one.fixed, one.grouped))
-        for holding in ledger.holdings(node):
-            if holding.uid in seen:
-                continue
-            # A plan, or what a vanished pod had: it is no pod that could be evicted.
-            going = holding.mark == _GHOST or holding.uid in gone
-            residents.append(Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True))
-            nomination = self._nominations.get(holding.uid.partition("@")[0]) if holding.mark == NOMINATED else None
-            if nomination is not None:
-                kept.append(nomination.claimant.load)
-        return residents, kept
+        residents += [_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen]
+        return residents
 
     def _for_gang(
         self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float
@@ -372,9 +378,15 @@ class Preemption:
         return tuple(one.uid for one in occupants if one is not None and one.going and one.priority < priority)
 
 
-def _sum(left: Load, loads: Iterable[Load], sign: int) -> Load:
+def _resident(holding: Holding, gone: Collection[str]) -> Resident:
+    """A plan, or what a vanished pod had: it is no pod that could be evicted."""
+    going = holding.mark == _GHOST or holding.uid in gone
+    return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)
+
+
+def _less(left: Load, loads: Iterable[Load]) -> Load:
     for load in loads:
-        left = Load(left.cpu + sign * load.cpu, left.memory + sign * load.memory, left.pods + sign * load.pods)
+        left = Load(left.cpu - load.cpu, left.memory - load.memory, left.pods - load.pods)
     return left
 
 

@@ -6,7 +6,7 @@ Counts only, in flat lists, so that placement answers from them in microseconds;
 from array import array
 from collections.abc import Iterable, Sequence
 
-from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, Card, card_code
 from cardwise.core.api.mpsprofile import Party
 from cardwise.core.placement.devices import Device
@@ -128,6 +128,13 @@ class NodeState:
                 self.mps.count(i, who, sign)
         self._ascending = self._empties = None
         return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
+
+    def add(self, assignment: Assignment, who: Party, sign: int) -> None:
+        """Add (sign 1) or take away (sign -1) all that a pod holds here."""
+        for share in assignment.shares():
+            self.count(share, sign, who)
+        for device in assignment.device_shares():
+            self.count_device(device.uuid, sign)
 
     def count_device(self, uuid: str, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) a hold on a device."""

@@ -122,12 +122,8 @@ class _Node:
         state, left = self.state.copy() if self.state is not None else None, self.left
         for resident in gone:
             left = left.plus(_sums(resident.load, resident.holding))
-            if state is None or resident.holding is None:
-                continue
-            for share in resident.holding.assignment.shares():
-                state.count(share, -1, resident.holding.party)
-            for device in resident.holding.assignment.device_shares():
-                state.count_device(device.uuid, -1)
+            if state is not None and resident.holding is not None:
+                state.add(resident.holding.assignment, resident.holding.party, -1)
         return _Node(state, left)
 
 
