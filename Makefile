@@ -48,6 +48,11 @@ check: env ## lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+.PHONY: workflows
+workflows: ## lint the workflows of .github, which run there only (needs Go)
+	go run $(ACTIONLINT) -shellcheck= -pyflakes=
+
 .PHONY: docs
 docs: env ## the documents as a site in docs/_build, warnings as errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build

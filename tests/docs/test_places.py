@@ -9,7 +9,8 @@ from docs.pictures import draw
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md", "tests/cluster/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("tests/README.md", "tests/cluster/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 # Records of decisions name files as they were called then.
@@ -50,6 +51,14 @@ def test_every_name_behind_a_file_is_in_it():
         text = (ROOT / path).read_text()
         for name in re.findall(r"[\w]+", names):
             assert re.search(rf"^\s*(?:(?:class|def) )?{name}\b", text, re.MULTILINE), f"{path} has no {name}"
+
+
+def test_workflows_call_targets_that_there_are():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yaml")]
+    called = [name for text in workflows for line in re.findall(r"\bmake ([a-z -]+)", text) for name in line.split()]
+    assert "integration" in called
+    assert set(called) <= targets
 
 
 @pytest.mark.parametrize("source", sorted(draw.FOLDER.glob("*.txt")), ids=lambda path: path.stem)
