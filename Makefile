@@ -8,6 +8,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
+HATCHLING_VERSION := 1.33.0
+# Where helm is: that of PATH, else the pinned one, built into the user cache.
+HELM = command -v helm || $(BIN)/python -c 'import sys; from tests.cluster import binaries; print(binaries.helm(lambda said: print(said, file=sys.stderr)) / "helm")'
 BIN := .venv/bin
 # uv from PATH, else from PyPI into .uv/ (kept out of .venv, which the lock describes exactly).
 UV := $(or $(shell command -v uv),.uv/bin/uv)
@@ -129,6 +132,14 @@ bench: env ## measure, as tables with p50 and p99
 bench-placement: env ## what the policies fill on the trace openb (CARDWISE_OPENB names its folder)
 	$(BIN)/python -m bench placement $(ARGS)
 
+.PHONY: release
+release: env .release/bin/hatchling ## a release's files into dist/; ARGS=--final refuses what is unfinished
+	$(BIN)/python -m release --hatchling "$(CURDIR)/.release/bin/hatchling" --helm "$$($(HELM))" $(ARGS)
+
+.release/bin/hatchling:
+	$(PYTHON) -m venv .release
+	.release/bin/pip install --quiet --disable-pip-version-check hatchling==$(HATCHLING_VERSION)
+
 .PHONY: format
 format: env ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
@@ -137,9 +148,9 @@ format: env ## format the code and mend what ruff can
 .PHONY: lock
 lock: | $(filter .uv/bin/uv,$(UV)) ## renew requirements/*.lock from pyproject.toml
 	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate \
-		--custom-compile-command "make lock" pyproject.toml -o requirements/run.lock
+		--extra server --custom-compile-command "make lock" pyproject.toml -o requirements/run.lock
 	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --group dev \
-		--custom-compile-command "make lock" pyproject.toml -o requirements/dev.lock
+		--extra server --custom-compile-command "make lock" pyproject.toml -o requirements/dev.lock
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--custom-compile-command "make lock" requirements/frameworks.in -o requirements/frameworks.lock
 
@@ -149,4 +160,4 @@ proto: env ## regenerate the gRPC code of deviceplugin/api
 
 .PHONY: clean
 clean: ## remove the environment and caches of this folder
-	rm -rf .venv .venv-frameworks .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants
+	rm -rf .venv .venv-frameworks .release .uv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants
