@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment, CardShare
-from extender.controllers import statuses
 from extender.records import objects, projection
+from extender.reporting import statuses
 from extender.state import State
 
 P100 = 16276

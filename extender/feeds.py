@@ -16,13 +16,13 @@ from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.pods import budgets
 from cardwise.kube.pods.budgets import Budget
 from cardwise.kube.watch.reflector import Reflector
-from extender.controllers.listers import CardsSeen, ClassesSeen, Seen, Sightings
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import objects, projection
 from extender.records.nodeinfo import NodeRoom, Placed
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 from extender.records.projection import PodRecord
+from extender.reporting.listers import CardsSeen, ClassesSeen, Seen, Sightings
 from extender.state import State
 
 _log = structlog.get_logger(__name__)

@@ -36,7 +36,6 @@ from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics
 from extender.controllers.gangkeeper import GangKeeper
 from extender.controllers.ledgercheck import LedgerCheck
-from extender.controllers.listers import Sightings
 from extender.controllers.loops import Loops
 from extender.controllers.overfull import Overfull
 from extender.controllers.telling import Telling
@@ -48,6 +47,7 @@ from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone, Leadership
 from extender.leadership.marking import LeaderMark
 from extender.queue import ahead
+from extender.reporting.listers import Sightings
 from extender.state import State
 
 

@@ -15,7 +15,6 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.requests import Requests
 from extender.cache.reservations import MARKS, Decided, Phase
-from extender.controllers.notices import Full
 from extender.queue.ahead import YOUNGEST
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
@@ -28,6 +27,7 @@ from extender.records.wire import (
     PreemptArgs,
     PreemptResult,
 )
+from extender.reporting.notices import Full
 from extender.state import State
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority

@@ -1,7 +1,7 @@
-"""Background work: brings statuses, classes, PodGroups and events to what the state says.
+"""Background work: what happens with time, and what is written or evicted without being asked.
 
-Comes in: the state, and our objects as the watch shows them (`listers`). Goes out: evictions, and writes at one
-pace (`schedule`). Each module is a loop or a step of `loops`; `telling` puts those together that only tell.
+Comes in: the state. Goes out: evictions, nominations, gates taken away, and what `reporting` says to people. Each
+module is a loop or a step of `loops`; `telling` puts those together that only tell.
 
-Read first: `loops`, then `statuswriter` and `gangkeeper`.
+Read first: `loops`, then `gangkeeper`.
 """

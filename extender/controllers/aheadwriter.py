@@ -13,8 +13,8 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.controllers.schedule import Pace
 from extender.queue.ahead import Ahead, Nominee
+from extender.reporting.schedule import Pace
 
 _log = structlog.get_logger(__name__)
 

@@ -18,8 +18,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
-from extender.controllers.gangtelling import rolled_back
 from extender.records.podref import PodRef
+from extender.reporting.gangtelling import rolled_back
 from extender.state import State
 
 _log = structlog.get_logger(__name__)

@@ -16,9 +16,9 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.placement.ledger import Ledger
 from extender.cache.yielding import slices
-from extender.controllers import statuses
-from extender.controllers.listers import CardsSeen
 from extender.records.objects import CardRecord
+from extender.reporting import statuses
+from extender.reporting.listers import CardsSeen
 
 _log = structlog.get_logger(__name__)
 

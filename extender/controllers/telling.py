@@ -8,12 +8,12 @@ from collections.abc import Callable
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
-from extender.controllers.classkeeper import ClassKeeper
-from extender.controllers.gangtelling import GangTelling
-from extender.controllers.listers import Sightings
 from extender.controllers.loops import Step
-from extender.controllers.notices import Notices
-from extender.controllers.statuswriter import StatusWriter
+from extender.reporting.classkeeper import ClassKeeper
+from extender.reporting.gangtelling import GangTelling
+from extender.reporting.listers import Sightings
+from extender.reporting.notices import Notices
+from extender.reporting.statuswriter import StatusWriter
 from extender.state import State
 
 

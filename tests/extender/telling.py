@@ -11,9 +11,9 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.kube import paths
-from extender.controllers.listers import Sightings
-from extender.controllers.statuswriter import StatusWriter
 from extender.records import objects
+from extender.reporting.listers import Sightings
+from extender.reporting.statuswriter import StatusWriter
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 

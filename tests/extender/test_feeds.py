@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from cardwise.core.api.request import Load
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
-from extender.controllers.listers import Sightings
 from extender.feeds import Feeds
+from extender.reporting.listers import Sightings
 from extender.state import State
 from tests.extender.gangworlds import member
 from tests.extender.telling import CARDS, CLASSES, QUOTAS

@@ -11,9 +11,9 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Phase
-from extender.controllers import statuses
-from extender.controllers.listers import Sightings
 from extender.records.podref import PodRef
+from extender.reporting import statuses
+from extender.reporting.listers import Sightings
 from tests.build import container, shares
 from tests.core.others import asking, wanting
 from tests.extender.worlds import (

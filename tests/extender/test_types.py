@@ -11,9 +11,9 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.membership import Membership
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Phase
-from extender.controllers.classkeeper import automatic
 from extender.records import objects
 from extender.records.podref import PodRef
+from extender.reporting.classkeeper import automatic
 from tests.extender.worlds import (
     ENDED,
     P100,

@@ -7,7 +7,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.kube import survey
 from extender.cache import inventory, reservations
 from extender.cache.reservations import Reservations
-from extender.controllers import statuses
+from extender.reporting import statuses
 from tests.extender.worlds import (
     P100,
     as_card,

@@ -10,9 +10,9 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.controllers import gangkeeper
 from extender.controllers.gangkeeper import GangKeeper
-from extender.controllers.gangtelling import GangTelling
-from extender.controllers.listers import Seen
 from extender.gangs import podgroups
+from extender.reporting.gangtelling import GangTelling
+from extender.reporting.listers import Seen
 from tests.extender.gangworlds import P100, World, member
 from tests.fakes.apiserver import ApiServer, Fault
 

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.placement.ledger import Ledger
 from extender.controllers.ledgercheck import PATIENCE, Kind, LedgerCheck, differences
-from extender.controllers.listers import CardsSeen
+from extender.reporting.listers import CardsSeen
 from tests.build import P100, cards, holding
 from tests.extender.worlds import as_card, resource
 from tests.fakes.clock import FakeClock

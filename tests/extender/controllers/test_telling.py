@@ -2,8 +2,8 @@
 
 import pytest
 
-from extender.controllers.listers import Sightings
 from extender.controllers.telling import Telling
+from extender.reporting.listers import Sightings
 from extender.state import State
 from tests.extender.telling import CARDS, Watched, er_object
 from tests.fakes.clock import FakeClock

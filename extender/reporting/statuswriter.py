@@ -19,11 +19,11 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.cache.yielding import slices
-from extender.controllers import statuses
-from extender.controllers.listers import Sightings
-from extender.controllers.schedule import Key, Pace, Schedule
-from extender.controllers.statuses import NOTHING_ALLOCATED, Tally
 from extender.records.objects import Object, QuotaRecord
+from extender.reporting import statuses
+from extender.reporting.listers import Sightings
+from extender.reporting.schedule import Key, Pace, Schedule
+from extender.reporting.statuses import NOTHING_ALLOCATED, Tally
 
 _log = structlog.get_logger(__name__)
 

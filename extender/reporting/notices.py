@@ -13,10 +13,10 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef, Recorder
-from extender.controllers import statuses
-from extender.controllers.listers import Sightings
 from extender.records.objects import QuotaRecord
 from extender.records.podref import PodRef
+from extender.reporting import statuses
+from extender.reporting.listers import Sightings
 
 _QUIET = 300.0  # seconds in which a pod is told of quota once
 _REMEMBERED = 50_000  # pods

@@ -15,8 +15,8 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.controllers.listers import Sightings
 from extender.records.objects import ClassRecord, Object
+from extender.reporting.listers import Sightings
 
 _log = structlog.get_logger(__name__)
 

@@ -6,9 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import classes, names
-from extender.controllers.classkeeper import Changes, ClassKeeper, automatic, changes
-from extender.controllers.listers import Sightings
 from extender.records import objects
+from extender.reporting.classkeeper import Changes, ClassKeeper, automatic, changes
+from extender.reporting.listers import Sightings
 from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock

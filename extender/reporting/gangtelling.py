@@ -15,13 +15,13 @@ from cardwise.core.gangs.gangs import Phase
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventKind, ObjectRef, Recorder
-from extender.controllers import statuses
-from extender.controllers.listers import Seen
-from extender.controllers.schedule import Key, Pace, Schedule
 from extender.gangs import podgroups
 from extender.gangs.gangviews import View
 from extender.gangs.podgroups import GroupRecord
 from extender.records.podref import PodRef
+from extender.reporting import statuses
+from extender.reporting.listers import Seen
+from extender.reporting.schedule import Key, Pace, Schedule
 
 _log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """What is looked at when, and how much is written."""
 
-from extender.controllers.schedule import Key, Pace, Schedule
+from extender.reporting.schedule import Key, Pace, Schedule
 
 
 def test_kinds_take_turns_and_marks_within_the_gap_wait_for_it():

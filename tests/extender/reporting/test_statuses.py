@@ -10,7 +10,7 @@ import yaml
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding
-from extender.controllers.statuswriter import StatusWriter
+from extender.reporting.statuswriter import StatusWriter
 from tests.extender.telling import (
     CARDS,
     CLASSES,

@@ -6,9 +6,9 @@ import pytest
 
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
-from extender.controllers.listers import Sightings
-from extender.controllers.notices import Full, Notices
 from extender.records.objects import QuotaRecord
+from extender.reporting.listers import Sightings
+from extender.reporting.notices import Full, Notices
 from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object
 from tests.fakes.clock import FakeClock
 
