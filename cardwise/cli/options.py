@@ -1,16 +1,21 @@
-"""What several commands have: options, and the clock they live by."""
+"""What several commands have: options, and the clock they live by.
+
+The client is imported where it is made: `--help` has none, and it is most of what a start costs.
+"""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
-from cardwise.kube import errors
-from cardwise.kube.client import KubeClient
+
+if TYPE_CHECKING:
+    from cardwise.kube import errors
+    from cardwise.kube.client import KubeClient
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -39,7 +44,7 @@ class _Duration(click.ParamType[float]):
 DURATION = _Duration()
 
 
-def remedy(error: errors.Forbidden) -> str:
+def remedy(error: "errors.Forbidden") -> str:
     """The one command by which an administrator gives the right that is missing."""
     found = _DENIED.search(error.message)
     if found is None:
@@ -95,8 +100,10 @@ def _noted(context: click.Context, option: click.Parameter, value: Any) -> None:
         context.meta[f"{__name__}.{option.name}"] = value
 
 
-def client(kubeconfig: Path | None) -> KubeClient:
+def client(kubeconfig: Path | None) -> "KubeClient":
     """Of the cluster that this call of the program is about. Raises KubeConfigError."""
+    from cardwise.kube.client import KubeClient  # noqa: PLC0415 - see above
+
     current = click.get_current_context(silent=True)  # none where a shell completes
     meta = current.meta if current is not None else {}
     return KubeClient.load(
