@@ -7,6 +7,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import IMAGE, CardMps
@@ -26,6 +27,7 @@ NODE = "n"
 POLICY = "binpack"
 TOP = 5  # priority of the newcomer
 CPU, PODS = 8, 10
+DEVICES = [Device(uuid=f"NIC-{i}", kind="nic", index=i, classes=frozenset({"nic"})) for i in (0, 1)]
 
 
 def asking(mem: int = 0, *, cards: int = 1, core: int = 0, of: str = "", devices: int = 0) -> PodRequest:
@@ -99,18 +101,17 @@ several = st.builds(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    ledger = Ledger(max_clients=draw(st.sampled_from([3, 48])))
+    most = draw(st.sampled_from([3, 48]))
+    ledger = Ledger(max_clients=most)
     sizes = draw(st.lists(st.sampled_from([MEM, MEM, 2 * MEM]), min_size=1, max_size=4))
     manager = draw(managers)
-    ledger.set_cards(
-        NODE,
-        [
-            Card(index=i, uuid=f"GPU-{i}", mem=mem, **draw(st.sampled_from([*[IN_USE] * 8, *OUT_OF_USE])),
-                 classes=frozenset({"big"} if mem > MEM else ()), mps=manager)
-            for i, mem in enumerate(sizes)
-        ],
-    )  # fmt: skip
-    ledger.set_devices(NODE, [Device(uuid=f"NIC-{i}", kind="nic", index=i, classes=frozenset({"nic"})) for i in (0, 1)])
+    cards = [
+        Card(index=i, uuid=f"GPU-{i}", mem=mem, **draw(st.sampled_from([*[IN_USE] * 8, *OUT_OF_USE])),
+             classes=frozenset({"big"} if mem > MEM else ()), mps=manager)
+        for i, mem in enumerate(sizes)
+    ]  # fmt: skip
+    ledger.set_cards(NODE, cards)
+    ledger.set_devices(NODE, DEVICES)
     residents = []
     cpu, pods = CPU, PODS
     for i in range(draw(st.integers(5, 10))):
@@ -139,6 +140,13 @@ def worlds(draw: st.DrawFn) -> World:
                 fixed=draw(st.integers(0, 9)) == 0,
             )
         )
+    if draw(st.booleans()):  # fewer cores are given of a card than when they came
+        ledger = Ledger(max_clients=most, core=30)
+        ledger.set_cards(NODE, cards)
+        ledger.set_devices(NODE, DEVICES)
+        for resident in residents:
+            if resident.holding is not None:
+                ledger.hold(resident.holding)
     full = Full(
         node=ledger.node(NODE),
         left=Load(cpu, 0, pods),
@@ -165,3 +173,19 @@ def test_nobody_less_could_go(world: World) -> None:
     assert not any(world.fits(gone - {uid}) for uid in gone)
     may = {one.uid for one in world.full.residents if one.priority < TOP and not (one.going or one.fixed)}
     assert gone <= may
+
+
+def test_cores_that_nobody_asks_for_cost_nobody_his_place() -> None:
+    """Fewer are given of a card now than those on it have."""
+    ledger = Ledger(core=30)
+    ledger.set_cards(NODE, [Card(index=0, uuid="GPU-0", mem=MEM)])
+    residents = []
+    for uid, priority, mem, core in (("trains", 4, 600, 60), ("idles", 0, 300, 0)):
+        share = CardShare(0, "GPU-0", mem, core, MEM)
+        holding = Holding(uid, "default", uid, NODE, Assignment({"0": (share,)}))
+        ledger.hold(holding)
+        residents.append(Resident(uid, priority, Load(0, 0, 1), holding))
+    full = Full(node=ledger.node(NODE), left=Load(CPU, 0, PODS), residents=residents)
+    found = preemption.best(full, Newcomer(request=asking(400), load=Load(0, 0, 1), priority=TOP))
+    assert found is not None
+    assert found.uids == ("idles",)

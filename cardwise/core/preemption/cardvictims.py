@@ -137,7 +137,8 @@ class _Choice:
             return {(CLIENTS, i): node.clients[i], **others} if use.mem == 0 and use.clients == 1 else None
         return {
             (MEM, i): use.mem - node.free[i],
-            (CORE, i): use.core - node.free_core[i],
+            # Below zero where fewer are given than before, which is nothing to a pod that asks for none.
+            (CORE, i): use.core - node.free_core[i] if use.core else 0,
             (CLIENTS, i): node.clients[i] + use.clients - node.most[i],
             **others,
         }

@@ -151,7 +151,8 @@ class NodeTable:
                 clients[i] = node.clients[i] if card.takes else NEVER
                 if not node.open(i) or node.free[i] <= 0:
                     continue
-                free[i], core[i], empty[i] = node.free[i], node.free_core[i], not node.clients[i]
+                # Below zero where fewer cores are given than before: none, of which one may ask for none.
+                free[i], core[i], empty[i] = node.free[i], max(0, node.free_core[i]), not node.clients[i]
                 taints[i], user[i] = node.mps.taints[i], node.mps.users[i]
                 state = free[i], core[i], size[i], kind[i], empty[i], taints[i], user[i], clients[i]
                 first[i] = state not in seen

@@ -1,0 +1,62 @@
+"""Which card serves which shape, and how many times over, against putting one pod there after the other."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.cards import Card
+from cardwise.core.api.request import ContainerRequest, Load, PodRequest
+from cardwise.core.placement import fitting, placement
+from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.placement import Placement
+from cardwise.core.placement.scored.cardtable import Cards, CardTable
+from cardwise.core.placement.scored.nodetable import NodeTable
+from cardwise.core.placement.scored.shapes import Shape, ask_of
+from tests.examples import examples
+
+CARD, NOW = 20, 50  # MiB of a card, and percent of it that are given now
+LOAD = Load(0, 0, 1)
+
+
+def asking(mem, core=0, cards=1):
+    return PodRequest(containers=(ContainerRequest(key="0", name="c", cards=cards, mem=mem, core=core),))
+
+
+ASKED = st.one_of(st.builds(asking, st.integers(1, 9), st.sampled_from([0, 0, 10, 30])), st.just(asking(0)))
+# What is held of each card; of cores, perhaps more than are given now.
+HELD = st.lists(st.tuples(st.integers(0, CARD), st.sampled_from([0, 20, NOW, 80, 100])), min_size=1, max_size=4)
+
+
+def times(ledger, node, asked):
+    for count in range(CARD + 1):
+        placed = placement.place_on(ledger.node(node), asked, "binpack")
+        if not isinstance(placed, Placement):
+            return count
+        ledger.hold(Holding(f"{node}-{count}", "default", "new", node, placed.assignment))
+    raise AssertionError("more than the card has")
+
+
+def filled(held):
+    ledger = Ledger(core=NOW)
+    for i, (mem, core) in enumerate(held):
+        node = f"n{i}"
+        ledger.set_cards(node, [Card(index=0, uuid=node, mem=CARD)])
+        if mem:
+            share = CardShare(0, node, mem, core, CARD)
+            ledger.hold(Holding(node, "default", "old", node, Assignment({"0": (share,)})))
+    return ledger
+
+
+@settings(max_examples=examples(150, soak=5000))
+@given(requests=st.lists(ASKED, min_size=1, max_size=4, unique=True), held=HELD)
+def test_a_card_serves_who_can_be_put_there(requests, held):
+    nodes = NodeTable()
+    for state in filled(held).nodes():
+        nodes.set(state.name, state, Load(0, 0, 99))
+    shapes = [Shape(ask_of(one, fitting.claims(one), LOAD)) for one in requests]
+    lines, table = nodes.lines, CardTable(shapes)
+    at = list(nodes.slots.values())
+    cards = Cards(lines.free[at, 0], lines.core[at, 0], lines.empty[at, 0], lines.kind[at, 0])
+    wanted = [[times(filled(held), name, one) for one in requests] for name in nodes.slots]
+    assert table.times(cards).tolist() == wanted
+    assert table.serves(cards).tolist() == [[count > 0 for count in row] for row in wanted]
