@@ -5,16 +5,20 @@ import sys
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cardwise.cli.cluster import listing, usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import bounded, following, shallow
+from cardwise.kube.nesting import bounded, following, scanned, shallow
 from cardwise.kube.watch.reflector import Reflector, Woken
+from tests.examples import examples
 from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.fakes.clock import FakeClock
 
 DEEP = 9_000  # the API server takes 10,000 levels
+LIMIT = sys.getrecursionlimit()
 PODS = paths.pods()
 
 
@@ -43,10 +47,52 @@ def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
 def test_what_need_not_be_read_is_skipped_however_deep_it_is() -> None:
     head = following(msgspec.json.Decoder(wire.ObjectHead).decode)
     assert head(pod("deep", 1, nested(DEEP)).encode()).metadata.name == "deep"
-    limit = sys.getrecursionlimit()
-    with pytest.raises(RecursionError):
-        head(pod("deeper", 1, nested(20_000)).encode())
-    assert sys.getrecursionlimit() == limit
+    assert sys.getrecursionlimit() == LIMIT
+
+
+@pytest.fixture(params=["", "3.12 and 3.13"])
+def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which nobody raises the limit, whatever he sets."""
+    if request.param:
+        monkeypatch.setattr(nesting.sys, "setrecursionlimit", lambda _: None)
+
+
+@pytest.mark.usefixtures("python")
+@pytest.mark.parametrize("levels", [LIMIT, DEEP, 10**5, 10**6])
+def test_no_depth_is_too_much(levels: int) -> None:
+    raw = pod("a", 1, nested(levels)).encode()
+    assert following(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
+    assert bounded(project)(raw) == ("a", "n1")
+    cut = b'{"items":[' + raw + b"]}"
+    assert bounded(msgspec.json.Decoder().decode)(cut)["items"][0]["spec"] == {"nodeName": "n1"}
+    for broken in (b"[" * levels, b"]" * levels + b'"', raw[:-3], b'"' + raw):
+        with pytest.raises(msgspec.DecodeError):
+            bounded(msgspec.json.Decoder().decode)(broken)
+    assert sys.getrecursionlimit() == LIMIT
+
+
+_TEXTS = st.sampled_from(["", "{", "]", '"', "\\", '\\"', '}"{[', "a"])
+_VALUES = st.recursive(
+    st.none() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=20,
+)
+
+
+def without(value: object, levels: int) -> object:
+    if isinstance(value, dict | list) and not levels:
+        return None
+    if isinstance(value, dict):
+        return {key: without(one, levels - 1) for key, one in value.items()}
+    return [without(one, levels - 1) for one in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=examples(200, soak=5000))
+@given(value=_VALUES, levels=st.integers(0, 4), indent=st.sampled_from([None, 1]))
+def test_the_scan_leaves_out_what_is_too_deep_and_nothing_else(value: object, levels: int, indent: int | None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nesting, "_READ", levels)
+        assert json.loads(scanned(json.dumps(value, indent=indent).encode())) == without(value, levels)
 
 
 def test_only_the_deep_object_is_cut(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from cardwise.kube.nesting import following
+from cardwise.kube.nesting import shallow
 from webhook.templates import templates
 
 API_VERSION = "admission.k8s.io/v1"
@@ -227,10 +227,11 @@ _SHAPES: dict[str, type[Struct]] = {
     "resourceclasses": _Ours,
     "gpuquotas": _Ours,
 }
+_TOO_DEEP = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
 # Where the decision needs the stored object too.
 _COMPARED = templates.KINDS | {"pods", "resourcequotas", "resourceclasses"}
-_decode_whose = following(msgspec.json.Decoder(_Whose).decode)
-_decode_envelope = following(msgspec.json.Decoder(_Envelope).decode)
+_decode_whose = msgspec.json.Decoder(_Whose).decode
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_object = msgspec.json.Decoder(Json).decode
 _decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
 _decode_any = msgspec.json.Decoder(_AnyObject).decode
@@ -279,12 +280,14 @@ def namespace_of(body: bytes) -> str:
 def decode(body: bytes) -> Review:
     """Raises BadReview, and Unreadable."""
     try:
-        envelope = _decode_envelope(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        envelope, deep = _envelope(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadReview(f"the body is no {KIND}: {error}") from error
     if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
         raise BadReview(f"expected {API_VERSION} {KIND}, got {envelope.api_version[:80]} {envelope.kind[:80]}")
     request = envelope.request
+    if deep:
+        raise Unreadable(request.uid, f"object or oldObject {_TOO_DEEP}")
     resource = request.resource.resource
     obj = _object(request, "object", request.object)
     compared = resource in _COMPARED and request.operation == UPDATE and bytes(request.old_object) != b"null"
@@ -303,14 +306,21 @@ def decode(body: bytes) -> Review:
     )
 
 
+def _envelope(body: bytes) -> tuple[_Envelope, bool]:
+    """What is asked, and whether something in it is nested so deep that it is missing."""
+    try:
+        return _decode_envelope(body), False
+    except RecursionError:
+        return _decode_envelope(shallow(body)), True
+
+
 def _object(asked: _Request, field: str, raw: msgspec.Raw) -> Json:
     resource = asked.resource.resource
     try:
         _decode_shape.get(resource, _decode_any)(raw)
         return _decode_object(raw)
-    except RecursionError as error:
-        problem = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
-        raise Unreadable(asked.uid, f"{field} {problem}") from error
+    except RecursionError as error:  # to make objects of it may take more than to skip it
+        raise Unreadable(asked.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         problem = f"{field} is not shaped like one of {resource[:80]}: {error}; correct the field that is named"
         raise Unreadable(asked.uid, problem) from error
