@@ -31,6 +31,7 @@ _log = structlog.get_logger(__name__)
 _TIMEOUT = 2.0
 _AT_ONCE = 16  # writes
 _PATIENCE = 10.0  # seconds for all pods that the API server cannot write while it writes the Lease
+_SHORT_TIMEOUT = 0.25  # for each pod that has its first turn only then
 _OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
@@ -50,6 +51,10 @@ class Swept(NamedTuple):
 
     landed: bool
     unproven: frozenset[str]
+
+
+class _LeftOut(errors.Unreachable):
+    """It was not tried."""
 
 
 class Fence:
@@ -83,27 +88,28 @@ class Fence:
             self._tell(pod, error)
             return Fate.UNPROVEN
 
-    def void_all(self, pods: Sequence[PodRef], word: str, still: Callable[[], bool]) -> Swept | None:
+    def void_all(
+        self, pods: Sequence[PodRef], word: str, still: Callable[[], bool], *, again: bool = True
+    ) -> Swept | None:
         """None: `still` says no, and they are not all void.
 
-        All are tried once, and then those again that could not be changed, for `_PATIENCE` in all: however many there
-        are, they keep the others waiting for no longer. Of a namespace in which some took too long the others are left
-        for the next time: a tenant can make his pods so large that each write takes seconds.
+        All are tried once, and then those again that could not be changed, unless `again` is false. All of that takes
+        `_PATIENCE`: a tenant can make his pods so large that each write takes seconds, and however many there are, they
+        keep the others waiting for no longer. So namespaces take turns, and where too many writes of one are slow its
+        others are left for the next time.
         """
-        backoff, until = Backoff(initial=0.05, cap=1.0), None
-        landed, unproven, left = False, set[str](), list(pods)
+        backoff, until = Backoff(initial=0.05, cap=1.0), self._clock.now() + _PATIENCE
+        landed, unproven, left = False, set[str](), _in_turns(pods)
         while still():
             slow = Counter[str]()
-            done = in_parallel(partial(self._try, word=word, still=still, slow=slow), left, _AT_ONCE)
+            done = in_parallel(partial(self._try, word=word, still=still, slow=slow, until=until), left, _AT_ONCE)
             if None in done:
                 return None
             landed |= Fate.BOUND in done
             unproven.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.UNPROVEN)
             failed = [(pod, fate) for pod, fate in zip(left, done, strict=True) if isinstance(fate, errors.KubeError)]
-            until = until if until is not None else self._clock.now() + _PATIENCE
-            if not failed or self._clock.now() > until:
-                for pod, error in failed:
-                    self._tell(pod, error)
+            if not failed or not again or self._clock.now() > until:
+                self._tell_all(failed)
                 unproven.update(pod.uid for pod, _ in failed)
                 return Swept(landed, frozenset(unproven)) if still() else None
             left = [pod for pod, _ in failed]
@@ -111,18 +117,29 @@ class Fence:
         return None
 
     def _try(
-        self, pod: PodRef, word: str, still: Callable[[], bool], slow: Counter[str]
+        self, pod: PodRef, word: str, still: Callable[[], bool], slow: Counter[str], until: float
     ) -> Fate | errors.KubeError | None:
-        """`slow`: by namespace, how many writes were not answered in time."""
+        """`slow`: by namespace, how many writes were not answered in time. After `until` one of them is too many."""
         if not still():
             return None
-        if slow[pod.namespace] >= _AT_ONCE:
-            return errors.Unreachable(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
+        late = self._clock.now() > until
+        if slow[pod.namespace] >= (1 if late else _AT_ONCE):
+            return _LeftOut(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
         try:
-            return self.void(pod, word)
+            return self.void(pod, word, timeout=_SHORT_TIMEOUT if late else _TIMEOUT)
         except errors.KubeError as error:
             slow[pod.namespace] += isinstance(error, errors.Unreachable)
             return error
+
+    def _tell_all(self, failed: Sequence[tuple[PodRef, errors.KubeError]]) -> None:
+        left_out = Counter[str]()
+        for pod, error in failed:
+            if isinstance(error, _LeftOut):
+                left_out[pod.namespace] += 1
+            else:
+                self._tell(pod, error)
+        for namespace, pods in left_out.items():
+            _log.warning("others of its waiting pods take too long to change", namespace=namespace, left_out=pods)
 
     def _tell(self, pod: PodRef, error: errors.KubeError) -> None:
         _log.warning("a waiting pod cannot be changed", pod=pod.pod, uid=pod.uid, error=str(error))
@@ -144,6 +161,15 @@ def _fate(found: dict[str, Any], uid: str) -> Fate:
     if not (found.get("spec") or {}).get("nodeName"):
         return Fate.WAITS
     return Fate.BOUND if _OURS & (found["metadata"].get("annotations") or {}).keys() else Fate.TAKEN
+
+
+def _in_turns(pods: Sequence[PodRef]) -> list[PodRef]:
+    """The first of each namespace, then the second of each."""
+    turns, before = list[tuple[int, PodRef]](), Counter[str]()
+    for pod in pods:
+        turns.append((before[pod.namespace], pod))
+        before[pod.namespace] += 1
+    return [pod for _, pod in sorted(turns, key=lambda one: one[0])]
 
 
 def in_parallel(do: Callable[[_T], _R], what: Sequence[_T], at_once: int) -> list[_R]:

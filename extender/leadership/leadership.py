@@ -230,7 +230,7 @@ class ByLease:
         if not self._unproven or self._clock.now() < self._again:
             return
         waiting = [pod for pod in self._state.waiters.bindable() if pod.uid in self._unproven]
-        swept = self._fence.void_all(waiting, self._word[1], still)
+        swept = self._fence.void_all(waiting, self._word[1], still, again=False)
         if swept is not None:
             self._unproven = swept.unproven
         self._again = self._clock.now() + _AGAIN_SECONDS

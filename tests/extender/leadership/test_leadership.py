@@ -404,6 +404,42 @@ def test_a_namespace_of_pods_that_are_slow_to_change_keeps_a_term_waiting_no_lon
     assert changed(two).count("good") == 1
 
 
+def fat(two, namespaces, each):
+    """Pods of one tenant, each of which takes longer to write than anybody waits; and one of another."""
+    pods = [PodRef(f"uid-p{n}-{i}", f"fat{n}", f"p{n}-{i}") for n in range(namespaces) for i in range(each)]
+    for one in (*pods, good := PodRef("uid-good", "default", "good")):
+        two.api.create_pod(one.name, 1, namespace=one.namespace)
+    lock, tried = threading.Lock(), []
+
+    def slowly(call):
+        with lock:  # sixteen at a time, so one in sixteen of the seconds is everybody's
+            tried.append(call.timeout)
+            two.clock.advance(call.timeout / 16)
+
+    two.api.before(slowly, "patch", "*/pods/p*/status", times=math.inf)
+    two.api.fault(Fault(refused=True), "patch", "*/pods/p*/status", times=math.inf)
+    return [*pods, good], tried
+
+
+@pytest.mark.parametrize(("namespaces", "each"), [(1, 300), (40, 40), (300, 2)])
+def test_a_tenants_fat_pods_keep_a_term_waiting_no_longer_than_the_patience_for_all(two, namespaces, each):
+    pods, _ = fat(two, namespaces, each)
+    began = two.clock.now()
+    swept = two.b.leadership._fence.void_all(pods, "word", lambda: True)
+    assert swept == (False, frozenset(one.uid for one in pods) - {"uid-good"})
+    assert changed(two).count("good") == 1
+    assert two.clock.now() - began <= 10 + 300 * 0.25 / 16 + 1
+
+
+def test_a_tenants_fat_pods_are_tried_again_a_few_at_a_time_while_the_term_lasts(two):
+    _, tried = fat(two, 1, 300)
+    two.takes_over(two.b)
+    assert two.b.bind("good", "n1") == "bound"
+    before = len(tried)
+    later(two)
+    assert 16 < len(tried) - before <= 3 * 16, "in a minute"
+
+
 def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two):
     for name in ("p", "q"):
         two.api.create_pod(name, 100)
