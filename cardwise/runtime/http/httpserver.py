@@ -48,6 +48,7 @@ _READS: Final = 8  # of one connection in a round
 _STAY_SECONDS: Final = 0.1
 _STAYING: Final = 16  # threads of a set that may do so; two are always left for whoever else comes
 _SOURCES: Final = 8  # addresses that may hold all bytes that clients without a certificate may hold
+_SMALL: Final = 32_768  # bytes of a call that is heard however much its address holds: a review of an ordinary pod
 _MOST_BUSY: Final = 4000  # calls without a certificate, of all addresses together
 # What accept(2) says when none waits, and of a connection that has failed already or that the machine keeps out.
 _GONE: Final = frozenset({
@@ -94,7 +95,7 @@ class Limits:
     `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
     address that have come whole and are not answered yet; more are refused. `body`: bytes of one call. `held`: bytes
     of calls without a certificate that have not been answered yet, of which one address may have an eighth, or one
-    call.
+    call, and small ones besides.
     """
 
     handshake: Bound = Bound(2.0, 1000)
@@ -570,7 +571,7 @@ class HttpServer:
         holds = connection.reader.held + len(connection.unsent)
         self._hold(connection, holds - connection.held)
         mine = self._held_of[connection.source]
-        if mine > max(self._limits.held // _SOURCES, self._limits.body) and mine > holds:
+        if mine > max(self._limits.held // _SOURCES, self._limits.body) and mine > holds > _SMALL:
             if connection.phase is not Phase.BUSY:
                 self._drop(connection, "memory")
             return

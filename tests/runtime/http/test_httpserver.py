@@ -319,6 +319,19 @@ def test_what_one_address_holds_closes_its_own_connections_and_no_other(serve):
     assert [len(answer(each)) for each in waits] == [90_000, 90_000]
 
 
+def test_who_says_little_is_heard_also_by_an_address_that_holds_all_it_may(serve):
+    """Of an API server all tenants have one address: who sends it big objects must not silence who sends small ones."""
+    server = serve(threads=1, held=800_000, body=100_000)
+    big = [server.connect() for _ in range(2)]
+    for line in big:
+        line.sendall(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + b"x" * 90_000)
+    assert server.waiting.acquire(timeout=PATIENCE)
+    small = server.connect()
+    small.sendall(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n" + b"x" * 20_000)
+    server.released.set()
+    assert [len(answer(each)) for each in (*big, small)] == [90_000, 90_000, 20_000]
+
+
 def test_addresses_take_turns(serve):
     server = serve(threads=1)
     call = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
