@@ -1,5 +1,6 @@
 """The device plugin on a real kubelet and containerd; bindings are made by hand, so no other part is needed."""
 
+import errno
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from deviceplugin.plugin.registration import PREFIX
 from tests.cluster import Cluster
 from tests.cluster.cards import DEFAULT, device_numbers, write_inventory
 from tests.cluster.images import BUSYBOX
+from tests.cluster.processes import run
 from tests.integration.sharing import Space, cgroups
 
 pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node, pytest.mark.timeout(300)]
@@ -42,6 +44,17 @@ echo "started"
 """
 STAY = "trap 'exit 0' TERM; while [ ! -e /told/go ]; do sleep 0.2; done; rm /told/go; exit 1"
 STUBBORN = "trap '' TERM; while :; do sleep 0.2; done"
+DAY = 24 * 3600
+
+# The plugin's time of day is so many seconds off as the file says, from one look to the next. No namespace of Linux has
+# a time of day of its own, and to move the machine's would be to move that of all clusters on it.
+MOVED = """
+import time
+from pathlib import Path
+from cardwise.clock import SystemClock
+
+SystemClock.wall_ns = lambda _: time.time_ns() + int(Path({off!r}).read_text()) * 10**9
+"""
 
 
 class Hand:
@@ -51,6 +64,7 @@ class Hand:
         self.cluster = cluster
         self.space = Space(cluster, "by-hand")
         self.folder = cluster.node(NODE).folder
+        self.state = self.folder / "cardwise"
         inventory = yaml.safe_load((self.folder / "cards.yaml").read_text())
         self.cards = inventory["cards"]
         # runc lets every container open /dev/net/tun (10:200), so it proves nothing as a card.
@@ -61,7 +75,7 @@ class Hand:
             card["device"] = str(path)
         self.write_cards()
 
-    def start_plugin(self) -> None:
+    def start_plugin(self, environment: dict[str, str] | None = None) -> None:
         node = self.cluster.node(NODE)
         self.cluster.process(PLUGIN).start(
             [
@@ -71,10 +85,11 @@ class Hand:
                 f"--simulated-cards={self.folder / 'cards.yaml'}",
                 f"--kubelet-dir={node.kubelet_dir}",
                 f"--cdi-dir={node.cdi_dir}",
-                f"--state-dir={self.folder / 'cardwise'}",
+                f"--state-dir={self.state}",
                 f"--cri-socket={node.cri_socket}",
                 "--metrics-bind=127.0.0.1:0",
-            ]
+            ],
+            environment,
         )
         self.wait(lambda: self.allocatable() == "512", "share slots in the node's status")
 
@@ -171,7 +186,7 @@ class Hand:
         return log.rindex(f'"event":"{event}","pod":"{self.space.name}/{pod}"')
 
     def grants(self) -> list[dict]:
-        return [json.loads(path.read_text()) for path in (self.folder / "cardwise" / "grants").glob("*/*.json")]
+        return [json.loads(path.read_text()) for path in (self.state / "grants").glob("*/*.json")]
 
     def wait(self, ready: Callable[[], object], what: str) -> None:
         def so() -> bool:
@@ -318,6 +333,76 @@ def test_a_killed_plugin_comes_back(hand):
     hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
     sockets = list((hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob("cardwise-*.sock"))
     assert len(sockets) == 1
+
+
+def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp_path):
+    off = tmp_path / "off"
+    off.write_text("0")
+    (tmp_path / "sitecustomize.py").write_text(MOVED.format(off=str(off)))
+    plugin = hand.cluster.process(PLUGIN)
+    plugin.stop()
+    hand.start_plugin({"PYTHONPATH": str(tmp_path)})
+    try:
+        stays, went = hand.pod("stays", 1, 8138), hand.pod("before", 0, P100)
+        hand.wait(lambda: hand.starts(stays) and hand.starts(went), "both told")
+        for turn, days in enumerate((30, -30, -60)):
+            off.write_text(str(days * DAY))
+            before = hand.registrations()
+            plugin.kill()
+            plugin.restart()
+            hand.wait(lambda before=before: hand.registrations() > before, "registered again")
+            hand.delete("before")
+            hand.wait(lambda: len(hand.grants()) == 1, "the share is freed")
+            went = hand.pod("before", 0, P100)
+            hand.wait(lambda uid=went: hand.starts(uid), f"another pod, {days} days off")
+            assert "has 0" in hand.told(went)
+            hand.let_it_exit(stays)
+            hand.wait(lambda turn=turn: hand.starts(stays) == turn + 2, f"it starts again, {days} days off")
+            assert "has 1" not in hand.told(went)
+        assert hand.told(stays).count("has 1") == 4
+        assert "has 0" not in hand.told(stays)
+    finally:
+        plugin.stop()
+        hand.start_plugin()
+
+
+def test_a_state_folder_that_is_full_closes_the_cards_until_there_is_room(hand):
+    plugin, small = hand.cluster.process(PLUGIN), hand.folder / "small"
+    plugin.stop()
+    small.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=256k", "cardwise", str(small)])
+    before, hand.state = hand.state, small
+    try:
+        hand.start_plugin()
+        runs = hand.pod("runs", 0, 8138)
+        hand.wait(lambda: hand.starts(runs), "it told")
+        fill(small / "filler")
+        hand.wait(lambda: "No space left on device" in hand.status(0).get("reason", ""), "the card says why")
+        assert [hand.status(index)["health"] for index in range(2)] == ["Unhealthy", "Unhealthy"]
+        late = hand.pod("late", 1, 8138)
+        hand.wait(lambda: "No space left on device" in hand.events("late"), "the pod is told why")
+        hand.let_it_exit(runs)
+        (small / "filler").unlink()
+        hand.wait(lambda: hand.status(0)["health"] == "Healthy", "the cards are back")
+        hand.wait(lambda: hand.starts(late) and hand.starts(runs) == 2, "both start")
+        assert ("has 1" in hand.told(late), hand.told(runs).count("has 0")) == (True, 2)
+        hand.delete("runs", "late")
+        hand.wait(lambda: not hand.grants(), "every share is freed")
+    finally:
+        plugin.stop()
+        run(["umount", str(small)])
+        small.rmdir()
+        hand.state = before
+        hand.start_plugin()
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017 - whatever the file system calls it
 
 
 def test_a_container_restarts_while_the_api_server_is_stopped(hand):

@@ -100,6 +100,11 @@ class World:
         assert found is not None
         return found
 
+    def said(self, index: int) -> dict[str, Any]:
+        """What the card's status says of MPS."""
+        card = self.cluster.api.get(paths.extendedresources(self.uuids[index].lower()))
+        return dict(card.get("status", {}).get("mps") or {})
+
     def wait_ready(self, index: int) -> None:
         self.wait(lambda: not mpsnode.problem(self.root, self.uuids[index]), f"MPS of card {index} is ready")
 
@@ -337,6 +342,25 @@ def test_a_killed_manager_holds_starts_back_and_leaves_what_runs_alone(world):
     world.started(restarts, 2)
     assert world.status(0).daemon_pid == daemon, "the daemon was taken over"
     assert world.starts(runs) == 1
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(world, how):
+    runs = world.pod("runs", 0, 1000)
+    world.started(runs)
+    daemon = world.status(0).daemon_pid
+    getattr(world.cluster.process(MANAGER), how)()
+    for index in range(2):
+        world.wait(lambda index=index: world.said(index).get("state") == State.DOWN, "the cluster knows")
+    late = world.pod("late", 1, 1000)
+    world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons("late"), "it is told why")
+    assert mpsnode.answers(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
+    world.cluster.process(MANAGER).restart()
+    world.started(late)
+    for index in range(2):
+        world.wait(lambda index=index: world.said(index).get("state") == State.READY, "the cluster knows")
+    assert world.status(0).daemon_pid == daemon, "the daemon was taken over"
+    assert (world.starts(runs), world.starts(late)) == (1, 1)
 
 
 def agent(world: World, name: str) -> dict[str, Any]:
