@@ -303,11 +303,12 @@ class Preemption:
         # Asked for while what is kept is found out, it would go round in a circle.
         kept = [] if nobody else self._kept({claimant.uid, *own}, request.priority, node)
         going = {*gone, *self._nominations.victims(node, claimant.uid)}
+        residents = [*self._residents(node, claimant.uid, going), *(_resident(one.holding, going) for one in kept)]
         full = Full(
             node=self._as_it_would_be(node, claimant.uid, kept),
             left=_less(left, [one.load for one in kept]),
-            residents=[*self._residents(node, claimant.uid, going), *(_resident(one.holding, going) for one in kept)],
-            allowed=self._budgets.allowed(),
+            residents=residents,
+            allowed=self._budgets.allowed({budget for resident in residents for budget in resident.budgets}),
         )
         newcomer = Newcomer(
             request=request,

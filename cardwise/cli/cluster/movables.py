@@ -49,12 +49,11 @@ class Found:
 def find(seen: Seen, ledger: Ledger, wanted: Callable[[Holding], bool]) -> Found:
     """Of the pods that hold cards those that are wanted."""
     found = Found()
-    allowed = seen.budgets.allowed()
     for pod in seen.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))
         if holding is None or not holding.assignment.containers or not wanted(holding):
             continue
-        why = _kept(pod, seen, allowed)
+        why = _kept(pod, seen)
         asked = None
         try:
             asked = request.parse(pod)
@@ -95,7 +94,7 @@ def _kind(owner: Json) -> tuple[str, str]:
     return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
 
 
-def _kept(pod: Json, seen: Seen, allowed: Mapping[str, int]) -> str:
+def _kept(pod: Json, seen: Seen) -> str:
     """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
     metadata = pod["metadata"]
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -117,7 +116,7 @@ def _kept(pod: Json, seen: Seen, allowed: Mapping[str, int]) -> str:
         return f"say {names.NO_DEFRAG}"
     if annotations.get(names.SAFE_TO_EVICT) == "false":
         return f"say {names.SAFE_TO_EVICT}: false"
-    if any(allowed.get(key, 0) < 1 for key in seen.budgets.covering(metadata["namespace"], labels)):
+    if any(left < 1 for left in seen.budgets.allowed(seen.budgets.covering(metadata["namespace"], labels)).values()):
         return "are held by a PodDisruptionBudget"
     bound = eligible.bound_otherwise(pod)
     return f"are bound by {bound}" if bound else ""
