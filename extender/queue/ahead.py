@@ -31,6 +31,7 @@ NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwis
 WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
 YOUNGEST: Final = "~"  # as the time of creation: after all others
 _LOOKS: Final = 4  # best nodes that turn out to be full beside the cards, before all nodes are looked at for that
+_DEAR: Final = 0.01  # seconds: a pod may ask of its node what nobody asked before, which is asked of all nodes then
 _DOUBTS: Final = 3  # refusals one after the other, by which the scheduler knows something that is not looked at here
 _DOUBT_SECONDS: Final = 60.0
 _MOST_DOUBTS: Final = 1024
@@ -231,8 +232,9 @@ class Ahead:
                 return False, None
             began = self._clock.cpu()
             nominee = self._decide(prospect)
-            if nominee is None:
-                self._not_before = self._clock.now() + yielding.rest(self._clock.cpu() - began)
+            spent = self._clock.cpu() - began
+            if nominee is None or spent > _DEAR:
+                self._not_before = self._clock.now() + yielding.rest(spent)
             return True, nominee
 
     def stale(self) -> list[Nominee]:

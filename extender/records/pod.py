@@ -22,6 +22,9 @@ from extender.records import aheadnodes
 from extender.records.podref import PodRef
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
+# Bytes of what a pod asks of its node, some thirty conditions, to be decided about ahead. They are asked of all nodes
+# under the state's lock; the API server takes ten thousand.
+MOST_WISHES: Final = 1024
 
 # What differs between pods of one workload by their number alone.
 _OF_ONE_POD = (
@@ -250,7 +253,8 @@ class Pod:
             asked = self.request
         except InvalidRequest:
             return None  # filter will say it
-        if asked is None:
+        wishes = aheadnodes.key_of(self._spec)
+        if asked is None or len(wishes) > MOST_WISHES:
             return None
         return Prospect(
             *self.ref,
@@ -260,7 +264,7 @@ class Pod:
             request=asked,
             load=self.load,
             rank=self.rank,
-            wishes=aheadnodes.key_of(self._spec),
+            wishes=wishes,
             insists=self.one_best_node(default=False),
         )
 

@@ -116,3 +116,27 @@ def test_a_pod_is_named_a_node_that_it_may_be_on():
     world.create("p", 100, nodeSelector={"zone": "b"})
     world.create("nowhere", 100, nodeSelector={"zone": "c"})
     assert world.ahead() == {"p": "n2"}
+
+
+def test_a_pod_that_asks_too_much_of_its_node_goes_the_ordinary_way():
+    """What it asks is asked of thousands of nodes under the state's lock: with ten thousand conditions for 14 s."""
+    world = World("n1")
+    many = [{"key": f"k{i}", "operator": "DoesNotExist"} for i in range(100)]
+    for name, conditions in (("few", many[:10]), ("many", many)):
+        world.create(name, 100, **required({"matchExpressions": conditions}))
+    world.create("selects", 100, nodeSelector={"k" * 1024: "v"})
+    assert world.ahead() == {"few": "n1"}
+    assert world.filter("many") == ["n1"]
+
+
+def test_after_a_pod_that_was_dear_others_have_the_state_for_longer(monkeypatch):
+    world = World("n1")
+    world.create("a", 100)
+    world.create("b", 100)
+    allowed = Grounds.allowed
+    monkeypatch.setattr(Grounds, "allowed", lambda *of: (setattr(world.clock, "worked", 0.03), allowed(*of))[1])
+    again, nominee = world.state.ahead.decide()
+    assert (again, nominee.name) == (True, "a")
+    assert world.state.ahead.decide() == (False, None)
+    world.clock.advance(0.3)
+    assert world.state.ahead.decide()[1].name == "b"
