@@ -13,6 +13,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.wording import shortened
 
 MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
@@ -90,9 +91,9 @@ def queue_priority(annotations: Mapping[str, str]) -> int | None:
     text = annotations.get(names.QUEUE_PRIORITY)
     if text is None:
         return None
-    if not re.fullmatch(r"[+-]?\d{1,9}", text.strip()):
-        field_name = f"metadata.annotations[{names.QUEUE_PRIORITY}]"
-        raise InvalidRequest(field_name, f"{text!r} is no whole number", "write one such as 10; the higher goes first")
+    if not re.fullmatch(r"[+-]?[0-9]{1,9}", text.strip()):
+        field_name, said = f"metadata.annotations[{names.QUEUE_PRIORITY}]", shortened(text)
+        raise InvalidRequest(field_name, f"{said!r} is no whole number", "write one such as 10; the higher goes first")
     return int(text)
 
 

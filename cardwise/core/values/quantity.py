@@ -9,10 +9,12 @@ import re
 from fractions import Fraction
 from typing import NewType
 
+from cardwise.core.values.wording import shortened
+
 MiB = NewType("MiB", int)
 Percent = NewType("Percent", int)
 
-_GRAMMAR = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?\d{1,3}))?")
+_GRAMMAR = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?\d{1,3}))?", re.ASCII)
 _BINARY = {suffix: Fraction(1024**power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL = {
     "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
@@ -39,8 +41,7 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
     text = str(text).strip()
     match = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        shown = text if len(text) <= _LONGEST else f"{text[:20]}...{text[-5:]}"
-        raise InvalidQuantity(f"{shown!r} is not a quantity", "write a number such as 8138 or 8Gi")
+        raise InvalidQuantity(f"{shortened(text, _LONGEST)!r} is not a quantity", "write a number such as 8138 or 8Gi")
     sign, digits, suffix, exponent = match.groups()
     value = Fraction(digits)
     if exponent is not None:

@@ -8,6 +8,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def shortened(text: str, most: int = 64) -> str:
+    """What a user has written, its beginning and end where it is long."""
+    return text if len(text) <= most else f"{text[:20]}...{text[-5:]}"
+
+
 def few(some: Sequence[str], most: int, noun: str = "") -> str:
     """The first of them by comma, and how many more there are; `noun`: of what, in the plural."""
     more = len(some) - most

@@ -68,10 +68,11 @@ def test_a_place_in_the_queue_is_a_whole_number(text, number):
     assert gangs.queue_priority({names.QUEUE_PRIORITY: text} if text else {}) == number
 
 
-@pytest.mark.parametrize("text", ["high", "1.5", "", "9999999999"])
+@pytest.mark.parametrize("text", ["high", "1.5", "", "9999999999", "٩", "9" * 5000])
 def test_what_is_no_place_in_the_queue(text):
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest) as error:
         gangs.queue_priority({names.QUEUE_PRIORITY: text})
+    assert len(str(error.value)) < 300
 
 
 def one(name, created, *, priority=0, queued=None):

@@ -42,6 +42,7 @@ def test_memory_reads_mib(text, mib):
         ("8 Gi", "is not a quantity"),
         ("8GiB", "is not a quantity"),
         ("", "is not a quantity"),
+        ("٣", "is not a quantity"),
         ("1e9999", "is not a quantity"),
         ("9" * 5000, "'99999999999999999999...99999' is not a quantity"),
         ("1e999", "1e999 is too many MiB"),

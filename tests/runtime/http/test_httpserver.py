@@ -40,7 +40,7 @@ class Serving:
         self.lines: list[socket.socket] = []
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
-        pool = Threads("fast", threads)
+        self.pool = pool = Threads("fast", threads)
         self.server = HttpServer(
             self.app,
             [Listener(listening, lambda _: pool, whose=whose)],
@@ -341,7 +341,7 @@ def test_addresses_take_turns(serve):
     assert server.waiting.acquire(timeout=PATIENCE)
     one = server.connect()
     one.sendall(b"GET /one HTTP/1.1\r\nHost: x\r\n\r\n")
-    while server.server._busy["127.0.0.1"] == 0:
+    while server.pool._waiting < 20:  # all but the one that the thread has
         pass
     server.released.set()
     assert answer(one) == b"ok"
@@ -355,11 +355,11 @@ def test_those_for_whom_one_client_calls_take_turns(serve):
     for line in many:
         line.sendall(b"GET /wait?many HTTP/1.1\r\nHost: x\r\n\r\n")
     assert server.waiting.acquire(timeout=PATIENCE)
-    while server.server._busy["127.0.0.1"] < 20:
+    while server.pool._waiting < 19:  # all but the one that the thread has
         pass
     one = server.connect()
     one.sendall(b"GET /one?one HTTP/1.1\r\nHost: x\r\n\r\n")
-    while server.server._busy["127.0.0.1"] < 21:
+    while server.pool._waiting < 20:
         pass
     server.released.set()
     assert answer(one) == b"ok"
