@@ -56,6 +56,15 @@ def _fatten(how: str, metadata: Json) -> Callable[[Tenant], object]:
     return act
 
 
+ENDED = {
+    "name": "main",
+    "image": "x",
+    "imageID": "",
+    "ready": False,
+    "restartCount": 0,
+    "state": {"terminated": {"exitCode": 0}},
+}
+
 BIGGER_SHARE = (
     Attack(
         "T24",
@@ -166,6 +175,18 @@ BIGGER_SHARE = (
             )
         ],
     ),
+    Attack(
+        "T63",
+        "his share given back early: an end that has not come, in the pod's status",
+        [
+            patches("steady", {"status": status}, By.STATUS, f"status.{field}", sub="status", more=True)
+            for field, status in (
+                ("phase", {"phase": "Failed"}),
+                ("phase", {"phase": "Succeeded"}),
+                ("containerStatuses", {"containerStatuses": [ENDED]}),
+            )
+        ],
+    ),
     Attack("T30", "his share given back early: deleted by force, made again under the same name", late=[By.NODE]),
 )
 
@@ -197,7 +218,17 @@ PAST_THE_SCHEDULER = (
     Attack(
         "T33",
         "a node claimed by `status.nominatedNodeName`",
-        [patches("gated", {"status": {"nominatedNodeName": "n1"}}, By.RBAC, "pods/status", sub="status")],
+        [
+            patches("gated", {"status": {"nominatedNodeName": "n1"}}, By.RBAC, "pods/status", sub="status"),
+            patches(
+                "ungated",
+                {"status": {"nominatedNodeName": "n1"}},
+                By.STATUS,
+                "status.nominatedNodeName",
+                sub="status",
+                more=True,
+            ),
+        ],
     ),
     Attack(
         "T34",

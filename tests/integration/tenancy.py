@@ -38,6 +38,7 @@ class By(StrEnum):
     NAMESPACES = "namespaces.cardwise.dev"
     NODE_NAME = "nodename.cardwise.dev"
     PODGROUPS = "podgroups.cardwise.dev"
+    STATUS = "status.cardwise.dev"
     RUNTIME_CLASSES = "runtimeclasses.cardwise.dev"
 
 
