@@ -15,8 +15,6 @@ BIN := .venv/bin
 # uv from PATH, else from PyPI into .uv/ (kept out of .venv, which the lock describes exactly).
 UV := $(or $(shell command -v uv),.uv/bin/uv)
 STAMP := .venv/.locked
-# docs/design/0002-house.md, "A test that fails once"; ARGS=--fail-on-flaky is strict.
-AGAIN := --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks --rerun-exclude-path tests/core --rerun-exclude-path tests/property
 
 .PHONY: help
 help: ## show this help
@@ -42,7 +40,7 @@ demo: env ## bring a real cluster up and watch pods share cards (ARGS=--once: wi
 
 .PHONY: test
 test: check docs binaries ## everything that CI runs
-	$(BIN)/pytest -q -p no:randomly --numprocesses 4 --dist loadgroup --durations 10 $(AGAIN) tests/integration tests $(ARGS)
+	$(BIN)/pytest -q -p no:randomly --numprocesses 4 --dist loadgroup --durations 10 tests/integration tests $(ARGS)
 
 .PHONY: check
 check: env ## lint, types and import contracts
@@ -67,7 +65,7 @@ pictures: env ## draw the pictures of the documents from their texts, and record
 
 .PHONY: unit
 unit: env ## unit and property tests, without a cluster
-	$(BIN)/pytest -q --numprocesses 3 $(AGAIN) --ignore tests/integration -m "not cluster" $(ARGS)
+	$(BIN)/pytest -q --numprocesses 3 --ignore tests/integration -m "not cluster" $(ARGS)
 
 .PHONY: binaries
 binaries: env ## build Kubernetes, containerd and Helm for the tests into the user cache (once)
@@ -75,7 +73,7 @@ binaries: env ## build Kubernetes, containerd and Helm for the tests into the us
 
 .PHONY: integration
 integration: binaries ## tests on the real Kubernetes of tests/cluster
-	$(BIN)/pytest -q -p no:randomly --numprocesses 3 --dist loadgroup --durations 10 $(AGAIN) -m cluster $(if $(findstring tests/,$(ARGS)),,tests/integration tests/fakes) $(ARGS)
+	$(BIN)/pytest -q -p no:randomly --numprocesses 3 --dist loadgroup --durations 10 -m cluster $(if $(findstring tests/,$(ARGS)),,tests/integration tests/fakes) $(ARGS)
 
 # What asks something of kube-scheduler, kubelet or admission that another minor could answer in another way.
 VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
@@ -88,7 +86,7 @@ test-versions: env ## cluster tests of scheduler, kubelet and admission on each 
 	@failed=; for version in $(VERSIONS); do \
 		echo "Kubernetes $$version"; \
 		CARDWISE_KUBERNETES=$$version $(BIN)/python -m tests.cluster binaries; \
-		CARDWISE_KUBERNETES=$$version $(BIN)/pytest -q -p no:randomly --numprocesses 2 --dist loadgroup $(AGAIN) \
+		CARDWISE_KUBERNETES=$$version $(BIN)/pytest -q -p no:randomly --numprocesses 2 --dist loadgroup \
 			$(VERSIONED) $(ARGS) || failed="$$failed $$version"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "red on$$failed"; exit 1; fi

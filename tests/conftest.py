@@ -41,9 +41,3 @@ def logging_as_before() -> Iterator[None]:
     structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    # pytest-rerunfailures leaves a worker's socket to the interpreter's end, which would tell of it as an error.
-    if hasattr(config, "workerinput") and hasattr(config.failures_db, "sock"):
-        config.failures_db.sock.close()

@@ -68,7 +68,6 @@ class Clusters:
         self._kind = ""
         self._running: Iterator[Cluster] | None = None
         self._cluster: Cluster | None = None
-        self.found: dict[str, set[str]] = {}  # how each file found it: a second try of a test does not find it anew
 
     def of(self, kind: str) -> Cluster:
         if kind != self._kind or self._cluster is None:
@@ -96,7 +95,7 @@ def clusters() -> Iterator[Clusters]:
 def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The shared one that the file names: `pytestmark = pytest.mark.cluster("sim")`. The file leaves it as it was."""
     made = clusters.of(_kind(request.node))
-    found = clusters.found.setdefault(request.node.nodeid, untouched.state(made))
+    found = untouched.state(made)
     yield made
     untouched.leaves_as_found(made, found)
 
