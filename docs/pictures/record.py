@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from cardwise.cli.render import livescreen
 from cardwise.core.api import names
 from cardwise.kube import paths, survey
 from tests.cluster import Cluster, ClusterSpec
@@ -56,9 +57,9 @@ def _has_card(cluster: Cluster, name: str) -> bool:
 
 def picture(screen: str, command: str) -> str:
     """The SVG of a terminal that shows the command and its screen."""
-    console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115 - as long as we live
+    console = Console(record=True, highlight=False, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115 - as long as we live
     console.print(Text(f"$ {command}", style="bold"))
-    console.print(Text.from_ansi(screen), soft_wrap=False, no_wrap=True, overflow="crop")
+    console.print(livescreen.coloured(screen))
     drawn = console.export_svg(title=command, unique_id="cardwise-top")
     # Only fonts that the reader has: a page of ours asks nobody else for anything.
     return re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
