@@ -47,6 +47,7 @@ _T = TypeVar("_T")
 # In-cluster tokens live for an hour and are renewed well before; asking the loader for every request costs more
 # than the request's own work.
 _TOKEN_SECONDS = 10.0
+_PIECE = 65_536  # bytes
 _SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of its own
 
 _encode = msgspec.json.Encoder().encode
@@ -129,11 +130,17 @@ class KubeClient:
         query: Query | None = None,
         content_type: str = JSON,
         timeout: float | None = 10.0,
+        most: int | None = None,
     ) -> bytes:
-        """One HTTP exchange. `body` is sent as it is when bytes, else encoded as JSON."""
+        """One HTTP exchange. `body` is sent as it is when bytes, else encoded as JSON. An answer of more than `most`
+        bytes is none, and is not read to its end.
+        """
         if body is not None and not isinstance(body, bytes):
             body = _encode(body)
-        return self._ask(method, path, body=body, query=query, content_type=content_type, timeout=timeout).data
+        response = self._ask(
+            method, path, body=body, query=query, content_type=content_type, timeout=timeout, stream=most is not None
+        )
+        return response.data if most is None else _at_most(response, most, f"{method} {path}")
 
     def get(self, path: str, query: Query | None = None, *, timeout: float | None = 10.0) -> dict[str, Any]:
         return _object(self.request("GET", path, query=query, timeout=timeout))
@@ -370,6 +377,19 @@ def _list_meta(page: bytes) -> wire.ListMeta:
         with contextlib.suppress(msgspec.DecodeError):
             return _decode_begin(begin + b'"items":[]}').metadata
     return _decode_list_head(page).metadata
+
+
+def _at_most(response: urllib3.BaseHTTPResponse, most: int, what: str) -> bytes:
+    found = bytearray()
+    try:
+        for piece in response.stream(_PIECE):
+            found += piece
+            if len(found) > most:
+                response.close()
+                raise errors.Unreachable(f"{what}: the answer has more than {most} bytes")
+    except (HTTPError, OSError) as error:
+        raise errors.Unreachable(f"{what}: {error}") from error
+    return bytes(found)
 
 
 def _object(body: bytes) -> dict[str, Any]:

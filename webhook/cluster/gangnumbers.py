@@ -23,6 +23,7 @@ _TRUSTED = 10.0  # seconds
 _MOST = 10_000  # gangs that are remembered
 _MOST_LOOKS = 50  # a second
 _FEW = 50  # members that are looked at, where the API server's cache counts them
+_MOST_BYTES = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
 
 _log = structlog.get_logger("webhook.gangnumbers")
 
@@ -71,7 +72,9 @@ class GangNumbers:
             "limit": str(_FEW),
         }
         try:
-            pods = _decode(self._client.request("GET", paths.pods(namespace), query=query, timeout=1.0)).items or ()
+            path = paths.pods(namespace)
+            found = self._client.request("GET", path, query=query, timeout=1.0, most=_MOST_BYTES)
+            pods = _decode(found).items or ()
         except (errors.KubeError, msgspec.DecodeError) as error:
             _log.warning("a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error))
             return {}

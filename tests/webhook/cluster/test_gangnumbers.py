@@ -85,3 +85,10 @@ def test_any_number_of_gangs_costs_fifty_looks_a_second(api: ApiServer, clock: F
     assert seen.other("default", "slurp", 3) is None
     clock.advance(1)
     assert seen.other("default", "slurp", 3) == ("a", 4)
+
+
+def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, seen: GangNumbers) -> None:
+    """The API server's cache counts no members, so a tenant's fat pods come all at once."""
+    for i in range(30):
+        api.put(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
+    assert seen.other("default", "slurp", 3) is None
