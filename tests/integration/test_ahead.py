@@ -21,14 +21,14 @@ PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 @pytest.fixture(scope="module")
 def nominating(cluster: Cluster) -> Iterator[Cluster]:
-    high = {"metadata": {"name": "high"}, "value": 1000}
+    first = {"metadata": {"name": "first"}, "value": 1000}
     meek = {"metadata": {"name": "meek"}, "value": 0, "preemptionPolicy": "Never"}
     calm = {"metadata": {"name": "calm"}, "value": 5000, "preemptionPolicy": "Never"}
     with flags(cluster, "extender", "--nominate-ahead=always"):
-        for priority in (high, meek, calm):
+        for priority in (first, meek, calm):
             cluster.api.create(PRIORITIES, priority)
         yield cluster
-        for name in ("high", "meek", "calm"):
+        for name in ("first", "meek", "calm"):
             cluster.api.delete(f"{PRIORITIES}/{name}")
 
 
@@ -127,7 +127,7 @@ def test_what_the_scheduler_refuses_there_goes_the_ordinary_way(cluster, space):
 def test_a_pod_of_higher_priority_gets_what_others_hold_ahead_and_nobody_is_evicted(cluster, space):
     with without_scheduler(cluster):
         low = nominate(space, *[workload(f"low{i}", gpu_mem=P100) for i in range(CARDS * NODES)])
-        space.create(workload("high", gpu_mem=P100, spec={"priorityClassName": "high"}))
+        space.create(workload("high", gpu_mem=P100, spec={"priorityClassName": "first"}))
     space.placed("high")
 
     def settled() -> bool:

@@ -47,9 +47,7 @@ def test_a_pod_takes_the_smallest_card_that_fits(space):
 def test_three_replicas_land_on_one_card(space):
     space.nodes(2)
     space.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(deployment("binpack-1", 3, gpu_mem=1024)))
-    space.wait(
-        lambda: [where(pod)[0] for pod in space.pods()].count("") == 0 and len(space.pods()) == 3, "all are placed"
-    )
+    space.wait(lambda: sum(where(pod)[0] != "" for pod in space.pods()) == 3, "all are placed")
     assert len({where(pod) for pod in space.pods()}) == 1
 
 

@@ -15,7 +15,7 @@ from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
 from tests.integration.sharing import Space, assigned, deployment, inspect, workload
 
-pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.in_order, pytest.mark.timeout(180)]
 
 BIN = Path(__file__).parents[2] / ".venv" / "bin"
 

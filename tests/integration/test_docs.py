@@ -17,7 +17,7 @@ from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.integration.sharing import Space, workload
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]

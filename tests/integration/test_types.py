@@ -26,7 +26,7 @@ from tests.integration.sharing import (
     workload,
 )
 
-pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.in_order, pytest.mark.timeout(240)]
 
 K80, P100 = 11441, 16276  # MiB
 SMALL_K80 = 5632
