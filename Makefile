@@ -7,6 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 
 PYTHON ?= python3
+PYTHONS ?= 3.12 3.13 3.14
 UV_VERSION := 0.13.8
 HATCHLING_VERSION := 1.33.0
 # Where helm is: that of PATH, else the pinned one, built into the user cache.
@@ -66,6 +67,24 @@ pictures: env ## draw the pictures of the documents from their texts, and record
 .PHONY: unit
 unit: env ## unit and property tests, without a cluster
 	$(BIN)/pytest -q --numprocesses 3 --ignore tests/integration -m "not cluster" $(ARGS)
+
+.PHONY: test-pythons
+test-pythons: | $(filter .uv/bin/uv,$(UV)) ## unit tests on other Pythons that this machine has (PYTHONS="3.12 3.13")
+	for version in $(PYTHONS); do \
+		$(UV) venv --quiet --allow-existing --python $$version .venv-$$version; \
+		$(UV) pip sync --quiet --python .venv-$$version/bin/python requirements/dev.lock; \
+		$(UV) pip install --quiet --python .venv-$$version/bin/python --no-deps --editable .; \
+		.venv-$$version/bin/pytest -q --numprocesses 3 --ignore tests/integration -m "not cluster" $(ARGS); \
+	done
+
+.PHONY: test-lowest
+test-lowest: | $(filter .uv/bin/uv,$(UV)) ## unit tests with the lowest versions of its dependencies that pyproject.toml states
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-lowest
+	$(UV) pip compile --quiet --resolution lowest-direct --python .venv-lowest/bin/python --extra server --extra simulate \
+		pyproject.toml -o .venv-lowest/lowest.txt
+	$(UV) pip install --quiet --python .venv-lowest/bin/python -r .venv-lowest/lowest.txt --group test
+	$(UV) pip install --quiet --python .venv-lowest/bin/python --no-deps --editable .
+	.venv-lowest/bin/pytest -q --numprocesses 3 --ignore tests/integration -m "not cluster" $(ARGS)
 
 .PHONY: binaries
 binaries: env ## build Kubernetes, containerd and Helm for the tests into the user cache (once)
@@ -158,4 +177,4 @@ proto: env ## regenerate the gRPC code of deviceplugin/api
 
 .PHONY: clean
 clean: ## remove the environment and caches of this folder
-	rm -rf .venv .venv-frameworks .release .uv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants
+	rm -rf .venv .venv-* .release .uv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants
