@@ -97,7 +97,7 @@ integration: binaries ## tests on the real Kubernetes of tests/cluster
 # What asks something of kube-scheduler, kubelet or admission that another minor could answer in another way.
 VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
 VERSIONED := $(patsubst %,tests/integration/test_%.py,cluster admission gang_admission agent_admission types articles \
-	articles_inside simulated ahead gangs preemption mps_places extender deviceplugin pairs other_devices mps kube_client \
+	articles_inside simulated ahead gangs preemption mps_places extender deviceplugin pairs podfeatures other_devices mps kube_client \
 	tenant rights gpushare)
 
 .PHONY: test-versions
