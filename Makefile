@@ -97,8 +97,8 @@ integration: binaries ## tests on the real Kubernetes of tests/cluster
 # What asks something of kube-scheduler, kubelet or admission that another minor could answer in another way.
 VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
 VERSIONED := $(patsubst %,tests/integration/test_%.py,cluster admission gang_admission agent_admission types articles \
-	articles_inside simulated ahead gangs preemption mps_places extender deviceplugin pairs podfeatures other_devices mps kube_client \
-	tenant rights gpushare)
+	articles_inside simulated ahead gangs podgroups preemption mps_places extender deviceplugin pairs podfeatures \
+	other_devices mps kube_client tenant rights gpushare)
 
 .PHONY: test-versions
 test-versions: env ## cluster tests of scheduler, kubelet and admission on each Kubernetes (VERSIONS="1.34 1.37": on these)

@@ -56,7 +56,8 @@ class ClusterSpec:
 
     `rdma_devices`: so many has each real node. `nvidia_runtime`: each has NVIDIA's container toolkit (`toolkit`).
     `mps`: each has an MPS manager, with the control double. `agent`: each has our image, and the webhook puts the
-    share agent into pods. `chart`: the parts are no processes but pods on the real nodes, installed by Helm with
+    share agent into pods. `gates`: feature gates of Kubernetes that are on; `apis`: groups and versions that are served
+    beside those by default. `chart`: the parts are no processes but pods on the real nodes, installed by Helm with
     `values`; one such cluster at a time. `former`: another tree of ours (tests/cluster/former.py), whose chart and
     code are installed first, to be upgraded.
     """
@@ -69,6 +70,8 @@ class ClusterSpec:
     nvidia_runtime: bool = False
     mps: bool = False
     agent: bool = False
+    gates: Sequence[str] = ()
+    apis: Sequence[str] = ()
     parts: bool = True
     part_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
     chart: bool = False
@@ -250,6 +253,7 @@ class Cluster:
             noted["part_args"]["webhook"] = [image, *noted["part_args"].get("webhook", ())]
         (self.state_dir / "spec.json").write_text(json.dumps(noted))
         clock = _Clock(self._say)
+        gates = _switched_on("--feature-gates", spec.gates)
         if real:
             self.network.create(len(real))
         if spec.chart:
@@ -258,9 +262,9 @@ class Cluster:
         self.control_plane.write_credentials(real)
         with ThreadPoolExecutor(1) as pool:
             runtimes = pool.submit(self._start_runtimes, real, inventory, spec)
-            self.control_plane.start_api()
+            self.control_plane.start_api([*gates, *_switched_on("--runtime-config", spec.apis)])
             clock.say("etcd and kube-apiserver are ready")
-            self.control_plane.start_controllers()
+            self.control_plane.start_controllers(gates)
             if not spec.chart:
                 self.parts.apply_crds(self.api)
             runtimes.result()
@@ -286,7 +290,7 @@ class Cluster:
         if spec.parts and not spec.chart:
             self.parts.wait_certified()
             stanzas = self.parts.stanzas()
-        self.control_plane.start_scheduler(stanzas)
+        self.control_plane.start_scheduler(stanzas, gates)
         clock.say("kube-scheduler is ready")
         self._wait_ready(real, spec)
         clock.say("the cluster is ready")
@@ -405,6 +409,10 @@ class _Clock:
 
 def _python() -> Path:
     return parts.ROOT / ".venv" / "bin" / "python"
+
+
+def _switched_on(flag: str, what: Sequence[str]) -> list[str]:
+    return [f"{flag}={','.join(f'{one}=true' for one in what)}"] if what else []
 
 
 def _check(spec: ClusterSpec) -> None:
