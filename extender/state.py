@@ -309,8 +309,8 @@ class State:
                 self._reservations.give_up(uid)
                 self._gangs.unclaimed(uid)
             else:
-                party = request.party if request is not None else COMMON
-                self._reservations.begin(pod, node, chosen, party=party, term=term)
+                mps_client = request.mps_client if request is not None else COMMON
+                self._reservations.begin(pod, node, chosen, mps_client=mps_client, term=term)
             self._held.settle(uid, before)
             return chosen if isinstance(chosen, Refusal) else Begun(assignment=chosen, unsure=unsure)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cardwise.core.api import mps, mpsprofile
 from cardwise.core.api.mps import Scope, State
-from cardwise.core.api.mpsprofile import CardMps, Party
+from cardwise.core.api.mpsprofile import CardMps, MpsClient
 from cardwise.kube.wire import MpsStatus, RunAs
 
 _TAKING = (State.READY, State.OFF)
@@ -46,18 +46,18 @@ def _shared(ready: bool, several: bool, multi_user: bool, max_clients: int) -> C
     return CardMps(ready, several, multi_user, max_clients)
 
 
-def of_pod(annotations: Mapping[str, str], spec: PodSpec, keys: Collection[str]) -> Party:
+def of_pod(annotations: Mapping[str, str], spec: PodSpec, keys: Collection[str]) -> MpsClient:
     """`keys`: the containers that hold cards. Where they are not known by key (gpushare's), any of them may."""
     if spec.host_users is False:
-        return mpsprofile.party(mps.mode(annotations), mpsprofile.OWN_USERS)
+        return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.OWN_USERS)
     every = (*(spec.init_containers or ()), *(spec.containers or ()))
     if spec.security_context is None and all(one.security_context is None for one in every):
         # Most pods: then nobody is looked for by key, which takes a sixth of reading a pod.
-        return mpsprofile.party(mps.mode(annotations), mpsprofile.IMAGE)
+        return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.IMAGE)
     by_key = {f"init-{i}": one for i, one in enumerate(spec.init_containers or ())}
     by_key |= {str(i): one for i, one in enumerate(spec.containers or ())}
     holders = [by_key[key] for key in keys if key in by_key] or [*by_key.values()]
-    return mpsprofile.party(mps.mode(annotations), mpsprofile.user(_user(spec), map(_user, holders)))
+    return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.user(_user(spec), map(_user, holders)))
 
 
 def _user(running: _Running) -> int | None:

@@ -347,8 +347,10 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
-                party = mpsread.of_pod(meta.annotations, pod.spec, assigned.containers)
-                holding = Holding(meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned, party=party)
+                mps_client = mpsread.of_pod(meta.annotations, pod.spec, assigned.containers)
+                holding = Holding(
+                    meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned, mps_client=mps_client
+                )
                 survey.ledger.hold(holding)
             return
         asked = request.parse(msgspec.to_builtins(pod))
@@ -412,7 +414,7 @@ def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:
         else:
             assigned = assignment.Assignment(_rest(spec, allocated, known.get(spec.uuid, [])))
         if assigned.containers or assigned.devices:
-            others = Holding(f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, party=SILENT)
+            others = Holding(f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, mps_client=SILENT)
             survey.ledger.hold(others)
 
 

@@ -111,7 +111,7 @@ class Cache:
         if state is None or not is_good(holding.assignment, state.devices, state.taken):
             return False
         asked = {container.key: container.device_class for container in request.containers}
-        party = request.party
+        mps_client = request.mps_client
         for key, shares in holding.assignment.containers.items():
             for share in shares:
                 p = state.position(share)
@@ -119,7 +119,7 @@ class Cache:
                     return False
                 if asked.get(key) and asked[key] not in state.cards[p].classes:
                     return False
-                if not state.mps.admits(p, minded(request.mps, several=len(shares) > 1), party.user):
+                if not state.mps.admits(p, minded(request.mps, several=len(shares) > 1), mps_client.user):
                     return False
         if not self.limits.limits(holding.namespace):
             return True

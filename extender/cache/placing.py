@@ -79,7 +79,7 @@ class Placing:
 
     def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
         """The pod is to have this. The ledger follows later."""
-        self._held.reservations.plan(ask.pod, placed.node, placed.assignment, phase, party=ask.request.party)
+        self._held.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
 
     def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
         """The pod is to have this before kube-scheduler comes to it."""
@@ -88,7 +88,7 @@ class Placing:
             placed.node,
             placed.assignment,
             Phase.NOMINATED,
-            party=pod.request.party,
+            mps_client=pod.request.mps_client,
             load=pod.load,
             prospect=pod,
         )

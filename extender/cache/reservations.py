@@ -32,7 +32,7 @@ from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mpsprofile import COMMON, Party
+from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from extender.cache.inventory import Inventory, Report
@@ -229,7 +229,7 @@ class Reservations:
         assignment: Assignment | None,
         phase: Phase,
         *,
-        party: Party = COMMON,
+        mps_client: MpsClient = COMMON,
         load: Load | None = None,
         prospect: Prospect | None = None,
     ) -> None:
@@ -237,7 +237,7 @@ class Reservations:
         before = self._of.get(pod.uid)
         if load is None and before is not None and before.node == node:
             load = before.load
-        held = _holding(pod, node, assignment, party)
+        held = _holding(pod, node, assignment, mps_client)
         self._put(Reservation(pod, node, phase, self._clock.now(), held, load, prospect=prospect))
 
     def meet(self, uid: str) -> None:
@@ -245,12 +245,12 @@ class Reservations:
         self._move(self._of[uid], Phase.RESERVED)
 
     def begin(
-        self, pod: PodRef, node: str, assignment: Assignment | None, *, party: Party = COMMON, term: int = 0
+        self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient = COMMON, term: int = 0
     ) -> None:
         """A thread posts this from now on, in the term."""
         before = self._of.get(pod.uid)
         load = before.load if before is not None and before.node == node else None
-        held = _holding(pod, node, assignment, party)
+        held = _holding(pod, node, assignment, mps_client)
         self._put(Reservation(pod, node, Phase.BINDING, self._clock.now(), held, load, term=term))
 
     def give_up(self, uid: str) -> bool:
@@ -290,7 +290,7 @@ class Reservations:
                 self._drop(before)
             return
         ref = PodRef(pod.uid, pod.namespace, pod.name)
-        held = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, party=pod.party)
+        held = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, mps_client=pod.mps_client)
         if before is None or before.phase is not Phase.BOUND or before.holding != held:
             self._put(Reservation(ref, pod.node, Phase.BOUND, self._clock.now(), held))
 
@@ -444,5 +444,9 @@ def _check(pod: PodRef, before: Phase | None, now: Phase | None) -> None:
         raise IllegalTransition(f"{pod.pod}: a reservation that is {before} cannot be {now}")
 
 
-def _holding(pod: PodRef, node: str, assignment: Assignment | None, party: Party) -> Holding | None:
-    return Holding(pod.uid, pod.namespace, pod.name, node, assignment, party=party) if assignment is not None else None
+def _holding(pod: PodRef, node: str, assignment: Assignment | None, mps_client: MpsClient) -> Holding | None:
+    return (
+        Holding(pod.uid, pod.namespace, pod.name, node, assignment, mps_client=mps_client)
+        if assignment is not None
+        else None
+    )

@@ -155,7 +155,7 @@ class Places:
                 found.nodes[member.uid],
                 holding.assignment if holding is not None else None,
                 Phase.WAITING,
-                party=holding.party if holding is not None else COMMON,
+                mps_client=holding.mps_client if holding is not None else COMMON,
                 load=member.load,
             )
             books.settle(member.uid, None)

@@ -268,8 +268,8 @@ class Preemption:
                     continue
                 self._nominations.settle(claimant.uid, node, assignment)
             # Of no namespace: no quota counts it before it is bound.
-            party = claimant.request.party
-            holding = Holding(f"{claimant.uid}@{node}", "", claimant.name, node, assignment, NOMINATED, party)
+            mps_client = claimant.request.mps_client
+            holding = Holding(f"{claimant.uid}@{node}", "", claimant.name, node, assignment, NOMINATED, mps_client)
             found.append(_Kept(holding, claimant.load))
         return found
 
@@ -326,9 +326,9 @@ class Preemption:
             return None
         state, own = known.copy(), self._books.ledger.holding(uid)
         if own is not None and own.node == node:
-            state.add(own.assignment, own.party, -1)
+            state.add(own.assignment, own.mps_client, -1)
         for one in kept:
-            state.add(one.holding.assignment, one.holding.party, 1)
+            state.add(one.holding.assignment, one.holding.mps_client, 1)
         return state
 
     def _residents(self, node: str, but: str, gone: Collection[str]) -> list[Resident]:

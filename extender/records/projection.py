@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mpsprofile import COMMON, Party
+from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
@@ -39,7 +39,7 @@ class PodRecord(Struct, frozen=True, gc=False):
     `nominated`: the node that kube-scheduler makes room on for it while it waits, and `claimant` what it would have
     there; `named`: the node that its status names and nobody makes room on, ours perhaps. `turned_away`:
     its priority, where it waits since no extender answered for it. `refused`: kube-scheduler has tried it in vain;
-    `prospect`: what it asks, while it was not and may be decided about ahead. `party`: what
+    `prospect`: what it asks, while it was not and may be decided about ahead. `mps_client`: what
     it is to those who share MPS with it.
 
     `bindable`: an extender may have been asked to bind it. It waits without a gate, and asks for what we bind or is in
@@ -67,7 +67,7 @@ class PodRecord(Struct, frozen=True, gc=False):
     turned_away: int | None = None
     refused: bool = False
     prospect: Prospect | None = None
-    party: Party = COMMON
+    mps_client: MpsClient = COMMON
     bindable: bool = False
 
 
@@ -205,7 +205,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         placed=None if finished else Placed(node, loads.of_pod(read.spec), _occupant(meta, read.spec)),
         gang=gang,
         member=member,
-        party=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
+        mps_client=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
     )
 
 

@@ -65,12 +65,12 @@ def cards_of(node, said):
 
 
 def neighbours(ledger, node, i):
-    """The parties of those whose processes would go through the daemon of this card."""
+    """The MPS clients whose processes would go through the daemon of this card."""
     daemon = {i}
     if node.cards[i].mps.several:
         daemon = {at for at, card in enumerate(node.cards) if card.mps is not None and card.mps.several}
     return [
-        held.party
+        held.mps_client
         for held in ledger.holdings(node.name)
         if any(node.position(share) in daemon for share in held.assignment.shares())
     ]
@@ -87,10 +87,10 @@ def closed(ledger, node, i, wanted):
         return "not ready"
     beside = neighbours(ledger, node, i)
     if wanted.mps is Mode.OFF:
-        return "mixed" if any(party.wants for party in beside) else ""
-    if any(party.off for party in beside):
+        return "mixed" if any(mps_client.wants for mps_client in beside) else ""
+    if any(mps_client.off for mps_client in beside):
         return "mixed"
-    users = {party.user for party in beside if party.wants} | {wanted.user}
+    users = {mps_client.user for mps_client in beside if mps_client.wants} | {wanted.user}
     return "" if said.multi_user or (len(users) == 1 and MIXED not in users) else "user"
 
 
@@ -138,7 +138,9 @@ def follow(ledger, step, uids, policy):
         node = ledger.node(placed.node)
         assert {node.position(share) for share in placed.assignment.shares()} <= set(open_[placed.node])
         event(f"{given_.mps} placed beside {len(neighbours(ledger, node, 0)) if node.cards[0].mps else 'any'}")
-        ledger.hold(Holding(f"u{next(uids)}", "default", "p", placed.node, placed.assignment, party=given_.party))
+        ledger.hold(
+            Holding(f"u{next(uids)}", "default", "p", placed.node, placed.assignment, mps_client=given_.mps_client)
+        )
 
 
 WHY = {

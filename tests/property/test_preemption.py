@@ -126,7 +126,7 @@ def worlds(draw: st.DrawFn) -> World:
             placed = placement.place_on(ledger.node(NODE), asked, policy)
             if not isinstance(placed, Placement):
                 continue
-            holding = Holding(uid, "default", uid, NODE, placed.assignment, party=asked.party)
+            holding = Holding(uid, "default", uid, NODE, placed.assignment, mps_client=asked.mps_client)
             ledger.hold(holding)
         cpu, pods = cpu - load.cpu, pods - 1
         residents.append(

@@ -9,7 +9,7 @@ from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
-from cardwise.core.api.mpsprofile import CardMps, party
+from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.api.quotas import Entry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
@@ -39,7 +39,9 @@ described = st.builds(
 residents = st.lists(
     st.tuples(
         st.integers(0, 2), st.sampled_from([10, 40, 60]), st.sampled_from([0, 50]),
-        st.sampled_from([party(Mode.OFF, USER), party(Mode.PREFERRED, USER), party(Mode.PREFERRED, USER + 1)]),
+        st.sampled_from(
+            [mps_client(Mode.OFF, USER), mps_client(Mode.PREFERRED, USER), mps_client(Mode.PREFERRED, USER + 1)]
+        ),
         st.sampled_from([OURS, "others"]),
     ),
     max_size=2,
@@ -80,7 +82,7 @@ def scenes(draw):
     for uid, (i, mem, core, who, namespace) in enumerate(draw(residents)):
         if i < len(many) and node.free[i] >= mem:
             share = CardShare(i, f"GPU-{i}", mem, core, many[i]["mem"])
-            ledger.hold(Holding(str(uid), namespace, "p", "n1", Assignment({"0": (share,)}), party=who))
+            ledger.hold(Holding(str(uid), namespace, "p", "n1", Assignment({"0": (share,)}), mps_client=who))
     return ledger, quotas_left(ledger, draw(st.just([]) | limits))
 
 
@@ -102,7 +104,7 @@ def holds(node, request, chosen, rooms):
     for group, cards in chosen:
         minds = minded(request.mps, several=group[0].cards > 1)
         for i, c in product(cards, group):
-            if not node.cards[i].takes or not node.mps.admits(i, minds, request.party.user):
+            if not node.cards[i].takes or not node.mps.admits(i, minds, request.mps_client.user):
                 return False
             if c.device_class and c.device_class not in node.cards[i].classes:
                 return False

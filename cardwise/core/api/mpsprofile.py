@@ -28,25 +28,26 @@ class CardMps:
     max_clients: int = 0
 
 
-class Party(NamedTuple):
-    """What matters of a pod to those who share a daemon with it. `user`: as above."""
+class MpsClient(NamedTuple):
+    """A pod as a client of MPS: what matters of it to those who share a daemon with it. `user`: as above."""
 
     off: bool
     wants: bool
     user: int
 
 
-UNKNOWN: Final = Party(off=True, wants=True, user=MIXED)  # of a pod of which only its node still tells: nobody joins it
-SILENT: Final = Party(off=False, wants=False, user=NOBODY)  # of what is counted and in nobody's way
+# Of a pod of which only its node still tells: nobody joins it.
+UNKNOWN: Final = MpsClient(off=True, wants=True, user=MIXED)
+SILENT: Final = MpsClient(off=False, wants=False, user=NOBODY)  # of what is counted and in nobody's way
 
 
 @lru_cache(maxsize=65_536)
-def party(mode: Mode, user: int) -> Party:
+def mps_client(mode: Mode, user: int) -> MpsClient:
     """One object for all pods that are alike: tens of thousands are kept."""
-    return Party(off=not mode.wanted, wants=mode.wanted, user=user if mode.wanted else NOBODY)
+    return MpsClient(off=not mode.wanted, wants=mode.wanted, user=user if mode.wanted else NOBODY)
 
 
-COMMON: Final = party(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
+COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
 
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:

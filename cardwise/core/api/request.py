@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cardwise.core.api import mps, mpsprofile, names, policies
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.mps import Mode
-from cardwise.core.api.mpsprofile import Party
+from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
@@ -79,9 +79,9 @@ class PodRequest:
     user: int = mpsprofile.IMAGE
 
     @property
-    def party(self) -> Party:
+    def mps_client(self) -> MpsClient:
         """What it is to those who share MPS with it."""
-        return mpsprofile.party(self.mps, self.user)
+        return mpsprofile.mps_client(self.mps, self.user)
 
     @property
     def mem(self) -> MiB:

@@ -94,8 +94,8 @@ class World:
             found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.rooms)
             if found is None:
                 break
-            party = goal.request.party
-            self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, party=party))
+            mps_client = goal.request.mps_client
+            self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, mps_client=mps_client))
             self._placer.take(found.node, goal.load)
             placed.append(found)
         yield placed
@@ -122,8 +122,8 @@ class World:
             self._placer.take(before.node, pod.load)
             self._open(before.node, closed)
             return None
-        party = pod.request.party
-        after = Holding(pod.uid, before.namespace, before.name, found.node, found.assignment, party=party)
+        mps_client = pod.request.mps_client
+        after = Holding(pod.uid, before.namespace, before.name, found.node, found.assignment, mps_client=mps_client)
         self.ledger.hold(after)
         self._placer.take(after.node, pod.load)
 

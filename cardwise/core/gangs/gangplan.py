@@ -367,8 +367,8 @@ class _Attempt:
         self._touched.append(node)
         if assignment is not None:
             terms = self._ground.terms
-            party = member.request.party if member.request is not None else COMMON
-            holding = Holding(member.uid, terms.namespace, member.name, node, assignment, terms.mark, party)
+            mps_client = member.request.mps_client if member.request is not None else COMMON
+            holding = Holding(member.uid, terms.namespace, member.name, node, assignment, terms.mark, mps_client)
             self.holdings[member.uid] = holding
             self._undo.append(self._ground.ledger.hold(holding))
 

@@ -68,7 +68,7 @@ def claims(request: PodRequest) -> list[Claim]:
     """
     found = []
     one, several = (minded(request.mps, several=many) for many in (False, True))
-    user = request.party.user
+    user = request.mps_client.user
     together: dict[str, list[ContainerRequest]] = {}
     for c in request.containers:
         if c.whole or c.cards > 1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, Card
-from cardwise.core.api.mpsprofile import COMMON, Party
+from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.quotas import NOTHING, Charge
 from cardwise.core.placement.cardindex import CardIndex, Entry
 from cardwise.core.placement.devices import Device, in_order
@@ -30,8 +30,8 @@ Gone = Mapping[tuple[str, str | int], Kind]  # by node and `card_of`: what cards
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod); `party` is what it
-    is to those who share MPS with it. `charged`: quotas count it.
+    """What one pod holds. `mark` says why when no bound pod stands behind it (a plan, a dying pod); `mps_client`: what
+    it is to those who share MPS with it. `charged`: quotas count it.
     """
 
     uid: str
@@ -40,13 +40,13 @@ class Holding:
     node: str
     assignment: Assignment
     mark: str = ""
-    party: Party = COMMON
+    mps_client: MpsClient = COMMON
     charged: bool = True
 
     def counts_like(self, other: "Holding") -> bool:
         """Whether nothing is to be counted anew with this in the place of the other."""
-        mine = self.node, self.namespace, self.party, self.assignment, self.charged
-        return mine == (other.node, other.namespace, other.party, other.assignment, other.charged)
+        mine = self.node, self.namespace, self.mps_client, self.assignment, self.charged
+        return mine == (other.node, other.namespace, other.mps_client, other.assignment, other.charged)
 
 
 class Ledger:
@@ -255,7 +255,7 @@ class Ledger:
     def _count(self, state: NodeState, holding: Holding, sign: int) -> None:
         usage = self._usage.setdefault(holding.namespace, {})
         for share in holding.assignment.shares():
-            kind = state.count(share, sign, holding.party)
+            kind = state.count(share, sign, holding.mps_client)
             if not holding.charged:
                 continue
             charge = quotas.charge(share)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from cardwise.core.api.mps import Mode
-from cardwise.core.api.mpsprofile import MIXED, NOBODY, CardMps, Party
+from cardwise.core.api.mpsprofile import MIXED, NOBODY, CardMps, MpsClient
 from cardwise.core.values.refusals import Refusal
 
 # Taints: to whom a card is closed.
@@ -55,7 +55,7 @@ class CardTaints:
         shared = next((i for i, one in enumerate(said) if one is not None and one.several), 0)
         # By its first card. Who is on a node without a manager is nobody's business.
         self.daemons = [shared if one is not None and one.several else i for i, one in enumerate(said)]
-        self.on: dict[int, dict[Party, int]] = {}  # by daemon, how many shares
+        self.on: dict[int, dict[MpsClient, int]] = {}  # by daemon, how many shares
         self.taints = [REQUIRED] * len(said)
         self.users = [ANY] * len(said)
         self.tainted = REQUIRED if said else 0
@@ -69,22 +69,22 @@ class CardTaints:
             return self  # it counts nothing
         twin = CardTaints.__new__(CardTaints)
         twin.said, twin.daemons, twin.managed = self.said, self.daemons, True
-        twin.on = {daemon: dict(parties) for daemon, parties in self.on.items()}
+        twin.on = {daemon: dict(mps_clients) for daemon, mps_clients in self.on.items()}
         twin.taints, twin.users = self.taints.copy(), self.users.copy()
         twin.tainted, twin.single = self.tainted, self.single
         return twin
 
-    def count(self, i: int, who: Party, sign: int) -> None:
+    def count(self, i: int, who: MpsClient, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) a share of the card."""
         if not self.managed or self.said[i] is None:
             return
         daemon = self.daemons[i]
-        parties = self.on.setdefault(daemon, {})
-        shares = parties.get(who, 0) + sign
+        mps_clients = self.on.setdefault(daemon, {})
+        shares = mps_clients.get(who, 0) + sign
         if shares:
-            parties[who] = shares
+            mps_clients[who] = shares
         else:
-            del parties[who]
+            del mps_clients[who]
         if not shares or shares == sign:  # somebody came who is like nobody there, or the last of them went
             self._judge([at for at, other in enumerate(self.daemons) if other == daemon])
 
@@ -108,7 +108,7 @@ class CardTaints:
         """Whether the card stays closed to such a request, whoever goes."""
         return bool(self.taints[i] & minds & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
 
-    def in_the_way(self, i: int, minds: int, who: int) -> Mapping[tuple[int, Party], int]:
+    def in_the_way(self, i: int, minds: int, who: int) -> Mapping[tuple[int, MpsClient], int]:
         """By daemon and who they are: the shares that must go before the card is open to such a request."""
         said = self.said[i]
         if said is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, Card, card_code
-from cardwise.core.api.mpsprofile import Party
+from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.kinds import UNKNOWN, Kind, Kinds
 from cardwise.core.placement.mpstaints import CardTaints
@@ -113,7 +113,7 @@ class NodeState:
         i = self.position(share)
         return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
 
-    def count(self, share: CardShare, sign: int, who: Party | None = None) -> int:
+    def count(self, share: CardShare, sign: int, who: MpsClient | None = None) -> int:
         """Add (sign 1) or take away (sign -1) a share, of `who`: None for what the request in hand has taken itself.
 
         Returns `kind`.
@@ -129,7 +129,7 @@ class NodeState:
         self._ascending = self._empties = None
         return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
 
-    def add(self, assignment: Assignment, who: Party, sign: int) -> None:
+    def add(self, assignment: Assignment, who: MpsClient, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) all that a pod holds here."""
         for share in assignment.shares():
             self.count(share, sign, who)

@@ -30,7 +30,7 @@ def amounts(node: NodeState, held: Holding) -> dict[object, int]:
             for what, amount in ((MEM, share.mem), (CORE, share.core), (CLIENTS, 1)):
                 found[what, i] = found.get((what, i), 0) + amount
             if node.mps.managed:
-                freed = MPS, node.mps.daemons[i], held.party
+                freed = MPS, node.mps.daemons[i], held.mps_client
                 found[freed] = found.get(freed, 0) + 1
     return found
 

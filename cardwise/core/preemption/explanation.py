@@ -222,7 +222,9 @@ def together(
             if isinstance(found, Refusal):
                 return None
             placed.append(f"member/{i}")
-            undo.append(ledger.hold(Holding(placed[-1], "", "", where, found.assignment, party=request.party)))
+            undo.append(
+                ledger.hold(Holding(placed[-1], "", "", where, found.assignment, mps_client=request.mps_client))
+            )
     finally:
         for back in reversed(undo):
             back()

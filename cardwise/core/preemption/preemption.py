@@ -123,7 +123,7 @@ class _Node:
         for resident in gone:
             left = left.plus(_sums(resident.load, resident.holding))
             if state is not None and resident.holding is not None:
-                state.add(resident.holding.assignment, resident.holding.party, -1)
+                state.add(resident.holding.assignment, resident.holding.mps_client, -1)
         return _Node(state, left)
 
 

@@ -8,7 +8,7 @@ from cardwise.core.api import mps, request
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
-from cardwise.core.api.mpsprofile import CardMps, party
+from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.placement import fitting, placement, searching
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import MAX_CLIENTS
@@ -132,7 +132,7 @@ def test_a_daemon_for_one_user_serves_no_other():
         made["spec"]["securityContext"] = {"runAsUser": user}
         return placement.place(ledger, ["n1"], request.parse(made), "binpack")
 
-    ledger.hold(Holding("u", "d", "u", "n1", of_user(1000).assignment, party=party(Mode.PREFERRED, 1000)))
+    ledger.hold(Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000)))
     assert of_user(1000).node == "n1"
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
 
