@@ -111,8 +111,5 @@ class Cluster:
         return len(uids)
 
     def _take(self, node: str, load: Load, sign: int) -> None:
-        left = self._left[node]
-        self._left[node] = Load(
-            left.cpu - sign * load.cpu, left.memory - sign * load.memory, left.pods - sign * load.pods
-        )
+        self._left[node] = self._left[node].plus(load, -sign)
         self.engine.touch(node)

@@ -77,7 +77,7 @@ class NodeLoads:
         has, taken = room.allocatable or _UNKNOWN, self._sums.get(node)
         if taken is None:
             return has
-        return Load(has.cpu - taken.cpu, has.memory - taken.memory, has.pods - taken.pods)
+        return has.plus(taken, -1)
 
     def of(self, key: str) -> Load:
         """What the pod takes."""
@@ -132,7 +132,7 @@ class NodeLoads:
         if sums is None:
             self._sums[node] = load
             return
-        now = Load(sums.cpu + sign * load.cpu, sums.memory + sign * load.memory, sums.pods + sign * load.pods)
+        now = sums.plus(load, sign)
         if now.pods:
             self._sums[node] = now
         else:

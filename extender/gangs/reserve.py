@@ -312,15 +312,11 @@ class _Freed:
         self._more: dict[str, Load] = {}
 
     def give_back(self, node: str, uid: str) -> None:
-        load = self._loads.of(uid)
-        more = self._more.get(node, Load(0, 0, 0))
-        self._more[node] = Load(more.cpu + load.cpu, more.memory + load.memory, more.pods + load.pods)
+        self._more[node] = self._more.get(node, Load(0, 0, 0)).plus(self._loads.of(uid))
 
     def left(self, node: str) -> Load | None:
         left, more = self._loads.left(node), self._more.get(node)
-        if left is None or more is None:
-            return left
-        return Load(left.cpu + more.cpu, left.memory + more.memory, left.pods + more.pods)
+        return left if left is None or more is None else left.plus(more)
 
     def names(self) -> Collection[str]:
         return self._loads.names()

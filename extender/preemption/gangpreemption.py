@@ -155,10 +155,10 @@ class GangPreemption:
                 one = placed.occupant
                 if one is not None and (one.going or one.uid in going):
                     going[one.uid] = node
-                    more[node] = _plus(more.get(node), placed.load, 1)
+                    more[node] = more.get(node, _NOTHING).plus(placed.load)
         for who, node, _ in self.nominations.before(own, claimant.request.priority):
             if self.loads.get(who.uid) is None:
-                more[node] = _plus(more.get(node), who.load, -1)
+                more[node] = more.get(node, _NOTHING).plus(who.load, -1)
         with self.kept(own, claimant.request.priority):
             back = [self.ledger.release(uid) for uid in going]
             try:
@@ -177,18 +177,13 @@ class _Later:
 
     def left(self, node: str) -> Load | None:
         left = self._loads.left(node)
-        return left if left is None else _plus(left, self._more.get(node, _NOTHING), 1)
+        return left if left is None else left.plus(self._more.get(node, _NOTHING))
 
     def names(self) -> Collection[str]:
         return self._loads.names()
 
 
 _NOTHING = Load(0, 0, 0)
-
-
-def _plus(one: Load | None, other: Load, sign: int) -> Load:
-    cpu, memory, pods = one or _NOTHING
-    return Load(cpu + sign * other.cpu, memory + sign * other.memory, pods + sign * other.pods)
 
 
 def _claimant(namespace: str, member: Member) -> Claimant:

@@ -8,6 +8,7 @@ only about nodes whose sums want victims. Pods for which there is room in the su
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
@@ -53,8 +54,8 @@ class Books(NamedTuple):
     refused: Callable[[str], None]
 
 
-class _Kept(NamedTuple):
-    """What is kept for a pod on a node, and what the pod takes there beside cards."""
+class _Nominated(NamedTuple):
+    """What is kept for a nominated pod on a node, and what the pod takes there beside cards."""
 
     holding: Holding
     load: Load
@@ -252,7 +253,7 @@ class Preemption:
     def _is_helped(self, uid: str) -> bool:
         return self._nominations.get(uid) is not None or self._books.ledger.holding(uid) is not None
 
-    def _kept(self, own: Collection[str], priority: int, on: str = "") -> list[_Kept]:
+    def _kept(self, own: Collection[str], priority: int, on: str = "") -> list[_Nominated]:
         """What is kept from pods of this priority, but for their own: everywhere, or on this node."""
         ledger = self._books.ledger
         found = []
@@ -270,7 +271,7 @@ class Preemption:
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(f"{claimant.uid}@{node}", "", claimant.name, node, assignment, NOMINATED, mps_client)
-            found.append(_Kept(holding, claimant.load))
+            found.append(_Nominated(holding, claimant.load))
         return found
 
     def _waits(self, claimant: Claimant, policy: str) -> bool:
@@ -306,7 +307,7 @@ class Preemption:
         residents = [*self._residents(node, claimant.uid, going), *(_resident(one.holding, going) for one in kept)]
         full = Full(
             node=self._as_it_would_be(node, claimant.uid, kept),
-            left=_less(left, [one.load for one in kept]),
+            left=reduce(lambda less, one: less.plus(one.load, -1), kept, left),
             residents=residents,
             allowed=self._budgets.allowed({budget for resident in residents for budget in resident.budgets}),
         )
@@ -319,7 +320,7 @@ class Preemption:
         )
         return preemption.best(full, newcomer, chosen)
 
-    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[_Kept]) -> NodeState | None:
+    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[_Nominated]) -> NodeState | None:
         """The node with what is kept there, and without what the pod holds itself: a copy."""
         known = self._books.ledger.node(node)
         if known is None:
@@ -383,12 +384,6 @@ def _resident(holding: Holding, gone: Collection[str]) -> Resident:
     """A plan, or what a vanished pod had: it is no pod that could be evicted."""
     going = holding.mark == _GHOST or holding.uid in gone
     return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)
-
-
-def _less(left: Load, loads: Iterable[Load]) -> Load:
-    for load in loads:
-        left = Load(left.cpu - load.cpu, left.memory - load.memory, left.pods - load.pods)
-    return left
 
 
 def _waiter(one: Occupant) -> PodRef:

@@ -95,8 +95,8 @@ class _Running(loads.Container, rename="camel"):
     security_context: wire.RunAs | None = None
 
 
-class _Group(Struct, rename="camel"):
-    pod_group_name: str = ""
+class _Group(Struct):
+    """It is enough that there is one."""
 
 
 class _Grouped(loads.PodSpec, rename="camel"):

@@ -43,9 +43,7 @@ class Deciding:
         """A pod with this load comes (1) or goes (-1)."""
         left = self._rooms.get(node)
         if left is not None:
-            self._rooms[node] = Load(
-                left.cpu - sign * load.cpu, left.memory - sign * load.memory, left.pods - sign * load.pods
-            )
+            self._rooms[node] = left.plus(load, -sign)
             self._engine.touch(node)
 
     def place(

@@ -108,7 +108,7 @@ def rooms(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName") or ""
         if node in left and not _over(pod):
-            left[node] = _without(left[node], load_of(pod))
+            left[node] = left[node].plus(load_of(pod), -1)
     return left
 
 
@@ -142,8 +142,4 @@ def _add(found: Snapshot, pod: Json, left: dict[str, Load], empty: dict[str, Loa
         found.waiting += not node
     for rooms in (left,) if asked is not None else (left, empty):
         if node in rooms:
-            rooms[node] = _without(rooms[node], load)
-
-
-def _without(room: Load, load: Load) -> Load:
-    return Load(room.cpu - load.cpu, room.memory - load.memory, room.pods - load.pods)
+            rooms[node] = rooms[node].plus(load, -1)

@@ -26,6 +26,10 @@ class Load(NamedTuple):
     memory: int = 0
     pods: int = 1
 
+    def plus(self, other: "Load", sign: int = 1) -> "Load":
+        """Both together; with sign -1 what is left of this without the other."""
+        return Load(self.cpu + sign * other.cpu, self.memory + sign * other.memory, self.pods + sign * other.pods)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRequest:

@@ -363,7 +363,7 @@ class _Attempt:
     def _put(self, member: Member, node: str, assignment: Assignment | None) -> None:
         self.nodes[member.uid] = node
         before = self._taken.get(node, _NO_LOAD)
-        self._taken[node] = _plus(before, member.load)
+        self._taken[node] = before.plus(member.load)
         self._touched.append(node)
         if assignment is not None:
             terms = self._ground.terms
@@ -371,10 +371,6 @@ class _Attempt:
             holding = Holding(member.uid, terms.namespace, member.name, node, assignment, terms.mark, mps_client)
             self.holdings[member.uid] = holding
             self._undo.append(self._ground.ledger.hold(holding))
-
-
-def _plus(one: Load, other: Load) -> Load:
-    return Load(one.cpu + other.cpu, one.memory + other.memory, one.pods + other.pods)
 
 
 def takes(left: Load | None, taken: Load, load: Load) -> bool:
