@@ -97,7 +97,7 @@ class Extender:
         listed: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = State(
-            headroom=MiB(settings.headroom),
+            kept_back=MiB(settings.headroom),
             max_clients=settings.max_clients,
             core=settings.core_overcommit,
             patience=Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds),

@@ -46,7 +46,7 @@ class State:
     def __init__(
         self,
         *,
-        headroom: MiB = MiB(0),
+        kept_back: MiB = MiB(0),
         max_clients: int | None = None,
         core: int = FULL_CORE,
         patience: Patience | None = None,
@@ -56,7 +56,7 @@ class State:
     ) -> None:
         self.patience = patience or Patience()
         self._lock = StateLock(clock)
-        self._ledger = Ledger(headroom=headroom, max_clients=max_clients, core=core)
+        self._ledger = Ledger(kept_back=kept_back, max_clients=max_clients, core=core)
         self._held = held = Cache(self._ledger, self.patience, clock)
         self._inventory, self._reservations, self._limits = held.inventory, held.reservations, held.limits
         self._loads = held.loads

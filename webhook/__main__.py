@@ -337,7 +337,7 @@ class _Process:
         self._shown = shown
         self._certificates = certificates
         self._bundle = bundle
-        self._view = ClusterView(client, headroom=headroom)
+        self._view = ClusterView(client, kept_back=headroom)
         self._health: HealthServer | None = None
 
     def app(self) -> WsgiApp:

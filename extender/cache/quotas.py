@@ -83,7 +83,7 @@ def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
         if kinds.allowed(container.device_class, (entry,)) == kinds.allowed(container.device_class):
             continue  # it gets no card that the entry counts
         if container.whole:
-            mib = max(0, kinds.smallest(container.device_class, entry) - ledger.headroom)
+            mib = max(0, kinds.smallest(container.device_class, entry) - ledger.kept_back)
             charges.append(Charge(container.cards, container.cards * mib, container.cards))
         else:
             charges.append(Charge(container.cards, container.mem, 0))

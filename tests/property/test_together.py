@@ -75,7 +75,7 @@ def asking(parts, mode):
 @st.composite
 def scenes(draw):
     """A ledger of one node, and what quotas leave to our namespace there."""
-    ledger = Ledger(max_clients=draw(mostly(None, 2)), headroom=draw(mostly(0, 5)))
+    ledger = Ledger(max_clients=draw(mostly(None, 2)), kept_back=draw(mostly(0, 5)))
     many = draw(st.lists(described, min_size=2, max_size=3))
     ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-{i}", **one) for i, one in enumerate(many)])
     node = ledger.node("n1")
@@ -112,7 +112,7 @@ def holds(node, request, chosen, rooms):
             whole[i] += c.whole
             mem[i] += c.mem_per_card
             core[i] += c.core_per_card
-            held = node.cards[i].mem - node.headroom if c.whole else c.mem_per_card
+            held = node.cards[i].mem - node.kept_back if c.whole else c.mem_per_card
             for entry, (shares, memory, count) in charges.items():
                 if entry.covers(node.cards[i].classes, node.cards[i].model):
                     charges[entry] = shares + 1, memory + held, count + c.whole
@@ -134,7 +134,7 @@ def fits(node, request, of_pod, rooms=()):
 
 
 def without_residents(node):
-    ledger = Ledger(max_clients=node.max_clients, headroom=node.headroom)
+    ledger = Ledger(max_clients=node.max_clients, kept_back=node.kept_back)
     ledger.set_cards(node.name, node.cards)
     return ledger.node(node.name)
 

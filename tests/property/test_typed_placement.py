@@ -75,7 +75,7 @@ def asked_by(most):
 @st.composite
 def scenes(draw):
     """A ledger with cards and holdings, and what quotas leave to our namespace."""
-    ledger = Ledger(max_clients=draw(st.sampled_from([2, 3])), headroom=draw(st.sampled_from([0, 0, 10])))
+    ledger = Ledger(max_clients=draw(st.sampled_from([2, 3])), kept_back=draw(st.sampled_from([0, 0, 10])))
     for node, cards in zip(NODES, draw(worlds), strict=False):
         ledger.set_cards(
             node,
@@ -118,7 +118,7 @@ def within(node, chosen, claim, rooms):
             card = node.cards[i]
             if room.entry.covers(card.classes, card.model):
                 shares += 1
-                memory += card.mem - node.headroom if claim.whole else claim.mem_per_card
+                memory += card.mem - node.kept_back if claim.whole else claim.mem_per_card
                 cards += claim.whole
         for asked, left in ((shares, room.shares), (memory, room.memory), (cards, room.cards)):
             if left is not None and asked and asked > left:

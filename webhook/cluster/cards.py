@@ -34,9 +34,9 @@ class CardFacts:
 class CardSums:
     """Methods may be called from any thread."""
 
-    def __init__(self, headroom: MiB = MiB(0)) -> None:
-        """`headroom`: what the extender keeps back on each card."""
-        self._headroom = headroom
+    def __init__(self, kept_back: MiB = MiB(0)) -> None:
+        """`kept_back`: what the extender keeps back on each card."""
+        self._kept_back = kept_back
         self._known: dict[str, tuple[DeviceClass | None, Cards]] = {}
 
     def forget(self) -> None:
@@ -49,12 +49,12 @@ class CardSums:
         found = known.get(key)
         if found is None or found[0] != device_class:
             # Into the table from before the look at the cards: if they change meanwhile, it is thrown away.
-            found = known[key] = (device_class, _sum(device_class, cards(), self._headroom))
+            found = known[key] = (device_class, _sum(device_class, cards(), self._kept_back))
         return found[1]
 
 
-def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], headroom: MiB) -> Cards:
+def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> Cards:
     of_it = [card for card in cards.values() if card.of(device_class)]
     per_node = Counter(card.node for card in of_it)
-    sizes = [MiB(max(0, card.memory - headroom)) for card in of_it] or [MiB(0)]
+    sizes = [MiB(max(0, card.memory - kept_back)) for card in of_it] or [MiB(0)]
     return Cards(max(sizes), max(per_node.values(), default=0), min(sizes))

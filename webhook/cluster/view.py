@@ -50,9 +50,9 @@ _decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
 class ClusterView:
     """Implements `decisions.View`. Methods may be called from any thread."""
 
-    def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, headroom: MiB = MiB(0)) -> None:
+    def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB = MiB(0)) -> None:
         self._client = client
-        self._sums = CardSums(headroom)
+        self._sums = CardSums(kept_back)
         self._numbers = GangNumbers(client, clock)
         self._new_classes = FreshList(client, paths.resourceclasses(), clock)
         self._standings: _ByNamespace[Standing] = _ByNamespace()

@@ -152,7 +152,7 @@ def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> It
     may = [claim for claim in fitting.claims(asked) if not claim.whole]
     classes = {claim.device_class for claim in may}
     sizes = [
-        card.mem - node.headroom
+        card.mem - node.kept_back
         for node in ledger.nodes()
         for card in node.cards
         if all(not name or name in card.classes for name in classes)

@@ -30,7 +30,7 @@ class CardShare:
     """A share of one card: MiB, percent of its SMs, and the card's total MiB. `uuid` is "" for gpushare's pods.
 
     `whole`: the card was asked for and given as a whole. Said, because what is held does not tell: what a whole card
-    is depends on the headroom of its day.
+    is depends on what was kept back that day.
     """
 
     index: int

@@ -143,7 +143,7 @@ def surely(request: PodRequest, kinds: Kinds, entry: quotas.Entry) -> Charge:
 def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
     """What this card for the claim charges: the sum of `quotas.charge` of the shares that it would be."""
     if claim.whole:
-        return Charge(1, node.cards[i].mem - node.headroom, 1)
+        return Charge(1, node.cards[i].mem - node.kept_back, 1)
     return Charge(len(claim.keys), claim.mem, 0)
 
 
@@ -290,7 +290,7 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
             return Refusal.NO_WHOLE_CARD  # which ones are empty is not looked for: thousands of nodes are asked
         empty = [i for i in here if node.empty(i)]
         return _why_closed(node, claim, empty) or Refusal.NO_WHOLE_CARD
-    big = [i for i in here if node.cards[i].mem - node.headroom >= claim.mem]
+    big = [i for i in here if node.cards[i].mem - node.kept_back >= claim.mem]
     if len(big) < claim.cards:
         return Refusal.CARD_TOO_SMALL
     roomy = [i for i in big if node.free[i] >= claim.mem]

@@ -52,17 +52,17 @@ class Holding:
 class Ledger:
     """All nodes and all holdings.
 
-    `headroom` is MiB kept back on each card for driver, contexts and MPS server; `max_clients` bounds the shares on
+    `kept_back` is MiB of each card for driver, contexts and MPS server; `max_clients` bounds the shares on
     one card, which MPS may do further; None: as MPS says, else `MAX_CLIENTS`. `core` is how many percent of a card's
     SMs are given in sum.
     """
 
-    def __init__(self, *, headroom: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
+    def __init__(self, *, kept_back: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
         self.kinds = Kinds()
         self._index = CardIndex()
         self._touched: set[str] = set()  # nodes that the index does not know as they are now
         self._watched: list[set[str]] = []  # see `watch`
-        self.headroom = headroom
+        self.kept_back = kept_back
         self.max_clients = max_clients
         self.core = core
         self.managed: set[str] = set()  # nodes with an MPS manager
@@ -72,7 +72,7 @@ class Ledger:
 
     def like(self) -> "Ledger":
         """Another of the same settings, without nodes."""
-        return Ledger(headroom=self.headroom, max_clients=self.max_clients, core=self.core)
+        return Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
 
     def node(self, name: str) -> NodeState | None:
         """A node that has cards or devices, or holdings on such as are yet unknown."""
@@ -210,7 +210,7 @@ class Ledger:
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)
         if state is None:
-            state = NodeState(name, self.kinds, headroom=self.headroom, max_clients=self.max_clients, core=self.core)
+            state = NodeState(name, self.kinds, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
             self._nodes[name] = state
         return state
 

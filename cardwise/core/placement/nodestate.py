@@ -31,8 +31,8 @@ class NodeState:
         "free",
         "free_core",
         "gone",
-        "headroom",
         "here",
+        "kept_back",
         "kinds",
         "largest",
         "max_clients",
@@ -47,18 +47,18 @@ class NodeState:
     )
 
     def __init__(
-        self, name: str, registry: Kinds, *, headroom: MiB, max_clients: int | None, core: int = FULL_CORE
+        self, name: str, registry: Kinds, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE
     ) -> None:
         self.name = name
         self.registry = registry
-        self.headroom = headroom
+        self.kept_back = kept_back
         self.core = core  # percent of the SMs that are given of each card
         self.max_clients = max_clients
         self.cards: list[Card] = []
         self.kinds: list[int] = []  # as `registry` knows them
         self.here: frozenset[int] = frozenset()  # the same, each once
         self.gone: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
-        self.largest = 0  # MiB of the biggest card, without the headroom
+        self.largest = 0  # MiB of the biggest card, without what is kept back
         self.takers = 0  # cards that take new shares, see `Card.takes`
         self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
         self.free_core: list[int] = []  # percent
@@ -146,7 +146,9 @@ class NodeState:
 
     def copy(self) -> "NodeState":
         """With counts of its own."""
-        twin = NodeState(self.name, self.registry, headroom=self.headroom, max_clients=self.max_clients, core=self.core)
+        twin = NodeState(
+            self.name, self.registry, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core
+        )
         twin.cards, twin.largest, twin.takers = self.cards, self.largest, self.takers
         twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone
         twin.free, twin.used = self.free.copy(), self.used.copy()
@@ -175,13 +177,13 @@ class NodeState:
                 self.remember(share, self.registry.get(kind))
         for kind in before:  # after the others have come, so that a kind that stays is not forgotten
             self.registry.leave(kind)
-        self.largest = max((card.mem for card in cards), default=0) - self.headroom
+        self.largest = max((card.mem for card in cards), default=0) - self.kept_back
         self.takers = sum(card.takes for card in cards)
         self.clear()
 
     def clear(self) -> None:
         """Forget all shares."""
-        self.free = [card.mem - self.headroom for card in self.cards]
+        self.free = [card.mem - self.kept_back for card in self.cards]
         self.used = [0] * len(self.cards)
         self.free_core = [self.core] * len(self.cards)
         self.clients = [0] * len(self.cards)

@@ -320,4 +320,4 @@ def _sizes(claim: Claim, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterat
         for i, card in enumerate(node.cards):
             of_class = not claim.device_class or claim.device_class in card.classes
             if of_class and entry.covers(card.classes, card.model) and (node.empty(i) or not empty):
-                yield card.mem - node.headroom
+                yield card.mem - node.kept_back

@@ -137,7 +137,7 @@ def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledg
 
 
 def test_a_whole_card_counts_as_one_whatever_the_headroom_is_today():
-    before, now, nobody = Ledger(headroom=1000), Ledger(headroom=10), Ledger()
+    before, now, nobody = Ledger(kept_back=1000), Ledger(kept_back=10), Ledger()
     before.set_cards("n1", [card()])
     placed = placement.place(before, ["n1"], request.parse(pod(gpu_count=1)), "binpack")
     for ledger in (before, now, nobody):

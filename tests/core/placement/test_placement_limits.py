@@ -1,4 +1,4 @@
-"""What a node or a card refuses: its clients, its cores, the headroom, and cards that are out of use."""
+"""What a node or a card refuses: its clients, its cores, what is kept back, and cards that are out of use."""
 
 from dataclasses import replace
 
@@ -181,7 +181,7 @@ def test_pods_with_and_without_mps_share_no_card():
 
 
 def test_headroom_is_kept_back():
-    ledger = Ledger(headroom=100)
+    ledger = Ledger(kept_back=100)
     ledger.set_cards("n1", cards(1000))
     assert place(ledger, gpu_mem=901).refusals["n1"] is Refusal.CARD_TOO_SMALL
     assert place(ledger, gpu_mem=2000, gpu_count=2).refusals["n1"] is Refusal.TOO_FEW_CARDS
@@ -190,7 +190,7 @@ def test_headroom_is_kept_back():
 
 
 def test_a_whole_card_is_what_the_headroom_leaves_of_it():
-    ledger = Ledger(headroom=100)
+    ledger = Ledger(kept_back=100)
     ledger.set_cards("n1", cards(1000))
     (share,) = place(ledger, gpu_count=1).assignment.shares()
     assert (share.mem, share.total) == (900, 1000)
@@ -199,7 +199,7 @@ def test_a_whole_card_is_what_the_headroom_leaves_of_it():
 
 
 def test_a_card_of_which_the_headroom_leaves_nothing_is_not_given_away_whole():
-    ledger = Ledger(headroom=100)
+    ledger = Ledger(kept_back=100)
     ledger.set_cards("n1", cards(100, 100))
     assert place(ledger, gpu_count=1).refusals["n1"] is Refusal.NO_WHOLE_CARD
     ledger.set_cards("n1", cards(101))

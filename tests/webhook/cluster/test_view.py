@@ -96,7 +96,7 @@ def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
 
 def test_the_headroom_is_nobodys(world):
     for given in (500, 6000):
-        view = ClusterView(world.api.client(clock=world.clock), world.clock, headroom=MiB(given))
+        view = ClusterView(world.api.client(clock=world.clock), world.clock, kept_back=MiB(given))
         world.put(paths.extendedresources(), *CARDS)
         view.start()
         world.follows()
