@@ -77,14 +77,14 @@ GANGS: dict[str, Callable[[int], dict]] = {
 def run(nodes: int, pods: int, members: int, runs: int) -> list[Row]:
     rows = []
     for what, ask in GANGS.items():
-        made, rooms, wanted = ledger(nodes, pods), Nodes(nodes), _members(members, ask)
-        offers = dict.fromkeys({member.shape for member in wanted}, frozenset(rooms.names()))
+        made, nodes, wanted = ledger(nodes, pods), Nodes(nodes), _members(members, ask)
+        offers = dict.fromkeys({member.shape for member in wanted}, frozenset(nodes.names()))
         seconds = []
         for _ in range(runs):
             made.index()
             terms = Terms(namespace="default", policy="binpack", mark="plan", offers=offers)
             began = time.thread_time()  # its own work, whatever else the machine does
-            found = gangplan.plan(made, rooms, wanted, terms)
+            found = gangplan.plan(made, nodes, wanted, terms)
             seconds.append(time.thread_time() - began)
             if not isinstance(found, Planned):
                 raise TypeError(found)

@@ -32,9 +32,9 @@ SIZE = 8  # of a gang
 
 def _state(scale: Scale) -> tuple[State, list[projection.PodRecord]]:
     world = World(scale)
-    state = State(of_gangs=gangwords.Settings(patience=Patience(reserve=1.0), room=10_000))
-    for name, room in map(projection.node, world.nodes):
-        state.set_node(name, room)
+    state = State(of_gangs=gangwords.Settings(patience=Patience(reserve=1.0), max_waiting=10_000))
+    for name, record in map(projection.node, world.nodes):
+        state.set_node(name, record)
     for key, card in map(objects.card, world.cards):
         state.set_card(key, card)
     bound = [projection.pod(raw)[1] for raw in world.pods]

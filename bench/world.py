@@ -132,8 +132,8 @@ class World:
     def _with_statuses(self) -> Iterator[bytes]:
         """The cards as an extender leaves them that has had its time."""
         state = State()
-        for name, room in map(projection.node, self.nodes):
-            state.set_node(name, room)
+        for name, record in map(projection.node, self.nodes):
+            state.set_node(name, record)
         for _, read in map(objects.resource_class, self.classes):
             state.set_class(read.device_class)
         for key, card in map(objects.card, self.cards):

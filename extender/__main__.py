@@ -244,13 +244,13 @@ def main(
             with starting("--tls-dir"):
                 rotator.ensure()
         files = TlsFiles.in_dir(directory)
-    room = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
+    max_waiting = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
     shown = Shown(
         bind=common.metrics_bind,
         config=configz.of(click.get_current_context(), settings),
         certificates=directory if files is not None else None,
     )
-    process = Process(client, chosen, shown, rotator, room)
+    process = Process(client, chosen, shown, rotator, max_waiting)
     Server(
         process.app,
         [bind],

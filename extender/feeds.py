@@ -19,7 +19,7 @@ from cardwise.kube.watch.reflector import Reflector
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import objects, projection
-from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 from extender.records.projection import PodRecord
 from extender.reporting.listers import CardsSeen, ClassesSeen, Seen, Sightings
@@ -157,11 +157,11 @@ class _Nodes:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def on_change(self, key: str, old: NodeRoom | None, new: NodeRoom) -> None:
+    def on_change(self, key: str, old: NodeRecord | None, new: NodeRecord) -> None:
         del old
         self._state.set_node(key, new)
 
-    def on_delete(self, key: str, old: NodeRoom) -> None:
+    def on_delete(self, key: str, old: NodeRecord) -> None:
         del old
         self._state.remove_node(key)
 

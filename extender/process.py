@@ -82,8 +82,8 @@ class Settings:
 class Extender:
     """A whole extender: `app` answers kube-scheduler, and its threads run between `start` and `stop`.
 
-    `room`: how many members of gangs can wait in bind. `lease_clock`: by which the Lease is counted. `listed` is called
-    after each list of all pods.
+    `max_waiting`: how many members of gangs can wait in bind. `lease_clock`: by which the Lease is counted. `listed` is
+    called after each list of all pods.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Extender:
         client: KubeClient,
         settings: Settings,
         *,
-        room: int = 0,
+        max_waiting: int = 0,
         clock: Clock = SYSTEM,
         lease_clock: Clock = BOOT,
         listed: Callable[[], None] = lambda: None,
@@ -101,7 +101,7 @@ class Extender:
             max_clients=settings.max_clients,
             core=settings.core_overcommit,
             patience=Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds),
-            of_gangs=_of_gangs(settings, room),
+            of_gangs=_of_gangs(settings, max_waiting),
             of_ahead=_of_ahead(settings),
             clock=clock,
         )
@@ -248,11 +248,11 @@ class Process:
         settings: Settings,
         shown: Shown,
         rotator: tls.Rotator | None,
-        room: int,
+        max_waiting: int,
         *,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._extender = Extender(client, settings, room=room, clock=clock, listed=_freeze)
+        self._extender = Extender(client, settings, max_waiting=max_waiting, clock=clock, listed=_freeze)
         self._clock = clock
         self._asked = clock.now()  # when `alive` was, last
         self._resumed = float("-inf")  # when this process last had stood still as a whole
@@ -321,7 +321,7 @@ def _of_ahead(settings: Settings) -> ahead.Settings:
     )
 
 
-def _of_gangs(settings: Settings, room: int) -> gangwords.Settings:
+def _of_gangs(settings: Settings, max_waiting: int) -> gangwords.Settings:
     patience = gangs.Patience(
         hold=settings.gang_seconds,
         most=settings.gang_seconds_limit,
@@ -330,4 +330,4 @@ def _of_gangs(settings: Settings, room: int) -> gangwords.Settings:
         refusals=settings.gang_reserve_refusals,
         keep=settings.gang_reserve_limit_seconds,
     )
-    return gangwords.Settings(patience=patience, policy=settings.policy, room=room)
+    return gangwords.Settings(patience=patience, policy=settings.policy, max_waiting=max_waiting)

@@ -34,7 +34,7 @@ from extender.preemption.preemption import Preemption
 from extender.queue import ahead
 from extender.queue.ahead import Ahead, Nominee
 from extender.queue.waitingpods import WaitingPods
-from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord
 from extender.records.podref import PodRef
 from extender.records.projection import PodRecord
@@ -67,7 +67,7 @@ class State:
             loads=self._loads,
             gangs=lambda: self._gangs,  # which are made with what preemption keeps
             ready=held.count_cards,
-            rooms=held.rooms_but,
+            headroom=held.headroom_without,
             freed=held.free,
             refused=held.refused,
         )
@@ -80,7 +80,7 @@ class State:
             freed=lambda: held.freed,
             settle=held.settle,
             good=held.good,
-            rooms=held.rooms,
+            headroom=held.headroom,
             kept=self.preemption.kept,
             may=self.preemption.may_plan,
             nominated=self.preemption.nominated,
@@ -98,7 +98,7 @@ class State:
             place=self._placing.place_ahead,
             hold=self._placing.hold_ahead,
             settle=held.refresh,
-            rooms=held.rooms,
+            headroom=held.headroom,
             reserved=self._gangs.reserved,
             may=self.preemption.may_plan,
         )
@@ -112,7 +112,7 @@ class State:
             yield self._ledger
 
     @contextmanager
-    def view_rooms(self) -> Iterator[tuple[Ledger, NodeLoads]]:
+    def view_loads(self) -> Iterator[tuple[Ledger, NodeLoads]]:
         """As `view`, with what nodes have left beside cards."""
         with self.view() as ledger:
             yield ledger, self._loads
@@ -180,12 +180,12 @@ class State:
         with self._lock:
             self._settle_reports(self._inventory.remove_card(name))
 
-    def set_node(self, name: str, room: NodeRoom = NodeRoom()) -> None:
+    def set_node(self, name: str, record: NodeRecord = NodeRecord()) -> None:
         with self._lock:
             if name not in self._inventory.nodes:
                 self._inventory.set_node(name)
-            self._loads.set_node(name, room)
-            self.ahead.set_node(name, room.ground if room.open else None)
+            self._loads.set_node(name, record)
+            self.ahead.set_node(name, record.ground if record.open else None)
 
     def remove_node(self, name: str) -> None:
         with self._lock:

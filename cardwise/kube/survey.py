@@ -16,7 +16,7 @@ from cardwise.core.api import assignment, classes, names, quotas, request
 from cardwise.core.api.cards import FULL_CORE, Card
 from cardwise.core.api.classes import Classifier, DeviceClass
 from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
-from cardwise.core.api.quotas import GPUQuota, Room
+from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.invalid import InvalidRequest
@@ -59,10 +59,10 @@ class Survey:
         """The classes that cards are in by their models, though there may be no object of that name."""
         return {classes.name_of_model(one.spec.model) for one in self.resources if one.spec.model and not is_other(one)}
 
-    def rooms(self, namespace: str) -> list[tuple[GPUQuota, Room]]:
+    def headroom(self, namespace: str) -> list[tuple[GPUQuota, Headroom]]:
         """What each entry of the namespace's GPUQuotas leaves, and whose it is."""
         return [
-            (quota, quotas.room(entry, self.ledger.used(namespace, entry)))
+            (quota, quotas.headroom(entry, self.ledger.used(namespace, entry)))
             for quota in self.quotas
             if quota.namespace == namespace
             for entry in quota.entries

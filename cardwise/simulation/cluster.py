@@ -36,7 +36,7 @@ class Cluster:
         for node in nodes:
             self.ledger.set_cards(node.name, node.cards)
             self.ledger.set_devices(node.name, node.devices)
-            self._left[node.name] = node.room
+            self._left[node.name] = node.left
             self.engine.touch(node.name)
 
     def left(self, node: str) -> Load | None:
@@ -67,7 +67,7 @@ class Cluster:
         self.engine.adopt(learn(self.engine.study()))
 
     def hold(self, holding: Holding) -> None:
-        """What is there already. What it takes beside cards is not in its node's room."""
+        """What is there already. What it takes beside cards is not in what its node has left."""
         self.ledger.hold(holding)
         self.used += holding.assignment.mem
 

@@ -34,7 +34,7 @@ class Node:
 
     name: str
     cards: tuple[Card, ...]
-    room: Load = UNLIMITED
+    left: Load = UNLIMITED
     devices: tuple[Device, ...] = ()
 
 

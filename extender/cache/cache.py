@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cardwise.clock import Clock
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import is_good
@@ -38,16 +38,16 @@ class Cache:
         self.changed: set[str] = set()
         self._clock = clock
 
-    def rooms(self, namespace: str) -> list[Room]:
+    def headroom(self, namespace: str) -> list[Headroom]:
         """What quotas leave to the namespace."""
-        return self.limits.rooms(self.ledger, namespace)
+        return self.limits.headroom(self.ledger, namespace)
 
-    def rooms_but(self, namespace: str, uid: str) -> list[Room]:
-        """As `rooms`, did this pod hold nothing."""
+    def headroom_without(self, namespace: str, uid: str) -> list[Headroom]:
+        """As `headroom`, did this pod hold nothing."""
         if not self.limits.limits(namespace):
             return []
         with self.aside(uid):
-            return self.rooms(namespace)
+            return self.headroom(namespace)
 
     def leave(self, uid: str, *, ended: bool) -> None:
         """The pod is gone, or has ended: surely so where `ended`."""
@@ -124,9 +124,9 @@ class Cache:
         if not self.limits.limits(holding.namespace):
             return True
         with self.aside(holding.uid):
-            rooms = self.rooms(holding.namespace)
+            headroom = self.headroom(holding.namespace)
             planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
-            return not placement.exceeded(self.ledger, planned, rooms)
+            return not placement.exceeded(self.ledger, planned, headroom)
 
     def count_cards(self) -> None:
         """Tell the ledger of changed cards; late, because at the start they come one by one and by thousands."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from cardwise.core.api.request import Load
-from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.nodeinfo import NodeRecord, Placed
 
 _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say what it has
 
@@ -19,7 +19,7 @@ class NodeLoads:
 
     def __init__(self) -> None:
         self.freed = 0  # counts the times at which something became less
-        self._rooms: dict[str, NodeRoom] = {}
+        self._nodes: dict[str, NodeRecord] = {}
         self._sums: dict[str, Load] = {}
         self._pods: dict[str, Placed] = {}
         self._planned: set[str] = set()
@@ -28,19 +28,19 @@ class NodeLoads:
 
     def watch(self) -> set[str]:
         """The nodes of which `left` has changed, all to begin with; whoever asks for it empties it."""
-        watched = set(self._rooms)
+        watched = set(self._nodes)
         self._watched.append(watched)
         return watched
 
-    def set_node(self, name: str, room: NodeRoom) -> None:
+    def set_node(self, name: str, record: NodeRecord) -> None:
         """The node is so now."""
-        if self._rooms.get(name) != room:
-            self._rooms[name] = room
+        if self._nodes.get(name) != record:
+            self._nodes[name] = record
             self.freed += 1
             self._touch(name)
 
     def remove_node(self, name: str) -> None:
-        self._rooms.pop(name, None)
+        self._nodes.pop(name, None)
         self._touch(name)
 
     def set_pod(self, key: str, placed: Placed) -> None:
@@ -71,10 +71,10 @@ class NodeLoads:
 
     def left(self, node: str) -> Load | None:
         """What the node has for further pods; None where there is no such node."""
-        room = self._rooms.get(node)
-        if room is None:
+        record = self._nodes.get(node)
+        if record is None:
             return None
-        has, taken = room.allocatable or _UNKNOWN, self._sums.get(node)
+        has, taken = record.allocatable or _UNKNOWN, self._sums.get(node)
         if taken is None:
             return has
         return has.plus(taken, -1)
@@ -86,12 +86,12 @@ class NodeLoads:
 
     def names(self) -> Collection[str]:
         """The nodes that pods may be put on."""
-        return [name for name, room in self._rooms.items() if room.open and room.offers]
+        return [name for name, record in self._nodes.items() if record.open and record.offers]
 
     def offers(self, node: str) -> bool:
         """Whether the node has slots for shares, as far as is known."""
-        room = self._rooms.get(node)
-        return room is None or room.offers
+        record = self._nodes.get(node)
+        return record is None or record.offers
 
     def on(self, node: str) -> Iterator[tuple[str, Placed]]:
         """Keys and pods of a node, those that are planned there included."""

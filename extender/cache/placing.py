@@ -47,30 +47,32 @@ class Placing:
 
     def place(self, ask: Ask) -> Placement | Unplaceable:
         """The best node, held by nobody yet."""
-        rooms = self._held.rooms(ask.pod.namespace)
+        headroom = self._held.headroom(ask.pod.namespace)
         with self._kept((ask.pod.uid,), ask.request.priority):
             if ask.load is not None:
-                best = self._scored.place(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
+                best = self._scored.place(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, headroom=headroom)
                 if best is not None:
                     return best
-            return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, rooms)
+            return placement.place(self._ledger, ask.nodes, ask.request, ask.policy, headroom)
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
         """The cards of one node."""
-        rooms = self._held.rooms(ask.pod.namespace)
+        headroom = self._held.headroom(ask.pod.namespace)
         with self._kept((ask.pod.uid,), ask.request.priority):
-            return placement.place_on(self._ledger.node(node), ask.request, ask.policy, rooms)
+            return placement.place_on(self._ledger.node(node), ask.request, ask.policy, headroom)
 
     def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod holds itself is no obstacle."""
         self._held.count_cards()
         with self._held.aside(ask.pod.uid), self._kept((ask.pod.uid,), ask.request.priority):
-            rooms = self._held.rooms(ask.pod.namespace)
+            headroom = self._held.headroom(ask.pod.namespace)
             if ask.load is not None:
-                scores = self._scored.scores(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, rooms=rooms)
+                scores = self._scored.scores(
+                    ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, headroom=headroom
+                )
                 if scores is not None:
                     return scores, {}
-            return placement.Scorer(ask.request, ask.policy, rooms).score_all(self._ledger, ask.nodes)
+            return placement.Scorer(ask.request, ask.policy, headroom).score_all(self._ledger, ask.nodes)
 
     def place_ahead(self, pod: Prospect, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that nobody has asked for yet."""

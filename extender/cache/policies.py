@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from cardwise.core.api import policies
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
@@ -42,18 +42,32 @@ class Policies:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def place(
-        self, uid: str, request: PodRequest, load: Load, nodes: Collection[str], policy: str, *, rooms: Sequence[Room]
+        self,
+        uid: str,
+        request: PodRequest,
+        load: Load,
+        nodes: Collection[str],
+        policy: str,
+        *,
+        headroom: Sequence[Headroom],
     ) -> Placement | None:
         """A node and cards by a scored policy; None where it has nothing to say, and `binpack` is to decide."""
         engine = self._asked(uid, request, load, policy)
-        return engine.place(request, load, policy, nodes, rooms) if engine is not None else None
+        return engine.place(request, load, policy, nodes, headroom) if engine is not None else None
 
     def scores(
-        self, uid: str, request: PodRequest, load: Load, nodes: Collection[str], policy: str, *, rooms: Sequence[Room]
+        self,
+        uid: str,
+        request: PodRequest,
+        load: Load,
+        nodes: Collection[str],
+        policy: str,
+        *,
+        headroom: Sequence[Headroom],
     ) -> dict[str, int] | None:
         """The nodes that take the pod, the best with the most; None as for `place`."""
         engine = self._asked(uid, request, load, policy)
-        return (engine.scores(request, load, policy, nodes, rooms) or None) if engine is not None else None
+        return (engine.scores(request, load, policy, nodes, headroom) or None) if engine is not None else None
 
     @property
     def active(self) -> bool:

@@ -6,7 +6,7 @@ What is held is in the ledger. Not thread-safe: the state locks.
 from typing import NamedTuple
 
 from cardwise.core.api import quotas
-from cardwise.core.api.quotas import Charge, Entry, GPUQuota, Room
+from cardwise.core.api.quotas import Charge, Entry, GPUQuota, Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.ledger import Ledger
 
@@ -48,13 +48,13 @@ class Quotas:
         """Whether the namespace has a quota at all."""
         return namespace in self._of
 
-    def rooms(self, ledger: Ledger, namespace: str) -> list[Room]:
+    def headroom(self, ledger: Ledger, namespace: str) -> list[Headroom]:
         """What the entries of all quotas leave to the namespace, for what is held now."""
         of_namespace = self._of.get(namespace)
         if of_namespace is None:
             return []
         return [
-            quotas.room(entry, ledger.used(namespace, entry))
+            quotas.headroom(entry, ledger.used(namespace, entry))
             for quota in of_namespace.values()
             for entry in quota.entries
         ]
@@ -70,7 +70,7 @@ class Quotas:
         for key, quota in self._of.get(namespace, {}).items():
             for entry in quota.entries:
                 used, asked = ledger.used(namespace, entry), _asked(ledger, entry, request)
-                if not quotas.room(entry, used).takes(asked):
+                if not quotas.headroom(entry, used).takes(asked):
                     full.append(Brake(key, entry, used, asked))
         return max(full, key=lambda one: one.entry.device_class in named, default=None)
 

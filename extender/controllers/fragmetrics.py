@@ -57,8 +57,8 @@ class FragMetrics(Collector):
             from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415 - loads numpy: only who scrapes pays
 
             self._fragments = Fragments()
-            with self._state.view_rooms() as (ledger, rooms):
-                self._changed = ledger.watch(), rooms.watch()
+            with self._state.view_loads() as (ledger, loads):
+                self._changed = ledger.watch(), loads.watch()
         self._follow(self._fragments)
         self._learn(self._fragments, now)
         self._told = tuple(self._count(self._fragments))
@@ -71,9 +71,9 @@ class FragMetrics(Collector):
             for changed in self._changed:
                 changed.clear()
         for some in slices(names, _SLICE, self._clock):
-            with self._state.view_rooms() as (ledger, rooms):
+            with self._state.view_loads() as (ledger, loads):
                 for name in some:
-                    fragments.set(name, ledger.node(name), rooms.left(name))
+                    fragments.set(name, ledger.node(name), loads.left(name))
 
     def _learn(self, fragments: "Fragments", now: float) -> None:
         """What the pods that come ask for; where no policy has learned it, what those ask that are there."""

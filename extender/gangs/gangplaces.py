@@ -33,7 +33,7 @@ class Places:
         self._books = books
         self._clock = clock
         self._policy = policy
-        self._reserve = Reserve(books.rooms)
+        self._reserve = Reserve(books.headroom)
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
         self._last_offer: frozenset[str] = frozenset()
         self._offered: dict[str, int] = {}  # by gang, how often the scheduler has offered something anew
@@ -231,7 +231,7 @@ class Places:
             namespace=gang.namespace,
             policy=self._policy,
             mark=MARKS[Phase.WAITING],
-            rooms=lambda: books.rooms(gang.namespace),
+            headroom=lambda: books.headroom(gang.namespace),
             offers=offers,
             avoided=gang.avoided(now),
             closed=self._reserve.against(books.ledger, gang.key, gang.rank()),

@@ -368,8 +368,8 @@ class Gangs:
         if not gang.forward and not self._books.may(gang.priority):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
-        if not gang.forward and self._waits() + len(gang.wanted()) - 1 > self._settings.room:
-            gang.reason = self._no_room(gang)
+        if not gang.forward and self._waits() + len(gang.wanted()) - 1 > self._settings.max_waiting:
+            gang.reason = self._too_many_waiting(gang)
             return False
         planned = self._places.attempt(gang, now)
         if not planned:
@@ -383,10 +383,10 @@ class Gangs:
         """Threads that holds have taken, or may take."""
         return sum(len(self._gangs[key].plan) - 1 for key in self._holds)
 
-    def _no_room(self, gang: Gang) -> str:
-        waiting = len(gang.wanted()) - 1
-        if waiting > self._settings.room:
-            return f"{waiting} pods must wait in bind, and the extender has threads for {self._settings.room} of them"
+    def _too_many_waiting(self, gang: Gang) -> str:
+        waiting, most = len(gang.wanted()) - 1, self._settings.max_waiting
+        if waiting > most:
+            return f"{waiting} pods must wait in bind, and the extender has threads for {most} of them"
         return "other gangs are being bound"
 
     def _commit(self, gang: Gang, hold: Hold, now: float) -> None:

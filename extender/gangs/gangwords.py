@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cardwise.core.api import policies
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Member, Patience
 from cardwise.core.placement.ledger import Holding, Ledger
@@ -23,11 +23,11 @@ from extender.records.podref import PodRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`room`: how many binds may wait at once. `policy`: of placement, for pods that name none."""
+    """`max_waiting`: how many binds may wait at once. `policy`: of placement, for pods that name none."""
 
     patience: Patience = field(default_factory=Patience)
     policy: str = policies.DEFAULT
-    room: int = 0
+    max_waiting: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class Hold:
 class Books(NamedTuple):
     """The parts of the state that plans are made of. `freed` counts the times at which room may have come on cards or
     in quotas; `settle` brings the ledger to the reservations for one pod, which held this; `good`: whether a
-    holding still stands; `rooms`: what quotas leave to a namespace; `kept`: around a plan for these pods of this
+    holding still stands; `headroom`: what quotas leave to a namespace; `kept`: around a plan for these pods of this
     priority, for what is kept from them; `may`: whether a gang of this priority may be planned now, see `turns`;
     `nominated`: the node where others have gone for the pod, or "".
     """
@@ -60,7 +60,7 @@ class Books(NamedTuple):
     freed: Callable[[], int]
     settle: Callable[[str, Holding | None], None]
     good: Callable[[Holding, PodRequest], bool]
-    rooms: Callable[[str], Sequence[Room]]
+    headroom: Callable[[str], Sequence[Headroom]]
     kept: Callable[[Collection[str], int], AbstractContextManager[None]]
     may: Callable[[int], bool]
     nominated: Callable[[str], str]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
@@ -29,17 +29,15 @@ from extender.gangs import gangwords
 _LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit
 _AT_ONCE = 0.004  # seconds of one part of such a look
 
-Rooms = Callable[[str], Sequence[Room]]  # what quotas leave to a namespace now
-
 
 class Reserve:
     """At most one gang keeps nodes: the first in the order of those that have waited too long and could fit.
 
-    `rooms` is of the live ledger.
+    `headroom`: what quotas leave to a namespace now, of the live ledger.
     """
 
-    def __init__(self, rooms: Rooms) -> None:
-        self._rooms = rooms
+    def __init__(self, headroom: Callable[[str], Sequence[Headroom]]) -> None:
+        self._headroom = headroom
         self._gang: Gang | None = None
         self._nodes: frozenset[str] = frozenset()
         self._since = 0.0
@@ -163,7 +161,7 @@ class Reserve:
             self._draft = _Draft(gang.key, ledger, loads)
         if not self._draft.go_on(gang, ledger):
             return None
-        found = self._draft.nodes_for(gang, self._offers.get(gang.key, {}), self._rooms(gang.namespace), policy)
+        found = self._draft.nodes_for(gang, self._offers.get(gang.key, {}), self._headroom(gang.namespace), policy)
         if found is None:
             return None
         self._draft = None
@@ -231,7 +229,7 @@ class _Draft:
             made.empties()  # remembered, so that the plan has it at once
 
     def nodes_for(
-        self, gang: Gang, offers: Mapping[str, Collection[str]], rooms: Sequence[Room], policy: str
+        self, gang: Gang, offers: Mapping[str, Collection[str]], headroom: Sequence[Headroom], policy: str
     ) -> frozenset[str] | Unplanned | None:
         """As few of the emptiest nodes as it fits on, to a factor of two; or for whom there is no place on all. None:
         the next call goes on.
@@ -247,7 +245,7 @@ class _Draft:
             if most < len(members):
                 return Unplanned(member=members[-1])
         while True:
-            found = self._plan(gang, offers, self._names[: self._count], rooms, policy)
+            found = self._plan(gang, offers, self._names[: self._count], headroom, policy)
             if isinstance(found, Planned):
                 return self._no_more(gang, sorted(set(found.nodes.values()), key=self._names.index))
             if self._count >= len(self._names):
@@ -275,21 +273,21 @@ class _Draft:
         gang: Gang,
         offers: Mapping[str, Collection[str]],
         names: Sequence[str],
-        rooms: Sequence[Room],
+        headroom: Sequence[Headroom],
         policy: str,
     ) -> Planned | Unplanned:
         """Nothing of it stays held."""
         among, wanted = frozenset(names), gang.wanted()
         offers = {each.shape: among.intersection(offers.get(each.shape, among)) for each in wanted}
-        held = {room.entry: self._empty.used(gang.namespace, room.entry) for room in rooms}
+        held = {one.entry: self._empty.used(gang.namespace, one.entry) for one in headroom}
 
-        def left() -> list[Room]:
-            """`rooms` count what the members have that are bound: here only what the plan takes is new."""
-            used = ((room, self._empty.used(gang.namespace, room.entry)) for room in rooms)
-            return [room.less(now.minus(held[room.entry])) for room, now in used]
+        def left() -> list[Headroom]:
+            """`headroom` counts what the members have that are bound: here only what the plan takes is new."""
+            used = ((one, self._empty.used(gang.namespace, one.entry)) for one in headroom)
+            return [one.less(now.minus(held[one.entry])) for one, now in used]
 
         terms = Terms(
-            namespace=gang.namespace, policy=policy, mark="reserve", rooms=left, offers=offers, vacant=self._vacant
+            namespace=gang.namespace, policy=policy, mark="reserve", headroom=left, offers=offers, vacant=self._vacant
         )
         found = gangplan.plan(self._empty, self._free, wanted, terms)
         if isinstance(found, Planned):

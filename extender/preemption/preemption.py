@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api import policies
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
@@ -41,7 +41,7 @@ _NO_LOAD: Final = Load(0, 0, 0)
 
 class Books(NamedTuple):
     """The parts of the state. `gangs`: made after this, with what is kept here; `ready`: brings the ledger up to date;
-    `rooms`: what quotas leave to a namespace, but for what one pod holds; `freed`: there may be room where there was
+    `headroom`: what quotas leave to a namespace, but for what one pod holds; `freed`: there may be room where there was
     none; `refused`: the pod waits for that.
     """
 
@@ -49,7 +49,7 @@ class Books(NamedTuple):
     loads: NodeLoads
     gangs: Callable[[], Gangs]
     ready: Callable[[], None]
-    rooms: Callable[[str, str], Sequence[Room]]
+    headroom: Callable[[str, str], Sequence[Headroom]]
     freed: Callable[[], None]
     refused: Callable[[str], None]
 
@@ -316,7 +316,7 @@ class Preemption:
             load=claimant.load,
             priority=_LOWEST if nobody else request.priority,
             policy=policy,
-            rooms=self._books.rooms(claimant.namespace, claimant.uid),
+            headroom=self._books.headroom(claimant.namespace, claimant.uid),
         )
         return preemption.best(full, newcomer, chosen)
 

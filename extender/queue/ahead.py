@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api import policies
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import Rank
@@ -81,7 +81,7 @@ class Nominee(NamedTuple):
 
 class Books(NamedTuple):
     """The parts of the state. `place`: as filter would, held by nobody yet; `hold`: for the pod until its bind;
-    `settle`: brings the ledger to the reservations for a pod; `rooms`: what quotas leave to a namespace;
+    `settle`: brings the ledger to the reservations for a pod; `headroom`: what quotas leave to a namespace;
     `reserved`: nodes that are kept from a pod for a gang; `may`: whether a pod of this priority may be placed now.
     """
 
@@ -92,7 +92,7 @@ class Books(NamedTuple):
     place: Callable[[Prospect, Collection[str], str], Placement | Unplaceable]
     hold: Callable[[Prospect, Placement], None]
     settle: Callable[[str], None]
-    rooms: Callable[[str], Collection[Room]]
+    headroom: Callable[[str], Collection[Headroom]]
     reserved: Callable[[Rank, PodRequest, Collection[str]], set[str]]
     may: Callable[[int], bool]
 
@@ -209,7 +209,7 @@ class Ahead:
             undo()
         if not nodes:
             return False
-        limited = bool(self._books.rooms(namespace))
+        limited = bool(self._books.headroom(namespace))
         self._end([uid for uid, node, of in later if node in nodes or (limited and of == namespace)], Outcome.OVERTAKEN)
         return True
 

@@ -30,7 +30,7 @@ class Placed(NamedTuple):
     occupant: Occupant | None = None
 
 
-class NodeRoom(NamedTuple):
+class NodeRecord(NamedTuple):
     """A Node: what it has for pods, and what it is to them: whether further ones may be put on it, and which. `offers`:
     not where it says that it has no slots for shares, as its device plugin does before it ends.
     """

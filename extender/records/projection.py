@@ -20,7 +20,7 @@ from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads
 from extender.records import aheadnodes
 from extender.records.aheadnodes import Ground, Taint
-from extender.records.nodeinfo import NodeRoom, Occupant, Placed
+from extender.records.nodeinfo import NodeRecord, Occupant, Placed
 from extender.records.pod import Claimant, Pod, Prospect
 
 _SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
@@ -214,7 +214,7 @@ def named(key: str, known: PodRecord | Placed) -> str:
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
 
 
-def node(raw: bytes) -> tuple[str, NodeRoom] | None:
+def node(raw: bytes) -> tuple[str, NodeRecord] | None:
     """Name and record."""
     read = _decode_node(raw)
     has = read.status.allocatable
@@ -222,8 +222,8 @@ def node(raw: bytes) -> tuple[str, NodeRoom] | None:
     taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in aheadnodes.HARD)
     allocatable = loads.of_node(has) if has is not None else None
     offers = has is None or str(has.share) != "0"
-    room = NodeRoom(allocatable, not read.spec.unschedulable, offers, Ground(labels, taints))
-    return intern(read.metadata.name), room
+    record = NodeRecord(allocatable, not read.spec.unschedulable, offers, Ground(labels, taints))
+    return intern(read.metadata.name), record
 
 
 def _waiting(raw: bytes, read: _Pod) -> PodRecord:

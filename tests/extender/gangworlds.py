@@ -18,7 +18,7 @@ from extender.cache.reservations import Decided, Patience, Phase
 from extender.gangs import podgroups
 from extender.gangs.gangwords import Hold, Settings
 from extender.records import projection
-from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
@@ -98,7 +98,7 @@ class World:
         self,
         nodes: dict[str, int | NodeSpec],
         *,
-        room: int = 100,
+        max_waiting: int = 100,
         core: int = 100,
         clock: FakeClock | None = None,
         **patience: float,
@@ -106,7 +106,7 @@ class World:
         self.clock = clock or FakeClock()
         self.nodes = {name: NodeSpec(spec) if isinstance(spec, int) else spec for name, spec in nodes.items()}
         self.patience = GangPatience(**patience)
-        self.room = room
+        self.max_waiting = max_waiting
         self.core = core
         self.pods: dict[str, dict] = {}
         self.groups: dict[str, dict] = {}
@@ -128,12 +128,12 @@ class World:
             self.unassume(bind.pod)
         self.binding = []
         self.unheard.clear()  # a term begins: none of a former one lands any more (`fence`)
-        settings = Settings(patience=self.patience, room=self.room)
+        settings = Settings(patience=self.patience, max_waiting=self.max_waiting)
         patience = Patience(hold=30.0, ghost=0.0, confirm=75.0)
         self.state = State(clock=self.clock, patience=patience, of_gangs=settings, core=self.core)
         self.requests = Requests()
         for name, spec in self.nodes.items():
-            self.state.set_node(name, NodeRoom(Load(spec.cpu * 1000, 512 * GIB, 500)))
+            self.state.set_node(name, NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500)))
             for i in range(spec.cards):
                 self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
         for group in self.groups.values():
@@ -145,7 +145,7 @@ class World:
 
     def add_node(self, name: str, spec: NodeSpec) -> None:
         self.nodes[name] = spec
-        self.state.set_node(name, NodeRoom(Load(spec.cpu * 1000, 512 * GIB, 500)))
+        self.state.set_node(name, NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500)))
         for i in range(spec.cards):
             self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
 

@@ -84,8 +84,8 @@ def caught_up(feeds):
 
 
 def left(made):
-    with made.view_rooms() as (_, rooms):
-        return rooms.left("n1")
+    with made.view_loads() as (_, loads):
+        return loads.left("n1")
 
 
 KINDS = [

@@ -290,7 +290,7 @@ def test_a_security_context_that_is_none_is_no_call(world):
 
 
 def test_a_gang_is_planned_as_its_members_may_meet(clock):
-    world = State(clock=clock, of_gangs=Settings(room=3))
+    world = State(clock=clock, of_gangs=Settings(max_waiting=3))
     tell(world, 0, 1, state="Ready")
     for name, mode in (("a", "off"), ("b", "preferred"), ("c", "off")):
         made = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})

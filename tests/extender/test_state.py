@@ -11,7 +11,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Phase
 from extender.records import projection
-from extender.records.nodeinfo import NodeRoom, Occupant, Placed
+from extender.records.nodeinfo import NodeRecord, Occupant, Placed
 from extender.records.podref import PodRef
 from tests.extender.worlds import (
     ENDED,
@@ -546,9 +546,9 @@ def test_who_is_bound_after_its_card_was_cordoned_gets_another_one(world):
 def test_nothing_is_bound_to_a_node_whose_device_plugin_has_taken_its_slots_off(world):
     """It ends a moment later; the kubelet fails for good whom it admits then."""
     plan(world)
-    world.set_node("n1", NodeRoom(offers=False))
+    world.set_node("n1", NodeRecord(offers=False))
     assert begin(world) is Refusal.NO_SLOTS
     assert free(world) == [P100, P100]
-    world.set_node("n1", NodeRoom())
+    world.set_node("n1", NodeRecord())
     assert begin(world) is not None
     assert free(world) == [P100 - 8138, P100]

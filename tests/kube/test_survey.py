@@ -123,12 +123,12 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
     assert "an empty selector would be every card" in seen.problems[0]
 
 
-def test_rooms_are_what_is_left_of_each_entry():
-    (first, second) = [room for _, room in survey.take(lists().kube).rooms("team-a")]
+def test_headroom_is_what_is_left_of_each_entry():
+    (first, second) = [left for _, left in survey.take(lists().kube).headroom("team-a")]
     assert first.entry == Entry(device_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
     assert second.memory == 32768 - K80 - 2000
-    assert survey.take(lists().kube).rooms("team-b") == []
+    assert survey.take(lists().kube).headroom("team-b") == []
 
 
 def test_one_namespace_is_read_without_the_others_and_without_nodes():

@@ -69,7 +69,7 @@ Build = Callable[[KubeClient, Clock, Settings], Whole]
 
 
 def today(client: KubeClient, clock: Clock, settings: Settings) -> Whole:
-    return Extender(client, settings, room=64, clock=clock, lease_clock=clock)
+    return Extender(client, settings, max_waiting=64, clock=clock, lease_clock=clock)
 
 
 @dataclass(eq=False)

@@ -186,7 +186,7 @@ class LateWorld:
                 for entry in quota.entries:
                     most = quotas.total(self._charge(choices, entry) for choices in others.values())
                     more = self._charge([(node, begun.assignment)], entry)
-                    assert quotas.room(entry, most).takes(more), (entry, most, more)
+                    assert quotas.headroom(entry, most).takes(more), (entry, most, more)
         return begun
 
     def _may_be_held(self):

@@ -66,7 +66,7 @@ def test_devices_are_given_exactly_where_some_choice_would_do(description, asked
     usable = [one for one in here if one.healthy and one.uuid not in taken]
     wanted = Wanted(asked)
     found = wanted.grant(here, taken)
-    room = wanted.room(here, taken)
+    room = wanted.available(here, taken)
     if can_be_given(units, usable):
         event("given")
         assert not isinstance(found, Refusal)

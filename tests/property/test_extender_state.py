@@ -287,12 +287,12 @@ class Machine(LateWorld, RuleBasedStateMachine):
             for name, (at, nodes) in self.refused.items():
                 if name not in pods or self.clock.now() - at > AGAIN:
                     continue
-                rooms = [
-                    quotas.room(entry, ledger.used("default", entry))
+                headroom = [
+                    quotas.headroom(entry, ledger.used("default", entry))
                     for quota in self.quotas.values()
                     for entry in quota.entries
                 ]
-                if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack", rooms), Placement):
+                if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack", headroom), Placement):
                     have_room.append(name)
         assert not have_room or self.state.waiters.touch_pending(), have_room
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import request
-from cardwise.core.api.quotas import Entry, room
+from cardwise.core.api.quotas import Entry, headroom
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms
@@ -31,7 +31,7 @@ ASKS = {
 small_nodes = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=3)
 
 
-class Rooms:
+class Nodes:
     def __init__(self, lefts):
         self._lefts = {f"n{i}": Load(cpu, 10, pods) for i, (_, cpu, pods) in enumerate(lefts)}
 
@@ -63,12 +63,12 @@ def made_ledger(nodes, busy=()):
     return ledger
 
 
-def some_plan(ledger, rooms, members, allowed):
+def some_plan(ledger, there, members, allowed):
     """Whether there is any choice of nodes that holds all of them, in any order of the cards' choice."""
-    for nodes in product(rooms.names(), repeat=len(members)):
+    for nodes in product(there.names(), repeat=len(members)):
         if not all(allowed(m, n) for m, n in zip(members, nodes, strict=True)):
             continue
-        loads = {name: rooms.left(name) for name in rooms.names()}
+        loads = {name: there.left(name) for name in there.names()}
         undo = []
         fits = True
         # The biggest first, as the engine would choose on one node.
@@ -105,15 +105,15 @@ def picture(ledger):
     offered=st.dictionaries(shapes, st.frozensets(st.sampled_from(["n0", "n1", "n2"])), max_size=2),
 )
 def test_what_is_planned_is_right_and_what_is_not_leaves_no_trace(nodes, shapes_of, busy, avoided, offered):
-    ledger, rooms, members = made_ledger(nodes, busy), Rooms(nodes), made_members(shapes_of)
+    ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
     before = picture(ledger)
     terms = Terms(namespace="d", policy="binpack", mark="gang", offers=offered, avoided=avoided)
 
     def allowed(m, n):
         return (m.shape, n) not in avoided and (m.shape not in offered or n in offered[m.shape])
 
-    found = gangplan.plan(ledger, rooms, members, terms)
-    possible = some_plan(ledger, rooms, members, allowed) if not isinstance(found, Planned) else True
+    found = gangplan.plan(ledger, there, members, terms)
+    possible = some_plan(ledger, there, members, allowed) if not isinstance(found, Planned) else True
     if not isinstance(found, Planned):
         assert picture(ledger) == before, "all or nothing"
         assert found.member in members
@@ -132,7 +132,7 @@ def test_what_is_planned_is_right_and_what_is_not_leaves_no_trace(nodes, shapes_
         before_load = taken.get(node, Load(0, 0, 0))
         taken[node] = Load(*(a + b for a, b in zip(before_load, m.load, strict=True)))
     for node, load in taken.items():
-        left = rooms.left(node)
+        left = there.left(node)
         assert all(a <= b for a, b in zip(load, left, strict=True))
     for m in members:
         ledger.release(m.uid)
@@ -151,7 +151,7 @@ def test_the_index_of_all_cards_plans_as_the_scores_of_all_nodes_do(nodes, shape
     def planned():
         ledger = made_ledger(nodes, busy)
         terms = Terms(namespace="d", policy=policy, mark="gang", avoided=avoided)
-        return gangplan.plan(ledger, Rooms(nodes), made_members(shapes_of), terms)
+        return gangplan.plan(ledger, Nodes(nodes), made_members(shapes_of), terms)
 
     with patch.object(gangplan, "_CHEAPER", 0):  # by the index, however few nodes there are
         by_index = planned()
@@ -165,8 +165,10 @@ def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
     nodes = [(2, 9, 9), (2, 9, 9)]
     ledger, members = made_ledger(nodes), made_members(shapes_of)
     entry = Entry(shares=shares)
-    terms = Terms(namespace="d", policy="binpack", mark="gang", rooms=lambda: [room(entry, ledger.used("d", entry))])
-    found = gangplan.plan(ledger, Rooms(nodes), members, terms)
+    terms = Terms(
+        namespace="d", policy="binpack", mark="gang", headroom=lambda: [headroom(entry, ledger.used("d", entry))]
+    )
+    found = gangplan.plan(ledger, Nodes(nodes), members, terms)
     asked = sum(container.cards for m in members if m.request for container in m.request.containers)
     if isinstance(found, Planned):
         assert ledger.used("d", entry).shares == asked <= shares

@@ -80,7 +80,7 @@ class Watched(World):
 class Gangs(RuleBasedStateMachine):
     @initialize()
     def start(self):
-        self.world = Watched(NODES, rollback=ROLLBACK, room=8)
+        self.world = Watched(NODES, rollback=ROLLBACK, max_waiting=8)
         self.count = 0
         self.ill = set()
 

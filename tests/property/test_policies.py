@@ -34,7 +34,7 @@ requests = st.one_of(
     st.just(PodRequest(containers=())),
 )
 loads = st.builds(Load, st.integers(0, 4000), st.integers(0, 4000), st.just(1))
-rooms_of = st.one_of(st.none(), st.builds(Load, st.integers(0, 20_000), st.integers(0, 20_000), st.integers(0, 8)))
+loads_of = st.one_of(st.none(), st.builds(Load, st.integers(0, 20_000), st.integers(0, 20_000), st.integers(0, 8)))
 card_lists = st.lists(
     st.tuples(
         st.sampled_from([1000, 1000, 2000]),
@@ -52,7 +52,7 @@ def one(cards, mem, core, device_class):
     return PodRequest(containers=(made,))
 
 
-class Rooms(dict):
+class Loads(dict):
     def left(self, node):
         return self.get(node)
 
@@ -64,8 +64,8 @@ class Engines(RuleBasedStateMachine):
         cards=st.lists(card_lists, min_size=len(NODES), max_size=len(NODES)), asked=st.lists(requests, min_size=1)
     )
     def begin(self, cards, asked):
-        self.ledger, self.rooms = Ledger(), Rooms()
-        self.engine = Engine(self.ledger, self.rooms, at_once=4)
+        self.ledger, self.loads = Ledger(), Loads()
+        self.engine = Engine(self.ledger, self.loads, at_once=4)
         self.held = {}
         self.count = 0
         for node, of_node in zip(NODES, cards, strict=True):
@@ -77,7 +77,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule(policy=scored, request=requests, load=loads, among=st.one_of(st.none(), st.sets(nodes)))
     def place(self, policy, request, load, among):
-        before = {name: self.rooms.get(name) for name in NODES}
+        before = {name: self.loads.get(name) for name in NODES}
         placed = self.engine.place(request, load, policy, among)
         if placed is None:
             return
@@ -134,12 +134,12 @@ class Engines(RuleBasedStateMachine):
             self.take(node, Load(0, 0, 1), -1)
         self.bring_all_up_to_date()
 
-    @rule(node=nodes, room=rooms_of)
+    @rule(node=nodes, room=loads_of)
     def set_room(self, node, room):
         if room is None:
-            self.rooms.pop(node, None)
+            self.loads.pop(node, None)
         else:
-            self.rooms[node] = room
+            self.loads[node] = room
         self.engine.touch(node)
 
     @rule()
@@ -190,9 +190,9 @@ class Engines(RuleBasedStateMachine):
                     assert state.free[i] < 0
 
     def take(self, node, load, sign):
-        room = self.rooms.get(node)
+        room = self.loads.get(node)
         if room is not None:
-            self.rooms[node] = Load(room.cpu + sign * load.cpu, room.memory + sign * load.memory, room.pods + sign)
+            self.loads[node] = Load(room.cpu + sign * load.cpu, room.memory + sign * load.memory, room.pods + sign)
             self.engine.touch(node)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.quotas import NOTHING, Charge, Entry, Room
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, Headroom
 
 TOTAL = 100
 
@@ -38,10 +38,10 @@ def test_charge_release_and_recount_agree_in_any_order(held, order: random.Rando
 
 @given(entry=entries, asked=st.lists(charges, max_size=12))
 @settings(deadline=None)
-def test_what_room_takes_never_exceeds_the_entry(entry, asked):
+def test_what_headroom_takes_never_exceeds_the_entry(entry, asked):
     used = NOTHING
     for charge in asked:
-        if quotas.room(entry, used).takes(charge):
+        if quotas.headroom(entry, used).takes(charge):
             used = used.plus(charge)
         else:
             over = used.plus(charge)
@@ -56,18 +56,18 @@ def limited(entry, charge):
 @given(entry=entries, used=charges, charge=charges, more=charges)
 @settings(deadline=None)
 def test_less_is_taken_wherever_more_is(entry, used, charge, more):
-    assert quotas.room(entry, used).takes(NOTHING)
-    if quotas.room(entry, used).takes(charge.plus(more)):
-        assert quotas.room(entry, used).takes(charge)
-    if quotas.room(entry, used.plus(more)).takes(charge):
-        assert quotas.room(entry, used).takes(charge)
+    assert quotas.headroom(entry, used).takes(NOTHING)
+    if quotas.headroom(entry, used).takes(charge.plus(more)):
+        assert quotas.headroom(entry, used).takes(charge)
+    if quotas.headroom(entry, used.plus(more)).takes(charge):
+        assert quotas.headroom(entry, used).takes(charge)
 
 
 @given(entry=entries, used=charges)
 @settings(deadline=None)
-def test_room_and_used_make_up_the_entry(entry, used):
-    left = quotas.room(entry, used)
-    assert isinstance(left, Room)
+def test_headroom_and_used_make_up_the_entry(entry, used):
+    left = quotas.headroom(entry, used)
+    assert isinstance(left, Headroom)
     assert left.entry == entry
     for limit, got, rest in zip(
         (entry.shares, entry.memory, entry.cards), used, (left.shares, left.memory, left.cards), strict=True

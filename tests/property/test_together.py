@@ -87,7 +87,7 @@ def scenes(draw):
 
 
 def quotas_left(ledger, entries):
-    return [quotas.room(entry, ledger.used(OURS, entry)) for entry in entries]
+    return [quotas.headroom(entry, ledger.used(OURS, entry)) for entry in entries]
 
 
 def groups(request):
@@ -97,9 +97,9 @@ def groups(request):
     return [*([c] for c in request.containers if not c.mem or c.cards > 1), *together]
 
 
-def holds(node, request, chosen, rooms):
+def holds(node, request, chosen, headroom):
     """Whether the node takes these cards for these groups, by adding everything up."""
-    charges = {room.entry: (0, 0, 0) for room in rooms}
+    charges = {one.entry: (0, 0, 0) for one in headroom}
     mem, core, clients, whole = ([0] * len(node.cards) for _ in range(4))
     for group, cards in chosen:
         minds = minded(request.mps, several=group[0].cards > 1)
@@ -124,13 +124,13 @@ def holds(node, request, chosen, rooms):
                 return False
         elif clients[i] and node.free[i] <= 0:
             return False
-    return all(room.takes(quotas.Charge(*charges[room.entry])) for room in rooms)
+    return all(one.takes(quotas.Charge(*charges[one.entry])) for one in headroom)
 
 
-def fits(node, request, of_pod, rooms=()):
+def fits(node, request, of_pod, headroom=()):
     positions = range(len(node.cards))
     choices = [combinations(positions, group[0].cards) for group in of_pod]
-    return any(holds(node, request, list(zip(of_pod, chosen, strict=True)), rooms) for chosen in product(*choices))
+    return any(holds(node, request, list(zip(of_pod, chosen, strict=True)), headroom) for chosen in product(*choices))
 
 
 def without_residents(node):
@@ -142,15 +142,15 @@ def without_residents(node):
 @given(scenes(), wanted, modes, st.sampled_from(["binpack", "spread"]))
 @settings(deadline=None, max_examples=examples(300, soak=5000))
 def test_what_fits_together_is_found_and_what_does_not_has_its_reason(scene, parts, mode, policy):
-    ledger, rooms = scene
+    ledger, headroom = scene
     request = asking(parts, mode)
     node = ledger.node("n1")
     of_pod = groups(request)
-    placed = placement.place_on(node, request, policy, rooms)
+    placed = placement.place_on(node, request, policy, headroom)
     found = isinstance(placed, Placement)
     event("found" if found else placed.name)
-    assert found == fits(node, request, of_pod, rooms)
-    assert isinstance(Scorer(request, policy, rooms).score(node), int) == found
+    assert found == fits(node, request, of_pod, headroom)
+    assert isinstance(Scorer(request, policy, headroom).score(node), int) == found
     if not found:
         alone = [fits(node, request, [group]) for group in of_pod]
         anyway, emptied = fits(node, request, of_pod), fits(without_residents(node), request, of_pod)
@@ -164,4 +164,4 @@ def test_what_fits_together_is_found_and_what_does_not_has_its_reason(scene, par
         chosen = [(group, {node.position(share) for share in cards[group[0].key]}) for group in of_pod]
         assert all(len(at) == group[0].cards for group, at in chosen)
         assert all([s.uuid for s in cards[c.key]] == [s.uuid for s in cards[g[0].key]] for g in of_pod for c in g)
-        assert holds(node, request, chosen, rooms)
+        assert holds(node, request, chosen, headroom)

@@ -92,8 +92,8 @@ def scenes(draw):
             ledger.hold(Holding(str(uid), namespace, "p", state.name, placement.Assignment({"0": (share,)})))
     if draw(st.booleans()):
         ledger.index()
-    rooms = [quotas.room(entry, ledger.used(OURS, entry)) for entry in draw(limits)]
-    return ledger, rooms
+    headroom = [quotas.headroom(entry, ledger.used(OURS, entry)) for entry in draw(limits)]
+    return ledger, headroom
 
 
 def may_have(node, i, claim, device_class):
@@ -110,23 +110,23 @@ def may_have(node, i, claim, device_class):
     )
 
 
-def within(node, chosen, claim, rooms):
-    """Whether the cards together stay within every room."""
-    for room in rooms:
+def within(node, chosen, claim, headroom):
+    """Whether the cards together stay within every headroom."""
+    for one in headroom:
         shares = memory = cards = 0
         for i in chosen:
             card = node.cards[i]
-            if room.entry.covers(card.classes, card.model):
+            if one.entry.covers(card.classes, card.model):
                 shares += 1
                 memory += card.mem - node.kept_back if claim.whole else claim.mem_per_card
                 cards += claim.whole
-        for asked, left in ((shares, room.shares), (memory, room.memory), (cards, room.cards)):
+        for asked, left in ((shares, one.shares), (memory, one.memory), (cards, one.cards)):
             if left is not None and asked and asked > left:
                 return False
     return True
 
 
-def naively(ledger, nodes, wanted, policy, rooms):
+def naively(ledger, nodes, wanted, policy, headroom):
     """The node and the cards for a request of one container, by trying every choice; None where there is none."""
     (claim,) = wanted.containers
     priorities = sorted({card.priority for node in ledger.nodes() for card in node.cards})
@@ -140,7 +140,7 @@ def naively(ledger, nodes, wanted, policy, rooms):
 
         positions = range(len(node.cards)) if node else ()
         usable = sorted((i for i in positions if may_have(node, i, claim, claim.device_class)), key=preference)
-        chosen = next((c for c in combinations(usable, claim.cards) if within(node, c, claim, rooms)), None)
+        chosen = next((c for c in combinations(usable, claim.cards) if within(node, c, claim, headroom)), None)
         if chosen is not None:
             ranks, frees, _ = (sum(column) for column in zip(*map(preference, chosen), strict=True))
             if best is None or (ranks, frees) < best[0]:
@@ -148,21 +148,21 @@ def naively(ledger, nodes, wanted, policy, rooms):
     return best and best[1:]
 
 
-def steered(ledger, nodes, wanted, policy, rooms):
+def steered(ledger, nodes, wanted, policy, headroom):
     """What the quotas did to the request, for the statistics."""
-    without, with_them = (naively(ledger, nodes, wanted, policy, given) for given in ([], rooms))
+    without, with_them = (naively(ledger, nodes, wanted, policy, given) for given in ([], headroom))
     return "do not matter" if without == with_them else "steer" if with_them else "refuse"
 
 
-def node_by_node(ledger, nodes, wanted, policy, rooms):
+def node_by_node(ledger, nodes, wanted, policy, headroom):
     """What `place` must answer, without the index."""
-    scorer = Scorer(wanted, policy, rooms)
+    scorer = Scorer(wanted, policy, headroom)
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
     if not fitting:
         return Unplaceable(refusals=scores)
     best = min(fitting, key=lambda name: (-fitting[name], name))
-    return placement.place_on(ledger.node(best), wanted, policy, rooms)
+    return placement.place_on(ledger.node(best), wanted, policy, headroom)
 
 
 candidates = st.sampled_from([{*NODES}, {*NODES}, {*NODES}, {*NODES, "unknown"}, {"n1"}])
@@ -172,11 +172,11 @@ policy_names = st.sampled_from(sorted(policies.POLICIES))
 @given(scenes(), asked_by(1), candidates, policy_names)
 @settings(deadline=None, max_examples=examples(120, soak=2000))
 def test_one_container_gets_what_trying_every_choice_would_give_it(scene, wanted, nodes, policy):
-    ledger, rooms = scene
-    placed = placement.place(ledger, nodes, wanted, policy, rooms)
-    expected = naively(ledger, nodes, wanted, policy, rooms)
+    ledger, headroom = scene
+    placed = placement.place(ledger, nodes, wanted, policy, headroom)
+    expected = naively(ledger, nodes, wanted, policy, headroom)
     event("placed" if expected else "refused")
-    event(f"quotas {steered(ledger, nodes, wanted, policy, rooms)}")
+    event(f"quotas {steered(ledger, nodes, wanted, policy, headroom)}")
     if expected is None:
         assert isinstance(placed, Unplaceable)
         assert set(placed.refusals) == nodes
@@ -187,24 +187,24 @@ def test_one_container_gets_what_trying_every_choice_would_give_it(scene, wanted
 @given(scenes(), asked_by(3), candidates, policy_names)
 @settings(deadline=None, max_examples=examples(120, soak=2000))
 def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, nodes, policy):
-    ledger, rooms = scene
-    placed = placement.place(ledger, sorted(nodes), wanted, policy, rooms)
-    assert placed == node_by_node(ledger, sorted(nodes), wanted, policy, rooms)
-    scores, refusals = Scorer(wanted, policy, rooms).score_all(ledger, nodes)
+    ledger, headroom = scene
+    placed = placement.place(ledger, sorted(nodes), wanted, policy, headroom)
+    assert placed == node_by_node(ledger, sorted(nodes), wanted, policy, headroom)
+    scores, refusals = Scorer(wanted, policy, headroom).score_all(ledger, nodes)
     assert set(scores) | set(refusals) == nodes
     event(type(placed).__name__)
     if isinstance(placed, Unplaceable):
         assert placed.refusals == refusals
         return
     assert placed.score == max(scores.values())
-    assert placement.exceeded(ledger, placed, rooms) == []
+    assert placement.exceeded(ledger, placed, headroom) == []
     node = ledger.node(placed.node)
     for claim in wanted.containers:
         cards = [node.cards[node.position(share)] for share in placed.assignment.containers[claim.key]]
         assert len({card.uuid for card in cards}) == claim.cards
         assert all(card.healthy and not card.cordoned for card in cards)
         assert all(not claim.device_class or claim.device_class in card.classes for card in cards)
-    before = {room.entry: ledger.used(OURS, room.entry) for room in rooms}
+    before = {one.entry: ledger.used(OURS, one.entry) for one in headroom}
     ledger.hold(Holding("new", OURS, "new", placed.node, placed.assignment))
     assert min([*node.free, *node.free_core]) >= 0
     assert max(node.clients) <= node.max_clients
@@ -217,8 +217,8 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
 @given(scenes(), asked_by(2), candidates, policy_names)
 @settings(deadline=None, max_examples=examples(100, soak=2000))
 def test_a_node_is_refused_for_the_reason_that_it_has(scene, wanted, nodes, policy):
-    ledger, rooms = scene
-    placed = placement.place(ledger, nodes, wanted, policy, rooms)
+    ledger, headroom = scene
+    placed = placement.place(ledger, nodes, wanted, policy, headroom)
     for name, refusal in placed.refusals.items() if isinstance(placed, Unplaceable) else ():
         event(refusal.name)
         node = ledger.node(name)

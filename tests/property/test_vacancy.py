@@ -13,7 +13,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
 from extender.cache.nodeload import NodeLoads
-from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.nodeinfo import NodeRecord, Placed
 from tests.build import cards, container, pod
 from tests.examples import examples
 
@@ -55,7 +55,7 @@ class World:
         if what == "cards":
             self.ledger.set_cards(f"n{one}", cards(*[CARD] * other, node=f"n{one}"))
         elif what == "room":
-            self.loads.set_node(f"n{one}", NodeRoom(Load(other, 10, 10)))
+            self.loads.set_node(f"n{one}", NodeRecord(Load(other, 10, 10)))
         elif what == "hold":
             placed = placement.place_on(self.ledger.node(f"n{one}"), asked(other), "binpack")
             if isinstance(placed, Placement):

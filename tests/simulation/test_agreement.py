@@ -34,7 +34,7 @@ NODES = st.lists(
 )
 
 
-def agree(cluster: Cluster, rooms: dict[str, Load], there: dict[str, tuple[str, Pod]]) -> None:
+def agree(cluster: Cluster, left: dict[str, Load], there: dict[str, tuple[str, Pod]]) -> None:
     assert cluster.ledger.violations() == []
     assert {holding.uid: holding.node for holding in cluster.ledger.holdings()} == {
         uid: node for uid, (node, _) in there.items()
@@ -51,7 +51,7 @@ def agree(cluster: Cluster, rooms: dict[str, Load], there: dict[str, tuple[str, 
             assert sum(shares) == node.used[i] <= card.mem
             used += node.used[i]
     assert used == cluster.used
-    for name, has in rooms.items():
+    for name, has in left.items():
         loads = [pod.shape.load for node, pod in there.values() if node == name]
         left = Load(
             has.cpu - sum(load.cpu for load in loads),
@@ -67,7 +67,7 @@ def agree(cluster: Cluster, rooms: dict[str, Load], there: dict[str, tuple[str, 
 def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, policy, pods, chance):
     given_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
     cluster = Cluster(given_nodes, policy)
-    rooms = {node.name: node.room for node in given_nodes}
+    left = {node.name: node.left for node in given_nodes}
     there: dict[str, tuple[str, Pod]] = {}
     for i, (shape, leaves) in enumerate(pods):
         pod = Pod(f"pod-{i}", shape)
@@ -78,10 +78,10 @@ def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, poli
         if leaves and there:
             uid = chance.choice(sorted(there))
             assert cluster.remove(uid) == there.pop(uid)[0]
-        agree(cluster, rooms, there)
+        agree(cluster, left, there)
     for uid in list(there):
         cluster.remove(uid)
-    agree(cluster, rooms, {})
+    agree(cluster, left, {})
 
 
 @settings(max_examples=examples(20, soak=1000))
@@ -95,7 +95,7 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, more):
         if node is not None:
             there[f"{i}"] = (node, Pod(f"pod-{i}", shape))
     first = cluster.fits([more])
-    agree(cluster, {node.name: node.room for node in given_nodes}, there)
+    agree(cluster, {node.name: node.left for node in given_nodes}, there)
     assert cluster.fits([more]) == first
 
 

@@ -13,7 +13,7 @@ def test_what_a_trace_says(tmp_path):
     assert found.capacity == 22_000
     assert found.card == 1000
     assert len(found.pods) == 62
-    assert found.nodes[0].room[:2] == (64_000, 262_144 << 20)
+    assert found.nodes[0].left[:2] == (64_000, 262_144 << 20)
     by_size = {(found.cards_of(pod.shape), pod.shape.request is not None) for pod in found.pods}
     assert by_size == {(0.25, True), (0.5, True), (0.7, True), (1.0, True), (4.0, True), (0.0, False)}
 

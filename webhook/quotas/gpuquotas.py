@@ -121,11 +121,11 @@ def _used(standing: Standing, entry: Entry) -> Charge:
 
 def _over(entry: Entry, wanted: Charge, used: Charge) -> list[str]:
     """The amounts that do not fit."""
-    left = quotas.room(entry, used)
+    left = quotas.headroom(entry, used)
     if left.takes(wanted):
         return []
     return [
-        name for name in _FIELDS if (room := getattr(left, name)) is not None and getattr(wanted, name) > max(room, 0)
+        name for name in _FIELDS if (free := getattr(left, name)) is not None and getattr(wanted, name) > max(free, 0)
     ]
 
 

@@ -6,7 +6,7 @@ Numpy is loaded with it: import this when it is needed.
 from collections.abc import Collection, Mapping, Sequence
 
 from cardwise.core.api import policies
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
@@ -16,13 +16,13 @@ from cardwise.simulation.workload import UNLIMITED
 
 
 class Deciding:
-    """`rooms`: what nodes have left beside cards; those that are not in it have no bounds. `workload`: as the extender
+    """`left`: what nodes have left beside cards; those that are not in it have no bounds. `workload`: as the extender
     has saved it; `note` says why that is of no use.
     """
 
-    def __init__(self, ledger: Ledger, rooms: Mapping[str, Load], workload: str) -> None:
+    def __init__(self, ledger: Ledger, left: Mapping[str, Load], workload: str) -> None:
         self.note = ""
-        self._rooms = dict(rooms)
+        self._left = dict(left)
         self._engine = Engine(ledger, self)
         for node in ledger.nodes():
             self._engine.touch(node.name)
@@ -37,13 +37,13 @@ class Deciding:
 
     def left(self, node: str) -> Load | None:
         """As the engine asks."""
-        return self._rooms.get(node, UNLIMITED)
+        return self._left.get(node, UNLIMITED)
 
     def take(self, node: str, load: Load, sign: int = 1) -> None:
         """A pod with this load comes (1) or goes (-1)."""
-        left = self._rooms.get(node)
+        left = self._left.get(node)
         if left is not None:
-            self._rooms[node] = left.plus(load, -sign)
+            self._left[node] = left.plus(load, -sign)
             self._engine.touch(node)
 
     def place(
@@ -52,13 +52,13 @@ class Deciding:
         load: Load,
         policy: str,
         nodes: Collection[str] | None = None,
-        rooms: Sequence[Room] = (),
+        headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
         """Where the pod goes now, as the extender would choose."""
-        return self._engine.place(request, load, policy, nodes, rooms)
+        return self._engine.place(request, load, policy, nodes, headroom)
 
     def ranked(
-        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], rooms: Sequence[Room] = ()
+        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
         """The nodes that take the pod, the best with the most; None where the policy leaves it to `binpack`."""
-        return self._engine.scores(request, load, policy, nodes, rooms) if policy in policies.SCORED else None
+        return self._engine.scores(request, load, policy, nodes, headroom) if policy in policies.SCORED else None

@@ -24,7 +24,7 @@ Json = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Snapshot:
-    """`nodes` have the room that is left beside cards; `empty` have what they had without the pods that use cards.
+    """`nodes` have what is left beside cards; `empty` have what they had without the pods that use cards.
 
     `pods`: those that use cards or wait for them. `learned`: what the extender has saved of the pods that come, if it
     has. `notes`: what is less exact, and why.
@@ -55,14 +55,14 @@ def take(client: KubeClient) -> Snapshot:
     if seen.partial:
         found.notes.append(seen.partial)
     try:
-        rooms = {node["metadata"]["name"]: _room(node) for node in listing.objects(client, paths.nodes())}
+        empty = {node["metadata"]["name"]: _allocatable(node) for node in listing.objects(client, paths.nodes())}
         pods = [pod for pod in listing.objects(client, paths.pods()) if not _over(pod)]
     except errors.Forbidden as error:
         found.notes.append(f"cpu and memory of nodes are taken as unlimited: {error.message}")
         found.pods += [Pod(f"{where}/{name}", Shape(asked, Load())) for where, name, asked in seen.waiting]
         found.waiting = len(found.pods)
-        rooms, pods = {node.name: UNLIMITED for node in seen.ledger.nodes()}, []
-    left, empty = dict(rooms), dict(rooms)
+        empty, pods = {node.name: UNLIMITED for node in seen.ledger.nodes()}, []
+    left = dict(empty)
     for pod in pods:
         _add(found, pod, left, empty)
     found.learned = published.take(client).workload
@@ -94,7 +94,7 @@ class _Classified:
 _NOTHING = Load(0, 0, 0)
 
 
-def _room(node: Json) -> Load:
+def _allocatable(node: Json) -> Load:
     """What it has for pods; nothing where it is cordoned."""
     if (node.get("spec") or {}).get("unschedulable"):
         return _NOTHING
@@ -102,20 +102,20 @@ def _room(node: Json) -> Load:
     return loads.of_node(msgspec.convert(allocatable, loads.Amounts)) if allocatable else UNLIMITED
 
 
-def rooms(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
+def left(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
     """What each node has left beside cards with these pods on it."""
-    left = {node["metadata"]["name"]: _room(node) for node in nodes}
+    have = {node["metadata"]["name"]: _allocatable(node) for node in nodes}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName") or ""
-        if node in left and not _over(pod):
-            left[node] = left[node].plus(load_of(pod), -1)
-    return left
+        if node in have and not _over(pod):
+            have[node] = have[node].plus(load_of(pod), -1)
+    return have
 
 
-def read_rooms(client: KubeClient) -> tuple[dict[str, Load], str]:
-    """`rooms` of the cluster; nothing of any node where they may not be read, and why."""
+def read_left(client: KubeClient) -> tuple[dict[str, Load], str]:
+    """`left` of the cluster; nothing of any node where they may not be read, and why."""
     try:
-        return rooms(listing.objects(client, paths.nodes()), listing.objects(client, paths.pods())), ""
+        return left(listing.objects(client, paths.nodes()), listing.objects(client, paths.pods())), ""
     except errors.Forbidden as error:
         return {}, f"cpu and memory of nodes are taken as unlimited: {error.message}"
 
@@ -140,6 +140,6 @@ def _add(found: Snapshot, pod: Json, left: dict[str, Load], empty: dict[str, Loa
     if asked is not None:
         found.pods.append(Pod(f"{metadata['namespace']}/{metadata['name']}", Shape(asked, load)))
         found.waiting += not node
-    for rooms in (left,) if asked is not None else (left, empty):
-        if node in rooms:
-            rooms[node] = rooms[node].plus(load, -1)
+    for have in (left,) if asked is not None else (left, empty):
+        if node in have:
+            have[node] = have[node].plus(load, -1)

@@ -242,14 +242,14 @@ def nodes(given: str, number: int, models: Sequence[str], named: Named) -> list[
         mem = quantity.memory(match[4])
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, error.remedy) from error
-    room = _room(field, match[5])
+    left = _left(field, match[5])
     alike = classes.accelerator_of_model(match[3])
     model = next((one for one in models if classes.accelerator_of_model(one) == alike), match[3])
     card = Card(index=0, uuid="", mem=mem, model=model)
-    return [_node(f"added-{number}-{i}", [card] * cards, room, named) for i in range(count)]
+    return [_node(f"added-{number}-{i}", [card] * cards, left, named) for i in range(count)]
 
 
-def _room(field: str, given: str) -> Load:
+def _left(field: str, given: str) -> Load:
     """What the nodes have beside cards; without bounds where nothing is said."""
     said: dict[str, str] = {}
     for part in filter(None, given.split(",")):
@@ -266,6 +266,6 @@ def _room(field: str, given: str) -> Load:
     )
 
 
-def _node(name: str, cards: Sequence[Card], room: Load, named: Named) -> Node:
+def _node(name: str, cards: Sequence[Card], left: Load, named: Named) -> Node:
     made = (dataclasses.replace(card, index=i, uuid=f"{name}-{i}") for i, card in enumerate(cards))
-    return Node(name, tuple(named(card, name) for card in made), room)
+    return Node(name, tuple(named(card, name) for card in made), left)

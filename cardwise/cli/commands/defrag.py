@@ -223,7 +223,7 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetim
     if told.note:
         click.echo(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     ledger = seen.ledger
-    engine = Deciding(ledger, snapshots.rooms(nodes, pods), told.workload)
+    engine = Deciding(ledger, snapshots.left(nodes, pods), told.workload)
     if engine.note:
         click.echo(f"note: {engine.note}", err=True)
 
@@ -231,7 +231,7 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetim
         return asked.namespace in (None, holding.namespace)
 
     found = movables.find(movables.Seen(pods, nodes, jobs, limits, told, now), ledger, wanted)
-    world = World(ledger, engine, lambda namespace: [room for _, room in seen.rooms(namespace)])
+    world = World(ledger, engine, lambda namespace: [left for _, left in seen.headroom(namespace)])
     goal = Goal(request=asked.request, load=asked.load, count=asked.count, policy=told.policy)
     return Outcome(asked, plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon), found)
 

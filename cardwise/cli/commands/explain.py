@@ -114,8 +114,8 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, dict[st
     if seen is not None and published.in_force(pod, told) in policies.SCORED:
         from cardwise.cli.cluster.engine import Deciding  # noqa: PLC0415 - loads numpy
 
-        rooms, unknown = snapshots.read_rooms(client)
-        engine = Deciding(seen.ledger, rooms, told.workload)
+        left, unknown = snapshots.read_left(client)
+        engine = Deciding(seen.ledger, left, told.workload)
         for note in filter(None, (unknown, engine.note)):
             click.echo(f"note: {note}", err=True)
     text = sentences.explain(pod, seen, gang.lines, told, engine, around=_around(client, pod, seen, gang.waiting))

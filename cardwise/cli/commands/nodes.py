@@ -99,12 +99,12 @@ def views(client: KubeClient, seen: Survey) -> Views:
     """Reads what the survey lacks. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
-    rooms, without_rooms = snapshots.read_rooms(client)
+    left, without_left = snapshots.read_left(client)
     asks, typical, without_asks = _asks(client, seen)
     fragments = fragmentation.Fragments(fragmentation.typical(asks, seen.ledger.kinds))
     states = cardtable.with_cards(seen.ledger)
     for state in states:
-        fragments.set(state.name, state, rooms.get(state.name, UNLIMITED))
+        fragments.set(state.name, state, left.get(state.name, UNLIMITED))
     mps: dict[str, set[str]] = {}
     for resource in seen.resources:
         if resource.status.mps is not None:
@@ -115,7 +115,7 @@ def views(client: KubeClient, seen: Survey) -> Views:
     ]
     cluster = _together(each, fragments.total(), measured=measured)
     return Views(
-        each, cluster, fragments.classes(seen.ledger.kinds), typical, list(filter(None, (without_rooms, without_asks)))
+        each, cluster, fragments.classes(seen.ledger.kinds), typical, list(filter(None, (without_left, without_asks)))
     )
 
 

@@ -48,9 +48,9 @@ def _nodes(pod: Mapping[str, Any], survey: Survey, policy: str) -> list[Json]:
         return []  # the text says so
     if asked is None:
         return []
-    rooms = [room for _, room in survey.rooms(pod["metadata"]["namespace"])]
+    headroom = [left for _, left in survey.headroom(pod["metadata"]["namespace"])]
     ledger = survey.ledger
-    views = explanation.explain(ledger, [node.name for node in ledger.nodes()], asked, policy, rooms)
+    views = explanation.explain(ledger, [node.name for node in ledger.nodes()], asked, policy, headroom)
     return [_node(view) for view in views]
 
 

@@ -45,18 +45,18 @@ def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list
     """The entries of GPUQuotas that close cards to the pod, each with what is hard, used and asked."""
     lines = []
     claims = fitting.claims(asked)
-    for quota, room in survey.rooms(namespace):
-        found = explanation.exceeding(claims, room, survey.ledger)
+    for quota, left in survey.headroom(namespace):
+        found = explanation.exceeding(claims, left, survey.ledger)
         if found is None:
             continue
         charge, everywhere = found
-        used = survey.ledger.used(namespace, room.entry)
-        wanted = {what: amount for what, amount, _ in quotatable.amounts(room.entry, charge)}
+        used = survey.ledger.used(namespace, left.entry)
+        wanted = {what: amount for what, amount, _ in quotatable.amounts(left.entry, charge)}
         full = ", ".join(
             f"{held} of {hard} {what} used, {wanted[what]} asked"
-            for what, held, hard in quotatable.amounts(room.entry, used)
+            for what, held, hard in quotatable.amounts(left.entry, used)
             if hard is not None and wanted[what] and held + wanted[what] > hard
         )
         steer = "" if everywhere else "; cards that it does not limit are open"
-        lines.append(f"GPUQuota {quota.name} closes {quotatable.title(room.entry)}: {full}{steer}.")
+        lines.append(f"GPUQuota {quota.name} closes {quotatable.title(left.entry)}: {full}{steer}.")
     return lines

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import quotatable
 from cardwise.core.api import names, quotas
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Holding, Ledger
@@ -32,12 +32,12 @@ def remedies(
     """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already."""
     if any(view.refusal is None for view in views):
         return []
-    rooms = [room for _, room in survey.rooms(namespace)]
+    headroom = [left for _, left in survey.headroom(namespace)]
     found = [
-        *_less(asked, survey.ledger, views, policy, rooms),
+        *_less(asked, survey.ledger, views, policy, headroom),
         *_withheld(asked, views),
         *_former(namespace, views, around),
-        *_holders(asked, survey.ledger, views, policy, rooms, around=around),
+        *_holders(asked, survey.ledger, views, policy, headroom, around=around),
         *_quotas(asked, namespace, survey),
         *_too_big(asked, survey.ledger, views),
         *_apart(views),
@@ -52,10 +52,10 @@ def holder(holding: Holding) -> str:
 
 
 def _less(
-    asked: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, rooms: Sequence[Room]
+    asked: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
     """What it could have at once, where that is enough for anything."""
-    found = explanation.smaller(ledger, [view.name for view in views], asked, policy, rooms)
+    found = explanation.smaller(ledger, [view.name for view in views], asked, policy, headroom)
     if found is not None and found.mem >= _LEAST:
         yield f"it asked for at most {found.mem} MiB: that runs now, on {_cards(found.node, found.cards)}"
 
@@ -76,19 +76,19 @@ def _holders(
     ledger: Ledger,
     views: Sequence[NodeView],
     policy: str,
-    rooms: Sequence[Room],
+    headroom: Sequence[Headroom],
     *,
     around: Around,
 ) -> Iterator[str]:
     if around.partners:
         every = explanation.together(
-            ledger, [view.name for view in views], [asked, *around.partners][:_MEMBERS], policy, rooms
+            ledger, [view.name for view in views], [asked, *around.partners][:_MEMBERS], policy, headroom
         )
         if every:
             who = wording.few([holder(one) for one in every], _FEW, "pods")
             yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {who}"
         return
-    near = explanation.nearest(ledger, views, asked, policy, rooms)
+    near = explanation.nearest(ledger, views, asked, policy, headroom)
     if near is None:
         return
     where = _cards(near.node, near.cards)
@@ -126,20 +126,20 @@ def _would_do(asked: PodRequest, card: CardView) -> bool:
 def _quotas(asked: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
     """Each entry that is in the way, and who holds most of it."""
     claims = fitting.claims(asked)
-    for quota, room in survey.rooms(namespace):
-        if explanation.exceeding(claims, room, survey.ledger) is None:
+    for quota, left in survey.headroom(namespace):
+        if explanation.exceeding(claims, left, survey.ledger) is None:
             continue
-        charges = [(one, _charge(survey.ledger, one, room)) for one in survey.ledger.holdings()]
+        charges = [(one, _charge(survey.ledger, one, left)) for one in survey.ledger.holdings()]
         here = [(one, mem) for one, mem in charges if one.namespace == namespace and mem]
         most = sorted(here, key=lambda one: (-one[1], one[0].name))
         by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pods')}" if most else ""
-        yield f"GPUQuota {quota.name} left room on {quotatable.title(room.entry)}{by}"
+        yield f"GPUQuota {quota.name} left room on {quotatable.title(left.entry)}{by}"
 
 
-def _charge(ledger: Ledger, holding: Holding, room: Room) -> int:
+def _charge(ledger: Ledger, holding: Holding, left: Headroom) -> int:
     """MiB of the cards that the entry covers."""
     shares = holding.assignment.shares()
-    covered = [share for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), room.entry)]
+    covered = [share for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), left.entry)]
     return quotas.total(map(quotas.charge, covered)).memory
 
 

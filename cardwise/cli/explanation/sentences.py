@@ -12,7 +12,7 @@ from cardwise.cli.explanation import holdups, obstacles, remedies
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import devicetable
 from cardwise.core.api import assignment, names, policies, request
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
@@ -28,7 +28,12 @@ class Ranks(Protocol):
     """The engine, where a policy compares all nodes: `cardwise.cli.cluster.engine`."""
 
     def ranked(
-        self, request: request.PodRequest, load: Load, policy: str, nodes: Collection[str], rooms: Sequence[Room] = ()
+        self,
+        request: request.PodRequest,
+        load: Load,
+        policy: str,
+        nodes: Collection[str],
+        headroom: Sequence[Headroom] = (),
     ) -> dict[str, int] | None:
         """The nodes that take the pod, the best with the most; None where `binpack` decides."""
 
@@ -195,14 +200,14 @@ def _waiting(
     if survey is None:
         return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.in_force(pod, told)
-    rooms = [room for _, room in survey.rooms(namespace)]
+    headroom = [left for _, left in survey.headroom(namespace)]
     lines += holdups.foreign(pod, around, list(survey.classes))
     with_cards = [node.name for node in survey.ledger.nodes()]
     lines += holdups.no_node(pod, with_cards, around)
     admitted = around.admitted(pod)
     nodes = [name for name in with_cards if admitted is None or name in admitted]
-    ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, rooms) if engine is not None else None
-    views = explanation.explain(survey.ledger, nodes, asked, policy, rooms, ranked=ranked)
+    ranked = engine.ranked(asked, snapshots.load_of(pod), policy, nodes, headroom) if engine is not None else None
+    views = explanation.explain(survey.ledger, nodes, asked, policy, headroom, ranked=ranked)
     if not with_cards:
         lines.append("No node has a card or a device that Cardwise gives: is the device plugin running?")
     lines += obstacles.types(asked, survey)

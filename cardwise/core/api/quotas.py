@@ -1,7 +1,7 @@
 """GPUQuota: how much a namespace may hold of which cards, and how much each share counts.
 
 The arithmetic alone. Who holds what is the ledger's, and who may be placed where is asked by the placement engine:
-it knows the kinds of cards that an entry covers, this knows how much room the entry has.
+it knows the kinds of cards that an entry covers, this knows what the entry has left.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Headroom:
     """What is left of an entry; None is no limit. Negative where the limit was lowered below what is held."""
 
     entry: Entry
@@ -70,9 +70,9 @@ class Room:
             and (self.cards is None or not charge.cards or charge.cards <= self.cards)
         )
 
-    def less(self, charge: Charge) -> "Room":
+    def less(self, charge: Charge) -> "Headroom":
         """What is left when the charge is taken as well."""
-        return Room(
+        return Headroom(
             entry=self.entry,
             shares=None if self.shares is None else self.shares - charge.shares,
             memory=None if self.memory is None else self.memory - charge.memory,
@@ -90,9 +90,9 @@ class GPUQuota:
     refuse: bool = False
 
 
-def room(entry: Entry, used: Charge) -> Room:
+def headroom(entry: Entry, used: Charge) -> Headroom:
     """What is left of the entry when `used` is held."""
-    return Room(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).less(used)
+    return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).less(used)
 
 
 def charge(share: CardShare) -> Charge:

@@ -170,7 +170,7 @@ class _Greedy:
         self._ways: dict[str, tuple[set[str], list[Movable]]] = {}
         goal = asked.goal
         self._newcomer = preemption.Newcomer(
-            request=goal.request, load=goal.load, priority=1, policy=goal.policy, rooms=goal.rooms
+            request=goal.request, load=goal.load, priority=1, policy=goal.policy, headroom=goal.headroom
         )
 
     def plan(self, now: int) -> Plan:

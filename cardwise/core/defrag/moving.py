@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
@@ -28,7 +28,7 @@ class Placer(Protocol):
         load: Load,
         policy: str,
         nodes: Collection[str] | None = None,
-        rooms: Sequence[Room] = (),
+        headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
         """Where the pod goes now; None where it has no room."""
 
@@ -55,13 +55,13 @@ class Movable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """So many pods that ask this are to fit at once. `rooms`: what quotas leave to their namespace."""
+    """So many pods that ask this are to fit at once. `headroom`: what quotas leave to their namespace."""
 
     request: PodRequest
     load: Load
     count: int
     policy: str
-    rooms: Sequence[Room] = ()
+    headroom: Sequence[Headroom] = ()
 
 
 class Move(NamedTuple):
@@ -72,12 +72,12 @@ class Move(NamedTuple):
 
 
 class World:
-    """The cluster as it would be. `rooms`: what quotas leave to a namespace now."""
+    """The cluster as it would be. `headroom`: what quotas leave to a namespace now."""
 
-    def __init__(self, ledger: Ledger, placer: Placer, rooms: Callable[[str], Sequence[Room]]) -> None:
+    def __init__(self, ledger: Ledger, placer: Placer, headroom: Callable[[str], Sequence[Headroom]]) -> None:
         self.ledger = ledger
         self._placer = placer
-        self._rooms = rooms
+        self._headroom = headroom
         self._closed: dict[str, set[str]] = {}  # by node, UUIDs of the cards that are cordoned for moves
 
     def fits(self, goal: Goal) -> int:
@@ -91,7 +91,7 @@ class World:
         self._mark(self._closed, cordoned=False)
         placed: list[Placement] = []
         for i in range(goal.count):
-            found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.rooms)
+            found = self._placer.place(goal.request, goal.load, goal.policy, None, goal.headroom)
             if found is None:
                 break
             mps_client = goal.request.mps_client
@@ -164,7 +164,7 @@ class World:
         return self._placer.left(node) or Load(0, 0, 0)
 
     def _place(self, pod: Movable, namespace: str) -> Placement | None:
-        return self._placer.place(pod.request, pod.load, pod.policy, pod.nodes, self._rooms(namespace))
+        return self._placer.place(pod.request, pod.load, pod.policy, pod.nodes, self._headroom(namespace))
 
 
 def _same(found: Placement, before: Holding) -> bool:

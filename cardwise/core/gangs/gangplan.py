@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.api.quotas import NOTHING, Room
+from cardwise.core.api.quotas import NOTHING, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
@@ -23,8 +23,6 @@ from cardwise.core.values.refusals import Refusal
 _NO_LOAD: Final = Load(0, 0, 0)
 _MOST_SCORED: Final = 500  # nodes for members who are alike
 _CHEAPER: Final = 40  # nodes can be scored in the time in which the index finds the best one once
-
-Rooms = Callable[[], Sequence[Room]]  # what quotas leave to the namespace, for what is held now
 
 
 class Nodes(Protocol):
@@ -59,13 +57,13 @@ class Terms:
     `offers`: by shape, the nodes that the scheduler allows; a shape that is not in it may have any. `avoided`: shapes
     and nodes that do not go together. `closed`: why a member must not have a node, for what is none of its own.
     `vacant`: by node, how many pods of this request and load it could take at most, where that is any; None: that
-    is not known.
+    is not known. `headroom`: what quotas leave to the namespace, for what is held now.
     """
 
     namespace: str
     policy: str
     mark: str
-    rooms: Rooms = tuple
+    headroom: Callable[[], Sequence[Headroom]] = tuple
     offers: Mapping[str, Collection[str]] = field(default_factory=dict)
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
@@ -98,13 +96,13 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
 
 def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> Member | None:
     """The first with whom the quotas do not allow all, whichever cards they get: without a look at any node."""
-    charged = [(room, NOTHING) for room in terms.rooms()]
+    charged = [(one, NOTHING) for one in terms.headroom()]
     for member in members if charged else ():
         if member.request is None:
             continue
-        least = [fitting.surely(member.request, ledger.kinds, room.entry) for room, _ in charged]
-        charged = [(room, sum_.plus(more)) for (room, sum_), more in zip(charged, least, strict=True)]
-        if not all(room.takes(sum_) for room, sum_ in charged):
+        least = [fitting.surely(member.request, ledger.kinds, one.entry) for one, _ in charged]
+        charged = [(one, sum_.plus(more)) for (one, sum_), more in zip(charged, least, strict=True)]
+        if not all(one.takes(sum_) for one, sum_ in charged):
             return member
     return None
 
@@ -136,7 +134,7 @@ class _Ground:
     def __init__(self, ledger: Ledger, nodes: Nodes, terms: Terms) -> None:
         self.ledger = ledger
         self.terms = terms
-        self.limited = bool(terms.rooms())
+        self.limited = bool(terms.headroom())
         self._nodes = nodes
         self._left: dict[str, Load | None] = {}
         self._roomy: dict[tuple[int, Load], list[str]] = {}
@@ -173,7 +171,7 @@ class _Ground:
         return len(kind.candidates)
 
     def scorer(self, request: PodRequest) -> Scorer:
-        return Scorer(request, request.policy or self.terms.policy, self.terms.rooms())
+        return Scorer(request, request.policy or self.terms.policy, self.terms.headroom())
 
     def _harm(self, node: str) -> int:
         """For a pod that needs no card: nodes with cards are for others as long as there are other nodes."""

@@ -1,6 +1,6 @@
 """The state machine of one gang: how far it has come, as explicit transitions, with times handed in.
 
-It knows who is there and who was planned where; the cards and the nodes' rooms are the planner's (`gangplan`), threads
+It knows who is there and who was planned where; the cards and the nodes' loads are the planner's (`gangplan`), threads
 and writes the extender's. What a transition makes void is in its answer, `Ended`: whoever owns the cards gives them
 back.
 """

@@ -64,13 +64,13 @@ class Wanted:
         for one in asked:
             self.counts[one.device_class] = self.counts.get(one.device_class, 0) + one.count
 
-    def room(self, devices: Sequence[Device], taken: Collection[str]) -> int | Refusal:
+    def available(self, devices: Sequence[Device], taken: Collection[str]) -> int | Refusal:
         """How many devices of the classes are free on a node with these devices; a reason where they are too few."""
         free = self._free(devices, taken)
         return len(free) if self._suffice(free) else self._why(devices)
 
     def grant(self, devices: Sequence[Device], taken: Collection[str]) -> tuple[int, Granted] | Refusal:
-        """As `room`, and the devices for each container."""
+        """As `available`, and the devices for each container."""
         free = self._free(devices, taken)
         matched = self._match(free)
         if matched is None:

@@ -11,7 +11,7 @@ from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, card_code
 from cardwise.core.api.mpsprofile import NOBODY
-from cardwise.core.api.quotas import NOTHING, Charge, Room
+from cardwise.core.api.quotas import NOTHING, Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement.kinds import ANY_CARD, Kinds, Level
 from cardwise.core.placement.mpstaints import FOR_GOOD, minded
@@ -47,17 +47,18 @@ class Want(NamedTuple):
     typed: frozenset[int] | None
 
 
-Rooms = tuple[tuple[Room, Charge], ...]  # what quotas leave, and what of it the request has taken on this node so far
+# What quotas leave, and what of it the request has taken on this node so far.
+Headrooms = tuple[tuple[Headroom, Charge], ...]
 
 
 class Plan(NamedTuple):
-    """What to look for. `rooms` are those that take one card of the request, but perhaps not all of them.
+    """What to look for. `headroom` is of those entries that take one card of the request, but perhaps not all of them.
 
     `unlimited`: the same without quotas, to tell why nothing was found; None where quotas play no part.
     """
 
     wants: tuple[Want, ...]
-    rooms: Rooms
+    headroom: Headrooms
     unlimited: tuple[Want, ...] | None
 
 
@@ -94,19 +95,19 @@ def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShar
 # Which kinds of cards a request may have.
 
 
-def plan(wanted: Sequence[Claim], kinds: Kinds, rooms: Sequence[Room]) -> Plan:
+def plan(wanted: Sequence[Claim], kinds: Kinds, headroom: Sequence[Headroom]) -> Plan:
     """Quotas close kinds beforehand where they can, so that the index walks past what cannot be taken."""
     unlimited = tuple([Want(c, kinds.levels(c.device_class), kinds.allowed(c.device_class)) for c in wanted])
-    if not rooms:
+    if not headroom:
         return Plan(unlimited, (), None)
     most = quotas.total(map(_most, wanted))
-    tight = [room for room in rooms if not room.takes(most)]
+    tight = [one for one in headroom if not one.takes(most)]
     if not tight:
         return Plan(unlimited, (), None)
     wants = []
     counted = set()
     for claim, _, typed in unlimited:
-        full = {i for i, room in enumerate(tight) if not room.takes(_least(claim, kinds, room.entry))}
+        full = {i for i, one in enumerate(tight) if not one.takes(_least(claim, kinds, one.entry))}
         counted |= set(range(len(tight))) - full
         wants.append(Want(claim, kinds.levels(claim.device_class, [tight[i].entry for i in sorted(full)]), typed))
     return Plan(tuple(wants), tuple((tight[i], NOTHING) for i in sorted(counted)), unlimited)
@@ -147,30 +148,30 @@ def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
     return Charge(len(claim.keys), claim.mem, 0)
 
 
-def charged(rooms: Rooms, node: NodeState, i: int, claim: Claim) -> Rooms | None:
-    """The rooms when this card is taken for the claim; None where one of them does not allow it."""
+def charged(headroom: Headrooms, node: NodeState, i: int, claim: Claim) -> Headrooms | None:
+    """The headroom when this card is taken for the claim; None where one of them does not allow it."""
     charge = _charge(node, i, claim)
     after = []
-    for room, taken in rooms:
+    for one, taken in headroom:
         with_it = taken
-        if node.registry.covered(node.kinds[i], room.entry):
+        if node.registry.covered(node.kinds[i], one.entry):
             with_it = taken.plus(charge)
-            if not room.takes(with_it):
+            if not one.takes(with_it):
                 return None
-        after.append((room, with_it))
+        after.append((one, with_it))
     return tuple(after)
 
 
 # The choice for one claim.
 
 
-Chosen = tuple[int, list[int], Rooms]  # score and positions of the cards for one claim, and the rooms with them
+Chosen = tuple[int, list[int], Headrooms]  # score and positions of the cards for one claim, and the headroom with them
 
 
-def choose(node: NodeState, want: Want, rooms: Rooms, policy: policies.Policy) -> Chosen | None:
+def choose(node: NodeState, want: Want, headroom: Headrooms, policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim; None where there are too few that it may have."""
     codes = usable(node, want.claim)
-    return _choose(node, codes, want, rooms, policy) if rooms else _choose_freely(node, codes, want, policy)
+    return _choose(node, codes, want, headroom, policy) if headroom else _choose_freely(node, codes, want, policy)
 
 
 def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> Chosen | None:
@@ -196,7 +197,7 @@ def _choose(
     node: NodeState,
     codes: Sequence[int],
     want: Want,
-    rooms: Rooms,
+    headroom: Headrooms,
     policy: policies.Policy,
     *,
     taken: tuple[int, ...] = (),
@@ -211,7 +212,7 @@ def _choose(
         if pick is None:
             return None
         score, i = pick
-        left = charged(rooms, node, i, want.claim)
+        left = charged(headroom, node, i, want.claim)
         if left is not None:
             if missing == 1:
                 return score, [*taken, i], left
@@ -323,7 +324,7 @@ def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal |
     return node.mps.refusal(here, claim.minds, claim.user)
 
 
-def served(node: NodeState, i: int, request: PodRequest, rooms: Sequence[Room] = ()) -> tuple[list[Claim], str]:
+def served(node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()) -> tuple[list[Claim], str]:
     """The claims that the card may serve, whatever is free on it.
 
     Where there are none also why: "type", "mps", "quota".
@@ -331,7 +332,7 @@ def served(node: NodeState, i: int, request: PodRequest, rooms: Sequence[Room] =
     kind = node.kinds[i]
     wanted = [(claim, node.registry.allowed(claim.device_class)) for claim in claims(request)]
     of_type = [claim for claim, typed in wanted if typed is None or kind in typed]
-    free = tuple((room, NOTHING) for room in rooms)
+    free = tuple((one, NOTHING) for one in headroom)
     open_to = [claim for claim in of_type if admits(node, i, claim)]
     may = [claim for claim in open_to if charged(free, node, i, claim) is not None]
     return may, "" if may else "quota" if open_to else "mps" if of_type else "type"

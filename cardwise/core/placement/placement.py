@@ -10,7 +10,7 @@ from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import card_code
 from cardwise.core.api.mps import Mode
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
 from cardwise.core.placement.cardindex import CardIndex, Entry
@@ -38,13 +38,13 @@ class Unplaceable:
 
 
 def place(
-    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Placement | Unplaceable:
     """The best of the nodes under the policy; equal scores go to the node named first.
 
-    `rooms` are what quotas leave to the pod's namespace; what is placed never exceeds them.
+    `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
     """
-    scorer = Scorer(request, policy, rooms)
+    scorer = Scorer(request, policy, headroom)
     if scorer.indexed:
         nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
         node = scorer.first(ledger, nodes)
@@ -60,19 +60,19 @@ def place(
 
 
 def place_on(
-    node: NodeState | None, request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+    node: NodeState | None, request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Placement | Refusal:
     """The cards and devices of one node for the request, or why there are none."""
-    return Scorer(request, policy, rooms).place_on(node)
+    return Scorer(request, policy, headroom).place_on(node)
 
 
-def exceeded(ledger: Ledger, placement: Placement, rooms: Sequence[Room]) -> list[quotas.Entry]:
+def exceeded(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.Entry]:
     """The entries of quotas that leave no room for the placement."""
     charges = [(ledger.kind(placement.node, share), quotas.charge(share)) for share in placement.assignment.shares()]
     return [
-        room.entry
-        for room in rooms
-        if not room.takes(quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, room.entry)))
+        one.entry
+        for one in headroom
+        if not one.takes(quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, one.entry)))
     ]
 
 
@@ -119,13 +119,13 @@ class Scorer:
     For the ledger as it is; not to be kept.
     """
 
-    def __init__(self, request: PodRequest, policy: str, rooms: Sequence[Room] = ()) -> None:
+    def __init__(self, request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()) -> None:
         self._policy = policies.POLICIES[policy]
         self._walk = _INDEXED.get(policy)
         self._request = request
         self._claims = fitting.claims(request)
         self._effort = searching.Effort()
-        self._rooms = rooms
+        self._headroom = headroom
         self._plan: fitting.Plan | None = None
         # Devices are asked for before cards, node by node: few nodes have them.
         self._devices = Wanted(request.devices) if request.devices else None
@@ -160,7 +160,7 @@ class Scorer:
                     node is not None
                     and fitting.takes(node, position, claim)
                     and (not restricted or fitting.admits(node, position, claim))
-                    and (not plan.rooms or fitting.charged(plan.rooms, node, position, claim) is not None)
+                    and (not plan.headroom or fitting.charged(plan.headroom, node, position, claim) is not None)
                 ):
                     return node
         return None
@@ -194,7 +194,7 @@ class Scorer:
         plan = self._plan_on(ledger.kinds)
         codes_of = NodeState.empties if self._whole else NodeState.ascending
         claim, levels, typed = plan.wants[0]
-        plain = self._simple and levels is ANY_CARD and not plan.rooms
+        plain = self._simple and levels is ANY_CARD and not plan.headroom
         restricted = self._restricted(ledger)
         # Of several whole cards most nodes have too few, and need no search.
         several = claim.cards if claim.whole and len(plan.wants) == 1 and plan.unlimited is None else 0
@@ -280,14 +280,14 @@ class Scorer:
 
     def _plan_on(self, kinds: Kinds) -> fitting.Plan:
         if self._plan is None:
-            self._plan = fitting.plan(self._claims, kinds, self._rooms)
+            self._plan = fitting.plan(self._claims, kinds, self._headroom)
         return self._plan
 
     def _score_with(self, devices: Wanted, node: NodeState | None) -> int | Refusal:
         """As `score`, for a request for devices: theirs is the score only where it asks for no card."""
         if node is None:
             return Refusal.NO_SUCH_DEVICE
-        free = devices.room(node.devices, node.taken)
+        free = devices.available(node.devices, node.taken)
         if isinstance(free, Refusal):
             return free
         return self._score(node, self._plan_on(node.registry)) if self._claims else self._weigh(free)
@@ -298,7 +298,7 @@ class Scorer:
         return pick[0] if pick is not None else 0
 
     def _score(self, node: NodeState, plan: fitting.Plan) -> int | Refusal:
-        if self._single and not plan.rooms:
+        if self._single and not plan.headroom:
             want = plan.wants[0]
             pick = fitting.pick_one(node, fitting.usable(node, want.claim), want, self._policy)
             return pick[0] if pick is not None else searching.why(node, plan, want, self._policy, self._effort)

@@ -11,8 +11,8 @@ from cardwise.core.api.cards import POSITION
 from cardwise.core.placement.fitting import (
     Chosen,
     Claim,
+    Headrooms,
     Plan,
-    Rooms,
     Want,
     charged,
     choose,
@@ -41,7 +41,7 @@ class Effort:
 
 def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: Effort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
-    found = _search(node, plan.wants, plan.rooms, policy, effort)
+    found = _search(node, plan.wants, plan.headroom, policy, effort)
     return why(node, plan, found, policy, effort) if found is None or isinstance(found, Want) else found
 
 
@@ -63,14 +63,14 @@ def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Polic
 
 
 def _search(
-    node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy, effort: Effort
+    node: NodeState, wants: Sequence[Want], headroom: Headrooms, policy: policies.Policy, effort: Effort
 ) -> _Found | Want | None:
     """As `fit`, or what finds no card even alone, or None where all would alone.
 
     Each claim has the policy's choice of what those before it leave. Only where that ends without a card for one, and
     each would have cards if it were alone, are other choices tried, as long as the effort lasts.
     """
-    scratch, left = node, rooms
+    scratch, left = node, headroom
     score = 0
     positions: list[list[int]] = []
     for want in wants:
@@ -78,19 +78,19 @@ def _search(
             scratch = without(scratch, wants[len(positions) - 1].claim, positions[-1])
         found = choose(scratch, want, left, policy)
         if found is None:
-            hopeless = want if not positions else _hopeless(node, wants, rooms, policy)
+            hopeless = want if not positions else _hopeless(node, wants, headroom, policy)
             if hopeless is not None or _crowded(node, [one.claim for one in wants]):
                 return hopeless
-            return _Others(wants, policy, effort).search(node, rooms)
+            return _Others(wants, policy, effort).search(node, headroom)
         points, chosen, left = found
         score += points
         positions.append(sorted(chosen))
     return score, positions
 
 
-def _hopeless(node: NodeState, wants: Sequence[Want], rooms: Rooms, policy: policies.Policy) -> Want | None:
+def _hopeless(node: NodeState, wants: Sequence[Want], headroom: Headrooms, policy: policies.Policy) -> Want | None:
     """The first that finds no card even alone."""
-    return next((want for want in wants if choose(node, want, rooms, policy) is None), None)
+    return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
 
 
 def _crowded(node: NodeState, claims: Sequence[Claim]) -> bool:
@@ -120,20 +120,20 @@ class _Others:
         self._effort = effort
         self._until = max(0, effort.left - _STEPS)
 
-    def search(self, node: NodeState, rooms: Rooms, at: int = 0) -> _Found | None:
+    def search(self, node: NodeState, headroom: Headrooms, at: int = 0) -> _Found | None:
         """The first choice for the claims from this one on with which none of them goes without."""
         want = self._wants[at]
         if at + 1 == len(self._wants):
-            found = choose(node, want, rooms, self._policy)
+            found = choose(node, want, headroom, self._policy)
             return (found[0], [sorted(found[1])]) if found is not None else None
-        for score, chosen, left in self._choices(node, usable(node, want.claim), want, rooms):
+        for score, chosen, left in self._choices(node, usable(node, want.claim), want, headroom):
             rest = self.search(without(node, want.claim, chosen), left, at + 1)
             if rest is not None:
                 return score + rest[0], [sorted(chosen), *rest[1]]
         return None
 
     def _choices(
-        self, node: NodeState, codes: Sequence[int], want: Want, rooms: Rooms, taken: tuple[int, ...] = ()
+        self, node: NodeState, codes: Sequence[int], want: Want, headroom: Headrooms, taken: tuple[int, ...] = ()
     ) -> Iterator[Chosen]:
         """For one claim. Cards that are alike are tried once: what follows is the same with each of them."""
         missing = want.claim.cards - len(taken)
@@ -143,7 +143,7 @@ class _Others:
                 return
             self._effort.left -= 1
             score, i = pick
-            left = charged(rooms, node, i, want.claim)
+            left = charged(headroom, node, i, want.claim)
             if left is not None and missing == 1:
                 yield score, [*taken, i], left
             elif left is not None:
@@ -155,6 +155,6 @@ class _Others:
 
 
 def _state(node: NodeState, i: int) -> tuple[int, ...]:
-    """All that any claim minds of a card that takes shares."""
+    """All that matters to any claim of a card that takes shares."""
     counts = node.free[i], node.free_core[i], node.clients[i], node.most[i]
     return *counts, node.kinds[i], node.cards[i].mem, node.mps.taints[i], node.mps.users[i]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import Claim, Plan, Rooms, Want
+from cardwise.core.placement.fitting import Claim, Headrooms, Plan, Want
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
@@ -88,7 +88,7 @@ class _Choice:
         self._needs = needs
         self._allowed = allowed
         self._good = good
-        self._rooms = plan.rooms
+        self._headroom = plan.headroom
         self._slots = [want for want in plan.wants for _ in range(want.claim.cards)]
         self._found: Cover | None = None
         self._effort = effort
@@ -110,7 +110,7 @@ class _Choice:
             found = setcover.cover(self._things, self._needs, self._allowed, self._effort)
             return found if found is not None and self._good(found) else None
         if all(self._order[want.claim] for want in self._slots):
-            self._choose(0, 0, {}, (), self._rooms)
+            self._choose(0, 0, {}, (), self._headroom)
         return self._found
 
     def _costs(self, want: Want) -> dict[int, int]:
@@ -143,7 +143,9 @@ class _Choice:
             **others,
         }
 
-    def _choose(self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], rooms: Rooms) -> None:
+    def _choose(
+        self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], headroom: Headrooms
+    ) -> None:
         """All choices for the slots from this one on. `start`: in the order of the slot's claim; `spent`: what the
         cards chosen for this claim so far cost, each alone.
         """
@@ -167,7 +169,7 @@ class _Choice:
             before = uses.get(i, _Use())
             if before.whole or (claim.whole and before.clients):
                 continue
-            left = fitting.charged(rooms, self._node, i, claim) if rooms else rooms
+            left = fitting.charged(headroom, self._node, i, claim) if headroom else headroom
             if left is None:
                 continue
             now = uses | {i: before.plus(claim)}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cardwise.core.api.quotas import NOTHING, Charge, Entry, Room
+from cardwise.core.api.quotas import NOTHING, Charge, Entry, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import Wanted
@@ -102,7 +102,7 @@ def explain(
     nodes: Iterable[str],
     request: PodRequest,
     policy: str,
-    rooms: Sequence[Room] = (),
+    headroom: Sequence[Headroom] = (),
     *,
     ranked: Mapping[str, int] | None = None,
 ) -> list[NodeView]:
@@ -110,7 +110,7 @@ def explain(
 
     `ranked`: how good the engine finds each node that takes the pod, where the policy compares all nodes.
     """
-    scorer = placement.Scorer(request, policy, rooms)
+    scorer = placement.Scorer(request, policy, headroom)
     wanted = Wanted(request.devices).counts
     views = []
     for name in nodes:
@@ -126,7 +126,7 @@ def explain(
                 score=None if isinstance(score, Refusal) else score,
                 roomy=roomy,
                 refusal=score if isinstance(score, Refusal) else None,
-                cards=_cards(ledger, node, request, rooms, refused=refused) if node and request.containers else (),
+                cards=_cards(ledger, node, request, headroom, refused=refused) if node and request.containers else (),
                 devices=tuple(_devices(ledger, node, one, asked) for one, asked in wanted.items()) if node else (),
             )
         )
@@ -138,7 +138,7 @@ def nearest(
     views: Iterable[NodeView],
     request: PodRequest,
     policy: str,
-    rooms: Sequence[Room] = (),
+    headroom: Sequence[Headroom] = (),
     *,
     kept: Collection[str] = (),
 ) -> Nearest | None:
@@ -148,7 +148,7 @@ def nearest(
     budgets play no part: people are asked.
     """
     nothing = Load(0, 0, 0)
-    newcomer = preemption.Newcomer(request=request, load=nothing, priority=1, policy=policy, rooms=rooms)
+    newcomer = preemption.Newcomer(request=request, load=nothing, priority=1, policy=policy, headroom=headroom)
     refused = [view for view in views if view.refusal is not None and view.refusal.resolvable]
     found = []
     for view in sorted(refused, key=lambda view: (_least_short(view), view.name))[:_LOOKED_AT]:
@@ -173,7 +173,7 @@ def nearest(
 
 
 def smaller(
-    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, rooms: Sequence[Room] = ()
+    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Smaller | None:
     """The most that the request could ask for instead and be placed now; None where it is not for one share alone."""
     if len(request.containers) != 1 or request.devices or request.containers[0].whole:
@@ -185,20 +185,20 @@ def smaller(
         open_ = [] if node is None else [
             node.free[i]
             for i, card in enumerate(node.cards)
-            if card.takes and not fitting.served(node, i, request, rooms)[1]
+            if card.takes and not fitting.served(node, i, request, headroom)[1]
         ]  # fmt: skip
         each = sorted(open_, reverse=True)[asked.cards - 1 : asked.cards]
         found += [(free, name) for free in each if 0 < free < asked.mem_per_card]
     for free, name in sorted(found, key=lambda one: (-one[0], one[1]))[:_LOOKED_AT]:
         less = replace(request, containers=(replace(asked, mem=MiB(free * asked.cards)),))
-        placed = placement.place_on(ledger.node(name), less, policy, rooms)
+        placed = placement.place_on(ledger.node(name), less, policy, headroom)
         if not isinstance(placed, Refusal):
             return Smaller(MiB(free * asked.cards), name, tuple(placed.assignment.indices()))
     return None
 
 
 def together(
-    ledger: Ledger, nodes: Sequence[str], requests: Sequence[PodRequest], policy: str, rooms: Sequence[Room] = ()
+    ledger: Ledger, nodes: Sequence[str], requests: Sequence[PodRequest], policy: str, headroom: Sequence[Headroom] = ()
 ) -> tuple[Holding, ...] | None:
     """Who would have to end so that all these requests are placed, one after another; None where that helps not.
 
@@ -209,16 +209,16 @@ def together(
     placed: list[str] = []
     try:
         for i, request in enumerate(requests):
-            views = explain(ledger, nodes, request, policy, rooms)
+            views = explain(ledger, nodes, request, policy, headroom)
             where = next((view.name for view in views if view.refusal is None), "")
             if not where:
-                near = nearest(ledger, views, request, policy, rooms, kept=placed)
+                near = nearest(ledger, views, request, policy, headroom, kept=placed)
                 if near is None:
                     return None
                 gone += near.holders
                 undo += [ledger.release(holding.uid) for holding in near.holders]
                 where = near.node
-            found = placement.place_on(ledger.node(where), request, policy, rooms)
+            found = placement.place_on(ledger.node(where), request, policy, headroom)
             if isinstance(found, Refusal):
                 return None
             placed.append(f"member/{i}")
@@ -237,7 +237,7 @@ def _least_short(view: NodeView) -> int:
 
 
 def _cards(
-    ledger: Ledger, node: NodeState, request: PodRequest, rooms: Sequence[Room], *, refused: bool
+    ledger: Ledger, node: NodeState, request: PodRequest, headroom: Sequence[Headroom], *, refused: bool
 ) -> tuple[CardView, ...]:
     holders: dict[int, list[Holding]] = {}
     for holding in ledger.holdings(node.name):
@@ -245,7 +245,7 @@ def _cards(
             holders.setdefault(position or 0, []).append(holding)
     views = []
     for i, card in enumerate(node.cards):
-        claims, closed = fitting.served(node, i, request, rooms)
+        claims, closed = fitting.served(node, i, request, headroom)
         views.append(
             CardView(
                 index=card.index,
@@ -287,20 +287,20 @@ def _short(node: NodeState, i: int, claims: Sequence[fitting.Claim]) -> int:
     return max(0, largest - node.free[i]) if largest else node.used[i]
 
 
-def exceeding(claims: Sequence[Claim], room: Room, ledger: Ledger) -> tuple[Charge, bool] | None:
+def exceeding(claims: Sequence[Claim], headroom: Headroom, ledger: Ledger) -> tuple[Charge, bool] | None:
     """What the pod would take at least of an entry that has not so much left; and whether it can get no other cards.
 
     None where the entry is not in its way.
     """
     bound, loose = NOTHING, []
     for claim in claims:
-        if ledger.kinds.allowed(claim.device_class, (room.entry,)) == frozenset():
-            bound = bound.plus(_least(claim, claim.cards, room.entry, ledger))
+        if ledger.kinds.allowed(claim.device_class, (headroom.entry,)) == frozenset():
+            bound = bound.plus(_least(claim, claim.cards, headroom.entry, ledger))
         else:  # one of its cards at least would be of the entry, the others need not
-            loose.append(_least(claim, 1, room.entry, ledger))
-    if not room.takes(bound):
+            loose.append(_least(claim, 1, headroom.entry, ledger))
+    if not headroom.takes(bound):
         return bound, True
-    return next(((bound.plus(one), False) for one in loose if not room.takes(bound.plus(one))), None)
+    return next(((bound.plus(one), False) for one in loose if not headroom.takes(bound.plus(one))), None)
 
 
 def _least(claim: Claim, cards: int, entry: Entry, ledger: Ledger) -> Charge:

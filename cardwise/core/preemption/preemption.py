@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api import policies
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Holding
@@ -53,13 +53,13 @@ class Full:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
-    """The pod that is to fit. `rooms`: what quotas leave to its namespace, whoever goes."""
+    """The pod that is to fit. `headroom`: what quotas leave to its namespace, whoever goes."""
 
     request: PodRequest | None
     load: Load
     priority: int
     policy: str = policies.DEFAULT
-    rooms: Sequence[Room] = ()
+    headroom: Sequence[Headroom] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class _Question:
     def _plan_on(self, state: NodeState | None) -> fitting.Plan | None:
         if self._newcomer.request is None or state is None:
             return None
-        return fitting.plan(fitting.claims(self._newcomer.request), state.registry, self._newcomer.rooms)
+        return fitting.plan(fitting.claims(self._newcomer.request), state.registry, self._newcomer.headroom)
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
         """Of all ways to make room, whatever the priorities of these."""
@@ -237,7 +237,7 @@ class _Question:
         newcomer = self._newcomer
         if newcomer.request is None:
             return True
-        placed = placement.place_on(node.state, newcomer.request, newcomer.policy, newcomer.rooms)
+        placed = placement.place_on(node.state, newcomer.request, newcomer.policy, newcomer.headroom)
         return None if isinstance(placed, Refusal) else placed.assignment
 
     def _told(self, gone: list[Resident]) -> Victims | None:

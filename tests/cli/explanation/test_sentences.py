@@ -190,12 +190,12 @@ def waiting_for(mem: int, **annotations: str) -> dict[str, object]:
     return made
 
 
-def engine(seen: Survey, rooms: dict[str, Load], *mems: int) -> Deciding:
+def engine(seen: Survey, left: dict[str, Load], *mems: int) -> Deciding:
     """One that has learned that shares of these sizes come."""
     workload = Workload()
     for mem in mems:
         workload.saw(Ask(1, mem, 0, "", 0, 0))
-    return Deciding(seen.ledger, rooms, workload.dump())
+    return Deciding(seen.ledger, left, workload.dump())
 
 
 def test_the_policy_is_the_pods_own_else_the_extenders():

@@ -93,12 +93,12 @@ def test_a_hold_on_one_card_is_charged(held, expected):
         (Entry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 1), False),
     ],
 )
-def test_room_takes_what_fits_under_each_limit(entry, used, charge, takes):
-    assert quotas.room(entry, used).takes(charge) is takes
+def test_headroom_takes_what_fits_under_each_limit(entry, used, charge, takes):
+    assert quotas.headroom(entry, used).takes(charge) is takes
 
 
-def test_room_below_nothing_is_told():
-    left = quotas.room(Entry(shares=1, memory=10), Charge(3, 30, 1))
+def test_headroom_below_nothing_is_told():
+    left = quotas.headroom(Entry(shares=1, memory=10), Charge(3, 30, 1))
     assert (left.shares, left.memory, left.cards) == (-2, -20, None)
 
 

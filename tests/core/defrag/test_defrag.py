@@ -27,22 +27,22 @@ class Placer:
 
     def __init__(self, ledger: Ledger, **left: Load) -> None:
         self.ledger = ledger
-        self.rooms = left
+        self.loads = left
 
-    def place(self, request, load, policy, nodes=None, rooms=()):
+    def place(self, request, load, policy, nodes=None, headroom=()):
         names = [node.name for node in self.ledger.nodes() if nodes is None or node.name in nodes]
         found = placement.place(
-            self.ledger, [name for name in names if self._roomy(name, load)], request, policy, rooms
+            self.ledger, [name for name in names if self._roomy(name, load)], request, policy, headroom
         )
         return found if isinstance(found, Placement) else None
 
     def take(self, node, load, sign=1):
-        if node in self.rooms:
-            left = self.rooms[node]
-            self.rooms[node] = Load(left.cpu - sign * load.cpu, left.memory, left.pods)
+        if node in self.loads:
+            left = self.loads[node]
+            self.loads[node] = Load(left.cpu - sign * load.cpu, left.memory, left.pods)
 
     def left(self, node):
-        return self.rooms.get(node, Load(1 << 40, 1 << 40, 100))
+        return self.loads.get(node, Load(1 << 40, 1 << 40, 100))
 
     def _roomy(self, node, load):
         return self.left(node).cpu >= load.cpu
@@ -192,9 +192,9 @@ def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
 
 def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
     ledger, pods = cluster(n1=[[300], [400]])
-    full = [quotas.room(Entry(memory=700), quotas.NOTHING)]
+    full = [quotas.headroom(Entry(memory=700), quotas.NOTHING)]
     assert plan(World(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fits[-1] == 1
-    tight = [quotas.room(Entry(memory=299), quotas.NOTHING)]
+    tight = [quotas.headroom(Entry(memory=299), quotas.NOTHING)]
     assert plan(World(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fits[-1] == 0
 
 

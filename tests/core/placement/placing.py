@@ -30,7 +30,7 @@ def of_class(device_class, **asked):
 
 
 def quota(ledger, *entries):
-    return [quotas.room(entry, ledger.used("default", entry)) for entry in entries]
+    return [quotas.headroom(entry, ledger.used("default", entry)) for entry in entries]
 
 
 def where(placed):

@@ -11,7 +11,7 @@ CARD = 1000
 NO_CARD = PodRequest(containers=())
 
 
-class Rooms(dict):
+class Loads(dict):
     def left(self, node):
         return self.get(node)
 
@@ -31,27 +31,27 @@ def load(cpu=1000, memory=1000):
 
 def world(*, seen=((share(500), load()),), classes=frozenset(), **nodes):
     """Nodes with so many MiB free on each card, like n1=[1000, 300], and policies that know what comes."""
-    ledger, rooms = Ledger(), Rooms()
+    ledger, loads = Ledger(), Loads()
     for name, frees in nodes.items():
         ledger.set_cards(
             name,
             [Card(index=i, uuid=f"{name}-{i}", mem=MiB(CARD), model="m", classes=classes) for i in range(len(frees))],
         )
-        rooms[name] = Load(100_000, 100_000, 100)
-    engine = Engine(ledger, rooms)
+        loads[name] = Load(100_000, 100_000, 100)
+    engine = Engine(ledger, loads)
     for name, frees in nodes.items():
         for i, free in enumerate(frees):
             if free < CARD:
                 fill(ledger, name, i, CARD - free)
     knows(engine, seen)
-    return ledger, rooms, engine
+    return ledger, loads, engine
 
 
 def fill(ledger, node, index, mem):
     """Somebody holds so much of the card."""
     only = Ledger()
     only.set_cards(node, [card for card in ledger.node(node).cards if card.index == index])
-    placed = Engine(only, Rooms({node: Load(0, 0, 1)})).place(share(mem), Load(0, 0, 1), "binpack")
+    placed = Engine(only, Loads({node: Load(0, 0, 1)})).place(share(mem), Load(0, 0, 1), "binpack")
     ledger.hold(Holding(f"{node}-{index}-{mem}", "others", "x", node, placed.assignment))
 
 

@@ -58,14 +58,14 @@ def test_after_exchanges_the_lowest_still_go_to_the_first_container():
 
 def test_only_healthy_devices_that_nobody_holds_are_free():
     here = [device(0, healthy=False), *devices(4)[1:]]
-    assert wanted(("0", "rdma", 2)).room(here, {uuid(2): 1}) == 2
+    assert wanted(("0", "rdma", 2)).available(here, {uuid(2): 1}) == 2
     assert given(here, {uuid(2): 1}, ("0", "rdma", 2)) == {"0": [("rdma", "rdma-n1-1"), ("rdma", "rdma-n1-3")]}
 
 
 def test_only_devices_of_the_classes_asked_for_are_counted():
     here = [*devices(3, kind="nic"), *devices(2)]
-    assert wanted(("0", "rdma", 1)).room(here, {}) == 2
-    assert wanted(("0", "rdma", 1), ("0", "nic", 1)).room(here, {}) == 5
+    assert wanted(("0", "rdma", 1)).available(here, {}) == 2
+    assert wanted(("0", "rdma", 1), ("0", "nic", 1)).available(here, {}) == 5
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_only_devices_of_the_classes_asked_for_are_counted():
     ],
 )
 def test_a_node_without_enough_says_whether_waiting_can_help(here, taken, asked, why):
-    assert wanted(*asked).room(here, taken) is why
+    assert wanted(*asked).available(here, taken) is why
     assert given(here, taken, *asked) is why
     assert why.resolvable == (why is Refusal.NO_DEVICE)
 

@@ -132,7 +132,7 @@ def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledg
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=100)), "binpack")
     ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
     ledger.set_cards("n1", [])
-    full = quotas.room(Entry(device_class="a", shares=0), NOTHING)
+    full = quotas.headroom(Entry(device_class="a", shares=0), NOTHING)
     assert placement.exceeded(ledger, placed, [full]) == [full.entry]
 
 

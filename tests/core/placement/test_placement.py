@@ -169,14 +169,14 @@ def test_the_best_card_of_a_node_that_was_not_named_is_never_taken():
 def test_all_nodes_are_scored_as_each_alone(policy, asked, entry):
     ledger = typed_ledger(n1=[V100, K80], n2=[K80, K80], n3=[K80], n4=[V100, V100])
     ledger.hold(holding("u", 100, 0, node="n3", total=11441))
-    rooms = quota(ledger, entry) if entry else []
+    headroom = quota(ledger, entry) if entry else []
     names = ["unknown", "n1", "n2", "n3", "n4"]
-    scorer = placement.Scorer(request.parse(pod(**asked)), policy, rooms)
+    scorer = placement.Scorer(request.parse(pod(**asked)), policy, headroom)
     each = {name: scorer.score(ledger.node(name)) for name in names}
     fit, not_fit = scorer.score_all(ledger, names)
     assert fit | not_fit == each
     for name in names:
-        placed = placement.place_on(ledger.node(name), request.parse(pod(**asked)), policy, rooms)
+        placed = placement.place_on(ledger.node(name), request.parse(pod(**asked)), policy, headroom)
         assert (placed if isinstance(placed, Refusal) else placed.score) == each[name]
 
 

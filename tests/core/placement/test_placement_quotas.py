@@ -16,9 +16,9 @@ def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
     ledger = typed_ledger(n1=[K80, V100], n2=[K80])
     full = quota(ledger, Entry(model="Tesla K80", memory=999))
 
-    def ask(rooms, **asked):
+    def ask(headroom, **asked):
         made = request.parse(pod(**asked))
-        return placement.place(ledger, ["n1", "n2"], made, "binpack", rooms)
+        return placement.place(ledger, ["n1", "n2"], made, "binpack", headroom)
 
     assert where(ask(full, gpu_mem=999)) == ("n1", [0])
     assert where(ask(full, gpu_mem=1000)) == ("n1", [1])
@@ -78,7 +78,7 @@ def test_a_quota_that_may_forbid_some_cards_changes_no_choice_among_the_others()
     ledger = typed_ledger(n1=[K80, K80, V100])
     one = quota(ledger, Entry(device_class="v100", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
-    free, bounded = (placement.place(ledger, ["n1"], split, "binpack", rooms) for rooms in ([], one))
+    free, bounded = (placement.place(ledger, ["n1"], split, "binpack", headroom) for headroom in ([], one))
     assert where(bounded) == where(free) == ("n1", [0, 1]), "each card once"
     assert bounded.score == free.score
 

@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.scoring import Known, Market, Weighted
 from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
-from tests.core.placement.scoredworlds import CARD, NO_CARD, Rooms, knows, load, share, whole, world
+from tests.core.placement.scoredworlds import CARD, NO_CARD, Loads, knows, load, share, whole, world
 
 
 def cards_of(placed):
@@ -30,10 +30,10 @@ def fragmentation(*workload):
 
 
 def lines(**nodes):
-    ledger, rooms, _ = world(**nodes)
+    ledger, loads, _ = world(**nodes)
     table = NodeTable()
     for name in nodes:
-        table.set(name, ledger.node(name), rooms.left(name))
+        table.set(name, ledger.node(name), loads.left(name))
     return table.lines.pick(slice(0, len(nodes)))
 
 
@@ -109,12 +109,12 @@ def test_equal_nodes_are_taken_in_an_order_of_our_own(policy):
 
 @pytest.mark.parametrize("policy", ["binpack", "fgd", "priced"])
 def test_a_node_without_cpu_memory_or_place_for_a_pod_is_not_taken(policy):
-    _, rooms, engine = world(n1=[1000], n2=[1000], n3=[1000], n4=[1000])
-    rooms |= {"n1": Load(500, 9000, 9), "n2": Load(9000, 500, 9), "n3": Load(9000, 9000, 0)}
-    for name in rooms:
+    _, loads, engine = world(n1=[1000], n2=[1000], n3=[1000], n4=[1000])
+    loads |= {"n1": Load(500, 9000, 9), "n2": Load(9000, 500, 9), "n3": Load(9000, 9000, 0)}
+    for name in loads:
         engine.touch(name)
     assert engine.place(share(500), load(), policy).node == "n4"
-    del rooms["n4"]
+    del loads["n4"]
     engine.touch("n4")
     assert engine.place(share(500), load(), policy) is None
 
@@ -141,8 +141,8 @@ def test_percent_of_cores_are_counted(policy):
 
 @pytest.mark.parametrize("policy", ["binpack", "fgd", "priced"])
 def test_a_pod_that_asks_for_no_card_gets_a_node_with_room(policy):
-    _, rooms, engine = world(n1=[1000], n2=[1000])
-    rooms["n1"] = Load(10, 10, 10)
+    _, loads, engine = world(n1=[1000], n2=[1000])
+    loads["n1"] = Load(10, 10, 10)
     engine.touch("n1")
     placed = engine.place(NO_CARD, load(), policy)
     assert placed.node == "n2"
@@ -150,12 +150,12 @@ def test_a_pod_that_asks_for_no_card_gets_a_node_with_room(policy):
 
 
 def test_who_names_no_model_stays_off_the_scarce_one():
-    ledger, rooms = Ledger(), Rooms()
+    ledger, loads = Ledger(), Loads()
     for name in ("common-1", "common-2", "common-3", "scarce"):
         of = "scarce" if name == "scarce" else "common"
         ledger.set_cards(name, [Card(index=0, uuid=name, mem=MiB(CARD), model=of, classes=frozenset({of}))])
-        rooms[name] = Load(100_000, 100_000, 10)
-    engine = Engine(ledger, rooms)
+        loads[name] = Load(100_000, 100_000, 10)
+    engine = Engine(ledger, loads)
     knows(engine, [(whole(), load()), (whole(device_class="scarce"), load())])
     for i in range(3):
         placed = engine.place(whole(), load(), "priced")
@@ -167,15 +167,15 @@ def test_who_names_no_model_stays_off_the_scarce_one():
 def test_a_class_limits_the_cards():
     ledger, _, engine = world(n1=[1000], n2=[1000])
     ledger.set_cards("n3", [Card(index=0, uuid="n3-0", mem=MiB(CARD), classes=frozenset({"fast"}))])
-    engine._rooms["n3"] = Load(100_000, 100_000, 10)
+    engine._loads["n3"] = Load(100_000, 100_000, 10)
     assert engine.place(share(500, device_class="fast"), load(), "fgd").node == "n3"
     assert engine.place(share(500, device_class="slow"), load(), "fgd") is None
 
 
 @pytest.mark.parametrize("policy", ["fgd", "priced"])
 def test_before_anything_is_learned_and_for_what_is_too_manifold_binpack_decides(policy):
-    ledger, rooms, taught = world(n1=[500], n2=[700])
-    fresh = Engine(ledger, rooms)
+    ledger, loads, taught = world(n1=[500], n2=[700])
+    fresh = Engine(ledger, loads)
     assert fresh.place(share(200), load(), policy).node == "n1"
     two = PodRequest(containers=(*share(200).containers, ContainerRequest(key="1", name="side", cards=1)))
     assert taught.place(two, load(), policy) is None  # a share and a whole card: no node has both

@@ -21,8 +21,8 @@ from tests.core.placement.scoredworlds import CARD, fill, knows, load, share, wa
 
 def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
     names = [f"n{i}" for i in range(1200)]
-    ledger, rooms, _ = world(**{name: [1000] for name in names}, best=[150])
-    engine = Engine(ledger, rooms, at_once=100)
+    ledger, loads, _ = world(**{name: [1000] for name in names}, best=[150])
+    engine = Engine(ledger, loads, at_once=100)
     assert not engine.decides("priced")  # of 1200 nodes none has been looked at yet
     warm(engine)
     assert not engine.decides("priced")  # nothing has been learned
@@ -40,8 +40,8 @@ def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
 
 
 def test_what_is_learned_anew_is_looked_at_part_by_part_and_the_old_holds_until_then():
-    ledger, rooms, _ = world(n1=[500], n2=[700])
-    engine = Engine(ledger, rooms, at_once=1)
+    ledger, loads, _ = world(n1=[500], n2=[700])
+    engine = Engine(ledger, loads, at_once=1)
     knows(engine, [(share(500), load())])
     engine.place(share(200), load(), "fgd")
     warm(engine)
@@ -54,14 +54,14 @@ def test_what_is_learned_anew_is_looked_at_part_by_part_and_the_old_holds_until_
 
 def bounded(frees, at_once=20):
     """An engine that is ready to decide by `priced` among more nodes than it scores at once."""
-    ledger, rooms, _ = world(**frees)
-    engine = Engine(ledger, rooms, at_once=at_once)
+    ledger, loads, _ = world(**frees)
+    engine = Engine(ledger, loads, at_once=at_once)
     warm(engine)
     knows(engine, [(share(470), load())])
     engine.place(share(150), load(), "priced")
     warm(engine)
     assert engine.decides("priced")
-    return ledger, rooms, engine
+    return ledger, loads, engine
 
 
 def test_where_all_that_fits_has_changed_a_node_is_found_all_the_same():
@@ -73,10 +73,10 @@ def test_where_all_that_fits_has_changed_a_node_is_found_all_the_same():
 
 
 def test_what_has_just_got_room_is_found_before_a_pod_is_refused():
-    ledger, rooms, engine = bounded({f"n{i}": [100] for i in range(200)})
+    ledger, loads, engine = bounded({f"n{i}": [100] for i in range(200)})
     assert engine.place(share(150), load(), "priced") is None
     ledger.release("n77-0-900")
-    for name in sorted(rooms):
+    for name in sorted(loads):
         engine.touch(name)
     assert engine.place(share(150), load(), "priced").node == "n77"
 
@@ -94,10 +94,10 @@ def test_scarce_cards_are_not_given_away_because_others_have_changed():
 
 
 def test_nodes_that_have_just_filled_get_no_score():
-    ledger, rooms, engine = bounded({f"n{i}": [1000] for i in range(100)})
+    ledger, loads, engine = bounded({f"n{i}": [1000] for i in range(100)})
     for i in range(60):
         fill(ledger, f"n{i}", 0, CARD)
-    scores = engine.scores(share(150), load(), "priced", set(rooms))
+    scores = engine.scores(share(150), load(), "priced", set(loads))
     assert set(scores) == {f"n{i}" for i in range(60, 100)}
 
 
@@ -126,8 +126,8 @@ def test_the_few_nodes_with_room_among_those_that_a_pod_may_have_are_found(many)
 
 
 def test_a_decision_that_finds_no_room_has_asked_once():
-    _, rooms, engine = bounded({f"n{i}": [100] for i in range(200)})
-    for name in sorted(rooms):
+    _, loads, engine = bounded({f"n{i}": [100] for i in range(200)})
+    for name in sorted(loads):
         engine.touch(name)
     assert engine.place(share(777), load(), "priced") is None
     assert [row.asked for row in engine._rows.values() if row.shape.ask.mem == 777] == [1]
@@ -146,13 +146,13 @@ class FirstOnes:
 
 def row_of(fitting, nodes):
     """A row in which the first `fitting` of so many nodes take a share of 500."""
-    ledger, rooms, _ = world(**{f"n{i:04d}": [1000 if i < fitting else 100] for i in range(nodes)})
+    ledger, loads, _ = world(**{f"n{i:04d}": [1000 if i < fitting else 100] for i in range(nodes)})
     table = NodeTable()
-    for name in sorted(rooms):
-        table.set(name, ledger.node(name), rooms.left(name))
+    for name in sorted(loads):
+        table.set(name, ledger.node(name), loads.left(name))
     shape = Shape(Ask(1, 500, 0, "", 0, 0))
     scoring = Fragmentation(Market([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
-    return table, rooms, ledger, Row(table, NodeFeatures(table, scoring), shape)
+    return table, loads, ledger, Row(table, NodeFeatures(table, scoring), shape)
 
 
 @pytest.mark.parametrize("fitting", [SAMPLE - 1, SAMPLE, SAMPLE + 1, 4 * SAMPLE + 40])
@@ -166,22 +166,22 @@ def test_a_sample_hides_no_node_that_fits(fitting):
 
 
 def test_a_row_is_as_far_behind_as_all_nodes_when_these_have_become_more_than_there_was_place_for():
-    table, rooms, ledger, row = row_of(10, 60)
+    table, loads, ledger, row = row_of(10, 60)
     row.refresh(row.stale())
     assert row.behind() == 0
     for i in range(10):
-        table.set(f"m{i}", ledger.node("n0000"), rooms.left("n0000"))
+        table.set(f"m{i}", ledger.node("n0000"), loads.left("n0000"))
     assert row.behind() >= len(row.stale()) >= 70
 
 
 def test_nodes_that_have_gone_are_not_surveyed():
-    ledger, rooms, _ = world(**{f"n{i}": [1000, 1000] for i in range(10)})
+    ledger, loads, _ = world(**{f"n{i}": [1000, 1000] for i in range(10)})
     table, alone = NodeTable(), NodeTable()
-    for name in sorted(rooms):
-        table.set(name, ledger.node(name), rooms.left(name))
-    for name in sorted(rooms)[1:]:
+    for name in sorted(loads):
+        table.set(name, ledger.node(name), loads.left(name))
+    for name in sorted(loads)[1:]:
         table.set(name, None, None)
-    alone.set("n0", ledger.node("n0"), rooms.left("n0"))
+    alone.set("n0", ledger.node("n0"), loads.left("n0"))
     policy = Pricing(Market([Weighted(Shape(Ask(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={}))
     seen = [policy.survey(of.lines, policy.tally(of.lines)) for of in (table, alone)]
     assert np.array_equal(*seen)

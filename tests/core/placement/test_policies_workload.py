@@ -20,7 +20,7 @@ SIZES = {1000: 4}
 ROOM = Load(64_000, 1 << 38, 100)
 
 
-class Rooms:
+class Loads:
     def left(self, node: str) -> Load | None:
         return ROOM
 
@@ -138,7 +138,7 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
     ledger = Ledger()
     for name in ("n1", "n2"):
         ledger.set_cards(name, [Card(index=i, uuid=f"{name}-{i}", mem=MiB(1000)) for i in range(2)])
-    engine = Engine(ledger, Rooms())
+    engine = Engine(ledger, Loads())
     engine.touch("n1")
     engine.touch("n2")
     try:

@@ -12,11 +12,11 @@ from tests.core.placement.placing import K80, V100, of_class, quota, typed_ledge
 
 def test_explain_says_which_cards_are_not_for_the_request():
     ledger = typed_ledger(n1=[K80, V100, {"mem": 1000}])
-    rooms = quota(ledger, Entry(device_class="k80", shares=0))
-    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", rooms)
+    headroom = quota(ledger, Entry(device_class="k80", shares=0))
+    (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", headroom)
     assert [(c.closed, c.short) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
     asked = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))
-    (view,) = explanation.explain(ledger, ["n1"], asked, "binpack", rooms)
+    (view,) = explanation.explain(ledger, ["n1"], asked, "binpack", headroom)
     assert view.refusal is Refusal.QUOTA
     assert [c.closed for c in view.cards] == ["quota", "type", "type"]
     assert [c.classes for c in view.cards] == [{"k80"}, {"v100", "fast"}, set()]

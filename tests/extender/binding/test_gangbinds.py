@@ -13,7 +13,7 @@ from extender.binding.binder import Binder, Failed
 from extender.binding.permit import WaitingBinds
 from extender.cache.requests import Requests
 from extender.gangs.gangwords import Hold, Settings
-from extender.records.nodeinfo import NodeRoom
+from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import BindArgs, FilterArgs
 from extender.state import State
 from tests.extender.gangworlds import P100, PREFERENCES, World, member
@@ -29,8 +29,8 @@ class Server:
     def __init__(self, *, seconds: float = 20.0) -> None:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        self.state = State(of_gangs=Settings(room=50), clock=self.clock)
-        self.state.set_node("n1", NodeRoom())
+        self.state = State(of_gangs=Settings(max_waiting=50), clock=self.clock)
+        self.state.set_node("n1", NodeRecord())
         for i in range(4):
             self.state.set_card(*as_card(resource(i)))
         self.requests = Requests()

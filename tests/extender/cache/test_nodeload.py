@@ -11,7 +11,7 @@ from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
 from extender.cache.nodeload import NodeLoads
 from extender.records import projection
-from extender.records.nodeinfo import NodeRoom, Placed
+from extender.records.nodeinfo import NodeRecord, Placed
 
 GIB = 1 << 30
 
@@ -43,7 +43,7 @@ def test_what_a_pod_takes(spec, load):
 
 def test_a_node_has_what_it_may_allocate():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "63500m", "memory": "1Gi", "pods": "110"}}}
-    assert projection.node(json.dumps(node).encode()) == ("n", NodeRoom(Load(63_500, GIB, 110)))
+    assert projection.node(json.dumps(node).encode()) == ("n", NodeRecord(Load(63_500, GIB, 110)))
     node["spec"] = {"unschedulable": True}
     assert not projection.node(json.dumps(node).encode())[1].open
     del node["status"]
@@ -52,7 +52,7 @@ def test_a_node_has_what_it_may_allocate():
 
 def test_what_is_left_follows_pods_and_plans():
     loads = NodeLoads()
-    loads.set_node("n", NodeRoom(Load(4000, 8 * GIB, 10)))
+    loads.set_node("n", NodeRecord(Load(4000, 8 * GIB, 10)))
     loads.set_pod("a", Placed("n", Load(1000, GIB, 1)))
     loads.plan("b", Placed("n", Load(2000, GIB, 1)))
     assert loads.left("n") == Load(1000, 6 * GIB, 8)
@@ -72,9 +72,9 @@ def test_what_is_left_follows_pods_and_plans():
 
 def test_a_node_without_slots_offers_nothing():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "4", names.SHARE: "0"}}}
-    name, room = projection.node(json.dumps(node).encode())
+    name, record = projection.node(json.dumps(node).encode())
     made = NodeLoads()
-    made.set_node(name, room)
+    made.set_node(name, record)
     assert not made.offers("n")
     assert list(made.names()) == []
     node["status"]["allocatable"][names.SHARE] = "512"

@@ -11,7 +11,7 @@ from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.requests import Requests
 from extender.controllers.workloadkeeper import WorkloadKeeper
-from extender.records.nodeinfo import NodeRoom
+from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
@@ -38,7 +38,7 @@ def world(**nodes):
     """Nodes of P100 cards with this much free on each, and what else they have."""
     made = with_cards(state(), **{node: len(frees) for node, frees in nodes.items()})
     for node, frees in nodes.items():
-        made.set_node(node, NodeRoom())
+        made.set_node(node, NodeRecord())
         for i, free in enumerate(frees):
             if free < P100:
                 made.set_pod(as_pod(bound(f"{node}-{i}", P100 - free, i, node=node)))

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
-from extender.records.nodeinfo import NodeRoom
+from extender.records.nodeinfo import NodeRecord
 from tests.extender.cache.test_policies import FGD, ask
 from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, resource_class, state, with_cards
 from tests.fakes.clock import FakeClock
@@ -42,7 +42,7 @@ class Scraped:
 def world():
     """A card of which a pod holds a quarter and one that is half full."""
     made = with_cards(state(), n1=2)
-    made.set_node("n1", NodeRoom())
+    made.set_node("n1", NodeRecord())
     made.set_pod(as_pod(bound("a", P100 // 4, 0)))
     made.set_pod(as_pod(bound("b", P100 // 2, 1)))
     return made

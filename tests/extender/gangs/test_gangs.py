@@ -502,7 +502,7 @@ def test_a_group_name_alone_needs_a_podgroup():
 
 
 def test_no_more_wait_than_there_are_threads():
-    world = World({"n1": 4}, room=2)
+    world = World({"n1": 4}, max_waiting=2)
     trio(world, gang="a")
     world.create(*(member(f"b{i}", "b", 2, gated=False, created=10, gpu_mem=1) for i in range(2)))
     assert world.schedule("a0") == ""
@@ -513,7 +513,7 @@ def test_no_more_wait_than_there_are_threads():
 
 
 def test_without_threads_a_gang_says_so():
-    world = World({"n1": 4}, room=0)
+    world = World({"n1": 4}, max_waiting=0)
     trio(world)
     assert world.schedule("g0") == WAITS
     assert "threads for 0" in world.reason()

@@ -29,7 +29,7 @@ def plans(monkeypatch):
 
 def waiting(done, worlds, **how):
     """Gangs of two whole cards each that a full cluster keeps waiting; the planner knows what each was offered."""
-    world = World({"n1": 2, "n2": 1}, room=1000, **how)
+    world = World({"n1": 2, "n2": 1}, max_waiting=1000, **how)
     worlds.append(world)
     world.create(*(member(f"x{i}", "x", 3, gpu_mem=P100) for i in range(3)))
     world.run(3)
@@ -93,7 +93,7 @@ def test_a_round_of_the_keeper_looks_at_all_of_them_a_turn_each(plans, monkeypat
 
 def test_a_round_without_an_end_keeps_no_gate_closed(monkeypatch):
     """Kinds of cards that change all the time, say: what is known of the nodes is never complete."""
-    world = World({"n1": 1}, room=1000)
+    world = World({"n1": 1}, max_waiting=1000)
     monkeypatch.setattr(world.state._gangs, "plan_some", lambda: True)
     world.create(*(member(f"g0{i}", "g0", 2, gpu_mem=P100) for i in range(2)))
     world.keep()
@@ -103,7 +103,7 @@ def test_a_round_without_an_end_keeps_no_gate_closed(monkeypatch):
 def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
     _, worlds = plans
     nodes = {f"n{i}": NodeSpec(1) for i in range(3 * LOOKS)}
-    world = World(nodes, room=1000)
+    world = World(nodes, max_waiting=1000)
     worlds.append(world)
     world.create(*(member(f"g0{i}", "g0", 2, gpu_mem=P100) for i in range(2)))
     world.keep()

@@ -17,7 +17,7 @@ from extender.cache.requests import Requests
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
 from extender.records import projection, wire
-from extender.records.nodeinfo import NodeRoom
+from extender.records.nodeinfo import NodeRecord
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
@@ -40,7 +40,7 @@ class World:
         self.requests = Requests()
         self.api = ApiServer(self.clock)
         for node in nodes or ("n1",):
-            self.state.set_node(node, NodeRoom(Load(cpu, 1 << 40, 100)))
+            self.state.set_node(node, NodeRecord(Load(cpu, 1 << 40, 100)))
             for i in range(2):
                 self.state.set_card(*as_card(resource(i, node=node)))
 
@@ -442,7 +442,7 @@ class Yielding(Scene):
         super().__init__()
         self.nodes = [f"n{i}" for i in range(1, nodes + 1)]
         for node in self.nodes[1:]:
-            self.world.state.set_node(node, NodeRoom(Load(64_000, 1 << 40, 100)))
+            self.world.state.set_node(node, NodeRecord(Load(64_000, 1 << 40, 100)))
             for i in range(2):
                 self.world.state.set_card(*as_card(resource(i, node=node)))
                 self.world.runs(f"{node}-{i}", HALF, i, node=node)

@@ -12,7 +12,7 @@ import numpy as np
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.api.policies import BY_CARDS
-from cardwise.core.api.quotas import Room
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.placement.fitting import Claim
@@ -42,7 +42,7 @@ Score = Callable[[Market], Scoring]
 SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fragmentation, "priced": Pricing}
 
 
-class Rooms(Protocol):
+class NodeLoads(Protocol):
     """What nodes have left beside cards."""
 
     def left(self, node: str) -> Load | None:
@@ -57,11 +57,11 @@ class Engine:
     """
 
     def __init__(
-        self, ledger: Ledger, rooms: Rooms, *, at_once: int | None = None, scorings: Mapping[str, Score] = SCORINGS
+        self, ledger: Ledger, loads: NodeLoads, *, at_once: int | None = None, scorings: Mapping[str, Score] = SCORINGS
     ) -> None:
         self.workload = Workload()
         self._ledger = ledger
-        self._rooms = rooms
+        self._loads = loads
         self._scorings = scorings
         self._table = NodeTable()
         self._touched = ledger.watch()
@@ -155,17 +155,17 @@ class Engine:
         load: Load,
         policy: str,
         nodes: Collection[str] | None = None,
-        rooms: Sequence[Room] = (),
+        headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
-        """A node with room for the load, and its cards; None where there is none. `rooms` are those of quotas."""
+        """A node with room for the load, and its cards; None where there is none. `headroom`: what quotas leave."""
         known = self._refresh(policy)
         claims = fitting.claims(request)
-        scorer = Scorer(request, BY_CARDS if policy in self._scorings else policy, rooms)
+        scorer = Scorer(request, BY_CARDS if policy in self._scorings else policy, headroom)
         ask = ask_of(request, claims, load)
         if ask is None or not known:
             return self._by_cards(scorer, claims, load, nodes)
-        plan = fitting.plan(claims, self._ledger.kinds, rooms)
-        if plan.rooms:
+        plan = fitting.plan(claims, self._ledger.kinds, headroom)
+        if plan.headroom:
             return self._by_cards(scorer, claims, load, nodes)
         levels = plan.wants[0].levels if claims else ANY_CARD
         shapes = [self._shape_for(ask, claims, kinds) for _, kinds in levels]
@@ -185,7 +185,7 @@ class Engine:
             once = 0
 
     def scores(
-        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], rooms: Sequence[Room] = ()
+        self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
         """How good each of the nodes that take the pod is, no two alike; None where the policy has no say."""
         known = self._refresh(policy)
@@ -194,8 +194,8 @@ class Engine:
         ask = ask_of(request, claims, load)
         if ask is None or not known:
             return None
-        plan = fitting.plan(claims, self._ledger.kinds, rooms)
-        if plan.rooms:
+        plan = fitting.plan(claims, self._ledger.kinds, headroom)
+        if plan.headroom:
             return None
         found: dict[str, int] = {}
         for _, kinds in reversed(plan.wants[0].levels if claims else ANY_CARD):
@@ -231,7 +231,7 @@ class Engine:
 
     def _look_up(self, names: Sequence[str]) -> None:
         for name in names:
-            self._table.set(name, self._ledger.node(name), self._rooms.left(name))
+            self._table.set(name, self._ledger.node(name), self._loads.left(name))
         self._touched.difference_update(names)
 
     def _notice_kinds(self) -> None:
