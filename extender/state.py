@@ -62,7 +62,7 @@ class State:
         self._loads = held.loads
         self.waiters = WaitingPods(self._lock, held, clock)
         self.policies = Policies(self._lock, self._ledger, self._loads, held.count_cards)
-        for_preemption = preemption.Books(
+        for_preemption = preemption.Parts(
             ledger=self._ledger,
             loads=self._loads,
             gangs=lambda: self._gangs,  # which are made with what preemption keeps
@@ -72,7 +72,7 @@ class State:
             refused=held.refused,
         )
         self.preemption = Preemption(self._lock, for_preemption, clock)
-        for_gangs = gangwords.Books(
+        for_gangs = gangwords.Parts(
             ledger=self._ledger,
             reservations=self._reservations,
             loads=self._loads,
@@ -90,7 +90,7 @@ class State:
         self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards, clock)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
         self._placing = Placing(self._ledger, held, self.policies, self.preemption.kept)
-        for_ahead = ahead.Books(
+        for_ahead = ahead.Parts(
             ledger=self._ledger,
             reservations=self._reservations,
             loads=self._loads,

@@ -5,10 +5,8 @@ difference that stays is a fault of ours or a change by hand, and is for a perso
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from enum import StrEnum
 from itertools import islice
-from typing import Protocol
 
 import structlog
 
@@ -19,6 +17,7 @@ from extender.cache.yielding import slices
 from extender.records.objects import CardRecord
 from extender.reporting import statuses
 from extender.reporting.listers import CardsSeen
+from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
@@ -34,13 +33,6 @@ class Kind(StrEnum):
     TOTAL = "total"  # the running total, which placement goes by, is not the sum of what is held
     OVERFULL = "overfull"  # more is held than the card has
     MISSING = "missing"  # something is held on a card that its node does not have
-
-
-class Books(Protocol):
-    """The state, as far as it is looked at here."""
-
-    def view(self) -> AbstractContextManager[Ledger]:
-        """The ledger, locked."""
 
 
 def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> set[tuple[str, Kind]]:
@@ -69,8 +61,8 @@ def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> se
 class LedgerCheck:
     """`step` belongs to one thread, `counts` to any."""
 
-    def __init__(self, books: Books, cards: CardsSeen, *, clock: Clock = SYSTEM) -> None:
-        self._books = books
+    def __init__(self, state: State, cards: CardsSeen, *, clock: Clock = SYSTEM) -> None:
+        self._state = state
         self._cards = cards
         self._clock = clock
         self._since: dict[str, dict[tuple[str, Kind], tuple[float, int]]] = {}  # by node, with what was said then
@@ -90,7 +82,7 @@ class LedgerCheck:
         nodes = self._part(now)
         for some in slices(nodes, _TOGETHER, self._clock):
             told = {node: self._told(node) for node in some}
-            with self._books.view() as ledger:
+            with self._state.view() as ledger:
                 found = {node: differences(ledger, node, told[node]) for node in some}
             for node, these in found.items():
                 self._note(node, {(name, kind): _said(told[node], name, kind) for name, kind in these}, now)
@@ -98,7 +90,7 @@ class LedgerCheck:
 
     def _part(self, now: float) -> list[str]:
         every = self._cards.nodes()
-        with self._books.view() as ledger:
+        with self._state.view() as ledger:
             every.update(ledger.by_name())
         due = max(1, int(len(every) * (now - self._looked) / _ROUND_SECONDS))
         self._looked = now

@@ -19,7 +19,7 @@ from cardwise.core.placement import fitting
 from extender.cache import yielding
 from extender.cache.reservations import MARKS, Phase
 from extender.gangs import gangwords
-from extender.gangs.gangwords import Books
+from extender.gangs.gangwords import Parts
 from extender.gangs.reserve import Reserve
 from extender.records.podref import PodRef
 
@@ -29,15 +29,15 @@ CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once
 class Places:
     """`policy`: of placement, for pods that name none."""
 
-    def __init__(self, books: Books, policy: str, clock: Clock) -> None:
-        self._books = books
+    def __init__(self, parts: Parts, policy: str, clock: Clock) -> None:
+        self._parts = parts
         self._clock = clock
         self._policy = policy
-        self._reserve = Reserve(books.headroom)
+        self._reserve = Reserve(parts.headroom)
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
         self._last_offer: frozenset[str] = frozenset()
         self._offered: dict[str, int] = {}  # by gang, how often the scheduler has offered something anew
-        self._vacancies = Vacancies(books.ledger, books.loads)
+        self._vacancies = Vacancies(parts.ledger, parts.loads)
         self._freed = 0
         self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
         self._not_before: dict[str, float] = {}
@@ -86,11 +86,11 @@ class Places:
 
     def reserved(self, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
         """The nodes among these that are kept from a pod of this rank."""
-        return self._reserve.closed(self._books.ledger, rank, request, nodes)
+        return self._reserve.closed(self._parts.ledger, rank, request, nodes)
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
         """These have waited too long, in their order. Whether others may have what was kept from them."""
-        ended = self._reserve.turn_to(due, self._books.ledger, self._books.loads, self._policy, now)
+        ended = self._reserve.turn_to(due, self._parts.ledger, self._parts.loads, self._policy, now)
         if ended:
             self._freed += 1
         return ended
@@ -124,10 +124,10 @@ class Places:
 
     def place(self, gang: Gang, members: Sequence[Member], now: float) -> bool:
         """Places for all of these members, held and in the gang's plan; or nothing."""
-        books = self._books
+        parts = self._parts
         self.give_up(member.uid for member in members)
         for member in members:
-            if books.reservations.decided(member.uid) is not None:
+            if parts.reservations.decided(member.uid) is not None:
                 gang.reason = f"{member.name} may be bound already; that is found out first"
                 return False
         offers = self._offers.get(gang.key, {})
@@ -138,19 +138,19 @@ class Places:
             if isinstance(found, Unplanned):
                 return []
             for uid in found.holdings:
-                books.ledger.release(uid)
+                parts.ledger.release(uid)
             return list(found.nodes.values())
 
-        with books.kept(gang.members, gang.priority):
+        with parts.kept(gang.members, gang.priority):
             found = self._planned(gang, members, offers, now)
-            if isinstance(found, Unplanned) and books.ahead().gives_way(gang.namespace, -priority, created, fits):
+            if isinstance(found, Unplanned) and parts.ahead().gives_way(gang.namespace, -priority, created, fits):
                 found = self._planned(gang, members, offers, now)
         if isinstance(found, Unplanned):
             gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(found.member)
             return False
         for member in members:
             holding = found.holdings.get(member.uid)
-            books.reservations.plan(
+            parts.reservations.plan(
                 PodRef(member.uid, gang.namespace, member.name),
                 found.nodes[member.uid],
                 holding.assignment if holding is not None else None,
@@ -158,7 +158,7 @@ class Places:
                 mps_client=holding.mps_client if holding is not None else COMMON,
                 load=member.load,
             )
-            books.settle(member.uid, None)
+            parts.settle(member.uid, None)
         gang.hold(found.nodes, now)
         return True
 
@@ -169,7 +169,7 @@ class Places:
         found = self._where_nominated(gang, members, offers, now)
         if isinstance(found, Planned):
             return found
-        return gangplan.plan(self._books.ledger, self._books.loads, members, self._terms(gang, offers, now))
+        return gangplan.plan(self._parts.ledger, self._parts.loads, members, self._terms(gang, offers, now))
 
     def _where_nominated(
         self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
@@ -179,7 +179,7 @@ class Places:
         """
         avoided, own, planned = gang.avoided(now), {}, []
         for member in members:
-            node = self._books.nominated(member.uid)
+            node = self._parts.nominated(member.uid)
             if node and (member.shape, node) not in avoided:
                 shape = f"{member.shape}@{node}"
                 own[shape] = frozenset({node})
@@ -188,13 +188,13 @@ class Places:
                 planned.append(member)
         if not own:
             return None
-        return gangplan.plan(self._books.ledger, self._books.loads, planned, self._terms(gang, {**offers, **own}, now))
+        return gangplan.plan(self._parts.ledger, self._parts.loads, planned, self._terms(gang, {**offers, **own}, now))
 
     def would_place(
         self, gang: Gang, members: Sequence[Member], nodes: Nodes, now: float, *, shape: str, also: Iterable[str]
     ) -> Planned | None:
         """Places for these members, could those of the shape also have these nodes; nothing is held."""
-        ledger, offers = self._books.ledger, dict(self._offers.get(gang.key, {}))
+        ledger, offers = self._parts.ledger, dict(self._offers.get(gang.key, {}))
         offers[shape] = offers.get(shape, frozenset()).union(also)
         # Vacancies are of the nodes as they are, not of these.
         terms = replace(self._terms(gang, offers, now), vacant=None)
@@ -207,40 +207,40 @@ class Places:
 
     def give_up(self, uids: Iterable[str]) -> None:
         """These members are planned nowhere. What is posted already stands."""
-        books = self._books
+        parts = self._parts
         for uid in uids:
-            before = books.ledger.holding(uid)
-            if books.reservations.give_up(uid):
-                books.settle(uid, before)
+            before = parts.ledger.holding(uid)
+            if parts.reservations.give_up(uid):
+                parts.settle(uid, before)
 
     def broken(self, gang: Gang) -> str:
         """What of the plan is not good any more, or ""."""
-        books = self._books
+        parts = self._parts
         for uid, node in gang.plan.items():
-            member, holding = gang.members[uid], books.ledger.holding(uid)
-            good = books.loads.left(node) is not None
+            member, holding = gang.members[uid], parts.ledger.holding(uid)
+            good = parts.loads.left(node) is not None
             if good and member.request is not None:
-                good = holding is not None and books.good(holding, member.request)
+                good = holding is not None and parts.good(holding, member.request)
             if not good:
                 return f"what {member.name} was to have on node {node} is not there any more"
         return ""
 
     def _terms(self, gang: Gang, offers: Mapping[str, frozenset[str]], now: float) -> Terms:
-        books = self._books
+        parts = self._parts
         return Terms(
             namespace=gang.namespace,
             policy=self._policy,
             mark=MARKS[Phase.WAITING],
-            headroom=lambda: books.headroom(gang.namespace),
+            headroom=lambda: parts.headroom(gang.namespace),
             offers=offers,
             avoided=gang.avoided(now),
-            closed=self._reserve.against(books.ledger, gang.key, gang.rank()),
+            closed=self._reserve.against(parts.ledger, gang.key, gang.rank()),
             vacant=self._vacant,
         )
 
     def _state(self, gang: Gang, now: float) -> object:
         """While it is the same, a plan that failed would fail again."""
-        freed = self._freed + self._books.freed() + self._books.loads.freed
+        freed = self._freed + self._parts.freed() + self._parts.loads.freed
         return freed, self._offered.get(gang.key, 0), tuple(gang.avoided(now))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
@@ -257,7 +257,7 @@ class Places:
         """How many more there would be room for at most, if nothing were held ahead."""
         least = min((claim.mem for claim in fitting.claims(shape.request) if not claim.whole), default=0)
         more = 0
-        for one in self._books.reservations.among(Phase.NOMINATED):
+        for one in self._parts.reservations.among(Phase.NOMINATED):
             shares = one.assignment.shares() if one.assignment is not None else ()
             on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
             cpu, memory, _ = one.load or Load(0, 0, 0)
@@ -272,5 +272,5 @@ class Places:
         shape = Shape(request, load)
         if not self._vacancies.most(shape)[1]:
             return None
-        ahead = {one.node: 1 for one in self._books.reservations.among(Phase.NOMINATED)}  # who may give way
+        ahead = {one.node: 1 for one in self._parts.reservations.among(Phase.NOMINATED)}  # who may give way
         return {**ahead, **self._vacancies.nodes(shape)}

@@ -19,7 +19,7 @@ from extender.cache import yielding
 from extender.gangs.gangplaces import CHEAP, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwakes import Wakes
-from extender.gangs.gangwords import Books, Hold, Settings, Work
+from extender.gangs.gangwords import Hold, Parts, Settings, Work
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
 
@@ -27,10 +27,10 @@ TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gan
 class Gangs:
     """Not thread-safe: the state locks."""
 
-    def __init__(self, books: Books, settings: Settings, clock: Clock) -> None:
+    def __init__(self, parts: Parts, settings: Settings, clock: Clock) -> None:
         self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
         self.queued: Callable[[str], None] = lambda _created: None
-        self._books = books
+        self._parts = parts
         self._settings = settings
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
@@ -38,12 +38,12 @@ class Gangs:
         self._groups: dict[str, Group] = {}
         self._foreign: dict[str, Group] = {}  # coscheduling's
         self._holds: dict[str, Hold] = {}
-        self._wakes = Wakes(books.waiting)
+        self._wakes = Wakes(parts.waiting)
         self._round: deque[Gang] = deque()  # those that are still to be looked at
         self._unasked: list[Gang] = []  # of this round
         self._round_cost = 0.0
         self._next_round = float("-inf")
-        self._places = Places(books, settings.policy, clock)
+        self._places = Places(parts, settings.policy, clock)
         self._stopped = ""
 
     # What the API server tells.
@@ -64,7 +64,7 @@ class Gangs:
         self._regroup(gang, member)
         self._void(gang, gang.put(member, now))
         self._stand_back(gang, now)
-        came_late = before is None and member.uid in self._books.waiting  # the scheduler knew of it before we did
+        came_late = before is None and member.uid in self._parts.waiting  # the scheduler knew of it before we did
         if gang.complete > was_complete or gang.ran > was_running or came_late:
             self._wakes.all(now)
 
@@ -106,15 +106,15 @@ class Gangs:
         now = self._clock.now()
         gang = self.of(uid)
         if gang is None:
-            self._books.waiting.refused(uid, now)
+            self._parts.waiting.refused(uid, now)
             return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
         if gang.ran:
             return None
         found = self._filter(gang, uid, nodes, now)
         if isinstance(found, Refusal):
-            self._books.waiting.refused(uid, now)
+            self._parts.waiting.refused(uid, now)
             return found
-        self._books.waiting.satisfied(uid)
+        self._parts.waiting.satisfied(uid)
         gang.passes(uid, now)
         return found
 
@@ -172,7 +172,7 @@ class Gangs:
     def unclaimed(self, uid: str) -> None:
         """A member has no reservation any more, though its gang goes forward: it must be planned anew."""
         gang = self.of(uid)
-        if gang is not None and self._books.reservations.get(uid) is None:
+        if gang is not None and self._parts.reservations.get(uid) is None:
             gang.unplan(uid)
             self._stand_back(gang, self._clock.now())
 
@@ -246,7 +246,7 @@ class Gangs:
 
     def views(self, keys: Iterable[str]) -> list[View]:
         """These gangs, as they are told; not those that are gone."""
-        return [view(self._gangs[key], self._books.ledger) for key in keys if key in self._gangs]
+        return [view(self._gangs[key], self._parts.ledger) for key in keys if key in self._gangs]
 
     def phases(self) -> dict[str, int]:
         """How many gangs are in which phase."""
@@ -273,7 +273,7 @@ class Gangs:
     def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float) -> str | Refusal:
         member = gang.members[uid]
         gang.shown(uid)
-        if list(nodes) != [self._books.nominated(uid)]:  # it is asked about alone, so that says nothing of the others
+        if list(nodes) != [self._parts.nominated(uid)]:  # it is asked about alone, so that says nothing of the others
             self._places.offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
             self._end(gang, f"{member.name} came to be scheduled again while it waited")
@@ -298,7 +298,7 @@ class Gangs:
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
         """The scheduler does not offer the node that the member was planned on."""
-        if self._books.reservations.decided(uid) is not None:
+        if self._parts.reservations.decided(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid(uid, node, now)
         # Who has passed filter may be on its way to bind; and what is posted is posted.
@@ -365,7 +365,7 @@ class Gangs:
 
     def _try(self, gang: Gang, now: float) -> bool | None:
         """Plans it, where that may help; those who were refused before are woken. None: as `Places.attempt`."""
-        if not gang.forward and not self._books.may(gang.priority):
+        if not gang.forward and not self._parts.may(gang.priority):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
         if not gang.forward and self._waits() + len(gang.wanted()) - 1 > self._settings.max_waiting:
@@ -405,7 +405,7 @@ class Gangs:
         if not gang.forsaken:
             return
         there = [member.uid for member in gang.there]
-        if not any(self._books.reservations.decided(uid) is not None for uid in there):
+        if not any(self._parts.reservations.decided(uid) is not None for uid in there):
             self._void(gang, gang.stand_back(now))
 
     def _end(self, gang: Gang, reason: str) -> None:

@@ -45,7 +45,7 @@ class Hold:
         self.done.set()
 
 
-class Books(NamedTuple):
+class Parts(NamedTuple):
     """The parts of the state that plans are made of. `freed` counts the times at which room may have come on cards or
     in quotas; `settle` brings the ledger to the reservations for one pod, which held this; `good`: whether a
     holding still stands; `headroom`: what quotas leave to a namespace; `kept`: around a plan for these pods of this

@@ -39,7 +39,7 @@ _GHOST: Final = "ghost"
 _NO_LOAD: Final = Load(0, 0, 0)
 
 
-class Books(NamedTuple):
+class Parts(NamedTuple):
     """The parts of the state. `gangs`: made after this, with what is kept here; `ready`: brings the ledger up to date;
     `headroom`: what quotas leave to a namespace, but for what one pod holds; `freed`: there may be room where there was
     none; `refused`: the pod waits for that.
@@ -73,16 +73,16 @@ class Eviction:
 class Preemption:
     """Methods may be called from any thread; those that say so want the lock to be held."""
 
-    def __init__(self, lock: StateLock, books: Books, clock: Clock) -> None:
+    def __init__(self, lock: StateLock, parts: Parts, clock: Clock) -> None:
         self._lock = lock
-        self._books = books
+        self._parts = parts
         self._clock = clock
         self._budgets = Budgets()
-        self._nominations = Nominations(lambda uid: books.loads.get(uid) is not None)
+        self._nominations = Nominations(lambda uid: parts.loads.get(uid) is not None)
         self._fragmented = FragmentedPods()
         self._turns = Turns()
         self._together = GangPreemption(
-            books.ledger, books.loads, books.gangs, self._nominations, self.kept, self._look, clock
+            parts.ledger, parts.loads, parts.gangs, self._nominations, self.kept, self._look, clock
         )
 
     # What the API server tells.
@@ -126,7 +126,7 @@ class Preemption:
         if not len(self._nominations):
             yield
             return
-        back = [self._books.ledger.hold(one.holding) for one in self._kept(own, priority)]
+        back = [self._parts.ledger.hold(one.holding) for one in self._kept(own, priority)]
         try:
             yield
         finally:
@@ -148,7 +148,7 @@ class Preemption:
         with self._lock:
             ended = self._nominations.step(self._clock.now())
             if self._turns.step(self._clock.now()) or ended:
-                self._books.freed()
+                self._parts.freed()
 
     # What kube-scheduler asks.
 
@@ -157,7 +157,7 @@ class Preemption:
         with self._lock:
             if self._turns.has(uid, priority, self._clock.now()):
                 return True
-            self._books.refused(uid)
+            self._parts.refused(uid)
             return False
 
     def answer(
@@ -168,7 +168,7 @@ class Preemption:
         """
         until = self._clock.now() + _SECONDS
         with self._lock:
-            self._books.ready()
+            self._parts.ready()
             if self._waits(claimant, policy):
                 return {}
             own = self._together.unhelped(claimant.uid) if member else []
@@ -188,7 +188,7 @@ class Preemption:
     def are_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
         with self._lock:
-            there = {placed.occupant.uid for _, placed in self._books.loads.on(node) if placed.occupant is not None}
+            there = {placed.occupant.uid for _, placed in self._parts.loads.on(node) if placed.occupant is not None}
         return there.issuperset(uids)
 
     # Pods that only cards keep waiting.
@@ -209,7 +209,7 @@ class Preemption:
         found: list[tuple[tuple[object, ...], str]] = []
         for nodes in slices(due.nodes, _TOGETHER, self._clock):
             with self._lock:
-                self._books.ready()
+                self._parts.ready()
                 for node in nodes:
                     victims = self._look(due.claimant, due.policy, node, ())
                     if victims is None or victims.violations:
@@ -219,7 +219,7 @@ class Preemption:
                     found.append((victims.harm, node))
         found.sort()
         with self._lock:
-            self._books.ready()
+            self._parts.ready()
             # Much may have happened since the first of them was looked at.
             if due.claimant.uid not in self._fragmented or self._is_helped(due.claimant.uid):
                 return None
@@ -233,7 +233,7 @@ class Preemption:
         """Whether the victim is still to go for the pod."""
         with self._lock:
             nomination = self._nominations.get(claimant.uid)
-            placed = self._books.loads.get(victim)
+            placed = self._parts.loads.get(victim)
             going = placed is not None and placed.occupant is not None and placed.occupant.going
             return nomination is not None and not going
 
@@ -241,21 +241,21 @@ class Preemption:
         """Nobody was evicted for the pod: nothing is kept for it."""
         with self._lock:
             self._nominations.drop(claimant.uid)
-            self._books.freed()
+            self._parts.freed()
 
     # Everything below runs under the lock.
 
     def _decided(self, claimant: Claimant, node: str, victims: Victims) -> Eviction:
         self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), self._clock.now())
-        there = {one.uid: one for _, placed in self._books.loads.on(node) if (one := placed.occupant) is not None}
+        there = {one.uid: one for _, placed in self._parts.loads.on(node) if (one := placed.occupant) is not None}
         return Eviction(claimant, node, tuple(_waiter(there[uid]) for uid in victims.uids))
 
     def _is_helped(self, uid: str) -> bool:
-        return self._nominations.get(uid) is not None or self._books.ledger.holding(uid) is not None
+        return self._nominations.get(uid) is not None or self._parts.ledger.holding(uid) is not None
 
     def _kept(self, own: Collection[str], priority: int, on: str = "") -> list[_Nominated]:
         """What is kept from pods of this priority, but for their own: everywhere, or on this node."""
-        ledger = self._books.ledger
+        ledger = self._parts.ledger
         found = []
         for claimant, node, place in list(self._nominations.before(own, priority)):
             if on not in ("", node) or ledger.holding(claimant.uid) is not None:
@@ -298,7 +298,7 @@ class Preemption:
         """The victims on the node. `nobody`: none may be evicted; `gone`: these go whatever is chosen; `own`: pods of
         which nothing is kept from this one.
         """
-        left, request = self._books.loads.left(node), claimant.request
+        left, request = self._parts.loads.left(node), claimant.request
         if left is None:
             return None
         # Asked for while what is kept is found out, it would go round in a circle.
@@ -316,16 +316,16 @@ class Preemption:
             load=claimant.load,
             priority=_LOWEST if nobody else request.priority,
             policy=policy,
-            headroom=self._books.headroom(claimant.namespace, claimant.uid),
+            headroom=self._parts.headroom(claimant.namespace, claimant.uid),
         )
         return preemption.best(full, newcomer, chosen)
 
     def _as_it_would_be(self, node: str, uid: str, kept: Iterable[_Nominated]) -> NodeState | None:
         """The node with what is kept there, and without what the pod holds itself: a copy."""
-        known = self._books.ledger.node(node)
+        known = self._parts.ledger.node(node)
         if known is None:
             return None
-        state, own = known.copy(), self._books.ledger.holding(uid)
+        state, own = known.copy(), self._parts.ledger.holding(uid)
         if own is not None and own.node == node:
             state.add(own.assignment, own.mps_client, -1)
         for one in kept:
@@ -334,7 +334,7 @@ class Preemption:
 
     def _residents(self, node: str, but: str, gone: Collection[str]) -> list[Resident]:
         """Everybody on the node, except for this pod."""
-        ledger, loads = self._books.ledger, self._books.loads
+        ledger, loads = self._parts.ledger, self._parts.loads
         residents, seen = [], {but}
         for key, placed in loads.on(node):
             one = placed.occupant
@@ -376,7 +376,7 @@ class Preemption:
         return found
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:
-        occupants = (placed.occupant for _, placed in self._books.loads.on(node))
+        occupants = (placed.occupant for _, placed in self._parts.loads.on(node))
         return tuple(one.uid for one in occupants if one is not None and one.going and one.priority < priority)
 
 

@@ -79,7 +79,7 @@ class Nominee(NamedTuple):
     node: str
 
 
-class Books(NamedTuple):
+class Parts(NamedTuple):
     """The parts of the state. `place`: as filter would, held by nobody yet; `hold`: for the pod until its bind;
     `settle`: brings the ledger to the reservations for a pod; `headroom`: what quotas leave to a namespace;
     `reserved`: nodes that are kept from a pod for a gang; `may`: whether a pod of this priority may be placed now.
@@ -103,10 +103,10 @@ _Place = tuple[int, str]  # in the queue: priority, the highest first, and time 
 class Ahead:
     """Methods that say so may be called from any thread; the others want the lock to be held."""
 
-    def __init__(self, lock: StateLock, books: Books, settings: Settings, clock: Clock) -> None:
+    def __init__(self, lock: StateLock, parts: Parts, settings: Settings, clock: Clock) -> None:
         self.observe: Callable[[Outcome], None] = lambda _: None  # told how it went with each pod
         self._lock = lock
-        self._books = books
+        self._parts = parts
         self._settings = settings
         self._clock = clock
         self._grounds = Grounds()
@@ -183,7 +183,7 @@ class Ahead:
             return
         doubt = one.prospect.wishes
         if list(nodes) == [one.node]:
-            self._books.reservations.meet(uid)
+            self._parts.reservations.meet(uid)
             self._doubts.pop(doubt, None)
             self.observe(Outcome.MET)
         else:
@@ -198,18 +198,18 @@ class Ahead:
         mine = (-priority, created)
         later = [
             (one.pod.uid, one.node, one.pod.namespace)
-            for one in self._books.reservations.among(Phase.NOMINATED)
+            for one in self._parts.reservations.among(Phase.NOMINATED)
             if one.prospect is not None and _place(one.prospect) > mine
         ]
         if not later:
             return False
-        back = [self._books.ledger.release(uid) for uid, _, _ in later]
+        back = [self._parts.ledger.release(uid) for uid, _, _ in later]
         nodes = fits()
         for undo in reversed(back):
             undo()
         if not nodes:
             return False
-        limited = bool(self._books.headroom(namespace))
+        limited = bool(self._parts.headroom(namespace))
         self._end([uid for uid, node, of in later if node in nodes or (limited and of == namespace)], Outcome.OVERTAKEN)
         return True
 
@@ -225,7 +225,7 @@ class Ahead:
     def decide(self, resting: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
         """The next pod, if any, and whether to ask again at once. `resting`: namespaces whose pods wait meanwhile."""
         with self._lock:
-            if not self._active() or self._books.reservations.count(Phase.NOMINATED) >= WINDOW:
+            if not self._active() or self._parts.reservations.count(Phase.NOMINATED) >= WINDOW:
                 return False, None
             prospect = self._next(resting)
             if prospect is None:
@@ -246,7 +246,7 @@ class Ahead:
             now = self._clock.now()
             found = []
             for uid, nominee in list(self._named.items()):
-                one = self._books.reservations.get(uid)
+                one = self._parts.reservations.get(uid)
                 if one is not None and one.node == nominee.node:
                     self._unheld.pop(uid, None)
                 elif now - self._unheld.setdefault(uid, now) >= _STALE_SECONDS:
@@ -300,31 +300,31 @@ class Ahead:
         uid = prospect.uid
         del self._waiting[uid]
         self._tried(uid)
-        books, settings = self._books, self._settings
-        books.ready()
+        parts, settings = self._parts, self._settings
+        parts.ready()
         if (
             not (settings.one_best_node or prospect.insists)
-            or books.ledger.holding(uid) is not None
-            or not books.may(prospect.request.priority)
+            or parts.ledger.holding(uid) is not None
+            or not parts.may(prospect.request.priority)
             or self._doubts.get(prospect.wishes, (0, 0.0))[1] > self._clock.now()
         ):
             return None
         placed = self._place(prospect)
         if placed is None:
             return None
-        books.hold(prospect, placed)
+        parts.hold(prospect, placed)
         return Nominee(uid, prospect.namespace, prospect.name, prospect.version, placed.node)
 
     def _place(self, prospect: Prospect) -> Placement | None:
         """The best node with room for the pod beside cards, too."""
-        books, policy = self._books, prospect.request.policy or self._settings.policy
+        parts, policy = self._parts, prospect.request.policy or self._settings.policy
         nodes = self._grounds.allowed(prospect.wishes)
-        closed = books.reserved(prospect.rank, prospect.request, nodes)
+        closed = parts.reserved(prospect.rank, prospect.request, nodes)
         full = set(closed)
         for look in range(_LOOKS + 1):
             if look == _LOOKS:
                 full = {name for name in nodes if name in closed or not self._takes(name, prospect.load)}
-            placed = books.place(prospect, nodes - full if full else nodes, policy)
+            placed = parts.place(prospect, nodes - full if full else nodes, policy)
             if isinstance(placed, Unplaceable):
                 return None
             if self._takes(placed.node, prospect.load):
@@ -333,7 +333,7 @@ class Ahead:
         return None
 
     def _takes(self, node: str, load: Load) -> bool:
-        return gangplan.takes(self._books.loads.left(node), _NO_LOAD, load)
+        return gangplan.takes(self._parts.loads.left(node), _NO_LOAD, load)
 
     def _unname(self, uid: str) -> None:
         self._named.pop(uid, None)
@@ -356,12 +356,12 @@ class Ahead:
         for uid in uids:
             if self._nominated(uid) is not None:
                 self.observe(outcome)
-                self._books.reservations.give_up(uid)
-                self._books.settle(uid)
+                self._parts.reservations.give_up(uid)
+                self._parts.settle(uid)
 
     def _nominated(self, uid: str) -> Reservation | None:
         """What the pod holds ahead, until kube-scheduler comes to it."""
-        one = self._books.reservations.get(uid)
+        one = self._parts.reservations.get(uid)
         return one if one is not None and one.phase is Phase.NOMINATED else None
 
 

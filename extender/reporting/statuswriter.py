@@ -6,15 +6,13 @@ never written. The state is locked for a few nodes or namespaces at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.quotas import Charge
-from cardwise.core.placement.ledger import Ledger
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
@@ -24,6 +22,7 @@ from extender.reporting import statuses
 from extender.reporting.listers import Sightings
 from extender.reporting.schedule import Key, Pace, Schedule
 from extender.reporting.statuses import NOTHING_ALLOCATED, Tally
+from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
@@ -48,16 +47,6 @@ _ODD_SECONDS = 2.0  # until one whose object was gone, or changed under the writ
 _COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
 
 
-class Books(Protocol):
-    """The state, as far as statuses need it."""
-
-    def view(self) -> AbstractContextManager[Ledger]:
-        """The ledger, locked."""
-
-    def changed_nodes(self) -> set[str]:
-        """The nodes whose cards or holdings have changed since the last call."""
-
-
 class _Write(NamedTuple):
     """A status to write: where, what tells it from others, the patch, and what to do once it is written."""
 
@@ -77,7 +66,7 @@ class StatusWriter:
     def __init__(
         self,
         client: KubeClient,
-        books: Books,
+        state: State,
         seen: Sightings,
         *,
         active: Callable[[], bool],
@@ -85,7 +74,7 @@ class StatusWriter:
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
-        self._books = books
+        self._state = state
         self._seen = seen
         self._active = active
         self._no_class = no_class
@@ -117,7 +106,7 @@ class StatusWriter:
 
     def _look_at_nodes(self) -> None:
         now = self._clock.now()
-        changed = self._books.changed_nodes()
+        changed = self._state.changed_nodes()
         if changed:
             self._changed_at = now
         if len(changed) >= _STORM_NODES:
@@ -126,7 +115,7 @@ class StatusWriter:
             self._nodes.update(dict.fromkeys(some))
         counted = list(islice(self._nodes, _MOST_NODES))
         for some_nodes in slices(counted, _TOGETHER, self._clock):
-            with self._books.view() as ledger:
+            with self._state.view() as ledger:
                 counts = [statuses.count_node(ledger, node) for node in some_nodes]
             for node, count in zip(some_nodes, counts, strict=True):
                 self._compare(node, count, now)
@@ -178,7 +167,7 @@ class StatusWriter:
         namespaces = list(keys)
         usage: dict[str, Mapping[int, Charge]] = {}
         for some_namespaces in slices(namespaces, _NAMESPACES_TOGETHER, self._clock):
-            with self._books.view() as ledger:
+            with self._state.view() as ledger:
                 usage |= {one: dict(ledger.usage(one)) for one in some_namespaces}
         for namespace in namespaces:
             if usage[namespace] != self._usage.get(namespace):
@@ -235,7 +224,7 @@ class StatusWriter:
         seen = self._seen.cards.values.get(name)
         if seen is None:
             return None
-        with self._books.view() as ledger:
+        with self._state.view() as ledger:
             wanted = statuses.count_node(ledger, seen.node).cards.get(name, NOTHING_ALLOCATED)
         if wanted == seen.status:
             return None
@@ -255,7 +244,7 @@ class StatusWriter:
             return None
         used: Sequence[Charge] = ()
         if seen.quota is not None:
-            with self._books.view() as ledger:
+            with self._state.view() as ledger:
                 used = [ledger.used(seen.namespace, entry) for entry in seen.quota.entries]
         wanted = statuses.quota_status(seen, used, self._seen.classes.snapshot(), self._seen.cards.automatic_classes())
         write = self._told(paths.gpuquotas(seen.namespace, seen.name, "status"), wanted, seen.status)

@@ -24,7 +24,7 @@ KINDS = {"ExtendedResource": CARDS, "ResourceClass": CLASSES, "GPUQuota": QUOTAS
 Json = dict[str, Any]
 
 
-class Books:
+class FakeState:
     """A ledger that says what changed, as the state does."""
 
     def __init__(self) -> None:
@@ -130,12 +130,12 @@ class World:
     def __init__(self, *faults: Fault):
         self.clock = FakeClock()
         self.seen = Sightings()
-        self.books = Books()
+        self.state = FakeState()
         self.api = Watched(self.seen, self.clock, *faults)
         self.active = True
         self.without_class = []
         self.writer = StatusWriter(
-            self.api.client(), self.books, self.seen, active=lambda: self.active, no_class=self._no_class,
+            self.api.client(), self.state, self.seen, active=lambda: self.active, no_class=self._no_class,
             clock=self.clock,
         )  # fmt: skip
 
@@ -144,19 +144,19 @@ class World:
 
     def node(self, name, *cards):
         """The cards of the node, as the ledger and the watch show them."""
-        self.books.ledger.set_cards(name, cards)
-        self.books.changed.add(name)
+        self.state.ledger.set_cards(name, cards)
+        self.state.changed.add(name)
         for one in cards:
             if self.api.get(er_path(one.uuid)) is None:
                 self.api.put(CARDS, er_object(one.uuid, name))
 
     def hold(self, uid, node, *shares, namespace="team"):
-        self.books.ledger.hold(holding(uid, node, *shares, namespace=namespace))
-        self.books.changed.add(node)
+        self.state.ledger.hold(holding(uid, node, *shares, namespace=namespace))
+        self.state.changed.add(node)
 
     def release(self, uid):
-        self.books.changed.add(self.books.ledger.holding(uid).node)
-        self.books.ledger.release(uid)
+        self.state.changed.add(self.state.ledger.holding(uid).node)
+        self.state.ledger.release(uid)
 
     def run(self, seconds, *, watch=True):
         for _ in range(int(seconds * 4)):

@@ -63,7 +63,7 @@ def test_a_sick_card_has_nothing_to_give_and_an_unknown_one_still_counts_what_is
 def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
     share = CardShare(1, "", 4000, 0, K80)
-    world.books.ledger.hold(Holding("p", "team", "p", "n1", Assignment({"pod": (share,)})))
+    world.state.ledger.hold(Holding("p", "team", "p", "n1", Assignment({"pod": (share,)})))
     world.run(2)
     assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 0
     assert world.status(er_path("GPU-B"))["allocated"]["memoryMiB"] == 4000
@@ -93,8 +93,8 @@ def test_a_class_adds_up_its_cards(world):
 
 def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
     rdma = Device(uuid="rdma-0", kind="rdma", index=0, classes=frozenset({"rdma"}))
-    world.books.ledger.set_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
-    world.books.changed.add("n1")
+    world.state.ledger.set_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
+    world.state.changed.add("n1")
     path = class_path("rdma")
     found = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from before it was of devices
     world.api.put(CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": found})
@@ -283,7 +283,7 @@ def test_what_is_as_it_ought_to_be_is_not_written(world):
     world.run(200)
     assert len(world.api.requests) == before == 3
     world.writer = StatusWriter(
-        world.api.client(), world.books, world.seen, active=lambda: True, no_class=world._no_class, clock=world.clock
+        world.api.client(), world.state, world.seen, active=lambda: True, no_class=world._no_class, clock=world.clock
     )
     world.run(20)
     assert len(world.api.requests) == before, "a restart writes nothing that is there already"
@@ -346,7 +346,7 @@ def test_somebodys_edit_is_repaired(world):
 def test_a_change_that_nobody_told_of_is_found(world):
     world.node("n1", card("GPU-A"))
     world.run(5)
-    world.books.ledger.hold(holding("p", "n1", ("0", "GPU-A", 4000, 0)))
+    world.state.ledger.hold(holding("p", "n1", ("0", "GPU-A", 4000, 0)))
     world.run(130)
     assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 4000
 
@@ -398,7 +398,7 @@ def test_the_state_is_locked_for_a_few_nodes_at_a_time(world):
     for i in range(400):
         world.node(f"n{i}", card(f"GPU-{i}"))
     world.writer.step()
-    assert world.books.views >= 10
+    assert world.state.views >= 10
 
 
 def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):

@@ -75,8 +75,8 @@ class Story:
 
     def _cards(self, node, classes_of, healthy):
         made = [card(f"GPU-{node}-{i}", i, healthy=healthy, classes=some) for i, some in enumerate(classes_of)]
-        self.world.books.ledger.set_cards(node, made)
-        self.world.books.changed.add(node)
+        self.world.state.ledger.set_cards(node, made)
+        self.world.state.changed.add(node)
 
     def _resource(self, index, node, there):
         uuid = f"GPU-{node}-{index}"
@@ -87,12 +87,12 @@ class Story:
 
     def _hold(self, pod, node, index, mem, namespace):
         core = 100 if mem == K80 else 0
-        if f"p{pod}" in {one.uid for one in self.world.books.ledger.holdings()}:
+        if f"p{pod}" in {one.uid for one in self.world.state.ledger.holdings()}:
             self.world.release(f"p{pod}")
         self.world.hold(f"p{pod}", node, ("0", f"GPU-{node}-{index}", mem, core), namespace=namespace)
 
     def _release(self, pod):
-        if self.world.books.ledger.holding(f"p{pod}") is not None:
+        if self.world.state.ledger.holding(f"p{pod}") is not None:
             self.world.release(f"p{pod}")
 
     def _class(self, name, there):
@@ -141,13 +141,13 @@ class Story:
     def _shares(self, uuid):
         return [
             (one, share)
-            for one in self.world.books.ledger.holdings()
+            for one in self.world.state.ledger.holdings()
             for share in one.assignment.shares()
             if share.uuid == uuid
         ]
 
     def _on(self, node):
-        state = self.world.books.ledger.node(node)
+        state = self.world.state.ledger.node(node)
         return state.cards if state is not None else []
 
     def _check_card(self, spec, status):
@@ -186,7 +186,7 @@ class Story:
             assert conditions(status) == {"Exceeded": "Unknown", "Valid": "False"}
             return
         known = {one.uuid: one for node in NODES for one in self._on(node)}
-        ledger, over = self.world.books.ledger, False
+        ledger, over = self.world.state.ledger, False
         for line, entry in zip(status["used"], quotas.parse(obj).entries, strict=True):
             held = [
                 share
