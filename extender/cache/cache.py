@@ -14,7 +14,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import is_good
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.mpstaints import minded
+from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement
 from extender.cache.inventory import Inventory, Report
 from extender.cache.nodeload import NodeLoads
@@ -119,7 +119,7 @@ class Cache:
                     return False
                 if asked.get(key) and asked[key] not in state.cards[p].classes:
                     return False
-                if not state.mps.admits(p, minded(request.mps, several=len(shares) > 1), mps_client.user):
+                if not state.mps.admits(p, untolerated_by(request.mps, several=len(shares) > 1), mps_client.user):
                     return False
         if not self.limits.limits(holding.namespace):
             return True

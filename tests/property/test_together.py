@@ -14,7 +14,7 @@ from cardwise.core.api.quotas import Entry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.mpstaints import minded
+from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement, Scorer
 from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE
@@ -102,9 +102,9 @@ def holds(node, request, chosen, headroom):
     charges = {one.entry: (0, 0, 0) for one in headroom}
     mem, core, clients, whole = ([0] * len(node.cards) for _ in range(4))
     for group, cards in chosen:
-        minds = minded(request.mps, several=group[0].cards > 1)
+        untolerated = untolerated_by(request.mps, several=group[0].cards > 1)
         for i, c in product(cards, group):
-            if not node.cards[i].takes or not node.mps.admits(i, minds, request.mps_client.user):
+            if not node.cards[i].takes or not node.mps.admits(i, untolerated, request.mps_client.user):
                 return False
             if c.device_class and c.device_class not in node.cards[i].classes:
                 return False

@@ -46,29 +46,29 @@ class CardIndex:
                 self._of.pop(name, None)
 
     def smallest(
-        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, minds: int = 0
+        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
     ) -> Iterator[Entry]:
         """Cards of these nodes and kinds with at least `mem` free, the fullest first; equal ones by node, position.
 
-        Those with a taint that is minded are left out.
+        Those with a taint that is not tolerated are left out.
         """
-        walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds, minds)]
+        walks = [_upwards(entries, mem, nodes) for entries in self._chosen(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks)
 
     def largest(
-        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, minds: int = 0
+        self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
     ) -> Iterator[Entry]:
         """As `smallest`, but the emptiest first."""
-        walks = [_downwards(entries, mem, nodes) for entries in self._chosen(kinds, minds)]
+        walks = [_downwards(entries, mem, nodes) for entries in self._chosen(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
 
-    def _chosen(self, kinds: Collection[int] | None, minds: int) -> Iterable[list[Entry]]:
-        if kinds is None and not minds:
+    def _chosen(self, kinds: Collection[int] | None, untolerated: int) -> Iterable[list[Entry]]:
+        if kinds is None and not untolerated:
             return self._entries.values()
         return [
             entries
             for number, entries in self._entries.items()
-            if not number & minds and (kinds is None or number >> BITS in kinds)
+            if not number & untolerated and (kinds is None or number >> BITS in kinds)
         ]
 
     def _remove(self, entry: Entry) -> None:

@@ -14,7 +14,7 @@ from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.api.quotas import NOTHING, Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement.kinds import ANY_CARD, Kinds, Level
-from cardwise.core.placement.mpstaints import FOR_GOOD, minded
+from cardwise.core.placement.mpstaints import FOR_GOOD, untolerated_by
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
@@ -26,7 +26,7 @@ _ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at mos
 class Claim(NamedTuple):
     """Cards that belong together: `cards` different ones, each with `mem` MiB and `core` percent, or whole.
 
-    `minds` and `user`: which cards it may have because of MPS, see `mpstaints`.
+    `untolerated` and `user`: which cards it may have because of MPS, see `mpstaints`.
     """
 
     keys: tuple[str, ...]
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     core: int
     whole: bool
     device_class: str = ""
-    minds: int = 0
+    untolerated: int = 0
     user: int = NOBODY
 
 
@@ -68,20 +68,22 @@ def claims(request: PodRequest) -> list[Claim]:
     A claim that names a class comes before those that may have any card.
     """
     found = []
-    one, several = (minded(request.mps, several=many) for many in (False, True))
+    one, several = (untolerated_by(request.mps, several=many) for many in (False, True))
     user = request.mps_client.user
     together: dict[str, list[ContainerRequest]] = {}
     for c in request.containers:
         if c.whole or c.cards > 1:
-            minds = several if c.cards > 1 else one
+            untolerated = several if c.cards > 1 else one
             mem, core = c.mem_per_card, c.core_per_card
-            found.append(Claim((c.key,), c.cards, mem, core, c.whole, c.device_class, minds, user))
+            found.append(Claim((c.key,), c.cards, mem, core, c.whole, c.device_class, untolerated, user))
         else:
             together.setdefault(c.device_class, []).append(c)
     for device_class, of_class in together.items():
         keys = tuple(c.key for c in of_class)
         sum_mem, sum_core = sum(c.mem for c in of_class), sum(c.core for c in of_class)
-        found.append(Claim(keys, 1, sum_mem, sum_core, whole=False, device_class=device_class, minds=one, user=user))
+        found.append(
+            Claim(keys, 1, sum_mem, sum_core, whole=False, device_class=device_class, untolerated=one, user=user)
+        )
     return sorted(found, key=lambda claim: (not claim.device_class, not claim.whole, -claim.mem, -claim.cards))
 
 
@@ -241,7 +243,7 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
 def usable(node: NodeState, claim: Claim) -> Sequence[int]:
     """Codes of the cards that may serve the claim, but for the memory and the kind; in ascending order."""
     codes = node.empties() if claim.whole else node.ascending()
-    if node.mps.may_close(claim.minds, claim.user):
+    if node.mps.may_close(claim.untolerated, claim.user):
         codes = [code for code in codes if admits(node, code & ~(-1 << POSITION), claim)]
     if claim.whole:
         return codes
@@ -258,7 +260,7 @@ def takes(node: NodeState, i: int, claim: Claim) -> bool:
 
 def admits(node: NodeState, i: int, claim: Claim) -> bool:
     """Whether the card is open to the claim's pod, for all that MPS has to do with it."""
-    return node.mps.admits(i, claim.minds, claim.user)
+    return node.mps.admits(i, claim.untolerated, claim.user)
 
 
 def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
@@ -270,24 +272,24 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         among = [i for i, kind in enumerate(node.kinds) if kind in typed]
         if not among:
             return Refusal.NO_SUCH_TYPE
-    elif claim.cards == 1 and not claim.whole and not claim.core and not claim.minds & FOR_GOOD:
+    elif claim.cards == 1 and not claim.whole and not claim.core and not claim.untolerated & FOR_GOOD:
         # The common cases of a full cluster, where thousands of nodes are asked.
         if node.largest < claim.mem:
             return Refusal.CARD_TOO_SMALL
         if max(node.free) < claim.mem:
             return Refusal.NO_MEMORY
     here = range(len(node.cards)) if among is None else among
-    if claim.minds & FOR_GOOD and node.mps.may_close(claim.minds, claim.user):
-        never = [i for i in here if node.mps.taints[i] & claim.minds & FOR_GOOD]
+    if claim.untolerated & FOR_GOOD and node.mps.may_close(claim.untolerated, claim.user):
+        never = [i for i in here if node.mps.taints[i] & claim.untolerated & FOR_GOOD]
         if len(here) == len(never):
-            return node.mps.refusal(never, claim.minds, claim.user)
+            return node.mps.refusal(never, claim.untolerated, claim.user)
     if claim.cards > 1 and len(here) < claim.cards:
         return Refusal.TOO_FEW_CARDS
     if claim.whole:
         takers = node.takers if among is None else sum(node.cards[i].takes for i in among)
         if takers < claim.cards:
             return _withheld(node, claim, here)
-        if not node.mps.may_close(claim.minds, claim.user):
+        if not node.mps.may_close(claim.untolerated, claim.user):
             return Refusal.NO_WHOLE_CARD  # which ones are empty is not looked for: thousands of nodes are asked
         empty = [i for i in here if node.empty(i)]
         return _why_closed(node, claim, empty) or Refusal.NO_WHOLE_CARD
@@ -317,11 +319,11 @@ def _withheld(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal:
 
 def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal | None:
     """Why MPS closes so many of these cards that too few are left; None where it does not, or they were too few."""
-    if len(here) < claim.cards or not node.mps.may_close(claim.minds, claim.user):
+    if len(here) < claim.cards or not node.mps.may_close(claim.untolerated, claim.user):
         return None
     if sum(admits(node, i, claim) for i in here) >= claim.cards:
         return None
-    return node.mps.refusal(here, claim.minds, claim.user)
+    return node.mps.refusal(here, claim.untolerated, claim.user)
 
 
 def served(node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()) -> tuple[list[Claim], str]:

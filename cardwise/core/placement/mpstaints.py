@@ -1,8 +1,8 @@
 """MPS taints of cards: keep pods off a card whose pods use MPS otherwise, or as another user.
 
-A card has *taints*, a request those that it minds, and where they meet it does not come in. They are found out when a
-card or its holders change, so that placement compares two integers. A card of a node without an MPS manager takes
-everybody but who requires MPS.
+A card has *taints*, a request those that it does not *tolerate*, and one in common closes the card to it. A card's are
+found out when it or its holders change, so that placement compares two integers. A card of a node without an MPS
+manager takes everybody but who requires MPS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,12 +27,12 @@ ANY: Final = -4  # of a card: whoever comes
 FREE: Final = -5  # of a card: who comes first
 
 
-def minded(mode: Mode, *, several: bool) -> int:
-    """The taints that close a card to such a request. `several`: for cards in one container."""
-    return _MINDED[mode] | (SEVERAL if several and mode is not Mode.OFF else 0)
+def untolerated_by(mode: Mode, *, several: bool) -> int:
+    """The taints that such a request does not tolerate. `several`: for cards in one container."""
+    return _UNTOLERATED[mode] | (SEVERAL if several and mode is not Mode.OFF else 0)
 
 
-_MINDED: Final = {
+_UNTOLERATED: Final = {
     Mode.OFF: DOWN | OFF,
     Mode.PREFERRED: DOWN | WANTS,
     Mode.REQUIRED: DOWN | WANTS | REQUIRED,
@@ -93,22 +93,22 @@ class CardTaints:
         said = self.said[i]
         return said.max_clients if said is not None else 0
 
-    def may_close(self, minds: int, who: int) -> bool:
-        """Whether one of the cards may be closed to a request that minds these taints and runs as `who`."""
-        return bool(self.tainted & minds) or (self.single and who != NOBODY)
+    def may_close(self, untolerated: int, who: int) -> bool:
+        """Whether one of the cards may be closed to a request that does not tolerate these taints and runs as `who`."""
+        return bool(self.tainted & untolerated) or (self.single and who != NOBODY)
 
-    def admits(self, i: int, minds: int, who: int) -> bool:
+    def admits(self, i: int, untolerated: int, who: int) -> bool:
         """Whether the card is open to such a request."""
-        if self.taints[i] & minds:
+        if self.taints[i] & untolerated:
             return False
         owner = self.users[i]
         return owner == ANY or who == NOBODY or (who != MIXED and owner in (FREE, who))
 
-    def never(self, i: int, minds: int, who: int) -> bool:
+    def never(self, i: int, untolerated: int, who: int) -> bool:
         """Whether the card stays closed to such a request, whoever goes."""
-        return bool(self.taints[i] & minds & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
+        return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
 
-    def in_the_way(self, i: int, minds: int, who: int) -> Mapping[tuple[int, MpsClient], int]:
+    def in_the_way(self, i: int, untolerated: int, who: int) -> Mapping[tuple[int, MpsClient], int]:
         """By daemon and who they are: the shares that must go before the card is open to such a request."""
         said = self.said[i]
         if said is None:
@@ -118,12 +118,12 @@ class CardTaints:
         return {
             (daemon, one): shares
             for one, shares in self.on.get(daemon, {}).items()
-            if (one.off and minds & WANTS) or (one.wants and (minds & OFF or (alone and one.user != who)))
+            if (one.off and untolerated & WANTS) or (one.wants and (untolerated & OFF or (alone and one.user != who)))
         }
 
-    def refusal(self, among: Iterable[int], minds: int, who: int) -> Refusal:
+    def refusal(self, among: Iterable[int], untolerated: int, who: int) -> Refusal:
         """Why these cards, of which too few are open to such a request, are closed: what may change soonest."""
-        found = {_why(self.taints[i] & minds) for i in among if not self.admits(i, minds, who)}
+        found = {_why(self.taints[i] & untolerated) for i in among if not self.admits(i, untolerated, who)}
         return min(found, key=_SOONEST.index)
 
     def _judge(self, changed: Iterable[int]) -> None:

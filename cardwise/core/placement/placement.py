@@ -152,9 +152,9 @@ class Scorer:
         plan = self._plan_on(ledger.kinds)
         claim, levels, _ = plan.wants[0]
         restricted = self._restricted(ledger)
-        minds = claim.minds if restricted else 0
+        untolerated = claim.untolerated if restricted else 0
         for _, kinds in levels:
-            for _, name, position, _ in self._walk(ledger.index(), claim.mem, nodes, kinds, minds):
+            for _, name, position, _ in self._walk(ledger.index(), claim.mem, nodes, kinds, untolerated):
                 node = ledger.node(name)
                 if (
                     node is not None
@@ -203,7 +203,7 @@ class Scorer:
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
                 continue
-            if plain and not (restricted and node.mps.may_close(claim.minds, claim.user)):
+            if plain and not (restricted and node.mps.may_close(claim.untolerated, claim.user)):
                 # As `_score`, without its calls.
                 pick = policy(codes_of(node), claim.mem)
                 if pick is not None:

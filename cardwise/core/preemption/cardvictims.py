@@ -57,7 +57,7 @@ class _Use:
     core: int = 0
     clients: int = 0
     whole: bool = False
-    minds: int = 0
+    untolerated: int = 0
     user: int = NOBODY
 
     def plus(self, claim: Claim) -> "_Use":
@@ -66,7 +66,7 @@ class _Use:
             self.core + claim.core,
             self.clients + len(claim.keys),
             self.whole or claim.whole,
-            self.minds | claim.minds,
+            self.untolerated | claim.untolerated,
             claim.user,
         )
 
@@ -119,7 +119,7 @@ class _Choice:
         for i, card in enumerate(self._node.cards):
             if not card.takes or not any(kinds is None or self._node.kinds[i] in kinds for _, kinds in want.levels):
                 continue
-            if self._node.mps.never(i, want.claim.minds, want.claim.user):
+            if self._node.mps.never(i, want.claim.untolerated, want.claim.user):
                 continue
             short = self._short(i, _Use().plus(want.claim))
             found = setcover.cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
@@ -131,7 +131,7 @@ class _Choice:
         """What must become free on the card for this use of it; None where that can never be."""
         node = self._node
         others: dict[object, int] = {
-            (MPS, *who): shares for who, shares in node.mps.in_the_way(i, use.minds, use.user).items()
+            (MPS, *who): shares for who, shares in node.mps.in_the_way(i, use.untolerated, use.user).items()
         }
         if use.whole:
             return {(CLIENTS, i): node.clients[i], **others} if use.mem == 0 and use.clients == 1 else None

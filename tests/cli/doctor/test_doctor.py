@@ -329,7 +329,7 @@ ASSIGNED = encode(Assignment({"0": (CardShare(0, "GPU-1", MiB(1), 0, MiB(16276))
         (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Level.OK, "which has no room now"),
         (unschedulable('Post "https://x": connection refused'), Level.PROBLEM, "does not reach the extender"),
         (unschedulable(f"0/3 nodes: 3 Insufficient {names.GPU_MEM}"), Level.NOTE, "no card is free"),
-        (unschedulable("0/3 nodes: 3 had minds taint"), Level.WARNING, "was not placed: 0/3 nodes"),
+        (unschedulable("0/3 nodes: 3 had untolerated taint"), Level.WARNING, "was not placed: 0/3 nodes"),
     ],
 )
 def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):

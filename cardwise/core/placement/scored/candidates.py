@@ -42,8 +42,8 @@ def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
             usable &= lines.core[at] >= ask.core
     if shape.kinds is not None:
         usable = usable & np.isin(lines.kind[at], list(shape.kinds))
-    if shape.minds:
-        usable = usable & ((lines.taints[at] & shape.minds) == 0)
+    if shape.untolerated:
+        usable = usable & ((lines.taints[at] & shape.untolerated) == 0)
     if shape.user != NOBODY:
         here = lines.user[at]
         usable = usable & ((here == ANY) | ((shape.user != MIXED) & ((here == FREE) | (here == shape.user))))

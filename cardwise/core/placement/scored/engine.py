@@ -300,7 +300,7 @@ class Engine:
         ask = ask._replace(device_class="")
         if not claims:
             return Shape(ask)
-        return Shape(ask, kinds, claims[0].minds, claims[0].user if self._table.single else NOBODY)
+        return Shape(ask, kinds, claims[0].untolerated, claims[0].user if self._table.single else NOBODY)
 
     def _shape(self, ask: Ask) -> Shape:
         return Shape(ask._replace(device_class=""), self._ledger.kinds.allowed(ask.device_class))

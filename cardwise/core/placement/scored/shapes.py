@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 
     ask: Ask
     kinds: frozenset[int] | None = None
-    minds: int = 0
+    untolerated: int = 0
     user: int = NOBODY
 
 
