@@ -105,11 +105,14 @@ def test_a_step_of_argo_asks_for_a_share() -> None:
 def test_kueue_leaves_out_our_marks_and_covers_what_is_counted() -> None:
     text = next(text for page, text in blocks() if page == "kueue" and owner(text) == "kueue")
     left_out = yaml.safe_load(text)["resources"]["excludeResourcePrefixes"]
-    assert set(left_out) == {names.SHARE, names.PLACE_MARKER, names.BIND_MARKER}
+    assert set(left_out) == {names.SHARE, names.PLACE_MARKER, names.BIND_MARKER, names.GPU_CORE}
     (queue,) = (obj for _, obj in MANIFESTS if obj["kind"] == "ClusterQueue")
     (group,) = queue["spec"]["resourceGroups"]
     assert {one["name"] for one in group["flavors"][0]["resources"]} == set(group["coveredResources"])
     assert names.WHOLE_GPU in group["coveredResources"]
+    # Nothing that a user may ask for is neither: Kueue would not admit it.
+    changed = {one["input"] for one in yaml.safe_load(text)["resources"]["transformations"]}
+    assert set(names.REQUESTED) <= {*left_out, *changed, *group["coveredResources"]}
 
 
 def test_shares_of_jupyterhub_are_amounts_that_a_pod_may_ask_for() -> None:
