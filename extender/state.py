@@ -78,7 +78,7 @@ class State:
             loads=self._loads,
             waiting=held.waiting,
             freed=lambda: held.freed,
-            settle=held.settle,
+            settle=held.refresh,
             good=held.good,
             headroom=held.headroom,
             kept=self.preemption.kept,
@@ -234,25 +234,21 @@ class State:
                 return decided
             self._held.count_cards()
             self.ahead.comes(uid, ask.nodes)
-            before = self._ledger.holding(uid)
-            self._ledger.release(uid)  # the pod's own plan is no obstacle, on a card or in a quota
-
-            def fits() -> list[str]:
-                found = self._placing.place(ask)
-                return [] if isinstance(found, Unplaceable) else [found.node]
-
-            placed = self._placing.place(ask)
-            if isinstance(placed, Unplaceable) and self.ahead.gives_way(
-                ask.pod.namespace, ask.request.priority, created, fits
-            ):
-                placed = self._placing.place(ask)
+            with self._held.aside(uid):  # its own plan is no obstacle, on a card or in a quota
+                placed = self.ahead.find(
+                    ask.pod.namespace,
+                    ask.request.priority,
+                    created,
+                    lambda: self._placing.place(ask),
+                    lambda found: () if isinstance(found, Unplaceable) else (found.node,),
+                )
             if isinstance(placed, Unplaceable):
                 self._reservations.give_up(uid)
                 self._held.refused(uid)
             else:
                 self._placing.hold(ask, placed, Phase.RESERVED)
                 self._held.waiting.satisfied(uid)
-            self._held.settle(uid, before)
+            self._held.refresh(uid)
             return placed
 
     def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
@@ -263,11 +259,13 @@ class State:
             if decided is not None:
                 return decided
             self.ahead.comes(uid, ask.nodes)
-            scores, refusals = self._placing.score(ask)
-            if not scores and self.ahead.gives_way(
-                ask.pod.namespace, ask.request.priority, created, lambda: self._placing.score(ask)[0]
-            ):
-                scores, refusals = self._placing.score(ask)
+            scores, refusals = self.ahead.find(
+                ask.pod.namespace,
+                ask.request.priority,
+                created,
+                lambda: self._placing.score(ask),
+                lambda found: found[0],
+            )
             if scores:
                 return scores
             self._held.refused(uid)
@@ -297,7 +295,6 @@ class State:
                 return decided
             if not self._gangs.may_post(uid, node):
                 return Refusal.GANG_BACKS_OFF
-            before = self._ledger.holding(uid)
             chosen: Assignment | Refusal | None = None
             if one is not None and unsure:
                 chosen = one.assignment  # it may be written already, so no other cards will do
@@ -311,7 +308,7 @@ class State:
             else:
                 mps_client = request.mps_client if request is not None else COMMON
                 self._reservations.begin(pod, node, chosen, mps_client=mps_client, term=term)
-            self._held.settle(uid, before)
+            self._held.refresh(uid)
             return chosen if isinstance(chosen, Refusal) else Begun(assignment=chosen, unsure=unsure)
 
     def finish_bind(self, uid: str, phase: Phase | None) -> None:
@@ -457,6 +454,6 @@ class State:
         plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None
         if plan is not None and self._held.good(plan, ask.request):
             return plan.assignment
-        self._ledger.release(ask.pod.uid)
-        placed = self._placing.place_on(ask, node)
+        with self._held.aside(ask.pod.uid):
+            placed = self._placing.place_on(ask, node)
         return placed if isinstance(placed, Refusal) else placed.assignment

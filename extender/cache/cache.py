@@ -5,8 +5,7 @@ is not finished, then while its node reports it or until a grace time is over (d
 thread-safe: the state locks.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from cardwise.clock import Clock
 from cardwise.core.api.quotas import Headroom
@@ -56,11 +55,7 @@ class Cache:
 
     def refresh(self, uid: str, *, seen: bool = False) -> None:
         """Bring ledger and sums to what holds. `seen`: the scheduler sees the cause itself."""
-        self.settle(uid, self.ledger.holding(uid), seen=seen)
-
-    def settle(self, uid: str, before: Holding | None, *, seen: bool = False) -> None:
-        """As `refresh`. `before`: what the pod has held so far, though the ledger may not have it any more."""
-        self._bring(uid, self.reservations.holding(uid), before, seen=seen)
+        self._bring(uid, self.reservations.holding(uid), seen=seen)
         one = self.reservations.get(uid)
         if one is not None and one.load is not None:
             self.loads.plan(uid, Placed(one.node, one.load))
@@ -72,12 +67,13 @@ class Cache:
     def settle_stray(self, report: Report, *, seen: bool = False) -> None:
         """As `refresh`, of what the node says of a pod that nobody knows there."""
         uid = stray_uid(report)
-        self._bring(uid, self.reservations.stray(report), self.ledger.holding(uid), seen=seen)
+        self._bring(uid, self.reservations.stray(report), seen=seen)
 
-    def _bring(self, uid: str, now: Holding | None, before: Holding | None, *, seen: bool) -> None:
+    def _bring(self, uid: str, now: Holding | None, *, seen: bool) -> None:
+        before = self.ledger.holding(uid)
         if now is None:
             self.ledger.release(uid)
-        elif now != self.ledger.holding(uid):
+        elif now != before:
             self.ledger.hold(now)
         if now != before:
             self.changed.update(holding.node for holding in (before, now) if holding is not None)
@@ -94,14 +90,9 @@ class Cache:
         if uid:
             self.waiting.refused(uid, self._clock.now())
 
-    @contextmanager
-    def aside(self, uid: str) -> Iterator[None]:
+    def aside(self, uid: str) -> AbstractContextManager[None]:
         """Meanwhile the pod holds nothing: it is no obstacle to itself."""
-        back = self.ledger.release(uid)
-        try:
-            yield
-        finally:
-            back()
+        return self.ledger.what_if(released=(uid,))
 
     def good(self, holding: Holding, request: PodRequest) -> bool:
         """Whether a plan still holds: its cards are there, take shares, are not over-full with it and of the class that

@@ -6,6 +6,7 @@ state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from cardwise.core.api.request import Load
@@ -68,6 +69,20 @@ class NodeLoads:
         for key in keys:
             if key in self._planned:
                 self.remove_pod(key)
+
+    @contextmanager
+    def what_if(self, *, unplanned: Iterable[str]) -> Iterator[None]:
+        """Meanwhile these pods take nothing where they are planned. Afterwards all is as it was, whatever was raised;
+        nothing else may happen to them meanwhile.
+        """
+        placed = [self._pods[key] for key in unplanned if key in self._planned]
+        for one in placed:
+            self._count(one, -1)
+        try:
+            yield
+        finally:
+            for one in placed:
+                self._count(one, 1)
 
     def left(self, node: str) -> Load | None:
         """What the node has for further pods; None where there is no such node."""

@@ -17,7 +17,7 @@ from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement import fitting
 from extender.cache import yielding
-from extender.cache.reservations import MARKS, Phase
+from extender.cache.reservations import Phase
 from extender.gangs import gangwords
 from extender.gangs.gangwords import Parts
 from extender.gangs.reserve import Reserve
@@ -123,9 +123,10 @@ class Places:
         return False
 
     def place(self, gang: Gang, members: Sequence[Member], now: float) -> bool:
-        """Places for all of these members, held and in the gang's plan; or nothing."""
-        parts = self._parts
-        self.give_up(member.uid for member in members)
+        """Places for all of these members, held and in the gang's plan, instead of those they had there; or nothing has
+        changed.
+        """
+        parts, uids = self._parts, [member.uid for member in members]
         for member in members:
             if parts.reservations.decided(member.uid) is not None:
                 gang.reason = f"{member.name} may be bound already; that is found out first"
@@ -133,39 +134,38 @@ class Places:
         offers = self._offers.get(gang.key, {})
         priority, _, created, _ = gang.rank()
 
-        def fits() -> list[str]:
-            found = self._planned(gang, members, offers, now)
-            if isinstance(found, Unplanned):
-                return []
-            for uid in found.holdings:
-                parts.ledger.release(uid)
-            return list(found.nodes.values())
-
-        with parts.kept(gang.members, gang.priority):
-            found = self._planned(gang, members, offers, now)
-            if isinstance(found, Unplanned) and parts.ahead().gives_way(gang.namespace, -priority, created, fits):
-                found = self._planned(gang, members, offers, now)
+        with (
+            parts.ledger.what_if(released=uids),
+            parts.loads.what_if(unplanned=uids),
+            parts.kept(gang.members, gang.priority),
+        ):
+            found = parts.ahead().find(
+                gang.namespace,
+                -priority,
+                created,
+                lambda: self._planned(gang, members, offers, now),
+                lambda found: () if isinstance(found, Unplanned) else set(found.nodes.values()),
+            )
         if isinstance(found, Unplanned):
             gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(found.member)
             return False
+        self.give_up(uids)
         for member in members:
-            holding = found.holdings.get(member.uid)
             parts.reservations.plan(
                 PodRef(member.uid, gang.namespace, member.name),
                 found.nodes[member.uid],
-                holding.assignment if holding is not None else None,
+                found.assignments.get(member.uid),
                 Phase.WAITING,
-                mps_client=holding.mps_client if holding is not None else COMMON,
+                mps_client=member.request.mps_client if member.request is not None else COMMON,
                 load=member.load,
             )
-            parts.settle(member.uid, None)
+            parts.settle(member.uid)
         gang.hold(found.nodes, now)
         return True
 
     def _planned(
         self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
     ) -> Planned | Unplanned:
-        """Held in the ledger, and where it fails, nothing of it."""
         found = self._where_nominated(gang, members, offers, now)
         if isinstance(found, Planned):
             return found
@@ -194,24 +194,19 @@ class Places:
         self, gang: Gang, members: Sequence[Member], nodes: Nodes, now: float, *, shape: str, also: Iterable[str]
     ) -> Planned | None:
         """Places for these members, could those of the shape also have these nodes; nothing is held."""
-        ledger, offers = self._parts.ledger, dict(self._offers.get(gang.key, {}))
+        offers = dict(self._offers.get(gang.key, {}))
         offers[shape] = offers.get(shape, frozenset()).union(also)
         # Vacancies are of the nodes as they are, not of these.
         terms = replace(self._terms(gang, offers, now), vacant=None)
-        found = gangplan.plan(ledger, nodes, members, terms)
-        if isinstance(found, Unplanned):
-            return None
-        for planned in found.holdings:
-            ledger.release(planned)
-        return found
+        found = gangplan.plan(self._parts.ledger, nodes, members, terms)
+        return found if isinstance(found, Planned) else None
 
     def give_up(self, uids: Iterable[str]) -> None:
         """These members are planned nowhere. What is posted already stands."""
         parts = self._parts
         for uid in uids:
-            before = parts.ledger.holding(uid)
             if parts.reservations.give_up(uid):
-                parts.settle(uid, before)
+                parts.settle(uid)
 
     def broken(self, gang: Gang) -> str:
         """What of the plan is not good any more, or ""."""
@@ -230,7 +225,6 @@ class Places:
         return Terms(
             namespace=gang.namespace,
             policy=self._policy,
-            mark=MARKS[Phase.WAITING],
             headroom=lambda: parts.headroom(gang.namespace),
             offers=offers,
             avoided=gang.avoided(now),

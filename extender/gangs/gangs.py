@@ -307,6 +307,7 @@ class Gangs:
             self._wakes.members(gang, now)
             return gang.plan[uid]
         if gang.forward:
+            self._places.give_up([uid])
             gang.unplan(uid)
         else:
             self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")

@@ -47,10 +47,10 @@ class Hold:
 
 class Parts(NamedTuple):
     """The parts of the state that plans are made of. `freed` counts the times at which room may have come on cards or
-    in quotas; `settle` brings the ledger to the reservations for one pod, which held this; `good`: whether a
-    holding still stands; `headroom`: what quotas leave to a namespace; `kept`: around a plan for these pods of this
-    priority, for what is kept from them; `may`: whether a gang of this priority may be planned now, see `turns`;
-    `nominated`: the node where others have gone for the pod, or "".
+    in quotas; `settle` brings the ledger to the reservations for one pod; `good`: whether a holding still stands;
+    `headroom`: what quotas leave to a namespace; `kept`: around a plan for these pods of this priority, for what is
+    kept from them; `may`: whether a gang of this priority may be planned now, see `turns`; `nominated`: the node where
+    others have gone for the pod, or "".
     """
 
     ledger: Ledger
@@ -58,7 +58,7 @@ class Parts(NamedTuple):
     loads: NodeLoads
     waiting: Waiting
     freed: Callable[[], int]
-    settle: Callable[[str, Holding | None], None]
+    settle: Callable[[str], None]
     good: Callable[[Holding, PodRequest], bool]
     headroom: Callable[[str], Sequence[Headroom]]
     kept: Callable[[Collection[str], int], AbstractContextManager[None]]

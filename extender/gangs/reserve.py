@@ -276,7 +276,6 @@ class _Draft:
         headroom: Sequence[Headroom],
         policy: str,
     ) -> Planned | Unplanned:
-        """Nothing of it stays held."""
         among, wanted = frozenset(names), gang.wanted()
         offers = {each.shape: among.intersection(offers.get(each.shape, among)) for each in wanted}
         held = {one.entry: self._empty.used(gang.namespace, one.entry) for one in headroom}
@@ -286,14 +285,8 @@ class _Draft:
             used = ((one, self._empty.used(gang.namespace, one.entry)) for one in headroom)
             return [one.less(now.minus(held[one.entry])) for one, now in used]
 
-        terms = Terms(
-            namespace=gang.namespace, policy=policy, mark="reserve", headroom=left, offers=offers, vacant=self._vacant
-        )
-        found = gangplan.plan(self._empty, self._free, wanted, terms)
-        if isinstance(found, Planned):
-            for uid in found.holdings:
-                self._empty.release(uid)
-        return found
+        terms = Terms(namespace=gang.namespace, policy=policy, headroom=left, offers=offers, vacant=self._vacant)
+        return gangplan.plan(self._empty, self._free, wanted, terms)
 
     def _vacant(self, request: PodRequest, load: Load) -> Mapping[str, int] | None:
         if self._vacancies is None:

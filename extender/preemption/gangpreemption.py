@@ -140,9 +140,9 @@ class GangPreemption:
         if planned is None:
             return None
         return [
-            Kept(_claimant(claimant.namespace, member), planned.nodes[member.uid], holding.assignment)
+            Kept(_claimant(claimant.namespace, member), planned.nodes[member.uid], assignment)
             for member in members
-            if (holding := planned.holdings.get(member.uid)) is not None
+            if (assignment := planned.assignments.get(member.uid)) is not None
         ]
 
     @contextmanager
@@ -159,13 +159,8 @@ class GangPreemption:
         for who, node, _ in self.nominations.before(own, claimant.request.priority):
             if self.loads.get(who.uid) is None:
                 more[node] = more.get(node, _NOTHING).plus(who.load, -1)
-        with self.kept(own, claimant.request.priority):
-            back = [self.ledger.release(uid) for uid in going]
-            try:
-                yield _Later(self.loads, more)
-            finally:
-                for undo in reversed(back):
-                    undo()
+        with self.kept(own, claimant.request.priority), self.ledger.what_if(released=going):
+            yield _Later(self.loads, more)
 
 
 class _Later:

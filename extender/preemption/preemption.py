@@ -126,12 +126,8 @@ class Preemption:
         if not len(self._nominations):
             yield
             return
-        back = [self._parts.ledger.hold(one.holding) for one in self._kept(own, priority)]
-        try:
+        with self._parts.ledger.what_if(held=[one.holding for one in self._kept(own, priority)]):
             yield
-        finally:
-            for undo in reversed(back):
-                undo()
 
     def forget(self) -> None:
         """Another extender decides from now on, or has until now. Under the lock."""

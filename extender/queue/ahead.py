@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from cardwise.clock import Clock
 from cardwise.core.api import policies
@@ -98,6 +98,7 @@ class Parts(NamedTuple):
 
 
 _Place = tuple[int, str]  # in the queue: priority, the highest first, and time of creation
+_Found = TypeVar("_Found")
 
 
 class Ahead:
@@ -191,27 +192,21 @@ class Ahead:
                 self._doubt(doubt)
             self._end([uid], Outcome.ELSEWHERE)
 
-    def gives_way(self, namespace: str, priority: int, created: str, fits: Callable[[], Collection[str]]) -> bool:
-        """What pods hold ahead that come after this one in the queue is no reason to refuse it. Whether some of it has
-        ended, so that the pod fits. `fits`: the nodes where it does.
+    def find(
+        self,
+        namespace: str,
+        priority: int,
+        created: str,
+        search: Callable[[], _Found],
+        nodes: Callable[[_Found], Collection[str]],
+    ) -> _Found:
+        """What the search for a place finds, of a pod or a gang. `nodes`: those where it fits, by what was found. Where
+        there are none, pods that come later in the queue give way with what they hold ahead, if that helps.
         """
-        mine = (-priority, created)
-        later = [
-            (one.pod.uid, one.node, one.pod.namespace)
-            for one in self._parts.reservations.among(Phase.NOMINATED)
-            if one.prospect is not None and _place(one.prospect) > mine
-        ]
-        if not later:
-            return False
-        back = [self._parts.ledger.release(uid) for uid, _, _ in later]
-        nodes = fits()
-        for undo in reversed(back):
-            undo()
-        if not nodes:
-            return False
-        limited = bool(self._parts.headroom(namespace))
-        self._end([uid for uid, node, of in later if node in nodes or (limited and of == namespace)], Outcome.OVERTAKEN)
-        return True
+        found = search()
+        if nodes(found) or not self._gives_way(namespace, (-priority, created), lambda: nodes(search())):
+            return found
+        return search()
 
     # What time does.
 
@@ -358,6 +353,23 @@ class Ahead:
                 self.observe(outcome)
                 self._parts.reservations.give_up(uid)
                 self._parts.settle(uid)
+
+    def _gives_way(self, namespace: str, place: _Place, fits: Callable[[], Collection[str]]) -> bool:
+        """Whether something has ended that was held ahead for pods after this place, so that there is room."""
+        later = [
+            (one.pod.uid, one.node, one.pod.namespace)
+            for one in self._parts.reservations.among(Phase.NOMINATED)
+            if one.prospect is not None and _place(one.prospect) > place
+        ]
+        if not later:
+            return False
+        with self._parts.ledger.what_if(released=[uid for uid, _, _ in later]):
+            nodes = fits()
+        if not nodes:
+            return False
+        limited = bool(self._parts.headroom(namespace))
+        self._end([uid for uid, node, of in later if node in nodes or (limited and of == namespace)], Outcome.OVERTAKEN)
+        return True
 
     def _nominated(self, uid: str) -> Reservation | None:
         """What the pod holds ahead, until kube-scheduler comes to it."""

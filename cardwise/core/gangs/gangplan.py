@@ -37,15 +37,15 @@ class Nodes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Every member with its node, and with its cards where it asks for some; these are held in the ledger now."""
+    """Every member with its node, and with its cards where it asks for some. Nothing is held."""
 
     nodes: Mapping[str, str]
-    holdings: Mapping[str, Holding]
+    assignments: Mapping[str, Assignment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplanned:
-    """Nothing is held. `member`: for whom there was no place, beside all that came before it."""
+    """`member`: for whom there was no place, beside all that came before it."""
 
     member: Member
 
@@ -62,7 +62,6 @@ class Terms:
 
     namespace: str
     policy: str
-    mark: str
     headroom: Callable[[], Sequence[Headroom]] = tuple
     offers: Mapping[str, Collection[str]] = field(default_factory=dict)
     avoided: Collection[tuple[str, str]] = ()
@@ -71,7 +70,10 @@ class Terms:
 
 
 def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
-    """Places for all of the members. Who has a place already is not among them, and is held and counted."""
+    """Places for all of the members. Who has a place already is not among them, and is held and counted.
+
+    The ledger has the plan while it grows, and is as before afterwards, whatever was raised.
+    """
     beyond = _beyond_quotas(ledger, members, terms)
     if beyond is not None:
         return Unplanned(member=beyond)
@@ -79,19 +81,16 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
     kinds = ground.kinds(members)
     few = {id(kind): len(kind.candidates) for kind in kinds.values()}
     order = sorted(members, key=lambda m: (_size(m.request), few[id(kinds[m.uid])], -m.load.cpu))
-    attempt = _Attempt(ground, kinds)
-    left_out = attempt.place(order)
-    if left_out is None:
-        return Planned(nodes=attempt.nodes, holdings=attempt.holdings)
-    attempt.undo()
+    found = _Attempt(ground, kinds).place(order)
+    if isinstance(found, Planned):
+        return found
     few = {id(kind): ground.options(kind) for kind in kinds.values()}
     second = sorted(members, key=lambda m: (few[id(kinds[m.uid])], -m.load.cpu, -m.load.memory, _size(m.request)))
     if [m.uid for m in second] != [m.uid for m in order]:
-        attempt = _Attempt(ground, kinds)
-        if attempt.place(second) is None:
-            return Planned(nodes=attempt.nodes, holdings=attempt.holdings)
-        attempt.undo()
-    return Unplanned(member=left_out)
+        again = _Attempt(ground, kinds).place(second)
+        if isinstance(again, Planned):
+            return again
+    return found
 
 
 def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> Member | None:
@@ -311,8 +310,8 @@ class _Attempt:
     """One order of members."""
 
     def __init__(self, ground: _Ground, kinds: Mapping[str, _Kind]) -> None:
-        self.nodes: dict[str, str] = {}
-        self.holdings: dict[str, Holding] = {}
+        self._nodes: dict[str, str] = {}
+        self._assignments: dict[str, Assignment] = {}
         self._ground = ground
         self._kinds = kinds
         self._queues: dict[int, _Queue] = {}
@@ -320,17 +319,16 @@ class _Attempt:
         self._touched: list[str] = []
         self._undo: list[Undo] = []
 
-    def place(self, members: Iterable[Member]) -> Member | None:
-        """Places each; the first for whom there is no place."""
-        for member in members:
-            if not self._place(member):
-                return member
-        return None
-
-    def undo(self) -> None:
-        """Nothing of it holds any more."""
-        for back in reversed(self._undo):
-            back()
+    def place(self, members: Iterable[Member]) -> Planned | Unplanned:
+        """Places for each, or the first for whom there is none."""
+        try:
+            for member in members:
+                if not self._place(member):
+                    return Unplanned(member=member)
+            return Planned(nodes=self._nodes, assignments=self._assignments)
+        finally:
+            for back in reversed(self._undo):
+                back()
 
     def _place(self, member: Member) -> bool:
         queue = self._queue(self._kinds[member.uid])
@@ -359,15 +357,15 @@ class _Attempt:
         return queue
 
     def _put(self, member: Member, node: str, assignment: Assignment | None) -> None:
-        self.nodes[member.uid] = node
+        self._nodes[member.uid] = node
         before = self._taken.get(node, _NO_LOAD)
         self._taken[node] = before.plus(member.load)
         self._touched.append(node)
         if assignment is not None:
-            terms = self._ground.terms
+            self._assignments[member.uid] = assignment
+            namespace = self._ground.terms.namespace
             mps_client = member.request.mps_client if member.request is not None else COMMON
-            holding = Holding(member.uid, terms.namespace, member.name, node, assignment, terms.mark, mps_client)
-            self.holdings[member.uid] = holding
+            holding = Holding(member.uid, namespace, member.name, node, assignment, mps_client=mps_client)
             self._undo.append(self._ground.ledger.hold(holding))
 
 

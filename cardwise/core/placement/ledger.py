@@ -10,6 +10,7 @@ GPUs are counted by UUID, whether the node has them or not.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cardwise.core.api import quotas
@@ -173,6 +174,20 @@ class Ledger:
         before = self._holdings.get(uid)
         gone = self._take_out(before) if before is not None else {}
         return self._undo_to(uid, before, gone)
+
+    @contextmanager
+    def what_if(self, *, released: Iterable[str] = (), held: Iterable[Holding] = ()) -> Iterator[None]:
+        """Meanwhile these pods hold nothing, and these holdings are there too. Afterwards all is as it was, whatever
+        was raised; pods that hold something else by then must not be among these.
+        """
+        back: list[Undo] = []
+        try:
+            back.extend(map(self.release, released))
+            back.extend(map(self.hold, held))
+            yield
+        finally:
+            for undo in reversed(back):
+                undo()
 
     def violations(self) -> list[str]:
         """What rule 1 forbids, for tests and the audit: cards that hold more than they have, devices held twice."""

@@ -1,0 +1,197 @@
+"""Searches for a place try things on the live ledger: whatever is raised on the way, all is as it was afterwards."""
+
+import json
+from collections import Counter
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+
+from cardwise.core.api import request
+from cardwise.core.placement import placement
+from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.placement import Scorer
+from cardwise.core.preemption import preemption
+from extender.api import verbs
+from extender.cache.nodeload import NodeLoads
+from extender.cache.reservations import Phase
+from extender.records import wire
+from extender.records.podref import PodRef
+from tests.extender import aheadworlds
+from tests.extender.gangworlds import NodeSpec, World, member
+from tests.extender.preemption.test_gangpreemption import LOW, PREFERENCES, Full, gang
+from tests.extender.worlds import P100, as_card, as_quota, plan, resource, state, with_cards
+
+# What a search goes through; none of them is called once it is decided.
+STEPS = [
+    (Scorer, "__init__"),
+    (Scorer, "place_on"),
+    (Scorer, "score_all"),
+    (Scorer, "first"),
+    (Ledger, "used"),
+    (NodeLoads, "left"),
+    (placement, "place"),
+    (preemption, "best"),
+]
+
+
+class Broken(Exception):
+    """A fault of ours in the midst of a search."""
+
+
+class Steps:
+    """Counts them; the one with this number fails."""
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+        self.at = 0
+
+    @contextmanager
+    def counted(self):
+        patches = [patch.object(owner, name, self._counted(getattr(owner, name))) for owner, name in STEPS]
+        for each in patches:
+            each.start()
+        try:
+            yield
+        finally:
+            for each in patches:
+                each.stop()
+
+    def _counted(self, step):
+        def stepped(*args, **how):
+            self.at += 1
+            if self.at == self.failing:
+                raise Broken
+            return step(*args, **how)
+
+        return stepped
+
+
+def sums(ledger):
+    return {node.name: (list(node.free), list(node.clients)) for node in ledger.nodes()}
+
+
+def check(world):
+    """Ledger and sums are what the table says."""
+    table = world._reservations
+    rows = {one.pod.uid: one for one in table.among(*Phase)}
+    with world.view() as ledger:
+        assert {one.uid for one in ledger.holdings()} == {uid for uid in rows if table.holding(uid) is not None}
+        assert all(ledger.holding(uid) == table.holding(uid) for uid in rows)
+        anew = ledger.like()
+        for node in ledger.nodes():
+            anew.set_cards(node.name, node.cards)
+        for one in ledger.holdings():
+            anew.hold(one)
+        assert sums(ledger) == sums(anew)
+        planned = Counter({uid: 1 for uid, one in rows.items() if one.load is not None})
+        assert Counter(world._loads._planned) == planned
+        taken = Counter()
+        for placed in world._loads._pods.values():
+            taken[placed.node] += placed.load.cpu
+        assert {node: total.cpu for node, total in world._loads._sums.items()} == dict(taken)
+    gangs = world._gangs._gangs.values()
+    assert {uid: one.node for uid, one in rows.items() if one.phase is Phase.WAITING} == {
+        uid: node for each in gangs for uid, node in each.plan.items()
+    }
+    assert world._gangs._holds.keys() == {each.key for each in gangs if each.plan}
+    return {uid: (sorted(one.places), one.told) for uid, one in world.preemption._nominations._of.items()}
+
+
+# Each makes a world, and what is asked of it.
+
+
+def a_pod_for_whom_a_later_one_gives_way():
+    world = aheadworlds.World("n1", "n2")
+    world.state.set_quota(*as_quota({"shares": 2}))
+    plan(world.state, "asker", 1000, "n2")
+    for name in ("held", "other"):
+        world.create(name, P100 // 2 + 1)
+    assert len(world.ahead()) == 1
+    world.create("asker", P100, created="2026-11-20T10:00:00Z")
+    return world.state, lambda: world.filter("asker", "n1", "n2")
+
+
+def a_gang_for_which_a_later_pod_gives_way():
+    world = aheadworlds.World("n1", "n2")
+    world.create("held", P100 // 2 + 1, created="2026-11-21T12:00:00Z")
+    assert len(world.ahead()) == 1
+    for name in ("g0", "g1"):
+        world.tell(member(name, "g", 2, gated=False, gpu_mem=P100))
+
+    def asked():
+        refused = [bool(world.answer(name, "n1", "n2").node_names) for name in ("g0", "g1")]
+        return refused, {name: world.state._gangs.of(f"uid-{name}").plan for name in ("g0", "g1")}
+
+    return world.state, asked
+
+
+def a_gang_to_which_a_node_is_not_offered_any_more():
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    for name in ("g0", "g1"):
+        world.create(member(name, "g", 2, gated=False, gpu_mem=P100))
+    nodes, _ = world.filter("g0")
+    world.nodes[nodes[0]].cpu = 0
+    return world.state, lambda: (world.filter("g0"), world.phase("g"))
+
+
+def a_gang_to_which_no_node_is_offered_any_more():
+    world = World({"n1": 1, "n2": 1})
+    for name in ("g0", "g1"):
+        world.create(member(name, "g", 2, gated=False, gpu_mem=P100))
+    nodes, _ = world.filter("g0")
+    world.nodes[nodes[0]].cpu = 0
+    return world.state, lambda: (world.filter("g0"), world.phase("g"))
+
+
+def a_gang_for_which_pods_must_go():
+    world = Full(n1=[LOW, LOW], n2=[LOW, None])
+    names = gang(world, 3)
+    world.preempts(names[0])
+    world.add_node("n3", NodeSpec(1))
+    assert not world.filter(names[1])[0]
+    chosen = {node: {"Pods": [{"UID": f"uid-{node}-0"}]} for node in ("n1", "n2")}
+    args = wire.preempt_args(json.dumps({"Pod": world.pods[names[1]], "NodeNameToMetaVictims": chosen}).encode())
+
+    def asked():
+        found = verbs.preempt(world.state, PREFERENCES, args).node_name_to_meta_victims
+        return {node: [one.uid for one in said.pods] for node, said in found.items()}
+
+    return world.state, asked
+
+
+def a_pod_whose_plan_is_lost_at_bind():
+    world = with_cards(state(), n1=2)
+    world.set_quota(*as_quota({"shares": 1}))
+    found = plan(world, "p", 1000)
+    index = found.assignment.shares()[0].index
+    world.set_card(*as_card(resource(index, node="n1", health="Unhealthy")))
+    asked = request.parse(aheadworlds.asking("p", gpu_mem=1000))
+    return world, lambda: world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack")
+
+
+SCENES = [
+    a_pod_for_whom_a_later_one_gives_way,
+    a_gang_for_which_a_later_pod_gives_way,
+    a_gang_to_which_a_node_is_not_offered_any_more,
+    a_gang_to_which_no_node_is_offered_any_more,
+    a_gang_for_which_pods_must_go,
+    a_pod_whose_plan_is_lost_at_bind,
+]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_search_that_fails_anywhere_leaves_nothing_behind(scene):
+    world, ask = scene()
+    whole = Steps(0)
+    with whole.counted():
+        expected = ask()
+    check(world)
+    assert whole.at >= 3, "the scene searches for nothing"
+    for failing in range(1, whole.at + 1):
+        world, ask = scene()
+        before = check(world)
+        with Steps(failing).counted(), pytest.raises(Broken):
+            ask()
+        assert check(world) == before
+        assert ask() == expected
