@@ -131,6 +131,10 @@ class State:
     def set_pod(self, pod: PodRecord) -> None:
         """The pod is so now."""
         with self._lock:
+            if pod.member is not None:
+                self._gangs.put(f"{pod.namespace}/{pod.gang}", pod.member)
+            else:
+                self._gangs.drop(pod.uid)
             if not pod.node:
                 self.waiters.waits(pod)
                 if pod.claimant is not None and not self._is_on_its_way(pod):
@@ -140,20 +144,16 @@ class State:
                 self.ahead.waits(pod.uid, pod.prospect, refused=pod.refused, named=named)
             else:
                 self._set_bound(pod)
-            if pod.member is not None:
-                self._gangs.put(f"{pod.namespace}/{pod.gang}", pod.member)
-            else:
-                self._gangs.drop(pod.uid)
 
     def remove_pod(self, pod: PodRecord) -> None:
         """The pod, last seen so, is no more."""
         with self._lock:
+            self._gangs.drop(pod.uid)
             self.waiters.over(pod.uid)
             self.preemption.over(pod.uid)
             self._held.leave(pod.uid, ended=pod.ended)
             self._loads.remove_pod(pod.uid)
             self.ahead.over(pod.uid)
-            self._gangs.drop(pod.uid)
 
     def set_other(self, key: str, placed: Placed) -> None:
         """A pod that is none of ours is on its node. `key`: unique among all pods."""
@@ -304,7 +304,7 @@ class State:
                 chosen = self._choose(Ask(pod, request, (node,), policy), node)
             if isinstance(chosen, Refusal):
                 self._reservations.give_up(uid)
-                self._gangs.unclaimed(uid)
+                self._gangs.unposted(uid)
             else:
                 mps_client = request.mps_client if request is not None else COMMON
                 self._reservations.begin(pod, node, chosen, mps_client=mps_client, term=term)
@@ -314,9 +314,11 @@ class State:
     def finish_bind(self, uid: str, phase: Phase | None) -> None:
         """How the posting ended: ASSUMED, UNCONFIRMED, or None for surely not, by this call or by one before."""
         with self._lock:
-            keeps = phase is None and self._gangs.keeps(uid)
-            self._reservations.posted(uid, Phase.WAITING if keeps else phase)
-            self._gangs.posted(uid, surely_not=phase is None)
+            self._reservations.posted(uid, phase)
+            if phase is None:
+                self._gangs.unposted(uid)
+            else:
+                self._gangs.posted(uid)
             self._held.refresh(uid)
 
     def unheard(self) -> set[str]:
@@ -347,7 +349,7 @@ class State:
         """What a consistent read said of a decision from `tick`."""
         with self._lock:
             if self._reservations.looked_up(uid, bound=bound, exists=exists):
-                self._gangs.unclaimed(uid)
+                self._gangs.unposted(uid)
                 self._held.refresh(uid)
 
     def look_up_failed(self, uid: str) -> None:

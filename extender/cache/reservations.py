@@ -100,7 +100,8 @@ class Reservation:
     cards, where nobody else counts it before the watch shows it bound.
 
     `since`: when it came to its phase. `until`: when TERMINATING ends. `term`: of leadership, in which it was posted
-    first. `gone`: the pod vanished while a thread was posting. `again`: not to be looked up before, after so many
+    first. `gang`: "namespace/name" of the gang in whose plan it is, posted or not, "" for none. `gone`: the pod
+    vanished while a thread was posting. `again`: not to be looked up before, after so many
     `tries` in vain. `prospect`: the pod, where this was decided ahead.
     """
 
@@ -112,6 +113,7 @@ class Reservation:
     load: Load | None = None
     until: float = math.inf
     term: int = 0
+    gang: str = ""
     gone: bool = False
     tries: int = 0
     again: float = -math.inf
@@ -161,6 +163,7 @@ class Reservations:
         self._clock = clock
         self._of: dict[str, Reservation] = {}
         self._in: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the same, by phase
+        self._plans: dict[str, dict[str, Reservation]] = {}  # and by gang
 
     # What is asked.
 
@@ -173,6 +176,10 @@ class Reservations:
 
     def count(self, phase: Phase) -> int:
         return len(self._in[phase])
+
+    def planned(self, gang: str) -> Mapping[str, Reservation]:
+        """The plan of the gang: its rows, by pod."""
+        return self._plans.get(gang, {})
 
     def holding(self, uid: str) -> Holding | None:
         """What the pod holds of cards and devices, all told."""
@@ -232,13 +239,14 @@ class Reservations:
         mps_client: MpsClient = COMMON,
         load: Load | None = None,
         prospect: Prospect | None = None,
+        gang: str = "",
     ) -> None:
         """The pod is to have this, in place of an earlier plan. What it takes beside cards goes on counting there."""
         before = self._of.get(pod.uid)
         if load is None and before is not None and before.node == node:
             load = before.load
         held = _holding(pod, node, assignment, mps_client)
-        self._put(Reservation(pod, node, phase, self._clock.now(), held, load, prospect=prospect))
+        self._put(Reservation(pod, node, phase, self._clock.now(), held, load, prospect=prospect, gang=gang))
 
     def meet(self, uid: str) -> None:
         """kube-scheduler has come to a pod that was decided about ahead: what it holds is a plan of filter's now."""
@@ -249,26 +257,33 @@ class Reservations:
     ) -> None:
         """A thread posts this from now on, in the term."""
         before = self._of.get(pod.uid)
-        load = before.load if before is not None and before.node == node else None
+        load, gang = (before.load, before.gang) if before is not None and before.node == node else (None, "")
         held = _holding(pod, node, assignment, mps_client)
-        self._put(Reservation(pod, node, Phase.BINDING, self._clock.now(), held, load, term=term))
+        self._put(Reservation(pod, node, Phase.BINDING, self._clock.now(), held, load, term=term, gang=gang))
 
     def give_up(self, uid: str) -> bool:
-        """The plan does not hold any more; whether there was one. What is posted stands."""
+        """The plan does not hold any more; whether there was one. What is posted stands, and its gang does not count on
+        it any more.
+        """
         one = self._of.get(uid)
-        if one is None or one.phase not in PLANS:
+        if one is None:
+            return False
+        self._leave_gang(one)
+        if one.phase not in PLANS:
             return False
         self._drop(one)
         return True
 
     def posted(self, uid: str, phase: Phase | None) -> None:
         """How the posting ended: ASSUMED, UNCONFIRMED, or None for surely not, neither by this call nor by one before.
-        WAITING: the same for a member of a gang, which keeps what it was to have.
+        Then a pod in the plan of its gang keeps what it was to have.
         """
         one = self._of.get(uid)
         if one is None or one.phase is not Phase.BINDING:
             return  # it was seen bound meanwhile, here or elsewhere
-        if phase is None or (one.gone and phase is Phase.WAITING):
+        if phase is None and one.gang and not one.gone:
+            self._move(one, Phase.WAITING)
+        elif phase is None:
             self._drop(one)
         elif one.gone:
             self._terminate(one)
@@ -413,7 +428,10 @@ class Reservations:
         before = self._of.get(one.pod.uid)
         _check(one.pod, before.phase if before is not None else None, one.phase)
         if before is not None:
+            self._leave_gang(before)
             del self._in[before.phase][one.pod.uid]
+        if one.gang:
+            self._plans.setdefault(one.gang, {})[one.pod.uid] = one
         if one.holding is not None and one.holding.mark != MARKS[one.phase]:
             one.holding = replace(one.holding, mark=MARKS[one.phase])
         self._of[one.pod.uid] = self._in[one.phase][one.pod.uid] = one
@@ -429,7 +447,16 @@ class Reservations:
     def _drop(self, one: Reservation) -> None:
         if self._of.get(one.pod.uid) is one:
             _check(one.pod, one.phase, None)
+            self._leave_gang(one)
             del self._of[one.pod.uid], self._in[one.phase][one.pod.uid]
+
+    def _leave_gang(self, one: Reservation) -> None:
+        if one.gang:
+            plan = self._plans[one.gang]
+            del plan[one.pod.uid]
+            if not plan:
+                del self._plans[one.gang]
+            one.gang = ""
 
 
 def stray_uid(report: Report) -> str:

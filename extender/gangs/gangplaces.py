@@ -4,7 +4,7 @@ The gangs say what is to be planned when; a plan is one reservation in the phase
 thread-safe: the state locks.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cardwise.clock import Clock
@@ -13,11 +13,11 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Nodes, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
-from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.gangs.gangstate import Gang, Plan
 from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement import fitting
 from extender.cache import yielding
-from extender.cache.reservations import Phase
+from extender.cache.reservations import Phase, Reservations
 from extender.gangs import gangwords
 from extender.gangs.gangwords import Parts
 from extender.gangs.reserve import Reserve
@@ -97,6 +97,10 @@ class Places:
 
     # Plans.
 
+    def plan_of(self, key: str) -> Plan:
+        """What is planned for the gang, "namespace/name", at any time from now on."""
+        return _Rows(self._parts.reservations, key, self.give_up)
+
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Not where it did not fit a moment ago and nothing has changed."""
         paused = now < self._not_before.get(gang.key, float("-inf"))
@@ -149,6 +153,7 @@ class Places:
         if isinstance(found, Unplanned):
             gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(found.member)
             return False
+        gang.hold(uids, now)
         self.give_up(uids)
         for member in members:
             parts.reservations.plan(
@@ -158,9 +163,9 @@ class Places:
                 Phase.WAITING,
                 mps_client=member.request.mps_client if member.request is not None else COMMON,
                 load=member.load,
+                gang=gang.key,
             )
             parts.settle(member.uid)
-        gang.hold(found.nodes, now)
         return True
 
     def _planned(
@@ -268,3 +273,24 @@ class Places:
             return None
         ahead = {one.node: 1 for one in self._parts.reservations.among(Phase.NOMINATED)}  # who may give way
         return {**ahead, **self._vacancies.nodes(shape)}
+
+
+class _Rows(Plan):
+    """The gang's rows in the table of reservations."""
+
+    def __init__(self, table: Reservations, key: str, give_up: Callable[[Iterable[str]], None]) -> None:
+        self._table = table
+        self._key = key
+        self._give_up = give_up
+
+    def __getitem__(self, uid: str) -> str:
+        return self._table.planned(self._key)[uid].node
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.planned(self._key))
+
+    def __len__(self) -> int:
+        return len(self._table.planned(self._key))
+
+    def give_up(self, uids: Iterable[str]) -> None:
+        self._give_up(uids)

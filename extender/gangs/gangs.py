@@ -12,7 +12,7 @@ from typing import Final
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangplan import Nodes, Planned
-from cardwise.core.gangs.gangs import Ended, Group, Member, Phase, Rank
+from cardwise.core.gangs.gangs import Group, Member, Phase, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
@@ -49,7 +49,7 @@ class Gangs:
     # What the API server tells.
 
     def put(self, key: str, member: Member) -> None:
-        """The member of the gang, "namespace/name", is so now."""
+        """The member of the gang, "namespace/name", is so now. To be told before its reservation is changed for it."""
         now = self._clock.now()
         before = self._of.get(member.uid)
         if before is not None and before != key:
@@ -57,7 +57,7 @@ class Gangs:
         gang = self._gangs.get(key)
         if gang is None:
             namespace, _, name = key.partition("/")
-            gang = self._gangs[key] = Gang(namespace, name, self._settings.patience)
+            gang = self._gangs[key] = Gang(namespace, name, self._places.plan_of(key), self._settings.patience)
             gang.since = now
         self._of[member.uid] = key
         was_complete, was_running = gang.complete, gang.ran
@@ -69,7 +69,7 @@ class Gangs:
             self._wakes.all(now)
 
     def drop(self, uid: str) -> None:
-        """The pod is no more, or is in no gang any more."""
+        """The pod is no more, or is in no gang any more. As with `put`."""
         key = self._of.pop(uid, None)
         if key is None:
             return
@@ -154,26 +154,16 @@ class Gangs:
         gang = self.of(uid)
         return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
 
-    def keeps(self, uid: str) -> bool:
-        """Whether a pod that could not be posted keeps its place: its gang only goes forward."""
+    def posted(self, uid: str) -> None:
+        """The Binding of a member has landed, or may have."""
         gang = self.of(uid)
-        return gang is not None and not gang.ran and uid in gang.plan
-
-    def posted(self, uid: str, *, surely_not: bool) -> None:
-        """How the posting of a member ended."""
-        gang = self.of(uid)
-        if gang is None or gang.ran:
-            return
-        if surely_not:
-            self._stand_back(gang, self._clock.now())
-        else:
+        if gang is not None:
             gang.posts(uid, self._clock.now())
 
-    def unclaimed(self, uid: str) -> None:
-        """A member has no reservation any more, though its gang goes forward: it must be planned anew."""
+    def unposted(self, uid: str) -> None:
+        """Surely it has not; or the member has lost its place, and must be planned anew."""
         gang = self.of(uid)
-        if gang is not None and self._parts.reservations.get(uid) is None:
-            gang.unplan(uid)
+        if gang is not None:
             self._stand_back(gang, self._clock.now())
 
     def would_place(
@@ -307,7 +297,6 @@ class Gangs:
             self._wakes.members(gang, now)
             return gang.plan[uid]
         if gang.forward:
-            self._places.give_up([uid])
             gang.unplan(uid)
         else:
             self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
@@ -412,18 +401,15 @@ class Gangs:
     def _end(self, gang: Gang, reason: str) -> None:
         self._void(gang, gang.end(reason, self._clock.now()))
 
-    def _void(self, gang: Gang, ended: Ended) -> None:
-        """Carries out what a transition has made void."""
-        if not ended:
-            return
-        self._places.give_up(ended.members)
-        if not ended.whole:
+    def _void(self, gang: Gang, reason: str) -> None:
+        """A transition has ended the gang's plan for this reason; "" for none."""
+        if not reason:
             return
         self._places.freed()
         self._wakes.after_backoff(gang.key)
         hold = self._holds.pop(gang.key, None)
         if hold is not None:
-            hold.settle(go=False, reason=ended.reason)
+            hold.settle(go=False, reason=reason)
             self.observe("ended", self._clock.now() - hold.since)
 
     def _look_at_reserve(self, now: float) -> None:

@@ -228,6 +228,7 @@ class Gangs(RuleBasedStateMachine):
             return
         gangs = self.world.state._gangs._gangs
         planned = {uid: node for gang in gangs.values() for uid, node in gang.plan.items()}
+        assert self.world.state._reservations._plans.keys() <= gangs.keys()
         with self.world.state.view() as ledger:
             for holding in ledger.holdings():
                 if holding.mark == "gang":

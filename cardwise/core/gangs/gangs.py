@@ -184,24 +184,6 @@ class Patience:
     keep: float = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What a transition has made void: these members are planned nowhere any more. Falsy where it is nothing.
-
-    `whole`: the hold has ended, so all who wait in bind must be told `reason`.
-    """
-
-    reason: str = ""
-    members: tuple[str, ...] = ()
-    whole: bool = False
-
-    def __bool__(self) -> bool:
-        return self.whole or bool(self.members)
-
-
-NOTHING_ENDED: Final = Ended()
-
-
 def rank_of(members: Iterable[Member], priority: int | None, key: str) -> Rank:
     """The order of gangs and of single pods, which are gangs of one here: the smallest goes first.
 

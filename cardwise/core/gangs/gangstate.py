@@ -1,18 +1,17 @@
 """The state machine of one gang: how far it has come, as explicit transitions, with times handed in.
 
-It knows who is there and who was planned where; the cards and the nodes' loads are the planner's (`gangplan`), threads
-and writes the extender's. What a transition makes void is in its answer, `Ended`: whoever owns the cards gives them
-back.
+It knows who is there; the cards and the nodes' loads are the planner's (`gangplan`), threads and writes the extender's.
+Who is planned where is in a `Plan`, which is the extender's table of reservations: a transition that makes it void
+gives it up, and answers the reason, for those who wait in bind.
 """
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cardwise.core.api import names
 from cardwise.core.gangs.gangs import (
     MOST_MEMBERS,
-    NOTHING_ENDED,
-    Ended,
     Group,
     Member,
     Patience,
@@ -26,6 +25,16 @@ from cardwise.core.values.refusals import Refusal
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 60.0  # seconds
 _ONE_ROUND = 1.0  # seconds
 _NAMED = 5  # members that a text names
+
+
+class Plan(Mapping[str, str]):
+    """The node by member, as far as any is planned. It changes as cards are given and taken, beside what is done here;
+    what is posted stays in it until it is given up or the API server says what became of it.
+    """
+
+    @abstractmethod
+    def give_up(self, uids: Iterable[str]) -> None:
+        """These members are no part of it any more; what is posted of them stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,8 @@ def _minimum(name: str, group: Group, there: Sequence[Member]) -> tuple[int, str
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """One group of pods of a namespace. Members of a plan are known by UID.
+    """One group of pods of a namespace. Members of a plan are known by UID. A transition that ends the whole plan says
+    why, else "".
 
     Waiting: nothing is planned. Held: `plan` is for all that are missing to the minimum, nothing is posted. `forward`:
     members are bound or may be; the plan is for the rest, which is posted as it comes.
@@ -75,10 +85,10 @@ class Gang:
 
     namespace: str
     name: str
+    plan: Plan
     patience: Patience = field(default_factory=Patience)
     members: dict[str, Member] = field(default_factory=dict)
     group: Group = field(default_factory=Group)
-    plan: dict[str, str] = field(default_factory=dict)  # node by member
     passed: set[str] = field(default_factory=set)  # filter has answered them their node
     arrived: set[str] = field(default_factory=set)  # they wait in bind
     forward: bool = False
@@ -104,11 +114,11 @@ class Gang:
 
     # Who is there.
 
-    def put(self, member: Member, now: float) -> Ended:
-        """The member is so now."""
+    def put(self, member: Member, now: float) -> str:
+        """The member is so now. To be told before its reservation is changed for it."""
         before = self.members.get(member.uid)
         if before == member:
-            return NOTHING_ENDED
+            return ""
         self.members[member.uid] = member
         self._counted = None
         if before is None or before.there != member.there:
@@ -120,21 +130,21 @@ class Gang:
             return self._unplanned(member, f"{member.name} was bound by somebody else", now)
         return self._settle(now)
 
-    def drop(self, uid: str, now: float) -> Ended:
-        """The member is no more."""
+    def drop(self, uid: str, now: float) -> str:
+        """The member is no more. As with `put`."""
         member = self.members.pop(uid, None)
         if member is None:
-            return NOTHING_ENDED
+            return ""
         self._counted = None
         self._late.discard(uid)
         if member.there:
             self._start_over(now)
         return self._lost(member, now)
 
-    def regroup(self, group: Group, now: float) -> Ended:
+    def regroup(self, group: Group, now: float) -> str:
         """The PodGroup says so now."""
         if group == self.group:
-            return NOTHING_ENDED
+            return ""
         before, self.group = self.group, group
         self._counted = None
         if before.minimum == group.minimum or not self.plan or self.forward:
@@ -247,13 +257,13 @@ class Gang:
         """The scheduler did not offer the node to this member."""
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
-    def hold(self, plan: Mapping[str, str], now: float) -> None:
-        """These members are planned, with whom was planned already all who are missing to the minimum."""
+    def hold(self, uids: Collection[str], now: float) -> None:
+        """These members are about to be planned: with whom is planned already, all who are missing to the minimum."""
         if not self.plan and not self.forward:
             self.arrived.clear()
             self.since = self._progress = now
-        self.plan.update(plan)
-        self.passed -= plan.keys()
+        self.passed.difference_update(uids)
+        self.arrived.difference_update(uids)
         self._refused_since, self._refusals = None, 0
 
     def refused(self, now: float) -> None:
@@ -304,11 +314,10 @@ class Gang:
             return ""
         return f"{wording.few(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"
 
-    def end(self, reason: str, now: float) -> Ended:
+    def end(self, reason: str, now: float) -> str:
         """The hold is over: nothing was posted, and nothing is held."""
         if not self.plan or self.forward:
-            return NOTHING_ENDED
-        ended = Ended(reason, tuple(self.plan), whole=True)
+            return ""
         for uid, node in self.plan.items():
             member = self.members.get(uid)
             if member is None or uid in self.arrived:
@@ -318,7 +327,7 @@ class Gang:
             else:
                 self._late.add(uid)
         self._back_off(reason, now)
-        return ended
+        return reason
 
     # When it goes wrong after the first bind.
 
@@ -335,7 +344,7 @@ class Gang:
         if self.forward and self.group.half is not None:
             self._progress = now - min(max(0.0, wall - self.group.half), 0.75 * self.patience.rollback)
 
-    def roll_back(self, now: float) -> Ended:
+    def roll_back(self, now: float) -> str:
         """The bound members are to be evicted, `evicting`; the others are planned nowhere.
 
         Evictions may be refused for ever (a PodDisruptionBudget), so until the first member goes the gang still goes
@@ -343,33 +352,30 @@ class Gang:
         since no Binding was answered, it waits again until all its members can be bound.
         """
         self.evicting = {member.uid for member in self.bound}
-        ended = Ended("the gang could not be bound whole and is rolled back", tuple(self.plan), whole=True)
         self.forward, self.committed = bool(self.bound), False
-        self._back_off(ended.reason, now)
-        return ended
+        self._back_off("the gang could not be bound whole and is rolled back", now)
+        return self.reason
 
     @property
     def forsaken(self) -> bool:
         """It goes forward with nothing bound, and was not let go by this leader, or has no place for all any more."""
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
-    def stand_back(self, now: float) -> Ended:
+    def stand_back(self, now: float) -> str:
         """It is forsaken, and nothing of it may be bound: it waits again until all its members can be."""
-        ended = Ended("nothing of the gang is bound any more", tuple(self.plan), whole=True)
         self._clear()
         self.forward = self.committed = False
         self.since = now
-        return ended
+        return "nothing of the gang is bound any more"
 
-    def forget(self, now: float) -> Ended:
+    def forget(self, now: float) -> str:
         """Another leader has decided since, or will: what is left is what the API server says."""
-        ended = Ended("this extender does not hold the lease", tuple(self.plan), whole=True)
         self._clear()
         self.evicting.clear()
         self.forward = self.committed = False
         self._progress = self.since = now
         self._settle(now)
-        return ended
+        return "this extender does not hold the lease"
 
     # Everything below keeps what follows from the rest.
 
@@ -378,7 +384,7 @@ class Gang:
             self._counted = count(self.name, self.group, self.members.values())
         return self._counted
 
-    def _settle(self, now: float) -> Ended:
+    def _settle(self, now: float) -> str:
         """After who is there has changed: whether it runs, or has come to be half bound."""
         counted = self._count()
         self.evicting &= {member.uid for member in counted.bound}
@@ -390,7 +396,7 @@ class Gang:
             if whole or (self.group.running and not self.forward):
                 return self._run(now)
         if self.ran or self.evicting:
-            return NOTHING_ENDED
+            return ""
         if counted.bound and not self.forward and not counted.problem:  # who knows no minimum knows no half
             ended = self.end("a member was bound by somebody else", now)
             self.forward = True
@@ -399,10 +405,10 @@ class Gang:
         if self.forward and not counted.bound and not self.plan:
             self.forward = self.committed = False
             self.since = now
-        return NOTHING_ENDED
+        return ""
 
-    def _run(self, now: float) -> Ended:
-        ended = Ended("the gang runs", tuple(self.plan), whole=True)
+    def _run(self, now: float) -> str:
+        ended = "the gang runs" if self.plan else ""
         self._clear()
         self.ran = True
         self.forward = self.committed = False
@@ -410,43 +416,38 @@ class Gang:
         self._failures, self._backoff_until, self.reason = 0, float("-inf"), ""
         self._refused_since, self._refusals = None, 0
         self.since = now
-        return ended if ended.members else NOTHING_ENDED
+        return ended
 
-    def _lost(self, member: Member, now: float) -> Ended:
+    def _lost(self, member: Member, now: float) -> str:
         """The member does not count any more."""
         if member.uid in self.evicting and self.forward:
-            ended = Ended("the gang is rolled back", tuple(self.plan), whole=True)
             self._clear()
             self.forward = False
             self.evicting = {each.uid for each in self.bound}
             self._settle(now)
-            return ended
+            return "the gang is rolled back"
         ended = self._unplanned(member, f"{member.name} is gone", now, whole=member.uid in self.plan)
-        if ended.whole:
+        if ended:
             self._start_over(now)
         return ended
 
-    def _unplanned(self, member: Member, reason: str, now: float, *, whole: bool = True) -> Ended:
+    def _unplanned(self, member: Member, reason: str, now: float, *, whole: bool = True) -> str:
         """The member needs no place any more. `whole`: a hold that has not gone forward is over then."""
         if whole and self.plan and not self.forward:
             ended = self.end(reason, now)
             self._settle(now)
             return ended
-        planned = member.uid in self.plan
         self.unplan(member.uid)
-        ended = self._settle(now)
-        if not planned:
-            return ended
-        return Ended(ended.reason or reason, (member.uid, *ended.members), whole=ended.whole)
+        return self._settle(now)
 
     def unplan(self, uid: str) -> None:
         """The member has no place in the plan any more."""
-        self.plan.pop(uid, None)
+        self.plan.give_up((uid,))
         self.passed.discard(uid)
         self.arrived.discard(uid)
 
     def _clear(self) -> None:
-        self.plan.clear()
+        self.plan.give_up(list(self.plan))
         self.passed.clear()
         self.arrived.clear()
 

@@ -97,6 +97,55 @@ def test_each_row_is_counted_in_its_phase_alone(table):
         assert not any(map(table.count, Phase))
 
 
+GANG = "default/g"
+
+
+@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED])
+def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, heard):
+    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    assert {uid: one.node for uid, one in table.planned(GANG).items()} == {POD.uid: "n1"}
+    table.begin(POD, "n1", assigned().assignment)
+    table.posted(POD.uid, heard)
+    assert [one.phase for one in table.planned(GANG).values()] == [heard]
+    table.bound(assigned())
+    assert table.planned(GANG) == {}
+
+
+def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
+    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    table.begin(POD, "n1", assigned().assignment)
+    table.posted(POD.uid, None)
+    assert [one.phase for one in table.planned(GANG).values()] == [Phase.WAITING]
+
+
+@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED, None])
+def test_what_is_posted_stands_though_its_gang_does_not_count_on_it_any_more(table, heard):
+    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    table.begin(POD, "n1", assigned().assignment)
+    assert not table.give_up(POD.uid)
+    assert (table.planned(GANG), table.get(POD.uid).phase) == ({}, Phase.BINDING)
+    table.posted(POD.uid, heard)
+    assert [one.phase for one in table.among(*Phase)] == ([heard] if heard is not None else [])
+    assert table.planned(GANG) == {}
+
+
+@pytest.mark.parametrize("how", ["given up", "planned alone", "elsewhere", "gone", "dropped"])
+def test_a_member_that_loses_its_place_is_in_the_plan_no_more(table, how):
+    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    match how:
+        case "given up":
+            assert table.give_up(POD.uid)
+        case "planned alone":
+            table.plan(POD, "n1", assigned().assignment, Phase.RESERVED)
+        case "elsewhere":
+            table.begin(POD, "n2", assigned().assignment)
+        case "gone":
+            table.left(POD.uid, ended=False)
+        case "dropped":
+            assert table.drop_plans() == [POD.uid]
+    assert table.planned(GANG) == {}
+
+
 def begin_plain(world, name="m"):
     return world.begin_bind(PodRef(f"uid-{name}", "default", name), None, "n1", "binpack")
 
