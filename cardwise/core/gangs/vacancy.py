@@ -89,6 +89,9 @@ class Vacancies:
                 counted.put(node, self._on(node, shape, most))
             if len(some) < looks:
                 counted.todo = None
+        self._of[shape] = counted  # last: one that was broken off is begun anew
+        if len(self._of) > _MOST_SHAPES:
+            del self._of[next(iter(self._of))]
         return counted.total, counted.todo is None
 
     def nodes(self, shape: Shape) -> Mapping[str, int]:
@@ -107,9 +110,6 @@ class Vacancies:
         kinds = self._ledger.kinds.changes
         if counted is None or counted.seen < self._gone or counted.kinds != kinds:
             counted = _Counted(iter(list(self._ledger.by_name())), self._gone + len(self._changes), kinds)
-        self._of[shape] = counted
-        if len(self._of) > _MOST_SHAPES:
-            del self._of[next(iter(self._of))]
         return counted
 
     def _on(self, node: str, shape: Shape, most: "_Most") -> int:
