@@ -65,6 +65,7 @@ class State:
         for_preemption = preemption.Parts(
             ledger=self._ledger,
             loads=self._loads,
+            nominations=self._reservations.nominations,
             gangs=lambda: self._gangs,  # which are made with what preemption keeps
             ready=held.count_cards,
             headroom=held.headroom_without,
@@ -339,10 +340,13 @@ class State:
     def tick(self) -> list[PodRef]:
         """Ends what is over; returns the pods that should have been seen bound by now, for someone to look up."""
         with self._lock:
-            for over in self._reservations.expire():
-                self._held.refresh(over.pod.uid)
-                if over.phase is Phase.NOMINATED:
-                    self.ahead.expired(over.pod.uid)
+            over = self._reservations.expire()
+            for one in over.rows:
+                self._held.refresh(one.pod.uid)
+                if one.phase is Phase.NOMINATED:
+                    self.ahead.expired(one.pod.uid)
+            if self.preemption.step() or over.nomination:
+                self._held.free()
             return self._reservations.unconfirmed()
 
     def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:

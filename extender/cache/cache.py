@@ -29,9 +29,9 @@ class Cache:
     def __init__(self, ledger: Ledger, patience: Patience, clock: Clock) -> None:
         self.ledger = ledger
         self.inventory = Inventory()
-        self.reservations = Reservations(self.inventory, patience, clock)
-        self.limits = Quotas()
         self.loads = NodeLoads()
+        self.reservations = Reservations(self.inventory, lambda uid: self.loads.get(uid) is not None, patience, clock)
+        self.limits = Quotas()
         self.waiting = Waiting()
         self.freed = 0
         self.changed: set[str] = set()

@@ -20,15 +20,17 @@ A node is believed for pods that were bound to it. What it reports of others fil
 (`stray`), since it may be right: nobody remembers what vanished while no extender ran. It says nothing about other
 nodes: neither does its word keep their shares, nor does its silence end them.
 
+Beside its row a pod may have a nomination, for whose cards others go (`nominations`); it ends with the pod, too.
+
 The ledger and the sums of nodes follow from this table: `cache`. Not thread-safe: the state locks.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
@@ -36,6 +38,7 @@ from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from extender.cache.inventory import Inventory, Report
+from extender.cache.nominations import Nominations
 from extender.records.pod import Prospect
 from extender.records.podref import PodRef
 from extender.records.projection import PodRecord
@@ -154,10 +157,18 @@ class Patience:
     confirm: float = 75.0
 
 
-class Reservations:
-    """By pod UID. `reports`: what nodes say."""
+class Over(NamedTuple):
+    """What has ended by itself: rows, as they were, and whether a nomination did."""
 
-    def __init__(self, reports: Inventory, patience: Patience, clock: Clock) -> None:
+    rows: list[Reservation]
+    nomination: bool
+
+
+class Reservations:
+    """By pod UID. `reports`: what nodes say. `there`: whether a pod is still on its node."""
+
+    def __init__(self, reports: Inventory, there: Callable[[str], bool], patience: Patience, clock: Clock) -> None:
+        self.nominations = Nominations(there)
         self._reports = reports
         self._patience = patience
         self._clock = clock
@@ -298,6 +309,7 @@ class Reservations:
         Without an assignment it asks for no card, or somebody else has bound it. On the node that we had chosen it may
         be ours all the same, with what nobody can read: what we know of it goes on counting.
         """
+        self.nominations.drop(pod.uid)
         before = self._of.get(pod.uid)
         if pod.assignment is None:
             elsewhere = before is not None and (before.node != pod.node or before.holding is None)
@@ -311,6 +323,7 @@ class Reservations:
 
     def left(self, uid: str, *, ended: bool) -> None:
         """The pod is over. What it held ends with its containers, not with its object; `ended`: they have ended."""
+        self.nominations.drop(uid)
         one = self._of.get(uid)
         if one is None:
             return
@@ -373,15 +386,16 @@ class Reservations:
     # What time and leaders do.
 
     def drop_plans(self) -> list[str]:
-        """Ends all plans. Returns their pods."""
+        """Ends all plans, and what is kept but by the word of pods' statuses. Returns the pods that had plans."""
+        self.nominations.forget()
         plans = list(self.among(*PLANS))
         for one in plans:
             self._drop(one)
         return [one.pod.uid for one in plans]
 
-    def expire(self) -> list[Reservation]:
-        """Ends what is over by itself: plans of single pods, and what vanished pods held where no node reports it.
-        Returns these, as they were.
+    def expire(self) -> Over:
+        """Ends what is over by itself: plans of single pods, what vanished pods held where no node reports it, and
+        nominations. Plans of gangs end with their gangs.
         """
         now = self._clock.now()
         plans = [one for one in self.among(Phase.NOMINATED, Phase.RESERVED) if now - one.since > self._patience.hold]
@@ -402,7 +416,7 @@ class Reservations:
             )
             for one in list(islice(silent, too_many)):
                 self._drop(one)
-        return over
+        return Over(over, self.nominations.step(now))
 
     # Everything below keeps the table.
 

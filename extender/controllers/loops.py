@@ -131,7 +131,6 @@ class Loops:
             _log.warning("this process stood still; waiting pods are tried again")
             self._state.waiters.wake_all()
         binder.look_up(self._fence, self._state, self._leadership, clock=self._clock)
-        self._state.preemption.step()
         node = self._state.waiters.touch_due()
         if node is not None and not touch(self._client, node, self._clock):
             self._state.waiters.touch_failed(node)

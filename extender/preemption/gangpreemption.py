@@ -17,8 +17,8 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.preemption.preemption import Victims
 from extender.cache.nodeload import NodeLoads
+from extender.cache.nominations import Kept, Nominations, Place
 from extender.gangs.gangs import Gangs
-from extender.queue.nominations import Kept, Nominations, Place
 from extender.records.pod import Claimant
 
 

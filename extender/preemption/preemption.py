@@ -21,12 +21,12 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
 from cardwise.kube.pods.budgets import Budget, Budgets
 from extender.cache.nodeload import NodeLoads
+from extender.cache.nominations import NOMINATED, Nominations, Place
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
 from extender.queue.fragmented import FragmentedPods
-from extender.queue.nominations import NOMINATED, Nominations, Place
 from extender.queue.turns import Turns
 from extender.records.nodeinfo import Occupant
 from extender.records.pod import Claimant
@@ -47,6 +47,7 @@ class Parts(NamedTuple):
 
     ledger: Ledger
     loads: NodeLoads
+    nominations: Nominations
     gangs: Callable[[], Gangs]
     ready: Callable[[], None]
     headroom: Callable[[str, str], Sequence[Headroom]]
@@ -78,7 +79,7 @@ class Preemption:
         self._parts = parts
         self._clock = clock
         self._budgets = Budgets()
-        self._nominations = Nominations(lambda uid: parts.loads.get(uid) is not None)
+        self._nominations = parts.nominations
         self._fragmented = FragmentedPods()
         self._turns = Turns()
         self._together = GangPreemption(
@@ -115,7 +116,6 @@ class Preemption:
     def over(self, uid: str) -> None:
         """The pod is bound, or is no more. Under the lock."""
         self._turns.drop(uid)
-        self._nominations.drop(uid)
         self._fragmented.drop(uid)
 
     # What is kept.
@@ -131,7 +131,6 @@ class Preemption:
 
     def forget(self) -> None:
         """Another extender decides from now on, or has until now. Under the lock."""
-        self._nominations.forget()
         self._fragmented.clear()
 
     def begin(self) -> None:
@@ -139,12 +138,9 @@ class Preemption:
         with self._lock:
             self._turns.begin(self._clock.now())
 
-    def step(self) -> None:
-        """What time does."""
-        with self._lock:
-            ended = self._nominations.step(self._clock.now())
-            if self._turns.step(self._clock.now()) or ended:
-                self._parts.freed()
+    def step(self) -> bool:
+        """What time does; whether pods that had to wait may come again. Under the lock."""
+        return self._turns.step(self._clock.now())
 
     # What kube-scheduler asks.
 

@@ -2,5 +2,5 @@
 
 Comes in: records of pods without a node, and refusals. Goes out: who is to be woken, and nominations.
 
-Read first: `waitingpods`, then `nominations` (after a preemption) and `ahead` (before kube-scheduler comes to a pod).
+Read first: `waitingpods`, then `ahead` (pods that have a node before kube-scheduler comes to them).
 """

@@ -15,6 +15,7 @@ from cardwise.core.preemption import preemption
 from extender.api import verbs
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase
+from extender.gangs.gangwords import Settings
 from extender.records import wire
 from extender.records.podref import PodRef
 from tests.extender import aheadworlds
@@ -95,7 +96,7 @@ def check(world):
         uid: node for each in gangs for uid, node in each.plan.items()
     }
     assert world._gangs._holds.keys() == {each.key for each in gangs if each.plan}
-    return {uid: (sorted(one.places), one.told) for uid, one in world.preemption._nominations._of.items()}
+    return {uid: (sorted(one.places), one.told) for uid, one in table.nominations._of.items()}
 
 
 # Each makes a world, and what is asked of it.
@@ -116,12 +117,12 @@ def a_gang_for_which_a_later_pod_gives_way():
     world = aheadworlds.World("n1", "n2")
     world.create("held", P100 // 2 + 1, created="2026-11-21T12:00:00Z")
     assert len(world.ahead()) == 1
+    world.state._gangs._settings = Settings(max_waiting=8)
     for name in ("g0", "g1"):
         world.tell(member(name, "g", 2, gated=False, gpu_mem=P100))
 
     def asked():
-        refused = [bool(world.answer(name, "n1", "n2").node_names) for name in ("g0", "g1")]
-        return refused, {name: world.state._gangs.of(f"uid-{name}").plan for name in ("g0", "g1")}
+        return [world.answer(name, "n1", "n2").node_names for name in ("g0", "g1")]
 
     return world.state, asked
 

@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def table(clock):
-    return Reservations(Inventory(), Patience(hold=30, ghost=20, confirm=75), clock)
+    return Reservations(Inventory(), lambda uid: False, Patience(hold=30, ghost=20, confirm=75), clock)
 
 
 def assigned():
@@ -202,5 +202,5 @@ def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch
         table.left(f"uid-{name}", ended=False)
         clock.advance(1)
     clock.advance(21)
-    assert {one.pod.uid for one in table.expire()} == {"uid-a", "uid-b"}
+    assert {one.pod.uid for one in table.expire().rows} == {"uid-a", "uid-b"}
     assert [one.pod.uid for one in table.among(Phase.LAPSED)] == ["uid-b"]

@@ -196,7 +196,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits(how):
     assert world.filter("late")[0] == []
     if how == "time":
         world.clock.advance(61)
-        world.state.preemption.step()
+        world.state.tick()
     else:
         world.delete(names[0])
     assert world.filter("late")[0] != []

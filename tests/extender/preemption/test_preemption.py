@@ -256,7 +256,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, how):
         freed.nominate(wanted, "n2")
     else:
         freed.clock.advance(61)
-        freed.state.preemption.step()
+        freed.state.tick()
     assert freed.filter(freed.wants("low", 1000, priority=LOW)) == ["n1"]
 
 
@@ -268,11 +268,11 @@ def test_while_victims_end_slowly_it_stays_kept(full):
         full.ends(name)
     for _ in range(10):
         full.clock.advance(50)
-        full.state.preemption.step()
+        full.state.tick()
     for name in victims:
         full.gone(name)
     full.clock.advance(50)
-    full.state.preemption.step()
+    full.state.tick()
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
 
 
@@ -406,7 +406,7 @@ class Scene:
         for _ in range(count):
             assert self.world.filter(self.wanted) == [] or self.evicted()
             self.world.clock.advance(seconds)
-            self.world.state.preemption.step()
+            self.world.state.tick()
             self.evictions.step()
             for event in self._fresh():
                 self.world.state.set_pod(as_pod(event["object"]))

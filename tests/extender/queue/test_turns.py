@@ -78,7 +78,7 @@ def test_who_was_put_off_is_woken(world, how):
     assert low(world) == []
     world.state.waiters.touch_due()  # for the cards, which are new
     world.clock.advance(3.0)
-    world.state.preemption.step()
+    world.state.tick()
     assert world.state.waiters.touch_due() is None
     if how == "came":
         world.filter(world.wants("high"))
@@ -86,7 +86,7 @@ def test_who_was_put_off_is_woken(world, how):
         world.gone("high")
     else:
         world.clock.advance(9.0)
-    world.state.preemption.step()
+    world.state.tick()
     assert world.state.waiters.touch_due() is not None
 
 
@@ -100,7 +100,7 @@ def test_a_gang_of_lower_priority_waits_as_well():
     world.state.preemption.begin()
     assert world.schedule("g0") == Refusal.GANG_WAITS.text
     world.clock.advance(12.0)
-    world.state.preemption.step()
+    world.state.tick()
     for name in ("g0", "g1"):
         assert world.schedule(name) == ""
     world.settle()

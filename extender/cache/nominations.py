@@ -1,4 +1,18 @@
-"""Nominations: which cards are kept for which pod after a preemption, so that no later pod takes them.
+"""Nominations: which cards are kept for which pod after a preemption, so that no later pod takes them. They are the
+second part of the table of reservations, which ends them with their pods (`reservations`).
+
+A pod has one beside its reservation, if any, since plans come and go while others are going for it::
+
+              preempt is answered              the pod's status names one of them
+    (none) ──────────────────────► several nodes ──────────────────────► one node ──► (none): bound, gone, kept for
+       │                                │                                 ▲   │       its time, nobody could be evicted
+       │                                ▼                                 │   └─► the Lease is lost: which cards is
+       │                   (none): not named in time, the Lease is lost   │       found out anew
+       └──────────────────────────────────────────────────────────────────┘
+          the extender evicts, or a status names a node that another extender has answered
+
+What is kept is not in the ledger: it counts only against pods that the nominated one comes before. kube-scheduler has
+its nominator beside its cache for the same reasons.
 
 kube-scheduler names the node in the pod's status, and counts the pod on it in sums of its own; which card was freed
 only the extender knows. It remembers what it has answered, and learns the node from the watch of pods; for a pod whose
