@@ -1,7 +1,7 @@
 """A thread that runs a function when it is woken, and at an interval."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 from prometheus_client import Counter
@@ -10,6 +10,22 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
+
+
+def each(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """A turn that takes all these steps. One that fails does not keep the others; it is raised after them."""
+
+    def turn() -> None:
+        failed: list[Exception] = []
+        for step in steps:
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+        if failed:
+            raise ExceptionGroup("steps failed", failed)
+
+    return turn
 
 
 class Loop:
@@ -46,10 +62,14 @@ class Loop:
 
     def stop(self, timeout: float = 5.0) -> None:
         """Waits for the turn that is under way, `timeout` seconds at most."""
-        self._stopping.set()
-        self._wake.set()
+        self.end()
         if self._thread.is_alive():
             self._clock.join(self._thread, timeout)
+
+    def end(self) -> None:
+        """As `stop`, without waiting."""
+        self._stopping.set()
+        self._wake.set()
 
     def wake(self) -> None:
         """Take a turn now. From any thread."""

@@ -1,18 +1,20 @@
-"""Loops for what happens with time: holds end, lost answers to Bindings are looked up, pods are woken.
+"""The threads of the extender for what happens with time: holds end, lost answers to Bindings are looked up, waiting
+pods are woken, statuses are written.
 
-Apart because these are the loops of the extender's own; everything that they decide is decided in the state, or beside
-it for what is told to the cluster. That has a thread of its own: no slow write of a status may keep a plan from ending.
+What they do is decided in the state and in the controllers. Writes of statuses have a thread of their own: no slow one
+may keep a plan from ending.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 
 import structlog
+from prometheus_client import Counter
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.runtime.loops import Loop, each
 from extender.binding import binder
 from extender.controllers.aheadwriter import AheadWriter
 from extender.controllers.gangkeeper import GangKeeper
@@ -32,37 +34,11 @@ _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]
 
-
-class Loop:
-    """A thread that takes all steps again and again. One that fails is logged and does not keep the others."""
-
-    def __init__(self, name: str, seconds: float, steps: Sequence[Step], clock: Clock) -> None:
-        self._name = name
-        self._seconds = seconds
-        self._steps = steps
-        self._clock = clock
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Says so; does not wait."""
-        self._stopping.set()
-
-    def join(self, seconds: float) -> None:
-        if self._thread.is_alive():
-            self._clock.join(self._thread, max(0.0, seconds))
-
-    def _run(self) -> None:
-        while not self._clock.wait(self._stopping, self._seconds):
-            for step in self._steps:
-                try:
-                    step()
-                except Exception:  # noqa: BLE001 - see below
-                    # The outermost loop: without it shares of lost pods would never be freed.
-                    _log.exception("a step failed; the loop goes on", loop=self._name)
+FAILURES = Counter(
+    "cardwise_extender_thread_failures",
+    "Unforeseen errors that a thread met and went on after; see the log",
+    ["thread"],
+)
 
 
 class Loops:
@@ -94,20 +70,21 @@ class Loops:
         self._rests_since: float | None = None
         self._keep = keep
         self._nominate = nominate
+        threads: dict[str, tuple[float, Sequence[Step]]] = {
+            "upkeep": (_STEP_SECONDS, [self.step]),
+            "statuses": (_TELL_SECONDS, tell),
+            "podgroups": (_TELL_SECONDS, tell_gangs),
+            "evictions": (_STEP_SECONDS, evict),
+            "workload": (_STEP_SECONDS, learn),
+            "gangs": (_GANG_SECONDS, [keep.step] if keep is not None else []),
+            "nominating": (_AHEAD_SECONDS, [nominate.step] if nominate is not None else []),
+        }
+        failed = "a step failed; the loop goes on"
         self._loops = [
-            Loop("upkeep", _STEP_SECONDS, [self.step], clock),
-            Loop("statuses", _TELL_SECONDS, tell, clock),
+            Loop(name, each(steps), failed=failed, failures=FAILURES, every=seconds, clock=clock)
+            for name, (seconds, steps) in threads.items()
+            if steps
         ]
-        if tell_gangs:
-            self._loops.append(Loop("podgroups", _TELL_SECONDS, tell_gangs, clock))
-        if evict:
-            self._loops.append(Loop("evictions", _STEP_SECONDS, evict, clock))
-        if learn:
-            self._loops.append(Loop("workload", _STEP_SECONDS, learn, clock))
-        if keep is not None:
-            self._loops.append(Loop("gangs", _GANG_SECONDS, [keep.step], clock))
-        if nominate is not None:
-            self._loops.append(Loop("nominating", _AHEAD_SECONDS, [nominate.step], clock))
 
     def start(self) -> None:
         for loop in self._loops:
@@ -115,10 +92,10 @@ class Loops:
 
     def stop(self) -> None:
         for loop in self._loops:
-            loop.stop()
+            loop.end()
         until = self._clock.now() + _STOP_SECONDS
         for loop in self._loops:
-            loop.join(until - self._clock.now())
+            loop.stop(max(0.0, until - self._clock.now()))
         if self._keep is not None:
             self._keep.stop()
         if self._nominate is not None:

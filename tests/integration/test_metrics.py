@@ -35,6 +35,7 @@ MPS_NODE = "metrics-mps"  # a manager of cards that the cluster does not know: n
 QUIET = (
     "cardwise_extender_ahead_total",  # for clusters of more than a thousand nodes
     "cardwise_thread_failures_total",
+    "cardwise_extender_thread_failures_total",
     "cardwise_mps_thread_failures_total",
     "cardwise_mps_daemon_failures_total",
     "cardwise_mps_server_faults_total",
