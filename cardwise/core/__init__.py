@@ -1,4 +1,5 @@
-"""The domain: pure functions and values, standard library only (numpy in `placement.scored` alone).
+"""The domain: pure functions and values, standard library only (numpy for scores and fragments: `placement.scored`,
+`defrag`).
 
 The rooms, none of which imports from one above it: `defrag` (which pods to move, how much is in pieces), `preemption`
 (who goes, why a pod waits) and `gangs` (who belongs together, how far it is, where it fits), `placement` (nodes, cards,
