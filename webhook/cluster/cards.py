@@ -3,9 +3,9 @@
 Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.values.quantity import MiB
@@ -55,6 +55,10 @@ class CardSums:
 
 def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> Cards:
     of_it = [card for card in cards.values() if card.of(device_class)]
-    per_node = Counter(card.node for card in of_it)
-    sizes = [MiB(max(0, card.memory - kept_back)) for card in of_it] or [MiB(0)]
-    return Cards(max(sizes), max(per_node.values(), default=0), min(sizes))
+    per_node: dict[str, list[MiB]] = {}
+    for card in of_it:
+        per_node.setdefault(card.node, []).append(MiB(max(0, card.memory - kept_back)))
+    descending = [sorted(sizes, reverse=True) for sizes in per_node.values()]
+    each = tuple(max(rank) for rank in zip_longest(*descending, fillvalue=MiB(0)))
+    smallest = min((sizes[-1] for sizes in descending), default=MiB(0))
+    return Cards(max(each, default=MiB(0)), len(each), smallest, each if any(each) else ())

@@ -25,6 +25,8 @@ Oversize = Literal["refuse", "wait"]
 _SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
 _GIB = 1024  # MiB
+_TOO_MANY = 1000**2  # MiB of a card: 8M, where bytes were meant
+_UNIT = "; an amount without Mi or Gi, as 8M, counts MiB"
 _SHOWN = 10  # of the classes that there are, in a refusal
 
 
@@ -32,11 +34,18 @@ _SHOWN = 10  # of the classes that there are, in a refusal
 class Cards:
     """The largest and the smallest card, as much as is given away of them, and the most cards of one node; 0 while no
     card is known. Of devices, only how many.
+
+    `each`: what one node has on each of one card, of two, and so on; empty where only the largest is known.
     """
 
     largest: MiB = MiB(0)
     most: int = 0
     smallest: MiB = MiB(0)
+    each: tuple[MiB, ...] = ()
+
+    def on_each(self, count: int) -> MiB:
+        """The most MiB that some node has on each of so many cards, of which no node has fewer than `most`."""
+        return self.each[count - 1] if self.each else self.largest
 
 
 class Inventory(Protocol):
@@ -183,6 +192,13 @@ def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> 
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
     of_class = f" of class {device_class.name}" if device_class else ""
+    for c in asked.containers:
+        if 1 < c.cards <= cards.most and c.mem_per_card > (there := cards.on_each(c.cards)):
+            raise InvalidRequest(
+                f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]",
+                f"{c.mem_per_card} MiB on each of {c.cards} cards{of_class} is more than any node has ({there})",
+                f"ask for at most {c.cards * there}{_UNIT if c.mem_per_card >= _TOO_MANY else ''}",
+            )
     if asked.largest_share > cards.largest:
         culprits = [c for c in asked.containers if not c.whole and c.mem_per_card > cards.largest]
         sharing = [c for c in asked.containers if not c.whole and c.cards == 1]
@@ -202,7 +218,11 @@ def _smaller(culprit: ContainerRequest, cards: Cards, device_class: DeviceClass 
     """The resource that is too large, as users write it, and what to write instead."""
     each = device_class.share.memory if device_class and device_class.share else 0
     if not each or culprit.mem % each:
-        return names.GPU_MEM, f"ask for at most {cards.largest}, or split it over cards with {names.GPU_COUNT}"
+        if culprit.mem >= _TOO_MANY:
+            return names.GPU_MEM, f"ask for at most {cards.largest}{_UNIT}"
+        splits = any(n * cards.on_each(n) >= culprit.mem for n in range(2, cards.most + 1))
+        over = f", or split it over cards with {names.GPU_COUNT}" if splits else ""
+        return names.GPU_MEM, f"ask for at most {cards.largest}{over}"
     count, key = cards.largest // each, names.CLASS_PREFIX + culprit.device_class
     if not count:
         return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}"

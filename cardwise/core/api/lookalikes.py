@@ -25,6 +25,9 @@ _FOREIGN: Final[Mapping[str, str]] = {
     "tencent.com/vcuda-memory": names.GPU_MEM,
     "tencent.com/vcuda-core": names.GPU_CORE,
 }
+_CORE: Final = names.GPU_CORE.removesuffix(".percentage")
+# Near to these, another is meant: the name with its long end, and users' name of whole cards.
+_SPELLED: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
 # As the chart's `cardwise.cel.looksLikeGpu`, which decides what the webhook sees.
 _LIKE_A_GPU: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
 _LEAST: Final = 2  # edits that any name may be off
@@ -44,17 +47,21 @@ def meant(name: str, others: Iterable[str] = ()) -> str:
     if len(name) > _LONGEST:
         return ""
     limit = max(_LEAST, len(name) // _PART)
-    candidates = dict.fromkeys((names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, *others))
-    near = {one: found for one in candidates if (found := _apart(name, one, limit)) <= limit and one != name}
-    return min(near, key=lambda one: near[one], default="")
+    candidates = dict.fromkeys((names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE, *others))
+    near = {one: found for one in candidates if (found := _apart(name, one, limit)) <= limit}
+    nearest = min(near, key=lambda one: near[one], default="")
+    return _SPELLED.get(nearest, nearest)
 
 
 def _apart(one: str, other: str, limit: int) -> int:
-    """Edits between two names; another domain counts as two, however it differs."""
+    """Edits between two names; another domain counts as two, however it differs, a class as of a domain as one."""
     whole = _edits(one, other, limit)
-    if "/" not in one or "/" not in other:
+    domain, slash, rest = one.partition("/")
+    if not slash:
         return whole
-    return min(whole, 2 + _edits(one.partition("/")[2], other.partition("/")[2], limit - 2))
+    if "/" not in other:
+        return min(whole, 1 + _edits(f"{domain.partition('.')[0]}.{rest}", other, limit - 1))
+    return min(whole, 2 + _edits(rest, other.partition("/")[2], limit - 2))
 
 
 def _edits(one: str, other: str, limit: int) -> int:

@@ -360,4 +360,9 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
             return quantity.count(text, most=6400)
         return quantity.count(text)
     except quantity.InvalidQuantity as error:
-        raise InvalidRequest(field, error.problem, error.remedy) from error
+        remedy = (
+            f"write percent of a card, from 1 to {FULL_CORE}, times its cards"
+            if name == names.GPU_CORE
+            else error.remedy
+        )
+        raise InvalidRequest(field, error.problem, remedy) from error

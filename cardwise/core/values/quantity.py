@@ -5,6 +5,7 @@ multiplier of MiB, and only a binary suffix (`8Gi`) means bytes. Source: k8s.io/
 `pkg/api/resource/quantity.go`.
 """
 
+import math
 import re
 from fractions import Fraction
 from typing import NewType
@@ -23,6 +24,7 @@ _DECIMAL = {
 }  # fmt: skip
 _KIB = 1024
 _MIB = 1024**2
+_LEAST_BYTES = 2**16  # nobody asks for so many MiB and a fraction: it is an amount below 1Mi
 _LONGEST = 64  # characters; no amount of anything needs more, and Python refuses to convert thousands of digits
 _MOST = 2**31  # MiB; beyond it the API server refuses the rewritten amount with a worse message
 
@@ -55,22 +57,42 @@ def memory(text: str | int) -> MiB:
     """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes. Raises InvalidQuantity."""
     value, is_bytes = parse(text)
     # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
-    is_bytes = is_bytes or (value.denominator != 1 and value >= _MIB)
+    is_bytes = is_bytes or (value.denominator != 1 and value >= _LEAST_BYTES)
     if is_bytes:
         value /= _MIB
     if value <= 0:
         raise InvalidQuantity(f"{text} is not above zero", "write at least 1 (MiB), or leave it out")
     if value.denominator != 1:
-        below = value.numerator // value.denominator
-        unit = "Mi" if is_bytes else ""
-        near = f"{below}{unit} or {below + 1}{unit}" if below else f"1{unit}"
-        if not is_bytes and str(text).endswith("m") and value >= _KIB:
-            near += " for MiB; what was less than 1Mi, as 0.0005Gi, is written 1Mi"  # the API server prints it so too
-        raise InvalidQuantity(f"{text} is not a whole number of MiB", f"write {near}")
+        raise _no_whole_number(str(text), value, "Mi" if is_bytes else "")
     if value > _MOST:
-        shown = value if value < 10**18 else "too many"
-        raise InvalidQuantity(f"{text} is {shown} MiB, more than any card has", "write MiB, or a suffix as in 8Gi")
+        raise _too_many(str(text), value)
     return MiB(value.numerator)
+
+
+def _no_whole_number(text: str, value: Fraction, unit: str) -> InvalidQuantity:
+    """`value` is in MiB. `text` may be the API server's spelling, in which people do not know their own: both are said.
+
+    `unit`: "Mi" where bytes were written.
+    """
+    shown = f"{float(value):.4g}{unit}"
+    said = text if not unit or text == shown else f"{text} ({shown})"
+    below = value.numerator // value.denominator
+    if unit and not below:
+        return InvalidQuantity(f"{said} is less than 1 MiB", "write a whole number of MiB, such as 512")
+    near = [f"{below}{unit} or {below + 1}{unit}"] if below else []
+    if not unit and value < _KIB:  # Gi was meant, as often as not
+        near.append(f"{math.ceil(value * _KIB)} for {shown}Gi")
+    return InvalidQuantity(f"{said} is not a whole number of MiB", f"write {', or '.join(near)}")
+
+
+def _too_many(text: str, value: Fraction) -> InvalidQuantity:
+    """`value` is in MiB, often because bytes were meant."""
+    problem = f"{text} is {value if value < 10**18 else 'too many'} MiB, more than any card has"
+    meant = value // _MIB
+    if meant > _MOST:
+        return InvalidQuantity(problem, "write MiB, or a suffix as in 8Gi")
+    suffixed = f", or {text}i" if text[-1] in "GT" else ""
+    return InvalidQuantity(problem, f"without Mi or Gi it counts MiB; write {meant} for so many bytes{suffixed}")
 
 
 def count(text: str | int, *, least: int = 1, most: int | None = None) -> int:

@@ -5,7 +5,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.api.lookalikes import like_a_gpu, meant
 
-CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb"]
+CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb", "nvidia.l4"]
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,15 @@ CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb"]
         ("alyun.com/gpu-mem", names.GPU_MEM),
         ("example.org/gpu-mem", names.GPU_MEM),
         ("aliyun.com/gpu-counts", names.GPU_COUNT),
-        ("aliyun.com/gpu-core", names.GPU_COUNT),
+        ("aliyun.com/gpu-core", names.GPU_CORE),
+        ("aliyun.com/gpu-cores", names.GPU_CORE),
         ("aliyun.com/gpu-core.percent", names.GPU_CORE),
         ("nvidia.com/gpumem", names.GPU_MEM),
         ("nvidia.com/gpu", names.GPU_COUNT),
         ("volcano.sh/vgpu-memory", names.GPU_MEM),
         ("nvidia.com/tesla.k80", "nvidia.tesla.k80"),
+        ("nvidia.com/l4", "nvidia.l4"),
+        ("nvidia.com/l40", "nvidia.l4"),
         ("nvidia.com/a100-sxm4-40gb", "nvidia.a100-sxm4-40gb"),
         ("nvidia.com/mig-1g.5gb", ""),
         ("amd.com/gpu", ""),
@@ -37,6 +40,10 @@ def test_the_nearest_name_is_meant(written: str, expected: str) -> None:
 
 def test_what_nodes_offer_may_be_meant() -> None:
     assert meant("nvidia.com/mig-1g.5g", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu"]) == "nvidia.com/mig-1g.5gb"
+
+
+def test_whole_cards_are_meant_by_one_name() -> None:
+    assert meant("amd.com/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
 
 
 def test_names_about_gpus() -> None:

@@ -29,15 +29,19 @@ def test_memory_reads_mib(text, mib):
         ("0", "above zero"),
         ("-1", "above zero"),
         ("-8Gi", "above zero"),
-        ("1.5", "write 1 or 2"),
-        ("8138500m", "write 8138 or 8139 for MiB"),
-        ("107374183m", "0.0005Gi, is written 1Mi"),  # 0.0001Gi, as the API server prints it
-        ("1500m", "write 1 or 2$"),
-        ("512Ki", "write 1Mi"),
-        ("1.5Mi", "write 1Mi or 2Mi"),
-        ("322122547200m", "write 307Mi or 308Mi"),  # 0.3Gi, as the API server prints it
-        ("8589934592", "more than any card has"),
-        ("1e30", "more than any card has"),
+        ("1.5", "write 1 or 2, or 1536 for 1.5Gi$"),
+        ("300m", "^300m is not a whole number of MiB: write 308 for 0.3Gi$"),  # 0.3
+        ("8500m", "write 8 or 9, or 8704 for 8.5Gi$"),  # 8.5
+        ("8138500m", "write 8138 or 8139$"),
+        ("0.3Mi", "^0.3Mi is less than 1 MiB: write a whole number of MiB, such as 512$"),
+        ("314572800m", r"^314572800m \(0.3Mi\) is less than 1 MiB: write a whole number"),  # 0.3Mi from the API server
+        ("107374183m", r"\(0.1024Mi\) is less than 1 MiB"),  # 0.0001Gi, as the API server prints it
+        ("512Ki", r"512Ki \(0.5Mi\) is less than 1 MiB"),
+        ("1.5Mi", "^1.5Mi is not a whole number of MiB: write 1Mi or 2Mi"),
+        ("322122547200m", r"\(307.2Mi\) is not a whole number of MiB: write 307Mi or 308Mi"),  # 0.3Gi, the same way
+        ("8589934592", "more than any card has: without Mi or Gi it counts MiB; write 8192 for so many bytes"),
+        ("8G", "8000000000 MiB, more than any card has: without .*; write 7629 for so many bytes, or 8Gi$"),
+        ("1e30", "more than any card has: write MiB, or a suffix as in 8Gi"),
         ("eight", "is not a quantity"),
         ("8 Gi", "is not a quantity"),
         ("8GiB", "is not a quantity"),

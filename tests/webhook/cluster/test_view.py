@@ -39,6 +39,7 @@ def quota(namespace: str, name: str, hard: list[Json], used: list[Json] | None =
     return {"metadata": {"namespace": namespace, "name": name}, "spec": {"hard": hard}, "status": {"used": used or []}}
 
 
+K80S = Cards(MiB(11441), 2, MiB(5632), (MiB(11441), MiB(5632)))
 CARDS = [card(0), card(1, memory=5632), card(0, node="n2", model="Tesla P100", memory=16276)]
 
 
@@ -75,8 +76,8 @@ def world() -> Iterator[World]:
 def test_cards_are_summed_by_class(world):
     world.put(paths.resourceclasses(), resource_class("k80"), resource_class("v100", model="Tesla V100"))
     view = world.start()
-    assert view.cards() == Cards(MiB(16276), 2, MiB(5632))
-    assert view.cards(view.device_class("k80")) == Cards(MiB(11441), 2, MiB(5632))
+    assert view.cards() == Cards(MiB(16276), 2, MiB(5632), (MiB(16276), MiB(5632)))
+    assert view.cards(view.device_class("k80")) == K80S
     assert view.cards(view.device_class("v100")) == Cards()
     assert view.selects(of({"room": "cold", "hostname": "n2"}))
     assert not view.selects(of({"room": "hot"}))
@@ -96,11 +97,12 @@ def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
 
 def test_the_headroom_is_nobodys(world):
     for given in (500, 6000):
+        left = (MiB(16276 - given), MiB(max(0, 5632 - given)))
         view = ClusterView(world.api.client(clock=world.clock), world.clock, kept_back=MiB(given))
         world.put(paths.extendedresources(), *CARDS)
         view.start()
         world.follows()
-        assert view.cards() == Cards(MiB(16276 - given), 2, MiB(max(0, 5632 - given)))
+        assert view.cards() == Cards(MiB(16276 - given), 2, MiB(max(0, 5632 - given)), left)
         view.stop()
 
 
@@ -109,8 +111,8 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
     world.put(paths.resourceclasses(), loose)
     view = world.start(cards)
-    assert view.cards() == Cards(MiB(11441), 1, MiB(11441))
-    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1, MiB(11441)), (
+    assert view.cards() == Cards(MiB(11441), 1, MiB(11441), (MiB(11441),))
+    assert view.cards(view.device_class("loose")) == Cards(MiB(11441), 1, MiB(11441), (MiB(11441),)), (
         "a class that says no kind is of GPUs"
     )
     assert view.cards(of({"kind": "rdma"})) == Cards(most=3)
@@ -126,7 +128,7 @@ def test_a_class_that_the_watch_has_not_told_of_is_read(world):
     assert view.classes() == {}
     known = view.device_class("new")
     assert known is not None
-    assert view.cards(known) == Cards(MiB(11441), 2, MiB(5632))
+    assert view.cards(known) == K80S
     assert view.device_class("broken") is None
     assert view.device_class("none") is None
 

@@ -42,7 +42,17 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
             f"{FIELD}: 18000 MiB together with the pod's other containers is more than the largest card has (16276)",
             id="together",
         ),
-        pytest.param(mutated(gpu_mem=40000, gpu_count=2), "20000 MiB is more than the largest card", id="split"),
+        pytest.param(
+            mutated(gpu_mem="8M"),
+            f"{FIELD}: 8000000 MiB is more than the largest card has (16276); ask for at most 16276; an amount without "
+            "Mi or Gi, as 8M, counts MiB",
+            id="bytes",
+        ),
+        pytest.param(
+            mutated(gpu_mem=40000, gpu_count=2),
+            f"{FIELD}: 20000 MiB on each of 2 cards is more than any node has (16276); ask for at most 32552",
+            id="split",
+        ),
         pytest.param(
             mutated(gpu_mem=3, gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="wide"
         ),
@@ -90,6 +100,17 @@ def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], sa
     assert says in str(refused.value)
     assert "waits" in warnings(pod, KNOWN, "wait")[0]
     assert warnings(pod, Known()) == (), "no card is known: it may wait for one"
+
+
+def test_a_split_share_is_compared_with_what_one_node_has_on_so_many_cards() -> None:
+    """A node of one large card, and one of two smaller ones."""
+    known = Known(known_cards=Cards(MiB(23034), 2, MiB(11441), (MiB(23034), MiB(11441))))
+    with pytest.raises(
+        InvalidRequest, match=r"15000 MiB on each of 2 cards is more .* \(11441\); ask for at most 22882$"
+    ):
+        validate.pod(mutated(gpu_mem=30000, gpu_count=2), known, "refuse")
+    with pytest.raises(InvalidRequest, match=r"ask for at most 23034$"):
+        validate.pod(mutated(gpu_mem=24000), known, "refuse")
 
 
 @pytest.mark.parametrize(

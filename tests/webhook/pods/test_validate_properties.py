@@ -40,7 +40,10 @@ def container(at: int, cards: int, mem: int, device_class: str) -> dict[str, Any
 
 def most(nodes: list[list[tuple[int, frozenset[str]]]], device_class: str) -> Cards:
     of_it = [[mem for mem, classes in of_node if not device_class or device_class in classes] for of_node in nodes]
-    return Cards(MiB(max((mem for of_node in of_it for mem in of_node), default=0)), max(map(len, of_it)))
+    at_most = max(map(len, of_it))
+    ranked = [sorted(of_node, reverse=True) + [0] * (at_most - len(of_node)) for of_node in of_it]
+    each = tuple(MiB(max(of_node[i] for of_node in ranked)) for i in range(at_most))
+    return Cards(each[0] if each else MiB(0), at_most, each=each)
 
 
 @given(nodes, st.lists(containers, min_size=1, max_size=3))
