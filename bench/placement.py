@@ -127,8 +127,8 @@ def churning(
 def deciding(at: Path, trace: str, policies: Sequence[str], nodes: int, decisions: int) -> list[Row]:
     """What a decision takes among so many nodes of eight cards, 85 percent full: the engine as the extender has it.
 
-    For each pod that comes one goes. Scores beforehand are made between decisions, as by the extender's keeper, and
-    are not counted, but told.
+    For each pod that comes one goes. Scores beforehand are made between decisions, as by the extender's
+    `WorkloadController`, and are not counted, but told.
     """
     pods = [pod for pod in traces.read(at, trace).pods if pod.shape.request]
     rows = []

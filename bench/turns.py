@@ -23,21 +23,21 @@ from cardwise.core.gangs.gangs import Patience
 from extender.cache.placing import Ask
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
-from extender.records import objects, projection
+from extender.records import nodeinfo, objects, podinfo
 from extender.records.podref import PodRef
 from extender.state import State
 
 SIZE = 8  # of a gang
 
 
-def _state(scale: Scale) -> tuple[State, list[projection.PodRecord]]:
+def _state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     world = World(scale)
     state = State(of_gangs=gangwords.Settings(patience=Patience(reserve=1.0), max_waiting=10_000))
-    for name, record in map(projection.node, world.nodes):
+    for name, record in map(nodeinfo.node, world.nodes):
         state.set_node(name, record)
     for key, card in map(objects.card, world.cards):
         state.set_card(key, card)
-    bound = [projection.pod(raw)[1] for raw in world.pods]
+    bound = [podinfo.pod(raw)[1] for raw in world.pods]
     for each in bound:
         state.set_pod(each)
     with state.view():
@@ -98,7 +98,7 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
     everywhere = [node_name(i) for i in range(nodes)]
     members = [_member(gang, i) for gang in range(gangs) for i in range(SIZE)]
     for made in members:
-        _, record = projection.pod(json.dumps(made).encode())
+        _, record = podinfo.pod(json.dumps(made).encode())
         state.set_pod(record)
     state.set_quota("limited/small", GPUQuota(namespace="limited", name="small", entries=(Entry(shares=4),)))
     for made in members[::SIZE]:
@@ -116,7 +116,7 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
             if i % 20 == 0:
                 # One that fits: whole cards or shares of thousands of nodes.
                 for made in [_member(gangs + i, j, fits=True) for j in range(SIZE)]:
-                    state.set_pod(projection.pod(json.dumps(made).encode())[1])
+                    state.set_pod(podinfo.pod(json.dumps(made).encode())[1])
                     state.gangs.filter(made["metadata"]["uid"], everywhere)
             if i % 5 == 0:
                 state.gangs.step()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment, CardShare
-from extender.records import objects, projection
+from extender.records import nodeinfo, objects, podinfo
 from extender.reporting import statuses
 from extender.state import State
 
@@ -132,13 +132,13 @@ class World:
     def _with_statuses(self) -> Iterator[bytes]:
         """The cards as an extender leaves them that has had its time."""
         state = State()
-        for name, record in map(projection.node, self.nodes):
+        for name, record in map(nodeinfo.node, self.nodes):
             state.set_node(name, record)
         for _, read in map(objects.resource_class, self.classes):
             state.set_class(read.device_class)
         for key, card in map(objects.card, self.cards):
             state.set_card(key, card)
-        for _, bound in map(projection.pod, self.pods):
+        for _, bound in map(podinfo.pod, self.pods):
             state.set_pod(bound)
         with state.view() as ledger:
             counts = {}

@@ -1,7 +1,7 @@
 """The scheduler extender: places pods card by card, alone and in gangs, and tells the cluster of its cards.
 
 The rooms, in the order in which a call goes through them; none imports from one above it: `process` (the parts and
-their order), `feeds` (watches), `api` (verbs over HTTP), `controllers` (loops that write), `reporting` (what people
+their order), `informers` (watches), `api` (verbs over HTTP), `controllers` (loops that write), `reporting` (what people
 see), `binding` (the write of a decision), `leadership` (who answers), `state` (the one edge, with its lock),
 `preemption`, `gangs`, `queue` (who waits), `cache` (what is held), `records` (what is read).
 """

@@ -34,20 +34,20 @@ from extender.cache.reservations import Patience
 from extender.controllers.aheadwriter import AheadWriter
 from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics
-from extender.controllers.gangkeeper import GangKeeper
+from extender.controllers.gangcontroller import GangController
 from extender.controllers.ledgercheck import LedgerCheck
 from extender.controllers.loops import Loops
 from extender.controllers.overfull import Overfull
-from extender.controllers.telling import Telling
-from extender.controllers.workloadkeeper import WorkloadKeeper
-from extender.feeds import Feeds
+from extender.controllers.reporters import Reporters
+from extender.controllers.workloadcontroller import WorkloadController
 from extender.gangs import gangwords
+from extender.informers import Informers
 from extender.leadership import leadership
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone, Leadership
 from extender.leadership.marking import LeaderMark
 from extender.queue import ahead
-from extender.reporting.listers import Sightings
+from extender.reporting.listers import Listers
 from extender.state import State
 
 
@@ -100,15 +100,15 @@ class Extender:
             kept_back=MiB(settings.headroom),
             max_clients=settings.max_clients,
             core=settings.core_overcommit,
-            patience=Patience(hold=settings.hold_seconds, ghost=settings.ghost_seconds),
+            patience=Patience(hold=settings.hold_seconds, terminating=settings.ghost_seconds),
             of_gangs=_of_gangs(settings, max_waiting),
             of_ahead=_of_ahead(settings),
             clock=clock,
         )
         self._requests = Requests(clock=clock)
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
-        seen = Sightings()
-        self._feeds = Feeds(client, self._state, seen, self._events, clock, listed=listed)
+        seen = Listers()
+        self._informers = Informers(client, self._state, seen, self._events, clock, listed=listed)
         self._leadership: Leadership = Alone()
         fence = Fence(client, clock, self._events)
         if not settings.no_lease:
@@ -118,7 +118,7 @@ class Extender:
                 settings.lease_name,
                 duration=settings.lease_duration,
                 state=self._state,
-                catch_up=self._feeds.catch_up,
+                catch_up=self._informers.catch_up,
                 fence=fence,
                 clock=clock,
                 lease_clock=lease_clock,
@@ -133,13 +133,13 @@ class Extender:
             leadership=self._leadership,
             clock=clock,
         )
-        self._telling = Telling(
+        self._reporters = Reporters(
             client, self._state, seen, self._events, knows=self._knows, leads=self._leads, clock=clock
         )
         self._check = LedgerCheck(self._state, seen.cards, clock=clock)
-        self._gangs = GangKeeper(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
+        self._gangs = GangController(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
         self._fragments = FragMetrics(self._state, clock)
-        workload = WorkloadKeeper(
+        workload = WorkloadController(
             client, self._state, settings.lease_namespace, leads=self._leads, policy=settings.policy, clock=clock
         )
         if settings.policy in policies.SCORED:
@@ -150,8 +150,8 @@ class Extender:
         self._loops = Loops(
             client,
             self._state,
-            tell=(*self._telling.steps, self._check_ledger),
-            tell_gangs=[self._telling.gangs],
+            tell=(*self._reporters.steps, self._check_ledger),
+            tell_gangs=[self._reporters.gangs],
             keep=self._gangs,
             evict=[overfull.step, *([evictions.step] if settings.preempt_fragmented else ())],
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
@@ -172,9 +172,9 @@ class Extender:
         sources = Sources(
             marks=self._state.marks,
             gangs=self._state.gangs.phases,
-            waiting=self._state.waiters.by_reason,
+            waiting=self._state.waiting_pods.by_reason,
             disagreements=self._check.counts,
-            staleness=self._feeds.staleness,
+            staleness=self._informers.staleness,
             leads=self._leads,
         )
         registry.register(Levels(sources))
@@ -188,14 +188,14 @@ class Extender:
             binder=self._binder,
             metrics=metrics,
             preferences=self._preferences,
-            missing=self._feeds.missing,
+            missing=self._informers.missing,
             leadership=self._leadership,
-            notice=self._telling.notices.waits_for_quota,
+            notice=self._reporters.pod_events.waits_for_quota,
         )
         return create_app(parts)
 
     def start(self) -> None:
-        self._feeds.start()
+        self._informers.start()
         self._leadership.start()
         if self._mark is not None:
             self._mark.start()
@@ -212,12 +212,12 @@ class Extender:
         if self._mark is not None:
             self._mark.stop()
         self._loops.stop()
-        self._feeds.stop()
+        self._informers.stop()
         self._events.stop()
 
     def missing(self) -> list[str]:
         """What has not been listed yet, a line each."""
-        return self._feeds.missing()
+        return self._informers.missing()
 
     def held(self) -> float:
         """For how many seconds a thread has had the state; 0 when it is free."""
@@ -231,7 +231,7 @@ class Extender:
             self._check.step()
 
     def _knows(self) -> bool:
-        return not self._feeds.missing()
+        return not self._informers.missing()
 
     def _knows_and_leads(self) -> bool:
         return self._leads() and self._knows()

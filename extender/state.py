@@ -36,8 +36,8 @@ from extender.queue.ahead import Ahead, Nominee
 from extender.queue.waitingpods import WaitingPods
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord
+from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
-from extender.records.projection import PodRecord
 
 
 class State:
@@ -60,7 +60,7 @@ class State:
         self._held = held = Cache(self._ledger, self.patience, clock)
         self._inventory, self._reservations, self._limits = held.inventory, held.reservations, held.limits
         self._loads = held.loads
-        self.waiters = WaitingPods(self._lock, held, clock)
+        self.waiting_pods = WaitingPods(self._lock, held, clock)
         self.policies = Policies(self._lock, self._ledger, self._loads, held.count_cards)
         for_preemption = preemption.Parts(
             ledger=self._ledger,
@@ -77,7 +77,7 @@ class State:
             ledger=self._ledger,
             reservations=self._reservations,
             loads=self._loads,
-            waiting=held.waiting,
+            unschedulable=held.unschedulable,
             freed=lambda: held.freed,
             settle=held.refresh,
             good=held.good,
@@ -137,7 +137,7 @@ class State:
             else:
                 self._gangs.drop(pod.uid)
             if not pod.node:
-                self.waiters.waits(pod)
+                self.waiting_pods.waits(pod)
                 if pod.claimant is not None and not self._is_on_its_way(pod):
                     self.preemption.heard(pod.claimant, pod.nominated)
                 self.preemption.turned_away(pod.uid, pod.turned_away)
@@ -150,7 +150,7 @@ class State:
         """The pod, last seen so, is no more."""
         with self._lock:
             self._gangs.drop(pod.uid)
-            self.waiters.over(pod.uid)
+            self.waiting_pods.over(pod.uid)
             self.preemption.over(pod.uid)
             self._held.leave(pod.uid, ended=pod.ended)
             self._loads.remove_pod(pod.uid)
@@ -248,7 +248,7 @@ class State:
                 self._held.refused(uid)
             else:
                 self._placing.hold(ask, placed, Phase.RESERVED)
-                self._held.waiting.satisfied(uid)
+                self._held.unschedulable.satisfied(uid)
             self._held.refresh(uid)
             return placed
 
@@ -370,7 +370,7 @@ class State:
         """Whether a pod waits for the class or holds a card that is of it or, gone from its node, may have been."""
         with self._lock:
             self._held.count_cards()
-            if self.waiters.any_asks_for(name):
+            if self.waiting_pods.any_asks_for(name):
                 return True
             kinds = self._ledger.kinds
             used = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
@@ -438,7 +438,7 @@ class State:
         return one is not None and one.node == pod.nominated
 
     def _set_bound(self, pod: PodRecord) -> None:
-        self.waiters.over(pod.uid)
+        self.waiting_pods.over(pod.uid)
         self.preemption.over(pod.uid)
         if pod.placed is not None:
             self._loads.set_pod(pod.uid, pod.placed)

@@ -186,7 +186,7 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
     if reasons:
         reason = most_frequent(reasons)
         parts.metrics.refused(reason)
-        parts.state.waiters.refused_because(uid, reason)
+        parts.state.waiting_pods.refused_because(uid, reason)
     return answer
 
 

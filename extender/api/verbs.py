@@ -27,7 +27,7 @@ from extender.records.wire import (
     PreemptArgs,
     PreemptResult,
 )
-from extender.reporting.notices import Full
+from extender.reporting.podevents import Full
 from extender.state import State
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority

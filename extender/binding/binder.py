@@ -34,7 +34,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # for one look at the pod
-_LOOK_UP_SECONDS = 2.0  # in which the look-ups of one round begin: plans and ghosts wait for them to end
+_LOOK_UP_SECONDS = 2.0  # in which the look-ups of one round begin: plans and terminating pods wait for them to end
 _ASK_SECONDS = 1.0  # for one answer in them
 _LOOK_UPS = 8  # at once
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at

@@ -19,7 +19,7 @@ from extender.cache.inventory import Inventory, Report
 from extender.cache.nodeload import NodeLoads
 from extender.cache.quotas import Quotas
 from extender.cache.reservations import Patience, Reservations, stray_uid
-from extender.cache.wakeups import Waiting
+from extender.cache.unschedulable import UnschedulablePods
 from extender.records.nodeinfo import Placed
 
 
@@ -32,7 +32,7 @@ class Cache:
         self.loads = NodeLoads()
         self.reservations = Reservations(self.inventory, lambda uid: self.loads.get(uid) is not None, patience, clock)
         self.limits = Quotas()
-        self.waiting = Waiting()
+        self.unschedulable = UnschedulablePods()
         self.freed = 0
         self.changed: set[str] = set()
         self._clock = clock
@@ -82,13 +82,13 @@ class Cache:
 
     def free(self, node: str = "", *, seen: bool = False) -> None:
         """There may be room on this node; on "" that is any. `seen`: the scheduler sees the cause itself."""
-        self.waiting.freed(node, self._clock.now(), seen=seen)
+        self.unschedulable.freed(node, self._clock.now(), seen=seen)
         self.freed += 1
 
     def refused(self, uid: str) -> None:
         """No card has enough room for this pod: it waits for what only we may see."""
         if uid:
-            self.waiting.refused(uid, self._clock.now())
+            self.unschedulable.refused(uid, self._clock.now())
 
     def aside(self, uid: str) -> AbstractContextManager[None]:
         """Meanwhile the pod holds nothing: it is no obstacle to itself."""

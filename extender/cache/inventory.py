@@ -6,7 +6,7 @@ locks.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
@@ -21,6 +21,7 @@ from extender.records.objects import CardRecord, HeldRecord
 # What is believed of one node: far above what nodes have, so that one that was taken over does not stop us all.
 MOST_CARDS = 256  # and devices
 MOST_REPORTED = 4096  # shares, of all its cards
+REPORTED: Final = "held"  # the mark of what the node reports of a pod that is gone
 
 
 class Report(NamedTuple):
@@ -175,7 +176,7 @@ class Inventory:
         assigned = Assignment(
             {key: tuple(each) for key, each in shares.items()}, {key: tuple(each) for key, each in devices.items()}
         )
-        return Holding(uid, namespace, name, node, assigned, "held", UNKNOWN)
+        return Holding(uid, namespace, name, node, assigned, REPORTED, UNKNOWN)
 
     def _typed(self, name: str) -> Card | Device:
         """The card or device with its classes."""

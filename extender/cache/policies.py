@@ -25,9 +25,9 @@ _KNOWN = 65_536  # pods, the last that came: one that is tried again has not com
 
 
 class Policies:
-    """`place` and `scores` are the state's, under its lock; the others are the keeper's, and take it.
+    """`place` and `scores` are the state's, under its lock; the others are `WorkloadController`'s, and take it.
 
-    `binpack` decides until the keeper has made the engine, for which numpy is to be loaded, and where this knows too
+    `binpack` decides until that has made the engine, for which numpy is to be loaded, and where this knows too
     little of the nodes yet. `ready`: brings the ledger up to date; under the lock.
     """
 

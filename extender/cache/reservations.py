@@ -37,11 +37,11 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
-from extender.cache.inventory import Inventory, Report
+from extender.cache.inventory import REPORTED, Inventory, Report
 from extender.cache.nominations import Nominations
 from extender.records.pod import Prospect
+from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
-from extender.records.projection import PodRecord
 
 _MOST_LAPSED: Final = 4096
 _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one pod
@@ -90,7 +90,6 @@ MARKS: Final[Mapping[Phase, str]] = {
     Phase.TERMINATING: "ghost",
     Phase.LAPSED: "ghost",
 }
-REPORTED: Final = "held"  # the mark of what the node reports of a pod that is gone
 
 
 class IllegalTransition(AssertionError):
@@ -153,7 +152,7 @@ class Patience:
     """
 
     hold: float = 30.0
-    ghost: float = 30.0
+    terminating: float = 30.0
     confirm: float = 75.0
 
 
@@ -434,7 +433,7 @@ class Reservations:
             self._drop(one)  # it held nothing that its containers could go on using
             return
         held = replace(one.holding, mark=MARKS[Phase.TERMINATING])
-        until = now + self._patience.ghost
+        until = now + self._patience.terminating
         self._put(Reservation(one.pod, one.node, Phase.TERMINATING, now, held, until=until))
 
     def _put(self, one: Reservation) -> None:

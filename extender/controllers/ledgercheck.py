@@ -16,7 +16,7 @@ from cardwise.core.placement.ledger import Ledger
 from extender.cache.yielding import slices
 from extender.records.objects import CardRecord
 from extender.reporting import statuses
-from extender.reporting.listers import CardsSeen
+from extender.reporting.listers import CardLister
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ def differences(ledger: Ledger, node: str, told: Mapping[str, CardRecord]) -> se
 class LedgerCheck:
     """`step` belongs to one thread, `counts` to any."""
 
-    def __init__(self, state: State, cards: CardsSeen, *, clock: Clock = SYSTEM) -> None:
+    def __init__(self, state: State, cards: CardLister, *, clock: Clock = SYSTEM) -> None:
         self._state = state
         self._cards = cards
         self._clock = clock

@@ -17,7 +17,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.runtime.loops import Loop, each
 from extender.binding import binder
 from extender.controllers.aheadwriter import AheadWriter
-from extender.controllers.gangkeeper import GangKeeper
+from extender.controllers.gangcontroller import GangController
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Alone, Leadership
 from extender.state import State
@@ -28,7 +28,7 @@ _STEP_SECONDS = 0.5
 _TELL_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _AHEAD_SECONDS = 0.02
-_TOUCH_SECONDS = 2.0  # plans and ghosts wait for it to end
+_TOUCH_SECONDS = 2.0  # plans and terminating pods wait for it to end
 _STALLED_SECONDS = 2.0  # between two rounds: then calls of kube-scheduler, which waits a second, got no answer
 _STOP_SECONDS = 5.0
 
@@ -54,7 +54,7 @@ class Loops:
         *,
         tell: Sequence[Step] = (),
         tell_gangs: Sequence[Step] = (),
-        keep: GangKeeper | None = None,
+        keep: GangController | None = None,
         evict: Sequence[Step] = (),
         nominate: AheadWriter | None = None,
         learn: Sequence[Step] = (),
@@ -106,11 +106,11 @@ class Loops:
         if self._rests_since is not None and self._clock.now() - self._rests_since > _STALLED_SECONDS:
             # kube-scheduler comes back by itself to pods whose filter timed out, but not to those whose preempt did.
             _log.warning("this process stood still; waiting pods are tried again")
-            self._state.waiters.wake_all()
+            self._state.waiting_pods.wake_all()
         binder.look_up(self._fence, self._state, self._leadership, clock=self._clock)
-        node = self._state.waiters.touch_due()
+        node = self._state.waiting_pods.touch_due()
         if node is not None and not touch(self._client, node, self._clock):
-            self._state.waiters.touch_failed(node)
+            self._state.waiting_pods.touch_failed(node)
         self._rests_since = self._clock.now()
 
 

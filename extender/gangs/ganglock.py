@@ -1,4 +1,4 @@
-"""The gangs under the state's lock: what verbs, binder and keeper call.
+"""The gangs under the state's lock: what verbs, binder and controller call.
 
 Long work is done here in short turns, with a way in between them.
 """

@@ -18,8 +18,8 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
 from extender.gangs.gangplaces import CHEAP, Places
 from extender.gangs.gangviews import View, view, waiter
-from extender.gangs.gangwakes import Wakes
 from extender.gangs.gangwords import Hold, Parts, Settings, Work
+from extender.gangs.requeue import Requeue
 
 TURN: Final = 0.004  # seconds of CPU, after which one turn plans no further gang
 
@@ -38,7 +38,7 @@ class Gangs:
         self._groups: dict[str, Group] = {}
         self._foreign: dict[str, Group] = {}  # coscheduling's
         self._holds: dict[str, Hold] = {}
-        self._wakes = Wakes(parts.waiting)
+        self._requeue = Requeue(parts.unschedulable)
         self._round: deque[Gang] = deque()  # those that are still to be looked at
         self._unasked: list[Gang] = []  # of this round
         self._round_cost = 0.0
@@ -64,9 +64,9 @@ class Gangs:
         self._regroup(gang, member)
         self._void(gang, gang.put(member, now))
         self._stand_back(gang, now)
-        came_late = before is None and member.uid in self._parts.waiting  # the scheduler knew of it before we did
+        came_late = before is None and member.uid in self._parts.unschedulable  # the scheduler knew of it before we did
         if gang.complete > was_complete or gang.ran > was_running or came_late:
-            self._wakes.all(now)
+            self._requeue.all(now)
 
     def drop(self, uid: str) -> None:
         """The pod is no more, or is in no gang any more. As with `put`."""
@@ -79,7 +79,7 @@ class Gangs:
         if not gang.members:
             del self._gangs[key]
             self._places.drop(key)
-            self._wakes.drop(key)
+            self._requeue.drop(key)
 
     def set_group(self, key: str, group: Group | None, *, foreign: bool = False) -> None:
         """The PodGroup, "namespace/name", is so now; None: it is no more."""
@@ -93,7 +93,7 @@ class Gangs:
             was_complete = gang.complete
             self._regroup(gang)
             if gang.complete > was_complete:
-                self._wakes.all(self._clock.now())
+                self._requeue.all(self._clock.now())
 
     # What filter and bind decide.
 
@@ -106,15 +106,15 @@ class Gangs:
         now = self._clock.now()
         gang = self.of(uid)
         if gang is None:
-            self._parts.waiting.refused(uid, now)
+            self._parts.unschedulable.refused(uid, now)
             return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
         if gang.ran:
             return None
         found = self._filter(gang, uid, nodes, now)
         if isinstance(found, Refusal):
-            self._parts.waiting.refused(uid, now)
+            self._parts.unschedulable.refused(uid, now)
             return found
-        self._parts.waiting.satisfied(uid)
+        self._parts.unschedulable.satisfied(uid)
         gang.passes(uid, now)
         return found
 
@@ -207,10 +207,10 @@ class Gangs:
                 self._end(gang, late)
             if gang.rollback_due(now):
                 self._void(gang, gang.roll_back(now))
-                self._wakes.after_backoff(gang.key)
+                self._requeue.after_backoff(gang.key)
             work.free.extend(waiter(gang, member) for member in gang.to_free())
             work.evict.extend((waiter(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
-        self._wakes.step(self._gangs, now)
+        self._requeue.step(self._gangs, now)
         self._look_at_reserve(now)
         if now >= self._next_round and not self._round:
             self._round, self._unasked, self._round_cost = deque(self._in_order()), [], 0.0
@@ -294,7 +294,7 @@ class Gangs:
         # Who has passed filter may be on its way to bind; and what is posted is posted.
         moving = [uid] if gang.forward else [each for each in gang.plan if each == uid or each not in gang.passed]
         if self._places.place(gang, [gang.members[each] for each in moving], now):
-            self._wakes.members(gang, now)
+            self._requeue.members(gang, now)
             return gang.plan[uid]
         if gang.forward:
             gang.unplan(uid)
@@ -366,7 +366,7 @@ class Gangs:
             return planned
         if not gang.forward:
             self._holds[gang.key] = Hold(gang.key, now)
-        self._wakes.members(gang, now)
+        self._requeue.members(gang, now)
         return True
 
     def _waits(self) -> int:
@@ -406,7 +406,7 @@ class Gangs:
         if not reason:
             return
         self._places.freed()
-        self._wakes.after_backoff(gang.key)
+        self._requeue.after_backoff(gang.key)
         hold = self._holds.pop(gang.key, None)
         if hold is not None:
             hold.settle(go=False, reason=reason)
@@ -415,7 +415,7 @@ class Gangs:
     def _look_at_reserve(self, now: float) -> None:
         due = sorted((gang for gang in self._gangs.values() if gang.reserves(now)), key=Gang.rank)
         if self._places.reserve(due, now):
-            self._wakes.all(now)
+            self._requeue.all(now)
 
     def _regroup(self, gang: Gang, member: Member | None = None) -> None:
         foreign = any(each.foreign for each in gang.there) or (member is not None and member.foreign)

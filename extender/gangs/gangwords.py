@@ -16,7 +16,7 @@ from cardwise.core.gangs.gangs import Member, Patience
 from cardwise.core.placement.ledger import Holding, Ledger
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Reservations
-from extender.cache.wakeups import Waiting
+from extender.cache.unschedulable import UnschedulablePods
 from extender.queue.ahead import Ahead
 from extender.records.podref import PodRef
 
@@ -56,7 +56,7 @@ class Parts(NamedTuple):
     ledger: Ledger
     reservations: Reservations
     loads: NodeLoads
-    waiting: Waiting
+    unschedulable: UnschedulablePods
     freed: Callable[[], int]
     settle: Callable[[str], None]
     good: Callable[[Holding, PodRequest], bool]

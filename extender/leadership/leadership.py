@@ -217,7 +217,7 @@ class ByLease:
             self._state.gangs.recover()
             self._state.preemption.begin()
             self._state.warm()
-            self._state.waiters.wake_all()
+            self._state.waiting_pods.wake_all()
             self._word, self._token = (epoch, word), token
             self._again = self._clock.now() + _AGAIN_SECONDS
             self._term = epoch
@@ -229,7 +229,7 @@ class ByLease:
         """
         if not self._unproven or self._clock.now() < self._again:
             return
-        waiting = [pod for pod in self._state.waiters.bindable() if pod.uid in self._unproven]
+        waiting = [pod for pod in self._state.waiting_pods.bindable() if pod.uid in self._unproven]
         swept = self._fence.void_all(waiting, self._word[1], still, again=False)
         if swept is not None:
             self._unproven = swept.unproven
@@ -246,7 +246,7 @@ class ByLease:
             return False
         if self._elector is not None and self._elector.heir and not self._term:
             return True  # the one before has heard the answers to all that it sent, and knew likewise
-        waiting, before = self._state.waiters.bindable(), frozenset[str]()
+        waiting, before = self._state.waiting_pods.bindable(), frozenset[str]()
         if token == self._token:
             # Nobody has had the Lease since our last term: what may be under way is our own.
             own, before = self._state.unheard(), self._unproven

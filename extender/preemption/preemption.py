@@ -22,6 +22,7 @@ from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victim
 from cardwise.kube.pods.budgets import Budget, Budgets
 from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import NOMINATED, Nominations, Place
+from extender.cache.reservations import MARKS, Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
@@ -35,7 +36,6 @@ from extender.records.podref import PodRef
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
 _TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer
 _LOWEST: Final = -(1 << 40)  # below all priorities
-_GHOST: Final = "ghost"
 _NO_LOAD: Final = Load(0, 0, 0)
 
 
@@ -374,7 +374,7 @@ class Preemption:
 
 def _resident(holding: Holding, gone: Collection[str]) -> Resident:
     """A plan, or what a vanished pod had: it is no pod that could be evicted."""
-    going = holding.mark == _GHOST or holding.uid in gone
+    going = holding.mark == MARKS[Phase.TERMINATING] or holding.uid in gone
     return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)
 
 

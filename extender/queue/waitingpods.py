@@ -1,13 +1,13 @@
 """The pods without a node: who they are, why they wait, and when they are to be woken.
 
-Takes the state's lock; `wakeups` knows no lock and only who was refused.
+Takes the state's lock; `unschedulable` knows no lock and only who was refused.
 """
 
 from cardwise.clock import Clock
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
+from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
-from extender.records.projection import PodRecord
 
 
 class WaitingPods:
@@ -31,7 +31,7 @@ class WaitingPods:
         """The pod is bound, or is no more. Under the lock."""
         self._unbound.pop(uid, None)
         self._asking.pop(uid, None)
-        self._held.waiting.satisfied(uid)
+        self._held.unschedulable.satisfied(uid)
 
     def any_asks_for(self, device_class: str) -> bool:
         """Whether a pod waits for this class. Under the lock."""
@@ -50,28 +50,28 @@ class WaitingPods:
     def refused_because(self, uid: str, reason: str) -> None:
         """What filter has just told the scheduler of the pod, for metrics."""
         with self._lock:
-            self._held.waiting.because(uid, reason)
+            self._held.unschedulable.because(uid, reason)
 
     def by_reason(self) -> dict[str, int]:
         """Pods that filter found no node for, by the most frequent reason among the nodes, for metrics."""
         with self._lock:
-            return self._held.waiting.reasons(self._clock.now())
+            return self._held.unschedulable.reasons(self._clock.now())
 
     def wake_all(self) -> None:
         """Touch a node soon, whoever waits: another extender that has refused pods cannot wake them any more."""
         with self._lock:
-            self._held.waiting.of_others()
+            self._held.unschedulable.of_others()
 
     def touch_pending(self) -> bool:
         """Whether a node is to be touched, now or when a second has passed since the last."""
         with self._lock:
-            return self._held.waiting.pending
+            return self._held.unschedulable.pending
 
     def touch_due(self) -> str | None:
-        """A node to touch so that waiting pods are tried again, at most one a second; see `wakeups`."""
+        """A node to touch so that waiting pods are tried again, at most one a second; see `unschedulable`."""
         with self._lock:
             self._held.count_cards()
-            node = self._held.waiting.due(self._clock.now())
+            node = self._held.unschedulable.due(self._clock.now())
             nodes = self._held.inventory.nodes
             if node is None or node in nodes:
                 return node
@@ -80,4 +80,4 @@ class WaitingPods:
     def touch_failed(self, node: str) -> None:
         """The node from `touch_due` could not be touched: it is due again."""
         with self._lock:
-            self._held.waiting.failed(node)
+            self._held.unschedulable.failed(node)

@@ -3,6 +3,6 @@
 Comes in: JSON of the API server and of kube-scheduler. Goes out: records that never change and keep only what
 decisions need.
 
-Read first: `pod` (pods to be placed), then `projection` (bound pods, nodes), `objects` (cards, classes, quotas) and
+Read first: `pod` (pods to be placed), then `podinfo` (bound pods), `nodeinfo`, `objects` (cards, classes, quotas) and
 `wire` (calls).
 """

@@ -1,10 +1,17 @@
 """What a Node has for pods, and what a pod takes of it."""
 
 from collections.abc import Mapping
+from sys import intern
 from typing import NamedTuple
 
+import msgspec
+from msgspec import Struct
+
+from cardwise.core.api import names
 from cardwise.core.api.request import Load
-from extender.records.aheadnodes import Ground
+from cardwise.kube.pods import loads
+from extender.records import aheadnodes
+from extender.records.aheadnodes import Ground, Taint
 
 
 class Occupant(NamedTuple):
@@ -39,3 +46,48 @@ class NodeRecord(NamedTuple):
     open: bool = True
     offers: bool = True
     ground: Ground = Ground()
+
+
+class _NodeMeta(Struct):
+    name: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Taint(Struct):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class _NodeSpec(Struct):
+    unschedulable: bool = False
+    taints: list[_Taint] | None = None
+
+
+class _Allocatable(loads.Amounts):
+    share: str | int = msgspec.field(default="", name=names.SHARE)
+
+
+class _NodeStatus(Struct):
+    allocatable: _Allocatable | None = None
+
+
+class _Node(Struct):
+    metadata: _NodeMeta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+_decode_node = msgspec.json.Decoder(_Node).decode
+
+
+def node(raw: bytes) -> tuple[str, NodeRecord] | None:
+    """Name and record."""
+    read = _decode_node(raw)
+    has = read.status.allocatable
+    labels = {intern(key): intern(value) for key, value in (read.metadata.labels or {}).items()}
+    taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in aheadnodes.HARD)
+    allocatable = loads.of_node(has) if has is not None else None
+    offers = has is None or str(has.share) != "0"
+    record = NodeRecord(allocatable, not read.spec.unschedulable, offers, Ground(labels, taints))
+    return intern(read.metadata.name), record

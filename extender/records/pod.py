@@ -1,7 +1,7 @@
 """What a pod's JSON says to those who decide about it: filter, preempt, bind, gangs, and deciding ahead.
 
 The one reader of pods that are to be placed, whether kube-scheduler sends them or the watch shows them. What is asked
-for is read then, and once. Of pods that have a node `projection` keeps less, and reads it faster.
+for is read then, and once. Of pods that have a node `podinfo` keeps less, and reads it faster.
 """
 
 from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 T = TypeVar("T")
 
 
-class Seen(Generic[T]):
+class Lister(Generic[T]):
     """The objects of one kind by key, and which have changed. Written by one thread, read by any one other."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Seen(Generic[T]):
         self._changed.add(key)
 
 
-class CardsSeen(Seen[CardRecord]):
-    """As `Seen`; changes are told by node, and models are counted, of cards alone: only they have automatic classes."""
+class CardLister(Lister[CardRecord]):
+    """As `Lister`; changes are told by node, and models are counted, of cards alone: automatic classes are of these."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ def _model(record: CardRecord) -> str:
     return "" if isinstance(record.card, Device) else record.card.model
 
 
-class ClassesSeen(Seen[ClassRecord]):
-    """As `Seen`; also says which were deleted."""
+class ClassLister(Lister[ClassRecord]):
+    """As `Lister`; also says which were deleted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,11 +120,11 @@ class ClassesSeen(Seen[ClassRecord]):
             return deleted
 
 
-class Sightings:
+class Listers:
     """All four kinds. Cards and classes are known by name, quotas and PodGroups by "namespace/name"."""
 
     def __init__(self) -> None:
-        self.cards = CardsSeen()
-        self.classes = ClassesSeen()
-        self.quotas: Seen[QuotaRecord] = Seen()
-        self.groups: Seen[GroupRecord] = Seen()
+        self.cards = CardLister()
+        self.classes = ClassLister()
+        self.quotas: Lister[QuotaRecord] = Lister()
+        self.groups: Lister[GroupRecord] = Lister()

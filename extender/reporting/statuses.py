@@ -13,12 +13,14 @@ from cardwise.core.api import names
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.kube.errors import truncated
+from extender.cache.inventory import REPORTED
+from extender.cache.reservations import MARKS, Phase
 from extender.records.objects import CardStatus, ClassRecord, HeldRecord, Object, QuotaRecord
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
 _MOST_CLASSES = 1024  # of a card, as the schema says
-_OF_THE_GONE = ("ghost", "held")  # the marks of what pods hold whose object is gone
+_OF_THE_GONE = (MARKS[Phase.TERMINATING], REPORTED)  # the marks of what pods hold whose object is gone
 _LONGEST, _LONGEST_SUMMARY = 1024, 32_768  # characters, as the schemas say
 NO_SUCH_CLASS = "NoSuchClass"  # the reason of a condition, and of the event
 

@@ -19,7 +19,7 @@ from cardwise.kube.client import KubeClient
 from extender.cache.yielding import slices
 from extender.records.objects import Object, QuotaRecord
 from extender.reporting import statuses
-from extender.reporting.listers import Sightings
+from extender.reporting.listers import Listers
 from extender.reporting.schedule import Key, Pace, Schedule
 from extender.reporting.statuses import NOTHING_ALLOCATED, Tally
 from extender.state import State
@@ -67,7 +67,7 @@ class StatusWriter:
         self,
         client: KubeClient,
         state: State,
-        seen: Sightings,
+        seen: Listers,
         *,
         active: Callable[[], bool],
         no_class: Callable[[QuotaRecord, str], None],

@@ -10,7 +10,7 @@ from extender.api.verbs import Preferences
 from extender.cache.requests import Requests
 from extender.cache.reservations import Patience
 from extender.queue.ahead import Outcome, Settings, When
-from extender.records import projection
+from extender.records import nodeinfo
 from extender.records.nodeinfo import Placed
 from extender.records.wire import FilterArgs, FilterResult
 from extender.state import State
@@ -48,7 +48,7 @@ class World:
             "spec": spec,
             "status": {"allocatable": allocatable},
         }
-        found = projection.node(json.dumps(made).encode())
+        found = nodeinfo.node(json.dumps(made).encode())
         assert found is not None
         self.state.set_node(*found)
         for i in range(cards):

@@ -17,7 +17,7 @@ from extender.cache.requests import Requests
 from extender.cache.reservations import Decided, Patience, Phase
 from extender.gangs import podgroups
 from extender.gangs.gangwords import Hold, Settings
-from extender.records import projection
+from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
@@ -129,7 +129,7 @@ class World:
         self.binding = []
         self.unheard.clear()  # a term begins: none of a former one lands any more (`fence`)
         settings = Settings(patience=self.patience, max_waiting=self.max_waiting)
-        patience = Patience(hold=30.0, ghost=0.0, confirm=75.0)
+        patience = Patience(hold=30.0, terminating=0.0, confirm=75.0)
         self.state = State(clock=self.clock, patience=patience, of_gangs=settings, core=self.core)
         self.requests = Requests()
         for name, spec in self.nodes.items():
@@ -150,12 +150,12 @@ class World:
             self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
 
     def tell(self, pod: dict) -> None:
-        key, record = projection.pod(json.dumps(pod).replace(": ", ":").encode())
+        key, record = podinfo.pod(json.dumps(pod).replace(": ", ":").encode())
         assert not isinstance(record, Placed), key
         self.state.set_pod(record)
 
     def keep(self) -> None:
-        """A round of the keeper: gates, holds, evictions; and PodGroups are brought to what is."""
+        """A round of the controller: gates, holds, evictions; and PodGroups are brought to what is."""
         work = self.state.gangs.step()
         for pod in work.free:
             found = self.pods.get(pod.name)
@@ -204,7 +204,7 @@ class World:
             if pod["spec"].get("nodeName"):  # its containers have ended, as its last event says
                 pod["metadata"]["deletionTimestamp"] = "2026-11-21T11:00:00Z"
                 pod["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {}}}]
-            _, record = projection.pod(json.dumps(pod).replace(": ", ":").encode())
+            _, record = podinfo.pod(json.dumps(pod).replace(": ", ":").encode())
             self.state.remove_pod(record)
             self.assumed.pop(name, None)
             if name in self.waiting:
@@ -367,7 +367,7 @@ class World:
             self.state.looked_up(holding.uid, bound=exists and holding.name in self.bound(), exists=exists)
 
     def run(self, rounds: int = 1, *, seconds: float = 1.0) -> dict[str, str]:
-        """A fair scheduler: every pod in turn, the keeper between. The refusals of the last round."""
+        """A fair scheduler: every pod in turn, the controller between. The refusals of the last round."""
         refusals: dict[str, str] = {}
         for _ in range(rounds):
             self.keep()

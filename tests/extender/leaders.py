@@ -16,8 +16,8 @@ from extender.cache.placing import Ask
 from extender.cache.requests import Requests
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import ByLease
+from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
-from extender.records.projection import PodRecord
 from extender.records.wire import BindArgs
 from tests.extender.worlds import as_pod, as_quota, asking, state, with_cards
 from tests.fakes.apiobjects import Refused

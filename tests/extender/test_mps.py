@@ -88,12 +88,12 @@ def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     tell(world, 0, state="Down")
     place(world, "waits")
     clock.advance(5)
-    world.waiters.touch_due()
+    world.waiting_pods.touch_due()
     clock.advance(5)
     tell(world, 0, state="Down", reason="the daemon does not start", ceilingMiB=512)
-    assert world.waiters.touch_due() is None, "only another reason: nobody fits for that"
+    assert world.waiting_pods.touch_due() is None, "only another reason: nobody fits for that"
     tell(world, 0, state="Ready")
-    assert world.waiters.touch_due() == "n1"
+    assert world.waiting_pods.touch_due() == "n1"
 
 
 def test_a_node_without_a_manager_takes_all_but_who_requires_mps(world):

@@ -13,7 +13,7 @@ from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Phase
 from extender.records.podref import PodRef
 from extender.reporting import statuses
-from extender.reporting.listers import Sightings
+from extender.reporting.listers import Listers
 from tests.build import container, shares
 from tests.core.others import asking, wanting
 from tests.extender.worlds import (
@@ -101,7 +101,7 @@ def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(
     assert refused.refusals == {"n1": Refusal.NO_DEVICE, "n2": Refusal.NO_SUCH_DEVICE}
     clock.advance(31)  # the plan of the first ends
     world.tick()
-    assert world.waiters.touch_due() is not None
+    assert world.waiting_pods.touch_due() is not None
     assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)
 
 
@@ -201,7 +201,7 @@ def test_statuses_of_devices_say_who_is_there_and_what_class_they_are_in(world):
 
 
 def test_no_automatic_class_is_made_for_the_model_of_a_device():
-    seen = Sightings()
+    seen = Listers()
     seen.cards.put(*device(0))
     assert seen.cards.models() == set()
     seen.cards.put(*as_card(resource(0)))

@@ -11,7 +11,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.reservations import Begun, Decided, Patience
-from extender.records import objects, projection
+from extender.records import objects, podinfo
 from extender.records.podref import PodRef
 from extender.state import State
 from tests.build import P100, asking, container, gpu_quota, held, resource, resource_class, shares
@@ -22,7 +22,7 @@ WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
 
 def state(clock: FakeClock | None = None, **patience: float) -> State:
     return State(
-        clock=clock or FakeClock(), patience=Patience(**{"hold": 30.0, "ghost": 20.0, "confirm": 75.0} | patience)
+        clock=clock or FakeClock(), patience=Patience(**{"hold": 30.0, "terminating": 20.0, "confirm": 75.0} | patience)
     )
 
 
@@ -60,8 +60,8 @@ def as_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "tea
     return f"{namespace}/{name}", quotas.parse(gpu_quota(*hard, namespace=namespace, name=name))
 
 
-def as_pod(made: dict) -> projection.PodRecord:
-    found = projection.pod(json.dumps(made).encode())
+def as_pod(made: dict) -> podinfo.PodRecord:
+    found = podinfo.pod(json.dumps(made).encode())
     assert found is not None, "the projection has no use for this pod"
     return found[1]
 

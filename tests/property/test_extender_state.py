@@ -261,7 +261,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
         fault = self.api.fault(Fault(status=refused), "patch", "*/status", times=math.inf if refused else 0)
         binder.look_up(Fence(self.client, self.clock), self.state, Alone(), clock=self.clock)
         fault.end()
-        if self.state.waiters.touch_due() is not None:
+        if self.state.waiting_pods.touch_due() is not None:
             self.refused.clear()
 
     # What always holds.
@@ -294,7 +294,7 @@ class Machine(LateWorld, RuleBasedStateMachine):
                 ]
                 if isinstance(placement.place(ledger, nodes, self.asked[name], "binpack", headroom), Placement):
                     have_room.append(name)
-        assert not have_room or self.state.waiters.touch_pending(), have_room
+        assert not have_room or self.state.waiting_pods.touch_pending(), have_room
 
     def teardown(self):
         for name in sorted(self.posting):

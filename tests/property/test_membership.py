@@ -9,7 +9,7 @@ from cardwise.core.api.classes import Classifier
 from cardwise.core.placement.devices import Device
 from extender.cache.membership import NO_MEMBER, Membership
 from extender.records.objects import CardRecord
-from extender.reporting.classkeeper import automatic
+from extender.reporting.classcontroller import automatic
 from tests.examples import examples
 
 MODELS = ["", "Tesla K80", "NVIDIA Tesla K80", "Tesla-K80", "Tesla P100", "\u0130 \u2603"]

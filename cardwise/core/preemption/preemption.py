@@ -171,7 +171,7 @@ class _Question:
 
         kube-scheduler counts pods that are going like others, but none whose object is gone.
         """
-        ghosts = [resident for resident in self._residents.values() if resident.going and resident.fixed]
+        vanished = [resident for resident in self._residents.values() if resident.going and resident.fixed]
         known = [self._residents[uid] for uid in chosen]
         forced = []
         for uid in sorted(chosen):
@@ -181,7 +181,7 @@ class _Question:
             if one.fixed or one.grouped or one.priority >= self._newcomer.priority:
                 forced.append(uid)
                 continue
-            others = now.without([*ghosts, *(each for each in known if each is not one)])
+            others = now.without([*vanished, *(each for each in known if each is not one)])
             if not self._short(others):
                 forced.append(uid)
         return tuple(forced)

@@ -15,7 +15,7 @@ from extender.api.metrics import Levels, Metrics, Sources, most_frequent
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from extender.cache.requests import Requests
-from extender.cache.wakeups import Waiting
+from extender.cache.unschedulable import UnschedulablePods
 from tests.extender.gangworlds import World, member
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
 from tests.fakes.apiserver import ApiServer
@@ -46,7 +46,7 @@ class Serving:
         sources = Sources(
             marks=self.state.marks,
             gangs=self.state.gangs.phases,
-            waiting=self.state.waiters.by_reason,
+            waiting=self.state.waiting_pods.by_reason,
             disagreements=dict,
             staleness=dict,
             leads=lambda: self.leads,
@@ -91,7 +91,7 @@ def test_gangs_are_the_leaders_to_count():
 
 
 def test_who_has_not_asked_for_long_waits_no_more():
-    waiting = Waiting()
+    waiting = UnschedulablePods()
     waiting.because("a", "never refused")
     assert waiting.reasons(0.0) == {}
     waiting.refused("a", 0.0)

@@ -10,7 +10,7 @@ from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
 from extender.cache.nodeload import NodeLoads
-from extender.records import projection
+from extender.records import nodeinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 
 GIB = 1 << 30
@@ -43,11 +43,11 @@ def test_what_a_pod_takes(spec, load):
 
 def test_a_node_has_what_it_may_allocate():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "63500m", "memory": "1Gi", "pods": "110"}}}
-    assert projection.node(json.dumps(node).encode()) == ("n", NodeRecord(Load(63_500, GIB, 110)))
+    assert nodeinfo.node(json.dumps(node).encode()) == ("n", NodeRecord(Load(63_500, GIB, 110)))
     node["spec"] = {"unschedulable": True}
-    assert not projection.node(json.dumps(node).encode())[1].open
+    assert not nodeinfo.node(json.dumps(node).encode())[1].open
     del node["status"]
-    assert projection.node(json.dumps(node).encode())[1].allocatable is None
+    assert nodeinfo.node(json.dumps(node).encode())[1].allocatable is None
 
 
 def test_what_is_left_follows_pods_and_plans():
@@ -72,13 +72,13 @@ def test_what_is_left_follows_pods_and_plans():
 
 def test_a_node_without_slots_offers_nothing():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "4", names.SHARE: "0"}}}
-    name, record = projection.node(json.dumps(node).encode())
+    name, record = nodeinfo.node(json.dumps(node).encode())
     made = NodeLoads()
     made.set_node(name, record)
     assert not made.offers("n")
     assert list(made.names()) == []
     node["status"]["allocatable"][names.SHARE] = "512"
-    made.set_node(*projection.node(json.dumps(node).encode()))
+    made.set_node(*nodeinfo.node(json.dumps(node).encode()))
     assert made.offers("n")
     assert list(made.names()) == ["n"]
     assert made.offers("never seen")

@@ -10,7 +10,7 @@ from cardwise.kube import paths
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.requests import Requests
-from extender.controllers.workloadkeeper import WorkloadKeeper
+from extender.controllers.workloadcontroller import WorkloadController
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
@@ -51,13 +51,13 @@ def ask(made, pod, preferences=FGD, nodes=("n1", "n2")):
     return answer.node_names
 
 
-def keeper(made, api=None, *, leads=True):
+def controller(made, api=None, *, leads=True):
     api = api or ApiServer(FakeClock())
-    return WorkloadKeeper(api.client(), made, "cardwise-system", leads=lambda: leads, clock=api.clock)
+    return WorkloadController(api.client(), made, "cardwise-system", leads=lambda: leads, clock=api.clock)
 
 
 def taught(made, keeping, mem, pods=20):
-    """Pods of this share come, and the keeper learns from them."""
+    """Pods of this share come, and the controller learns from them."""
     ask(made, asking("first", gpu_mem=mem), nodes=["nowhere"])
     keeping.step()
     for i in range(pods):
@@ -72,13 +72,13 @@ def test_fgd_leaves_the_half_of_a_card_that_others_can_use():
     made = world(n1=[HALF], n2=[HALF + 4000])
     pod = asking("p", gpu_mem=3000)
     assert ask(made, pod, Preferences(policy="binpack", one_best_node=True)) == ["n1"]
-    taught(made, keeper(made), HALF)
+    taught(made, controller(made), HALF)
     assert ask(made, pod) == ["n2"]
 
 
 def test_the_annotation_of_a_pod_decides():
     made = world(n1=[HALF], n2=[HALF + 4000])
-    taught(made, keeper(made), HALF)
+    taught(made, controller(made), HALF)
     annotated = asking("p", gpu_mem=3000, annotations={names.POLICY: "binpack"})
     assert ask(made, annotated) == ["n1"]
     priced = asking("q", gpu_mem=3000, annotations={names.POLICY: "priced"})
@@ -87,7 +87,7 @@ def test_the_annotation_of_a_pod_decides():
 
 def test_all_nodes_are_scored_alike():
     made = world(n1=[HALF], n2=[HALF + 4000])
-    taught(made, keeper(made), HALF)
+    taught(made, controller(made), HALF)
     several = Preferences(policy="fgd", one_best_node=False)
     pod, requests = asking("p", gpu_mem=3000), Requests()
     args = FilterArgs(pod=pod, node_names=["n1", "n2"])
@@ -98,7 +98,7 @@ def test_all_nodes_are_scored_alike():
 
 def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
     made = with_cards(state(), n1=1)  # nothing else is known of it; kube-scheduler has said that it will do
-    taught(made, keeper(made), HALF)
+    taught(made, controller(made), HALF)
     assert ask(made, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
     answer = verbs.filter_nodes(made, Requests(), FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
     assert answer.failed_nodes or answer.failed_and_unresolvable_nodes
@@ -107,26 +107,26 @@ def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
 def test_nobody_who_uses_binpack_gets_an_engine():
     made = world(n1=[HALF])
     ask(made, asking("p", gpu_mem=3000), Preferences(policy="binpack", one_best_node=True), nodes=["n1"])
-    keeper(made).step()
+    controller(made).step()
     assert not made.policies.active
 
 
 def test_a_new_leader_goes_on_from_what_was_learned():
     api = ApiServer(FakeClock())
     before = world(n1=[HALF], n2=[HALF + 4000])
-    taught(before, keeper(before, api), HALF)
+    taught(before, controller(before, api), HALF)
     assert arrivals(api) >= 16
 
     after = world(n1=[HALF], n2=[HALF + 4000])
     after.policies.wanted = True
-    keeper(after, api).step()
+    controller(after, api).step()
     assert ask(after, asking("p", gpu_mem=3000)) == ["n2"]
 
 
 def test_a_retried_pod_counts_once():
     api = ApiServer(FakeClock())
     made = world(n1=[HALF])
-    keeping = keeper(made, api)
+    keeping = controller(made, api)
     taught(made, keeping, HALF)
     before = saved(api)
     for _ in range(100):
@@ -138,12 +138,12 @@ def test_a_retried_pod_counts_once():
 def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
     api = ApiServer(FakeClock())
     made = world(n1=[HALF])
-    keeping = keeper(made, api, leads=False)
+    keeping = controller(made, api, leads=False)
     taught(made, keeping, HALF)
     assert api.get(PATH) is None
 
-    leading, other = keeper(made, api), world(n1=[HALF])
-    leading = keeper(other, api)
+    leading, other = controller(made, api), world(n1=[HALF])
+    leading = controller(other, api)
     api.down = True
     taught(other, leading, HALF)
     assert api.get(PATH) is None
@@ -155,7 +155,7 @@ def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
 def test_what_came_since_the_last_learning_outlives_the_process():
     clock, made = FakeClock(), world(n1=[HALF])
     api = ApiServer(clock)
-    keeping = WorkloadKeeper(api.client(), made, "cardwise-system", leads=lambda: True, clock=clock)
+    keeping = WorkloadController(api.client(), made, "cardwise-system", leads=lambda: True, clock=clock)
     taught(made, keeping, HALF)
     ask(made, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
     keeping.step()
@@ -164,7 +164,7 @@ def test_what_came_since_the_last_learning_outlives_the_process():
     keeping.step()
     assert arrivals(api) == 21
     again = world(n1=[HALF])
-    keeping = WorkloadKeeper(api.client(), again, "cardwise-system", leads=lambda: True, clock=clock)
+    keeping = WorkloadController(api.client(), again, "cardwise-system", leads=lambda: True, clock=clock)
     taught(again, keeping, HALF, pods=1)
     clock.advance(60)
     keeping.step()
@@ -174,7 +174,7 @@ def test_what_came_since_the_last_learning_outlives_the_process():
 def test_what_cannot_be_read_is_not_written_over():
     api, made = given('{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
     api.fault(Fault(refused=True), "get", times=math.inf)
-    taught(made, keeper(made, api), HALF)
+    taught(made, controller(made, api), HALF)
     assert arrivals(api) == 500
 
 
@@ -186,7 +186,7 @@ def arrivals(api):
 def test_a_spoilt_configmap_is_as_none(text):
     api = given(text)
     made = world(n1=[HALF], n2=[HALF + 4000])
-    taught(made, keeper(made, api), HALF)
+    taught(made, controller(made, api), HALF)
     assert ask(made, asking("p", gpu_mem=3000)) == ["n2"]
     assert json.loads(saved(api))["version"] == 1
 
@@ -200,19 +200,19 @@ def published(api):
 
 def publishing(api, *, leads=lambda: True, policy=policies.DEFAULT):
     made = world(n1=[P100])
-    return WorkloadKeeper(api.client(), made, "cardwise-system", leads=leads, policy=policy, clock=api.clock)
+    return WorkloadController(api.client(), made, "cardwise-system", leads=leads, policy=policy, clock=api.clock)
 
 
 def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
     api, leads = ApiServer(FakeClock()), []
-    keeper = publishing(api, leads=lambda: bool(leads), policy="spread")
-    keeper.step()
+    controller = publishing(api, leads=lambda: bool(leads), policy="spread")
+    controller.step()
     assert api.requests == []  # only who leads writes
     leads.append(True)
     api.down = True
-    keeper.step()
+    controller.step()
     api.down = False
-    keeper.step()
+    controller.step()
     assert published(api) == "spread"
 
 

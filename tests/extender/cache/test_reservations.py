@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def table(clock):
-    return Reservations(Inventory(), lambda uid: False, Patience(hold=30, ghost=20, confirm=75), clock)
+    return Reservations(Inventory(), lambda uid: False, Patience(hold=30, terminating=20, confirm=75), clock)
 
 
 def assigned():

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.placement.ledger import Ledger
 from extender.controllers.ledgercheck import PATIENCE, Kind, LedgerCheck, differences
-from extender.reporting.listers import CardsSeen
+from extender.reporting.listers import CardLister
 from tests.build import P100, cards, holding
 from tests.extender.worlds import as_card, resource
 from tests.fakes.clock import FakeClock
@@ -19,7 +19,7 @@ class World:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.ledger = Ledger()
-        self.seen = CardsSeen()
+        self.seen = CardLister()
         self.check = LedgerCheck(self, self.seen, clock=self.clock)
 
     @contextmanager

@@ -61,7 +61,7 @@ def test_a_call_for_the_last_gang_plans_no_more_than_a_turn_has_time_for_and_the
     assert world.phase("g0") == "Held"
 
 
-def test_a_round_of_the_keeper_looks_at_all_of_them_a_turn_each(plans, monkeypatch):
+def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monkeypatch):
     done, worlds = plans
     world = waiting(done, worlds)
     world.run(1)

@@ -16,7 +16,7 @@ from extender.api.verbs import Preferences
 from extender.cache.requests import Requests
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
-from extender.records import projection, wire
+from extender.records import podinfo, wire
 from extender.records.nodeinfo import NodeRecord
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
@@ -168,7 +168,7 @@ def test_how_many_budgets_are_exceeded_is_said(world):
 def test_a_victim_that_no_sum_explains_stays_one(full):
     """It has a port, perhaps: only the scheduler knows."""
     ported = {"metadata": {"name": "ported", "namespace": "default", "uid": "uid-ported"}, "spec": {"nodeName": "n1"}}
-    key, placed = projection.pod(json.dumps(ported).encode())
+    key, placed = podinfo.pod(json.dumps(ported).encode())
     full.state.set_other(key, placed)
     assert "ported" in full.preempt(full.wants("p"), n1=["a0", "a1", "ported"])["n1"]
 

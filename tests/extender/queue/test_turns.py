@@ -76,10 +76,10 @@ def test_in_the_middle_of_a_term_nobody_waits(world):
 @pytest.mark.parametrize("how", ["came", "gone", "in time"])
 def test_who_was_put_off_is_woken(world, how):
     assert low(world) == []
-    world.state.waiters.touch_due()  # for the cards, which are new
+    world.state.waiting_pods.touch_due()  # for the cards, which are new
     world.clock.advance(3.0)
     world.state.tick()
-    assert world.state.waiters.touch_due() is None
+    assert world.state.waiting_pods.touch_due() is None
     if how == "came":
         world.filter(world.wants("high"))
     elif how == "gone":
@@ -87,7 +87,7 @@ def test_who_was_put_off_is_woken(world, how):
     else:
         world.clock.advance(9.0)
     world.state.tick()
-    assert world.state.waiters.touch_due() is not None
+    assert world.state.waiting_pods.touch_due() is not None
 
 
 def test_a_gang_of_lower_priority_waits_as_well():

@@ -11,7 +11,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding
 from extender.reporting.statuswriter import StatusWriter
-from tests.extender.telling import (
+from tests.extender.statusworlds import (
     CARDS,
     CLASSES,
     K80,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import quotas
 from tests.examples import examples
-from tests.extender.telling import (
+from tests.extender.statusworlds import (
     CARDS,
     CLASSES,
     K80,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from extender.controllers.telling import Telling
-from extender.reporting.listers import Sightings
+from extender.controllers.reporters import Reporters
+from extender.reporting.listers import Listers
 from extender.state import State
-from tests.extender.telling import CARDS, Watched, er_object
+from tests.extender.statusworlds import CARDS, Watched, er_object
 from tests.fakes.clock import FakeClock
 
 
@@ -17,11 +17,11 @@ class Recorder:
 class World:
     def __init__(self):
         self.knows = self.leads = True
-        seen = Sightings()
+        seen = Listers()
         clock = FakeClock()
         self.api = Watched(seen, clock)
         self.state = State(clock=clock)
-        self.telling = Telling(
+        self.reporters = Reporters(
             self.api.client(),
             self.state,
             seen,
@@ -35,7 +35,7 @@ class World:
 
     def told(self):
         """What a round writes."""
-        for step in (*self.telling.steps, self.telling.gangs):
+        for step in (*self.reporters.steps, self.reporters.gangs):
             step()
         return {call.verb for call in self.api.requests}
 

@@ -18,11 +18,11 @@ from cardwise.kube.pods.budgets import Budget
 from cardwise.kube.watch.reflector import Reflector
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
-from extender.records import objects, projection
+from extender.records import nodeinfo, objects, podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
-from extender.records.projection import PodRecord
-from extender.reporting.listers import CardsSeen, ClassesSeen, Seen, Sightings
+from extender.records.podinfo import PodRecord
+from extender.reporting.listers import CardLister, ClassLister, Lister, Listers
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 _LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
 
 
-class Feeds:
+class Informers:
     """Start it in the process that serves. Ready when all seven lists have been taken over: a quota that is not listed
     yet must not be exceeded. `listed` is called after each list of all pods.
     """
@@ -39,7 +39,7 @@ class Feeds:
         self,
         client: KubeClient,
         state: State,
-        seen: Sightings,
+        seen: Listers,
         events: EventRecorder,
         clock: Clock = SYSTEM,
         *,
@@ -51,11 +51,11 @@ class Feeds:
             Reflector(client, paths.podgroups(), podgroups.record, _Groups(state, seen.groups), clock=clock),
             Reflector(client, paths.gpuquotas(), objects.quota, _Quotas(state, seen.quotas), clock=clock),
             Reflector(
-                client, paths.pods(), projection.pod, _Pods(state, events, listed), named=projection.named, clock=clock
+                client, paths.pods(), podinfo.pod, _Pods(state, events, listed), named=podinfo.named, clock=clock
             ),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (
-            Reflector(client, paths.nodes(), projection.node, _Nodes(state), named=_by_key, clock=clock),
+            Reflector(client, paths.nodes(), nodeinfo.node, _Nodes(state), named=_by_key, clock=clock),
             Reflector(
                 client, paths.resourceclasses(), objects.resource_class, _Classes(state, seen.classes), clock=clock
             ),
@@ -127,7 +127,7 @@ class _Pods:
 
 
 class _Cards:
-    def __init__(self, state: State, seen: CardsSeen) -> None:
+    def __init__(self, state: State, seen: CardLister) -> None:
         self._state = state
         self._seen = seen
         self._told: dict[str, str] = {}  # by the names of cards, the problems that were logged
@@ -186,7 +186,7 @@ class _Budgets:
 
 
 class _Classes:
-    def __init__(self, state: State, seen: ClassesSeen) -> None:
+    def __init__(self, state: State, seen: ClassLister) -> None:
         self._state = state
         self._seen = seen
 
@@ -209,7 +209,7 @@ class _Classes:
 
 
 class _Quotas:
-    def __init__(self, state: State, seen: Seen[QuotaRecord]) -> None:
+    def __init__(self, state: State, seen: Lister[QuotaRecord]) -> None:
         self._state = state
         self._seen = seen
 
@@ -232,7 +232,7 @@ class _Quotas:
 
 
 class _Groups:
-    def __init__(self, state: State, seen: Seen[GroupRecord]) -> None:
+    def __init__(self, state: State, seen: Lister[GroupRecord]) -> None:
         self._state = state
         self._seen = seen
 

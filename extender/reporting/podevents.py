@@ -16,7 +16,7 @@ from cardwise.kube.events import ObjectRef, Recorder
 from extender.records.objects import QuotaRecord
 from extender.records.podref import PodRef
 from extender.reporting import statuses
-from extender.reporting.listers import Sightings
+from extender.reporting.listers import Listers
 
 _QUIET = 300.0  # seconds in which a pod is told of quota once
 _REMEMBERED = 50_000  # pods
@@ -31,13 +31,13 @@ class Full(NamedTuple):
     asked: Charge
 
 
-class Notices:
+class PodEvents:
     """`active`: whether this extender leads, so that a pod is told once. Methods may be called from any thread."""
 
     def __init__(
         self,
         events: Recorder,
-        seen: Sightings,
+        seen: Listers,
         *,
         active: Callable[[], bool],
         waiting_for: Callable[[str], Iterable[PodRef]],

@@ -7,9 +7,9 @@ import pytest
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
 from extender.records.objects import QuotaRecord
-from extender.reporting.listers import Sightings
-from extender.reporting.notices import Full, Notices
-from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object
+from extender.reporting.listers import Listers
+from extender.reporting.podevents import Full, PodEvents
+from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object
 from tests.fakes.clock import FakeClock
 
 
@@ -29,10 +29,10 @@ class Events:
 
 class World:
     def __init__(self):
-        self.clock, self.seen, self.events, self.active = FakeClock(), Sightings(), Events(), True
+        self.clock, self.seen, self.events, self.active = FakeClock(), Listers(), Events(), True
         self.api = Watched(self.seen, self.clock)
         self.waiting = {"k80": [Pod("u1", "team", "a"), Pod("u2", "team", "b")]}
-        self.notices = Notices(
+        self.pod_events = PodEvents(
             self.events, self.seen, active=lambda: self.active,
             waiting_for=lambda name: self.waiting.get(name, []), clock=self.clock,
         )  # fmt: skip
@@ -52,8 +52,8 @@ def world():
 def test_each_pod_that_waits_for_a_deleted_class_is_told_once(world):
     world.delete()
     world.delete("v100")
-    world.notices.step()
-    world.notices.step()
+    world.pod_events.step()
+    world.pod_events.step()
     assert [about for about, *_ in world.events.told] == [
         ObjectRef.pod("team", "a", "u1"),
         ObjectRef.pod("team", "b", "u2"),
@@ -67,16 +67,16 @@ def test_a_class_that_was_replaced_is_not_missed(world):
     world.delete()
     world.api.put(CLASSES, class_object("k80"))
     world.api.show()
-    world.notices.step()
+    world.pod_events.step()
     assert world.events.told == []
 
 
 def test_only_the_leader_tells(world):
     world.active = False
     world.delete()
-    world.notices.step()
+    world.pod_events.step()
     world.active = True
-    world.notices.step()
+    world.pod_events.step()
     assert world.events.told == []
 
 
@@ -85,7 +85,7 @@ def full(**limits):
 
 
 def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
-    world.notices.waits_for_quota(Pod("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
+    world.pod_events.waits_for_quota(Pod("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
     ((about, reason, kind, text),) = world.events.told
     assert (about, reason, kind) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
     assert text.startswith(
@@ -95,24 +95,24 @@ def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
 
 
 def test_only_what_is_full_is_named(world):
-    world.notices.waits_for_quota(Pod("u1", "team", "a"), full(shares=9, memory=65536))
+    world.pod_events.waits_for_quota(Pod("u1", "team", "a"), full(shares=9, memory=65536))
     assert "shares" not in world.events.told[0][-1]
 
 
 def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
     for _ in range(10):
         for uid in ("u1", "u2"):
-            world.notices.waits_for_quota(Pod(uid, "team", uid), full(shares=5))
+            world.pod_events.waits_for_quota(Pod(uid, "team", uid), full(shares=5))
         world.clock.advance(29)
     assert len(world.events.told) == 2
     world.clock.advance(20)
-    world.notices.waits_for_quota(Pod("u1", "team", "u1"), full(shares=5))
+    world.pod_events.waits_for_quota(Pod("u1", "team", "u1"), full(shares=5))
     assert len(world.events.told) == 3
 
 
 def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
     asked = Full("gpus", Entry(memory=1000), used=Charge(), asked=Charge(1, 11441, 1))
-    world.notices.waits_for_quota(Pod("u1", "team", "a"), asked)
+    world.pod_events.waits_for_quota(Pod("u1", "team", "a"), asked)
     assert world.events.told[0][-1] == (
         "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "
         "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "
@@ -124,12 +124,12 @@ def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
     world.waiting["nvidia.tesla.k80"] = world.waiting["k80"]
     world.api.put(CARDS, er_object("GPU-A", "n1"))
     world.delete("nvidia.tesla.k80")
-    world.notices.step()
+    world.pod_events.step()
     assert world.events.told == []
 
 
 def test_a_quota_whose_class_is_gone_is_told(world):
-    world.notices.quota_without_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
+    world.pod_events.quota_without_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
     (told,) = world.events.told
     about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")
     assert told == (about, "NoSuchClass", "Warning", "there is none")

@@ -23,7 +23,7 @@ _TIMEOUT = 5.0
 _SAVE_SECONDS = 60.0  # what comes in less than that is lost with this process
 
 
-class WorkloadKeeper:
+class WorkloadController:
     """`leads`: whether this extender decides; it alone writes. `policy`: of its setting, for people to read there. All
     methods belong to one thread.
     """

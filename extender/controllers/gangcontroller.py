@@ -19,7 +19,7 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
 from extender.records.podref import PodRef
-from extender.reporting.gangtelling import rolled_back
+from extender.reporting.podgroupwriter import rolled_back
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ _FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup of coscheduling
 _COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1"
 
 
-class GangKeeper:
+class GangController:
     """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
 
     def __init__(

@@ -9,15 +9,15 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from extender.controllers.loops import Step
-from extender.reporting.classkeeper import ClassKeeper
-from extender.reporting.gangtelling import GangTelling
-from extender.reporting.listers import Sightings
-from extender.reporting.notices import Notices
+from extender.reporting.classcontroller import ClassController
+from extender.reporting.listers import Listers
+from extender.reporting.podevents import PodEvents
+from extender.reporting.podgroupwriter import PodGroupWriter
 from extender.reporting.statuswriter import StatusWriter
 from extender.state import State
 
 
-class Telling:
+class Reporters:
     """Take `steps` again and again in the process that serves, all in one thread, and `gangs` in another: a namespace
     can make its PodGroups slow to write, but no status of a card.
 
@@ -29,18 +29,19 @@ class Telling:
         self,
         client: KubeClient,
         state: State,
-        seen: Sightings,
+        seen: Listers,
         events: Recorder,
         *,
         knows: Callable[[], bool],
         leads: Callable[[], bool],
         clock: Clock = SYSTEM,
     ) -> None:
-        self.notices = Notices(events, seen, active=leads, waiting_for=state.waiters.asking_for, clock=clock)
-        keeper = ClassKeeper(client, seen, active=leads, in_use=state.class_in_use, clock=clock)
-        writer = StatusWriter(client, state, seen, active=leads, no_class=self.notices.quota_without_class, clock=clock)
-        gangs = GangTelling(client, seen.groups, events, gangs=state.gangs.views, active=leads, clock=clock)
-        steps = (self.notices.step, keeper.step, writer.step)
+        self.pod_events = PodEvents(events, seen, active=leads, waiting_for=state.waiting_pods.asking_for, clock=clock)
+        classes = ClassController(client, seen, active=leads, in_use=state.class_in_use, clock=clock)
+        no_class = self.pod_events.quota_without_class
+        writer = StatusWriter(client, state, seen, active=leads, no_class=no_class, clock=clock)
+        gangs = PodGroupWriter(client, seen.groups, events, gangs=state.gangs.views, active=leads, clock=clock)
+        steps = (self.pod_events.step, classes.step, writer.step)
         self.steps = tuple(_when(knows, step) for step in steps)
         self.gangs = _when(knows, gangs.step)
 

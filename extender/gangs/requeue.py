@@ -1,28 +1,28 @@
 """Decides which gang members to wake when only the gangs know that they have a chance now.
 
-How pods are woken is in `cache.wakeups`. Not thread-safe: the state locks.
+How pods are woken is in `cache.unschedulable`. Not thread-safe: the state locks.
 """
 
 from collections.abc import Mapping
 
 from cardwise.core.gangs.gangstate import Gang
-from extender.cache.wakeups import Waiting
+from extender.cache.unschedulable import UnschedulablePods
 
 
-class Wakes:
-    """`waiting`: who was refused."""
+class Requeue:
+    """`unschedulable`: who was refused."""
 
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
+    def __init__(self, unschedulable: UnschedulablePods) -> None:
+        self._unschedulable = unschedulable
         self._backing_off: set[str] = set()
 
     def all(self, now: float) -> None:
         """Whoever waits may have a chance now."""
-        self._waiting.freed("", now, seen=False)
+        self._unschedulable.freed("", now, seen=False)
 
     def members(self, gang: Gang, now: float) -> None:
         """Some of the plan may have been refused before there was one."""
-        if any(uid in self._waiting for uid in gang.plan):
+        if any(uid in self._unschedulable for uid in gang.plan):
             self.all(now)
 
     def after_backoff(self, key: str) -> None:

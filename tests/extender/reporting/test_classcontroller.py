@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 
 from cardwise.core.api import classes, names
 from extender.records import objects
-from extender.reporting.classkeeper import Changes, ClassKeeper, automatic, changes
-from extender.reporting.listers import Sightings
-from tests.extender.telling import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
+from extender.reporting.classcontroller import Changes, ClassController, automatic, changes
+from extender.reporting.listers import Listers
+from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
@@ -73,18 +73,18 @@ def test_all_spellings_of_a_model_are_one_class():
 class World:
     def __init__(self, *faults):
         self.clock = FakeClock()
-        self.seen = Sightings()
+        self.seen = Listers()
         self.api = Watched(self.seen, self.clock, *faults)
         self.active = True
         self.in_use = set()
-        self.keeper = ClassKeeper(
+        self.controller = ClassController(
             self.api.client(), self.seen, active=lambda: self.active, in_use=self.in_use.__contains__, clock=self.clock
         )
 
     def run(self, seconds):
         for _ in range(int(seconds * 4)):
             self.api.show()
-            self.keeper.step()
+            self.controller.step()
             self.clock.advance(0.25)
         self.api.show()
 

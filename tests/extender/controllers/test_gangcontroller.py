@@ -8,11 +8,11 @@ from structlog.testing import capture_logs
 
 from cardwise.core.api import names
 from cardwise.kube import paths
-from extender.controllers import gangkeeper
-from extender.controllers.gangkeeper import GangKeeper
+from extender.controllers import gangcontroller
+from extender.controllers.gangcontroller import GangController
 from extender.gangs import podgroups
-from extender.reporting.gangtelling import GangTelling
-from extender.reporting.listers import Seen
+from extender.reporting.listers import Lister
+from extender.reporting.podgroupwriter import PodGroupWriter
 from tests.extender.gangworlds import P100, World, member
 from tests.fakes.apiserver import ApiServer, Fault
 
@@ -31,11 +31,11 @@ class Scene:
     def __init__(self, world, *, leads=True):
         self.world, self.events, self.leads = world, Recorder(), leads
         self.api = ApiServer(world.clock)
-        self.seen = Seen()
+        self.seen = Lister()
         self._fresh = self.api.follow(paths.podgroups())
         client, clock = self.api.client(), world.clock
-        self.keeper = GangKeeper(client, world.state, self.events, active=lambda: self.leads, clock=clock)
-        self.telling = GangTelling(
+        self.controller = GangController(client, world.state, self.events, active=lambda: self.leads, clock=clock)
+        self.writer = PodGroupWriter(
             client, self.seen, self.events, gangs=world.state.gangs.views, active=lambda: self.leads, clock=clock
         )
 
@@ -66,7 +66,7 @@ class Scene:
 
     def tell(self, seconds=3):
         for _ in range(int(seconds * 4)):
-            self.telling.step()
+            self.writer.step()
             self.world.clock.advance(0.25)
 
     def group(self):
@@ -81,7 +81,7 @@ def group(*, minimum=3, **status):
 def scene():
     made = Scene(World({"n1": 3}))
     yield made
-    made.keeper.stop()
+    made.controller.stop()
 
 
 def trio(scene, *, gated=True):
@@ -95,17 +95,17 @@ def gated(scene):
 
 def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
     trio(scene)
-    scene.keeper.step()
+    scene.controller.step()
     assert gated(scene) == []
     assert sorted((call.path, call.body) for call in scene.api.requests) == [
         (paths.pods("default", f"g{i}"), GATE | {"metadata": {"uid": f"uid-g{i}"}}) for i in range(3)
     ]
-    scene.keeper.step()
+    scene.controller.step()
     assert len(scene.api.requests) == 3
     del scene.world.pods["g0"]["spec"]["schedulingGates"]
     scene.world.tell(scene.world.pods["g0"])
     scene.world.clock.advance(5)
-    scene.keeper.step()
+    scene.controller.step()
     assert len(scene.api.requests) == 5
 
 
@@ -115,14 +115,14 @@ def test_gates_that_are_slow_to_take_away_keep_no_other_namespace_waiting(scene)
     path = f"{paths.pods('fat')}/*"
     scene.api.before(lambda _call: scene.world.clock.advance(5.0), "patch", path, times=math.inf)
     scene.api.fault(Fault(refused=True), "patch", path, times=math.inf)
-    scene.keeper.step()
+    scene.controller.step()
     assert not [name for name in gated(scene) if name.startswith("g")]
     tried = len(scene.api.sent("patch", path))
     assert tried <= 16
-    scene.keeper.step()
+    scene.controller.step()
     assert len(scene.api.sent("patch", path)) == tried
     scene.world.clock.advance(11.0)
-    scene.keeper.step()
+    scene.controller.step()
     assert len(scene.api.sent("patch", path)) > tried, "it has its turn again"
 
 
@@ -131,17 +131,17 @@ def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
     scene.api.remove(paths.pods("default", "g0"))
     scene.api.put(paths.pods(), scene.world.pods["g0"] | {"metadata": {"name": "g0", "uid": "another"}})
     with capture_logs() as told:
-        scene.keeper.step()
+        scene.controller.step()
     assert gated(scene) == ["g0"]
     assert told == []
 
 
 def test_a_gate_stays_while_members_are_missing_or_another_leads(scene):
     scene.create(member("g0"), member("g1", created=1))
-    scene.keeper.step()
+    scene.controller.step()
     scene.leads = False
     scene.create(member("g2", created=2))
-    scene.keeper.step()
+    scene.controller.step()
     assert scene.api.requests == []
 
 
@@ -149,10 +149,10 @@ def test_an_api_server_that_fails_changes_nothing(scene):
     trio(scene)
     for status in (500, 409, 404):
         scene.api.fault(Fault(status=status))
-    scene.keeper.step()
+    scene.controller.step()
     assert gated(scene) == ["g0", "g1", "g2"]
     scene.world.clock.advance(5)
-    scene.keeper.step()
+    scene.controller.step()
     assert gated(scene) == []
     assert len(scene.api.requests) == 6
 
@@ -166,12 +166,12 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
     scene.store()
     scene.world.clock.advance(121)
     scene.api.fault(Fault(status=429))
-    scene.keeper.step()
+    scene.controller.step()
     eviction = ("create", paths.pods("default", "g0", "eviction"))
     assert [(call.verb, call.path) for call in scene.api.requests] == [eviction]
     assert scene.events.told == []
     scene.world.clock.advance(6)
-    scene.keeper.step()
+    scene.controller.step()
     assert [(call.verb, call.path) for call in scene.api.requests] == [eviction, eviction]
     assert scene.api.requests[1].body["deleteOptions"] == {"preconditions": {"uid": "uid-g0"}}
     assert "deletionTimestamp" in scene.api.get(paths.pods("default", "g0"))["metadata"]
@@ -182,7 +182,7 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
 
 @pytest.mark.parametrize("meanwhile", ["runs", "another leads"])
 def test_nobody_is_evicted_whose_gang_has_come_to_run_while_others_were_evicted(scene, monkeypatch, meanwhile):
-    monkeypatch.setattr(gangkeeper, "_AT_ONCE", 1)
+    monkeypatch.setattr(gangcontroller, "_AT_ONCE", 1)
     trio(scene, gated=False)
     for name in ("g0", "g1", "g2"):
         scene.world.schedule(name)
@@ -202,7 +202,7 @@ def test_nobody_is_evicted_whose_gang_has_come_to_run_while_others_were_evicted(
     scene.api.before(comes, "create", "*/eviction")
     scene.api.fault(Fault(status=429))
     scene.world.clock.advance(61)
-    scene.keeper.step()
+    scene.controller.step()
     assert len(scene.api.sent("create")) == 1
     assert scene.events.told == []
 
@@ -213,12 +213,12 @@ def test_a_podgroup_of_coscheduling_says_how_many(scene):
         del pod["metadata"]["annotations"][names.GROUP_NAME]
         pod["metadata"]["labels"][names.COSCHEDULING] = "g"
     scene.create(*pods)
-    scene.keeper.step()
+    scene.controller.step()
     assert scene.world.phase() == "Pending"
     path = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/g"
     scene.api.answers[path] = {"spec": {"minMember": 2}}
     scene.world.clock.advance(6)
-    scene.keeper.step()
+    scene.controller.step()
     assert scene.world.phase() == "Waiting"
     assert len(scene.api.sent("patch")) == 2
 
@@ -339,11 +339,11 @@ def test_podgroups_that_are_slow_to_write_delay_those_of_other_namespaces_by_one
     scene.api.before(lambda _call: scene.world.clock.advance(2.0), "patch", f"{slow}/*", times=math.inf)
     for i in range(20):
         scene.put({"metadata": {"name": f"f{i}", "namespace": "fat"}, "spec": {"minMember": 2}})
-    scene.telling.step()
+    scene.writer.step()
     for i in range(5):
         scene.put({"metadata": {"name": f"g{i}", "namespace": "quick"}, "spec": {"minMember": 2}})
     began, before = scene.world.clock.now(), len(scene.api.sent("patch"))
     while not all(scene.api.get(paths.podgroups("quick", f"g{i}")).get("status") for i in range(5)):
-        scene.telling.step()
+        scene.writer.step()
         scene.world.clock.advance(0.25)
     assert scene.world.clock.now() - began <= 5.0, scene.api.sent("patch")[before:]

@@ -1,8 +1,8 @@
 """Keeps the automatic classes: one ResourceClass for each model of which there is a card (docs/design/0003).
 
 One model may be spelled in several ways that have one name, as old drivers leave out NVIDIA: its class selects all of
-them. What is to be done is decided from what the watch shows (`changes`, pure); the keeper does it and says once what
-it cannot do. A class that a person made or edited is never touched.
+them. What is to be done is decided from what the watch shows (`changes`, pure); the controller does it and says once
+what it cannot do. A class that a person made or edited is never touched.
 """
 
 import json
@@ -16,7 +16,7 @@ from cardwise.core.api import classes, names
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.records.objects import ClassRecord, Object
-from extender.reporting.listers import Sightings
+from extender.reporting.listers import Listers
 
 _log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ def _patch(name: str, models: Models, seen: ClassRecord) -> Object:
     }
 
 
-class ClassKeeper:
+class ClassController:
     """`active`: whether to write, which one extender does: the leader, once it knows all pods and cards.
 
     All methods belong to one thread.
@@ -90,7 +90,7 @@ class ClassKeeper:
     def __init__(
         self,
         client: KubeClient,
-        seen: Sightings,
+        seen: Listers,
         *,
         active: Callable[[], bool],
         in_use: Callable[[str], bool],

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 from cardwise.core.api.request import Load
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
-from extender.feeds import Feeds
-from extender.reporting.listers import Sightings
+from extender.informers import Informers
+from extender.reporting.listers import Listers
 from extender.state import State
 from tests.extender.gangworlds import member
-from tests.extender.telling import CARDS, CLASSES, QUOTAS
+from tests.extender.statusworlds import CARDS, CLASSES, QUOTAS
 from tests.extender.worlds import (
     P100,
     asking,
@@ -56,13 +56,13 @@ def api(clock):
 
 @pytest.fixture
 def seen():
-    return Sightings()
+    return Listers()
 
 
 @pytest.fixture
 def fed(api, clock, seen):
     made = State(clock=clock)
-    feeds = Feeds(api.client(), made, seen, Recorder(), clock)
+    feeds = Informers(api.client(), made, seen, Recorder(), clock)
     yield made, feeds
     feeds.stop()
 
@@ -148,7 +148,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     ready(feeds, clock)
     refuse(made)  # from now on somebody waits to be woken
     clock.advance(60)
-    made.waiters.touch_due()
+    made.waiting_pods.touch_due()
     made.changed_nodes()
     clock.advance(60)
     card, device_class, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
@@ -163,10 +163,10 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     assert seen.quotas.values["default/team"].status == {"used": []}
     assert (seen.cards.values[name].status.free, seen.cards.values[name].status.classes) == (9, ("p100",))
     assert made.changed_nodes() == set()
-    assert made.waiters.touch_due() is None
+    assert made.waiting_pods.touch_due() is None
     api.put(QUOTAS, gpu_quota({"shares": 2}))
     all_told(clock)
-    assert made.waiters.touch_due() == "n1"
+    assert made.waiting_pods.touch_due() == "n1"
     card["status"]["health"] = "Unhealthy"
     api.put(CARDS, card)
     all_told(clock)

@@ -14,7 +14,7 @@ _RACE = 2.0  # seconds in which the scheduler may have asked before we knew what
 _EVERY = 1.0  # seconds between two touches: each makes the scheduler try all waiting pods
 
 
-class Waiting:
+class UnschedulablePods:
     """Who was refused for want of room, and whether room has come since. Times are in seconds, of one clock.
 
     A node of "" is any node.

@@ -12,7 +12,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.kube import paths
 from extender.records import objects
-from extender.reporting.listers import Sightings
+from extender.reporting.listers import Listers
 from extender.reporting.statuswriter import StatusWriter
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
@@ -45,7 +45,7 @@ class FakeState:
 class Watched(ApiServer):
     """An API server whose watches tell the sightings when the test says so. `faults` are of the first requests."""
 
-    def __init__(self, seen: Sightings, clock: Clock, *faults: Fault) -> None:
+    def __init__(self, seen: Listers, clock: Clock, *faults: Fault) -> None:
         super().__init__(clock)
         self._followed = [
             (self.follow(CARDS), objects.card, seen.cards),
@@ -129,7 +129,7 @@ class World:
 
     def __init__(self, *faults: Fault):
         self.clock = FakeClock()
-        self.seen = Sightings()
+        self.seen = Listers()
         self.state = FakeState()
         self.api = Watched(self.seen, self.clock, *faults)
         self.active = True

@@ -1,7 +1,7 @@
-"""What the extender keeps of pods and nodes: compact records out of their JSON.
+"""What the extender keeps of pods: compact records out of their JSON (`nodeinfo`: of nodes).
 
 The cost of a watch event and the memory of 60,000 pods are decided here: what is not ours is dropped before it is
-decoded. Our own objects are in `objects`.
+decoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,7 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads
-from extender.records import aheadnodes
-from extender.records.aheadnodes import Ground, Taint
-from extender.records.nodeinfo import NodeRecord, Occupant, Placed
+from extender.records.nodeinfo import Occupant, Placed
 from extender.records.pod import Claimant, Pod, Prospect
 
 _SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
@@ -136,39 +134,8 @@ class _OtherPod(Struct):
     status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
 
 
-class _NodeMeta(Struct):
-    name: str = ""
-    labels: dict[str, str] | None = None
-
-
-class _Taint(Struct):
-    key: str = ""
-    value: str = ""
-    effect: str = ""
-
-
-class _NodeSpec(Struct):
-    unschedulable: bool = False
-    taints: list[_Taint] | None = None
-
-
-class _Allocatable(loads.Amounts):
-    share: str | int = msgspec.field(default="", name=names.SHARE)
-
-
-class _NodeStatus(Struct):
-    allocatable: _Allocatable | None = None
-
-
-class _Node(Struct):
-    metadata: _NodeMeta
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-
 _decode_pod = msgspec.json.Decoder(_Pod).decode
 _decode_other = msgspec.json.Decoder(_OtherPod).decode
-_decode_node = msgspec.json.Decoder(_Node).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -212,18 +179,6 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
 def named(key: str, known: PodRecord | Placed) -> str:
     """Namespace and name of the pod that `pod` has read, as the reflector knows it."""
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
-
-
-def node(raw: bytes) -> tuple[str, NodeRecord] | None:
-    """Name and record."""
-    read = _decode_node(raw)
-    has = read.status.allocatable
-    labels = {intern(key): intern(value) for key, value in (read.metadata.labels or {}).items()}
-    taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in aheadnodes.HARD)
-    allocatable = loads.of_node(has) if has is not None else None
-    offers = has is None or str(has.share) != "0"
-    record = NodeRecord(allocatable, not read.spec.unschedulable, offers, Ground(labels, taints))
-    return intern(read.metadata.name), record
 
 
 def _waiting(raw: bytes, read: _Pod) -> PodRecord:

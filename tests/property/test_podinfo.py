@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import names
-from extender.records import projection
+from extender.records import podinfo
 from extender.records.nodeinfo import Placed
 from tests.examples import examples
 
@@ -54,7 +54,7 @@ def pods(draw: st.DrawFn) -> Json:
 @given(pods())
 @settings(max_examples=examples(150, soak=3000))
 def test_a_pod_is_read_whatever_it_says(pod: Json) -> None:
-    read = projection.pod(json.dumps(pod).encode())
+    read = podinfo.pod(json.dumps(pod).encode())
     if read is None:
         assert "nodeName" not in pod["spec"] or pod["status"]["phase"] == "Failed"
         return

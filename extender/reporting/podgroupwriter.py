@@ -20,7 +20,7 @@ from extender.gangs.gangviews import View
 from extender.gangs.podgroups import GroupRecord
 from extender.records.podref import PodRef
 from extender.reporting import statuses
-from extender.reporting.listers import Seen
+from extender.reporting.listers import Lister
 from extender.reporting.schedule import Key, Pace, Schedule
 
 _log = structlog.get_logger(__name__)
@@ -47,13 +47,13 @@ class _Told(NamedTuple):
     done: bool
 
 
-class GangTelling:
+class PodGroupWriter:
     """`gangs`: all there are; `active`: whether to speak, which the leader does. All methods belong to one thread."""
 
     def __init__(
         self,
         client: KubeClient,
-        seen: Seen[GroupRecord],
+        seen: Lister[GroupRecord],
         events: Recorder,
         *,
         gangs: Callable[[], list[View]],
