@@ -141,7 +141,7 @@ class State:
                 if pod.claimant is not None and not self._is_on_its_way(pod):
                     self.preemption.heard(pod.claimant, pod.nominated)
                 self.preemption.turned_away(pod.uid, pod.turned_away)
-                named = Nominee(pod.uid, pod.namespace, pod.name, "", pod.named) if pod.named else None
+                named = Nominee(pod.ref, "", pod.named) if pod.named else None
                 self.ahead.waits(pod.uid, pod.prospect, refused=pod.refused, named=named)
             else:
                 self._set_bound(pod)

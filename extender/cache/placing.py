@@ -77,7 +77,7 @@ class Placing:
     def place_ahead(self, pod: Prospect, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that nobody has asked for yet."""
         load = pod.load if policy in policies.SCORED or self._scored.active else None
-        return self.place(Ask(PodRef(pod.uid, pod.namespace, pod.name), pod.request, nodes, policy, load))
+        return self.place(Ask(pod.ref, pod.request, nodes, policy, load))
 
     def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
         """The pod is to have this. The ledger follows later."""
@@ -86,7 +86,7 @@ class Placing:
     def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
         """The pod is to have this before kube-scheduler comes to it."""
         self._held.reservations.plan(
-            PodRef(pod.uid, pod.namespace, pod.name),
+            pod.ref,
             placed.node,
             placed.assignment,
             Phase.NOMINATED,

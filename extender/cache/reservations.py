@@ -315,10 +315,9 @@ class Reservations:
             if before is not None and (before.phase in PLANS or (before.phase in POSTED and elsewhere)):
                 self._drop(before)
             return
-        ref = PodRef(pod.uid, pod.namespace, pod.name)
         held = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, mps_client=pod.mps_client)
         if before is None or before.phase is not Phase.BOUND or before.holding != held:
-            self._put(Reservation(ref, pod.node, Phase.BOUND, self._clock.now(), held))
+            self._put(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), held))
 
     def left(self, uid: str, *, ended: bool) -> None:
         """The pod is over. What it held ends with its containers, not with its object; `ended`: they have ended."""

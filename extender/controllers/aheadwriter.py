@@ -14,6 +14,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.queue.ahead import Ahead, Nominee
+from extender.records.podref import PodRef
 from extender.reporting.schedule import Pace
 
 _log = structlog.get_logger(__name__)
@@ -75,15 +76,15 @@ class AheadWriter:
 
     def write(self, nominee: Nominee) -> None:
         """Names the pod's node, unless the pod has changed."""
-        if not self._ahead.wanted(nominee.uid):
+        if not self._ahead.wanted(nominee.pod.uid):
             return  # kube-scheduler was faster; those behind are in time for it
         try:
-            self._name(nominee, nominee.version, nominee.node)
+            self._name(nominee.pod, nominee.version, nominee.node)
         except (errors.Conflict, errors.NotFound, errors.Invalid):
-            self._ahead.unwritten(nominee.uid)  # Invalid: kube-scheduler was faster, the pod is bound
+            self._ahead.unwritten(nominee.pod.uid)  # Invalid: kube-scheduler was faster, the pod is bound
         except errors.KubeError as error:
-            self._ahead.unwritten(nominee.uid)
-            self._rest("cannot nominate a node ahead", nominee, error)
+            self._ahead.unwritten(nominee.pod.uid)
+            self._rest("cannot nominate a node ahead", nominee.pod, error)
 
     def take_back(self, stale: Nominee) -> None:
         """Takes the node out of the pod's status, if it is there by us and the pod has none.
@@ -92,20 +93,20 @@ class AheadWriter:
         nobody: it would keep others away for as long as it waits.
         """
         try:
-            pod = self._client.get(paths.pods(stale.namespace, stale.name), timeout=_TIMEOUT)
+            pod = self._client.get(paths.pods(stale.pod.namespace, stale.pod.name), timeout=_TIMEOUT)
             metadata = pod["metadata"]
-            if metadata["uid"] != stale.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
+            if metadata["uid"] != stale.pod.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
                 return
-            self._name(stale, metadata["resourceVersion"], None)
+            self._name(stale.pod, metadata["resourceVersion"], None)
         except (errors.NotFound, errors.Invalid):
             return  # it is no more, or bound
         except errors.Conflict:
             self._ahead.still_named(stale)
         except errors.KubeError as error:
             self._ahead.still_named(stale)
-            self._rest("cannot take a nominated node back", stale, error)
+            self._rest("cannot take a nominated node back", stale.pod, error)
 
-    def _name(self, pod: Nominee, version: str, node: str | None) -> None:
+    def _name(self, pod: PodRef, version: str, node: str | None) -> None:
         """The pod's status names the node from now on, if the pod still is of this version. Raises KubeError."""
         change = {
             "metadata": {"uid": pod.uid, "resourceVersion": version},
@@ -115,13 +116,13 @@ class AheadWriter:
         self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
         self._failed = 0
 
-    def _rest(self, what: str, nominee: Nominee, error: errors.KubeError) -> None:
-        self._resting[nominee.namespace] = self._clock.now() + _PAUSE
+    def _rest(self, what: str, pod: PodRef, error: errors.KubeError) -> None:
+        self._resting[pod.namespace] = self._clock.now() + _PAUSE
         self._failed += 1
         if self._failed >= _IN_A_ROW:
             self._failed = 0
             self._not_before = self._clock.now() + _PAUSE
-        _log.warning(what, pod=f"{nominee.namespace}/{nominee.name}", uid=nominee.uid, error=str(error))
+        _log.warning(what, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _threads(self) -> ThreadPoolExecutor:
         # In the process that serves, which is a fork of the one that made this.

@@ -93,9 +93,9 @@ class Evictions:
         except errors.KubeError as error:
             _log.warning("cannot evict a pod; it is tried again", pod=victim.pod, uid=victim.uid, error=str(error))
             return False
-        newcomer, node = eviction.claimant, eviction.node
-        text = f"evicted for {newcomer.namespace}/{newcomer.name}, of higher priority, which needs its GPU card"
+        newcomer, node = eviction.claimant.ref, eviction.node
+        text = f"evicted for {newcomer.pod}, of higher priority, which needs its GPU card"
         self._events.record(ObjectRef.pod(victim.namespace, victim.name, victim.uid), "Preempted", text)
-        text = f"{victim.namespace}/{victim.name} is evicted on node {node}, whose GPU cards have no room in one piece"
+        text = f"{victim.pod} is evicted on node {node}, whose GPU cards have no room in one piece"
         self._events.record(ObjectRef.pod(newcomer.namespace, newcomer.name, newcomer.uid), "Preempting", text)
         return True

@@ -20,6 +20,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import Kept, Nominations, Place
 from extender.gangs.gangs import Gangs
 from extender.records.pod import Claimant
+from extender.records.podref import PodRef
 
 
 class Look(Protocol):
@@ -94,7 +95,7 @@ class GangPreemption:
                 if victims.uids and own is None:
                     taker, own = claimant, (node, victims)
                 elif fellows:
-                    taker = _claimant(claimant.namespace, fellows.pop(0))
+                    taker = _claimant(claimant.ref.namespace, fellows.pop(0))
                     if victims.assignment is not None:
                         others.append(Kept(taker, node, victims.assignment))
                 else:
@@ -103,7 +104,7 @@ class GangPreemption:
                 self.nominations.answered(taker, {node: Place(victims.assignment, victims.uids)}, self.clock.now())
                 nodes.add(node)
                 del found[node]
-                taker = _claimant(claimant.namespace, fellows[0]) if fellows else claimant
+                taker = _claimant(claimant.ref.namespace, fellows[0]) if fellows else claimant
                 again = self.look(taker, policy, node, (), own=[m.uid for m in lacking if not self._is_helped(m.uid)])
                 if again is not None:
                     found[node] = again
@@ -140,7 +141,7 @@ class GangPreemption:
         if planned is None:
             return None
         return [
-            Kept(_claimant(claimant.namespace, member), planned.nodes[member.uid], assignment)
+            Kept(_claimant(claimant.ref.namespace, member), planned.nodes[member.uid], assignment)
             for member in members
             if (assignment := planned.assignments.get(member.uid)) is not None
         ]
@@ -183,4 +184,4 @@ _NOTHING = Load(0, 0, 0)
 
 def _claimant(namespace: str, member: Member) -> Claimant:
     asked = member.request or PodRequest(containers=(), priority=member.priority)
-    return Claimant(member.uid, namespace, member.name, asked, member.load)
+    return Claimant(PodRef(member.uid, namespace, member.name), asked, member.load)

@@ -29,7 +29,6 @@ from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
 from extender.queue.fragmented import FragmentedPods
 from extender.queue.turns import Turns
-from extender.records.nodeinfo import Occupant
 from extender.records.pod import Claimant
 from extender.records.podref import PodRef
 
@@ -240,7 +239,7 @@ class Preemption:
     def _decided(self, claimant: Claimant, node: str, victims: Victims) -> Eviction:
         self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), self._clock.now())
         there = {one.uid: one for _, placed in self._parts.loads.on(node) if (one := placed.occupant) is not None}
-        return Eviction(claimant, node, tuple(_waiter(there[uid]) for uid in victims.uids))
+        return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids))
 
     def _is_helped(self, uid: str) -> bool:
         return self._nominations.get(uid) is not None or self._parts.ledger.holding(uid) is not None
@@ -262,7 +261,7 @@ class Preemption:
                 self._nominations.settle(claimant.uid, node, assignment)
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
-            holding = Holding(f"{claimant.uid}@{node}", "", claimant.name, node, assignment, NOMINATED, mps_client)
+            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, NOMINATED, mps_client)
             found.append(_Nominated(holding, claimant.load))
         return found
 
@@ -308,7 +307,7 @@ class Preemption:
             load=claimant.load,
             priority=_LOWEST if nobody else request.priority,
             policy=policy,
-            headroom=self._parts.headroom(claimant.namespace, claimant.uid),
+            headroom=self._parts.headroom(claimant.ref.namespace, claimant.uid),
         )
         return preemption.best(full, newcomer, chosen)
 
@@ -376,7 +375,3 @@ def _resident(holding: Holding, gone: Collection[str]) -> Resident:
     """A plan, or what a vanished pod had: it is no pod that could be evicted."""
     going = holding.mark == MARKS[Phase.TERMINATING] or holding.uid in gone
     return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)
-
-
-def _waiter(one: Occupant) -> PodRef:
-    return PodRef(one.uid, one.namespace, one.name)

@@ -26,6 +26,7 @@ from extender.cache.reservations import Phase, Reservation, Reservations
 from extender.cache.statelock import StateLock
 from extender.records.aheadnodes import Ground, Grounds
 from extender.records.pod import Prospect
+from extender.records.podref import PodRef
 
 NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
 WINDOW: Final = 256  # pods that hold something ahead at a time: a second or two of a fast scheduler
@@ -72,9 +73,7 @@ class Settings:
 class Nominee(NamedTuple):
     """A pod and the node that its status is to name, if it is still of this version, or names, of any version ("")."""
 
-    uid: str
-    namespace: str
-    name: str
+    pod: PodRef
     version: str
     node: str
 
@@ -252,7 +251,7 @@ class Ahead:
     def still_named(self, nominee: Nominee) -> None:
         """What `stale` has told could not be taken back."""
         with self._lock:
-            self._named.setdefault(nominee.uid, nominee)
+            self._named.setdefault(nominee.pod.uid, nominee)
 
     def wanted(self, uid: str) -> bool:
         """Whether kube-scheduler has still to come to the pod, so that it is worth writing."""
@@ -280,7 +279,7 @@ class Ahead:
         heads = []
         for scheduler in self._served:
             queue = self._queues.get(scheduler, [])
-            while queue and ((waits := self._waiting.get(queue[0][2])) is None or waits.namespace in resting):
+            while queue and ((waits := self._waiting.get(queue[0][2])) is None or waits.ref.namespace in resting):
                 one = heappop(queue)
                 if waits is not None:
                     self._aside.append((scheduler, one))
@@ -308,7 +307,7 @@ class Ahead:
         if placed is None:
             return None
         parts.hold(prospect, placed)
-        return Nominee(uid, prospect.namespace, prospect.name, prospect.version, placed.node)
+        return Nominee(prospect.ref, prospect.version, placed.node)
 
     def _place(self, prospect: Prospect) -> Placement | None:
         """The best node with room for the pod beside cards, too."""

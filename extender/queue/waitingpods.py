@@ -40,12 +40,12 @@ class WaitingPods:
     def asking_for(self, device_class: str) -> list[PodRef]:
         """The pods that wait for this class, also those that the scheduler refused without asking us."""
         with self._lock:
-            return [PodRef(p.uid, p.namespace, p.name) for p in self._asking.values() if device_class in p.classes]
+            return [pod.ref for pod in self._asking.values() if device_class in pod.classes]
 
     def bindable(self) -> list[PodRef]:
         """The pods that an extender may have been asked to bind."""
         with self._lock:
-            return [PodRef(pod.uid, pod.namespace, pod.name) for pod in self._unbound.values() if pod.bindable]
+            return [pod.ref for pod in self._unbound.values() if pod.bindable]
 
     def refused_because(self, uid: str, reason: str) -> None:
         """What filter has just told the scheduler of the pod, for metrics."""

@@ -12,6 +12,7 @@ from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from extender.records import aheadnodes
 from extender.records.aheadnodes import Ground, Taint
+from extender.records.podref import PodRef
 
 
 class Occupant(NamedTuple):
@@ -27,6 +28,10 @@ class Occupant(NamedTuple):
     going: bool = False
     fixed: bool = False
     grouped: bool = False
+
+    @property
+    def ref(self) -> PodRef:
+        return PodRef(self.uid, self.namespace, self.name)
 
 
 class Placed(NamedTuple):

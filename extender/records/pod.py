@@ -52,11 +52,13 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 class Claimant:
     """A pod that waits, and what it asks."""
 
-    uid: str
-    namespace: str
-    name: str
+    ref: PodRef
     request: PodRequest
     load: Load = Load()
+
+    @property
+    def uid(self) -> str:
+        return self.ref.uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,7 @@ class Prospect:
     `insists`: it says that the extender is to choose, whatever holds for others.
     """
 
-    uid: str
-    namespace: str
-    name: str
+    ref: PodRef
     version: str
     created: str
     scheduler: str
@@ -78,6 +78,10 @@ class Prospect:
     rank: Rank
     wishes: bytes
     insists: bool
+
+    @property
+    def uid(self) -> str:
+        return self.ref.uid
 
 
 class Pod:
@@ -164,7 +168,7 @@ class Pod:
 
     def claimant(self) -> Claimant:
         """Who asks for what. Raises InvalidRequest."""
-        return Claimant(*self.ref, self.request or PodRequest(containers=(), priority=self.priority), self.load)
+        return Claimant(self.ref, self.request or PodRequest(containers=(), priority=self.priority), self.load)
 
     # What kube-scheduler does with it.
 
@@ -257,7 +261,7 @@ class Pod:
         if asked is None or len(wishes) > MOST_WISHES:
             return None
         return Prospect(
-            *self.ref,
+            self.ref,
             version=self.version,
             created=self.created,
             scheduler=self.scheduler,

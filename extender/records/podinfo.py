@@ -20,6 +20,7 @@ from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads
 from extender.records.nodeinfo import Occupant, Placed
 from extender.records.pod import Claimant, Pod, Prospect
+from extender.records.podref import PodRef
 
 _SHARED = 4096  # different sets of labels, of which each is kept once for all pods that have it
 
@@ -67,6 +68,10 @@ class PodRecord(Struct, frozen=True, gc=False):
     prospect: Prospect | None = None
     mps_client: MpsClient = COMMON
     bindable: bool = False
+
+    @property
+    def ref(self) -> PodRef:
+        return PodRef(self.uid, self.namespace, self.name)
 
 
 class _Meta(Struct, rename="camel"):

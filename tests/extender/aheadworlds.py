@@ -89,7 +89,7 @@ class World:
         while again:
             again, nominee = self.state.ahead.decide()
             if nominee is not None:
-                found[nominee.name] = nominee.node
+                found[nominee.pod.name] = nominee.node
             self.clock.advance(0.6)  # past every pause
         return found
 

@@ -5,6 +5,7 @@ import pytest
 from cardwise.kube import paths
 from extender.controllers.aheadwriter import AheadWriter
 from extender.queue.ahead import Nominee, Outcome
+from extender.records.podref import PodRef
 from tests.extender.aheadworlds import World
 from tests.extender.worlds import P100, free
 from tests.fakes.apiserver import ApiServer, Fault
@@ -34,7 +35,7 @@ class Writing:
 
     def nominee(self) -> Nominee:
         """p for n1, as it is now."""
-        return Nominee("uid-p", "default", "p", self.version(), "n1")
+        return Nominee(PodRef("uid-p", "default", "p"), self.version(), "n1")
 
     def decided(self) -> Nominee:
         """p has come, and n1 is held for it."""
@@ -156,7 +157,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
     for i in range(8):
         writing.create(f"p{i}")
         writing.world.state.ahead.decide()
-        writing.writer.write(nominee._replace(uid=f"uid-p{i}", name=f"p{i}"))
+        writing.writer.write(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
     made = writing.world.create("q", 100)
     made["metadata"]["namespace"] = "other"
     writing.world.tell(writing.api.put(paths.pods(), made))

@@ -366,7 +366,7 @@ def named(world: World, name: str, **status: object) -> dict:
 
 def stale(world: World) -> list[str]:
     """Names of pods whose status names a node in vain."""
-    return [nominee.name for nominee in world.state.ahead.stale()]
+    return [nominee.pod.name for nominee in world.state.ahead.stale()]
 
 
 def test_a_name_is_stale_once_nothing_is_held_for_it_and_its_pod_has_not_lost_its_turn():

@@ -136,7 +136,7 @@ def test_after_a_pod_that_was_dear_others_have_the_state_for_longer(monkeypatch)
     allowed = Grounds.allowed
     monkeypatch.setattr(Grounds, "allowed", lambda *of: (setattr(world.clock, "worked", 0.03), allowed(*of))[1])
     again, nominee = world.state.ahead.decide()
-    assert (again, nominee.name) == (True, "a")
+    assert (again, nominee.pod.name) == (True, "a")
     assert world.state.ahead.decide() == (False, None)
     world.clock.advance(0.3)
-    assert world.state.ahead.decide()[1].name == "b"
+    assert world.state.ahead.decide()[1].pod.name == "b"
