@@ -27,7 +27,6 @@ from extender.cache import statelock
 from extender.cache.requests import Requests
 from extender.leadership.leadership import Alone, Leadership
 from extender.records import wire
-from extender.records.pod import Pod
 from extender.records.wire import BindResult, FilterResult, Malformed
 from extender.state import State
 
@@ -163,7 +162,7 @@ def _unable(parts: Parts, environ: Environ) -> str:
 
 def _name_in_log(args: wire.FilterArgs | wire.PreemptArgs) -> str:
     """Lines of the log that this call writes say its pod. Returns the UID."""
-    ref = Pod(args.pod or {}).ref
+    ref = args.parsed.ref
     structlog.contextvars.bind_contextvars(pod=ref.pod, uid=ref.uid)
     return ref.uid
 

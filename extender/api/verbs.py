@@ -56,7 +56,7 @@ def filter_nodes(
 
     `notice` is told of a pod that a quota keeps waiting; it returns at once.
     """
-    pod, candidates = Pod(args.pod or {}), args.names() or []
+    pod, candidates = args.parsed, args.names() or []
     uid = pod.uid
     try:
         asked = pod.request
@@ -110,7 +110,7 @@ def filter_nodes(
 
 def prioritize(state: State, requests: Requests, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
     """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
-    pod, candidates = Pod(args.pod or {}), args.names() or []
+    pod, candidates = args.parsed, args.names() or []
     uid = pod.uid
     try:
         asked = pod.request
@@ -140,7 +140,7 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
 
     Raises InvalidRequest.
     """
-    pod, chosen = Pod(args.pod or {}), args.chosen()
+    pod, chosen = args.parsed, args.chosen()
     asked, waits = pod.request, bool(pod.gang)
     if asked is None and not waits:
         # It came by its marker only.

@@ -1,8 +1,8 @@
 """Remembers what one call of kube-scheduler found out about a pod, for the next call about it.
 
 What it asks and which version of it was seen, from filter to bind: a bind call names the pod only. The scores of nodes,
-from filter to prioritize, which asks for the same a moment later. That its bind was refused, from there to the next
-filter. It is a cache: what is not here is found anew.
+from filter to prioritize, which asks for the same a moment later. Of a member of a PodGroup of Kubernetes that its bind
+was refused, from there to the next filter. It is a cache: what is not here is found anew.
 """
 
 import threading
@@ -34,7 +34,8 @@ class Requests:
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, Asked] = OrderedDict()
         self._scored: OrderedDict[str, tuple[float, dict[str, int]]] = OrderedDict()
-        self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # until when, and for how long
+        # Of members of PodGroups that filter was asked about: until when each rests, and for how long.
+        self._rests: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def put(self, uid: str, asked: PodRequest, version: str) -> None:
         if not uid or not version:
@@ -51,18 +52,20 @@ class Requests:
             return self._by_uid.pop(uid, None)
 
     def bind_failed(self, uid: str) -> None:
-        """A bind of the pod was refused; each rest that follows is twice as long as the one before."""
+        """A bind of the pod was refused. Where it is a member, it rests, each time twice as long as before."""
         with self._lock:
-            _, before = self._failed.pop(uid, (0.0, _FIRST_REST / 2))
-            rest = min(2 * before, _LONGEST_REST)
-            self._failed[uid] = self._clock.now() + rest, rest
-            if len(self._failed) > self._most:
-                self._failed.popitem(last=False)
+            if uid in self._rests:
+                _, before = self._rests.pop(uid)
+                rest = min(2 * before, _LONGEST_REST)
+                self._rests[uid] = self._clock.now() + rest, rest
 
     def rests(self, uid: str) -> bool:
-        """Whether a bind of the pod was refused a moment ago."""
+        """Filter is asked about a member of a PodGroup. Whether its bind was refused a moment ago."""
         with self._lock:
-            return self._clock.now() < self._failed.get(uid, (0.0, 0.0))[0]
+            until, _ = self._rests.setdefault(uid, (0.0, _FIRST_REST / 2))
+            if len(self._rests) > self._most:
+                self._rests.popitem(last=False)
+            return self._clock.now() < until
 
     def put_scores(self, uid: str, scores: dict[str, int]) -> None:
         """What filter has found, node by node."""

@@ -5,20 +5,33 @@ The usual spelling takes a fast path; anything else is read as Go would. Replies
 Source: k8s.io/kube-scheduler `extender/v1/types.go`.
 """
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from extender.records.pod import Pod
 
 
 class Malformed(ValueError):
     """A body that is no call of this verb; the text says what was wrong."""
 
 
-class FilterArgs(Struct, rename="pascal"):
-    """Of filter and prioritize. `nodes` is set when the scheduler was told nodeCacheCapable: false."""
+class _PodArgs(Struct, rename="pascal", dict=True):
+    """A call about a pod that is to be placed; `dict`: so that `parsed` is made once."""
 
     pod: dict[str, Any] | None = None
+
+    @cached_property
+    def parsed(self) -> Pod:
+        """The pod, for the log and the verb."""
+        return Pod(self.pod or {})
+
+
+class FilterArgs(_PodArgs):
+    """Of filter and prioritize. `nodes` is set when the scheduler was told nodeCacheCapable: false."""
+
     nodes: "NodeList | None" = None
     node_names: list[str] | None = None
 
@@ -135,10 +148,9 @@ class MetaVictims(Struct, rename="pascal"):
     num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
 
 
-class PreemptArgs(Struct, rename="pascal"):
+class PreemptArgs(_PodArgs):
     """`node_name_to_victims` is set when the scheduler was told nodeCacheCapable: false, the other one otherwise."""
 
-    pod: dict[str, Any] | None = None
     node_name_to_victims: dict[str, Victims | None] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 

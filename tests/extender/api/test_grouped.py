@@ -75,13 +75,16 @@ def test_one_whose_bind_is_refused_rests_longer_each_time():
 
 def test_other_pods_come_again_when_the_scheduler_likes():
     world = World(n1=1)
-    world.requests.bind_failed("uid-p")
-    assert world.filter(asking("p", gpu_mem=100), "n1").node_names == ["n1"]
+    for _ in range(2):
+        assert world.filter(asking("p", gpu_mem=100), "n1").node_names == ["n1"]
+        world.requests.bind_failed("uid-p")
+    assert not world.requests.rests("uid-p"), "nothing is noted of it"
 
 
 @pytest.mark.parametrize("node", ["n1", "nowhere"])
 def test_a_refused_bind_is_remembered(node):
     made = parts()
+    assert not made.requests.rests("uid-p"), "it comes to filter"
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": node}
     answer = create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call)).get_json()
     assert bool(answer["Error"]) == made.requests.rests("uid-p") == (node == "nowhere")
