@@ -13,52 +13,24 @@ import click
 from cardwise.cli import options
 
 _INTERRUPTED = 130  # 128 and the number of SIGINT
-_BY_CARD = "CARD: a UUID, its beginning, or NODE/INDEX."
-# By the command's name: its module, and what the first paragraph of its help is, which a test compares.
+# By the command's name: its module, and what it is in one line of 80 columns.
 _COMMANDS: Final = {
-    "bundle": (
-        "bundle",
-        "Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs.",
-    ),
-    "classes": (
-        "classes",
-        "Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it.",
-    ),
-    "completion": ("completion", "Print what makes a shell complete commands, options and cards."),
-    "cordon": ("cordon", f"Take a card out of use: no new pod gets it, those on it stay. {_BY_CARD}"),
-    "defrag": ("defrag", "Find the fewest pods to move so that whole cards are free, or pods of a shape fit."),
-    "doctor": ("doctor", "Say what would not work, or does not, with a remedy for each finding."),
-    "drain": ("drain", f"Cordon a card, evict its pods and wait until it is empty. {_BY_CARD}"),
-    "explain": (
-        "explain",
-        "Why a pod waits, or why it is where it is; of a workload, how its pods are, and why the first of them waits.",
-    ),
-    "gangs": (
-        "gangs",
-        "Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds.",
-    ),
-    "inspect": ("inspect", "Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."),
-    "nodes": (
-        "nodes",
-        "What each NODE has and what still fits there: cards, MiB, whole free cards, fragmentation, MPS, pods.",
-    ),
-    "quota": (
-        "quota",
-        "Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods.",
-    ),
-    "scheduler-config": (
-        "scheduler_config",
-        "Print the KubeSchedulerConfiguration that makes kube-scheduler ask Cardwise.",
-    ),
-    "simulate": (
-        "simulate",
-        "Replay a trace of pods, or the cluster's own, and say what each policy would make of it.",
-    ),
-    "top": (
-        "top",
-        "Cards, what is granted of each and to whom, and what that really uses: the most used nodes first, or NODE…",
-    ),
-    "uncordon": ("cordon", f"Give a cordoned card back; pods that wait are tried again. {_BY_CARD}"),
+    "bundle": ("bundle", "Collect what a helper needs to see into one file"),
+    "classes": ("classes", "Types of cards and devices: how many, and what is free"),
+    "completion": ("completion", "Print what makes a shell complete commands and cards"),
+    "cordon": ("cordon", "Take a card out of use; pods that are on it stay"),
+    "defrag": ("defrag", "Find the pods to move for whole free cards; move them"),
+    "doctor": ("doctor", "Say what does not work, or would not, and what to do"),
+    "drain": ("drain", "Take a card out of use and evict the pods on it"),
+    "explain": ("explain", "Why a pod or a workload waits, or is where it is"),
+    "gangs": ("gangs", "Groups of pods that start together: how far each is"),
+    "inspect": ("inspect", "Cards and who holds them, as kubectl inspect gpushare"),
+    "nodes": ("nodes", "What each node has left, and what still fits there"),
+    "quota": ("quota", "Used and hard amounts of the quotas on cards"),
+    "scheduler-config": ("scheduler_config", "Print how kube-scheduler comes to ask Cardwise"),
+    "simulate": ("simulate", "Replay a trace of pods under each placement policy"),
+    "top": ("top", "Live: cards, who holds them, and what is really used"),
+    "uncordon": ("cordon", "Give a cordoned card back"),
 }
 
 
@@ -70,8 +42,10 @@ class _Commands(MutableMapping[str, click.Command]):
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._loaded:
-            module, _ = _COMMANDS[name]
-            self[name] = getattr(import_module(f"cardwise.cli.commands.{module}"), name.replace("-", "_"))
+            module, said = _COMMANDS[name]
+            command: click.Command = getattr(import_module(f"cardwise.cli.commands.{module}"), name.replace("-", "_"))
+            command.short_help = said
+            self[name] = command
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -88,23 +62,21 @@ class _Commands(MutableMapping[str, click.Command]):
 
 
 class _Group(click.Group):
-    """Ends without a word when somebody presses Ctrl-C, as the shell expects it."""
+    """Ends without a word when somebody presses Ctrl-C, as the shell expects it. `called`: the command that ran."""
+
+    called = ""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
+        finally:
+            self.called = ctx.invoked_subcommand or ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        limit = formatter.width - 6 - max(map(len, _COMMANDS))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _cut(said, limit)) for name, (_, said) in _COMMANDS.items()])
-
-
-def _cut(said: str, limit: int) -> str:
-    """As click cuts the help of a command that it has at hand."""
-    return click.Command(None, help=said).get_short_help_str(limit)
+            formatter.write_dl([(name, said) for name, (_, said) in _COMMANDS.items()])
 
 
 _EPILOG = """As a plugin of kubectl: `kubectl cardwise --context X top`. kubectl gives a plugin nothing of what stands
@@ -127,7 +99,7 @@ def main(program: str | None = None) -> None:
 
         match error:
             case errors.Forbidden():
-                sys.exit(f"cardwise: {error.message}; {options.remedy(error)}")
+                sys.exit(f"cardwise: {options.missing(error, cli.called)}")
             case errors.KubeError() | errors.KubeConfigError():
                 sys.exit(f"cardwise: {error}")
         raise

@@ -25,6 +25,9 @@ _DENIED = re.compile(
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
 )
 _READS = ("get", "list", "watch")
+_CORDONS = "cardwise-drain"
+# What commands that change something need, reading too.
+_ROLES = {"cordon": _CORDONS, "uncordon": _CORDONS, "drain": _CORDONS, "defrag": "cardwise-defrag"}
 _EVERYBODY = "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
 
 
@@ -44,21 +47,34 @@ class _Duration(click.ParamType[float]):
 DURATION = _Duration()
 
 
-def remedy(error: "errors.Forbidden") -> str:
-    """The one command by which an administrator gives the right that is missing."""
+def missing(error: "errors.Forbidden", command: str = "") -> str:
+    """The right that is missing, without the API server's own sentence of it where we have one, and the remedy."""
+    return f"{error.message.partition(' (')[0]}; {remedy(error, command)}"
+
+
+def remedy(error: "errors.Forbidden", command: str = "") -> str:
+    """What an administrator types to give the right that is missing; all that `command` needs, if that is one role."""
     found = _DENIED.search(error.message)
+    role = _ROLES.get(command, "")
+    if role:
+        if found is not None and found["verb"] not in _READS and found["group"] == names.GROUP:
+            role = _CORDONS
+        who = found["user"] if found is not None else "USER"
+        return (
+            f"an administrator gives it by: kubectl create clusterrolebinding {role} --clusterrole={role} --user={who}"
+        )
     if found is None:
         return f"an administrator gives it to everybody by: {_EVERYBODY}"
     who, namespace = f"--user={found['user']}", found["namespace"]
     if found["verb"] not in _READS:
-        role = "cardwise-drain"  # cordon, drain and defrag --evict are all that writes
+        role = _CORDONS  # of commands that look none writes
     elif found["group"] == names.GROUP:
         if not namespace:
             return f"an administrator gives it to everybody by: {_EVERYBODY}"
         role = "cardwise-view"
     else:
         role = "cardwise-inspect" if not namespace else "view"
-    if namespace and role != "cardwise-drain":
+    if namespace and role != _CORDONS:
         bound = f"kubectl create rolebinding {role} -n {namespace} --clusterrole={role} {who}"
     else:
         bound = f"kubectl create clusterrolebinding {role} --clusterrole={role} {who}"

@@ -122,6 +122,41 @@ def test_each_missing_right_has_its_command(denied, command):
     assert said.endswith(command)
 
 
+CARDS_DENIED = (
+    'extendedresources is forbidden: User "jane" cannot {} resource "extendedresources" in API group "cardwise.dev"'
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "denied", "role"),
+    [
+        ("cordon", CARDS_DENIED.format("list"), "cardwise-drain"),
+        ("drain", CARDS_DENIED.format("list"), "cardwise-drain"),
+        ("defrag", CARDS_DENIED.format("list"), "cardwise-defrag"),
+        ("defrag", 'User "jane" cannot list resource "poddisruptionbudgets" in API group "policy"', "cardwise-defrag"),
+        ("defrag", CARDS_DENIED.format("patch"), "cardwise-drain"),
+    ],
+)
+def test_a_command_that_changes_something_needs_its_own_role(command, denied, role):
+    said = options.missing(errors.Forbidden(403, "Forbidden", denied), command)
+    assert said.endswith(f"kubectl create clusterrolebinding {role} --clusterrole={role} --user=jane")
+
+
+def test_which_command_ran_is_known_to_who_tells_of_its_rights(monkeypatch):
+    api = lists()
+    api.forbid("extendedresources", "resourceclasses", "pods")
+    monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
+    monkeypatch.setattr(sys, "argv", ["cardwise", "cordon", "n1/0"])
+    with pytest.raises(SystemExit, match="--clusterrole=cardwise-drain"):
+        main.main()
+
+
+def test_a_class_that_is_not_there_is_an_error_for_who_may_read_no_card(monkeypatch):
+    found = run(monkeypatch, as_a_user_of("team-a", "extendedresources"), "classes", "nope")
+    assert found.exit_code == 1
+    assert "there is no ResourceClass 'nope'" in found.stderr
+
+
 def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(monkeypatch):
     api = as_a_user_of("team-a", "extendedresources")
     api.change("resourceclasses", K80_CLASS, status={"cards": 3, "healthyCards": 2, "freeMiB": 8441})
@@ -301,14 +336,21 @@ def test_help_has_no_stray_control_characters(name):
     assert not [c for c in said if c < " " and c != "\n"]
 
 
-def test_the_help_says_of_each_command_what_the_command_says():
+def test_the_help_says_of_each_command_in_one_line_what_it_is():
     modules = {path.stem for path in (Path(main.__file__).parent / "commands").glob("*.py")} - {"__init__"}
     assert {module for module, _ in main._COMMANDS.values()} == modules
+    help_ = CliRunner().invoke(main.cli, ["--help"], terminal_width=80).output.splitlines()
     for name, (_, said) in main._COMMANDS.items():
         command = main.cli.commands[name]
-        assert command.name == name
-        for limit in (30, 62, 200):
-            assert main._cut(said, limit) == command.get_short_help_str(limit), name
+        assert (command.name, command.get_short_help_str(30)) == (name, said)
+        assert [line for line in help_ if line.split() == [name, *said.split()]], name
+
+
+@pytest.mark.parametrize("name", sorted(main.cli.commands))
+def test_help_is_no_wider_than_a_terminal(name):
+    said = CliRunner().invoke(main.cli, [name, "--help"], terminal_width=80).output
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+    assert "(3s)" not in said
 
 
 def test_the_help_waits_for_nothing_that_it_does_not_show():

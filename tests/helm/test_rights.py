@@ -116,6 +116,12 @@ def test_who_moves_pods_may_evict_and_change_nothing_else_and_viewers_may_not(re
         assert may(one(objects, "ClusterRole", name), "", "pods/eviction") == set()
 
 
+def test_who_runs_the_cluster_sees_what_commands_that_look_show(render: Render) -> None:
+    role = one(render(), "ClusterRole", "cardwise-inspect")
+    for resource in ("nodes", "pods", "resourcequotas"):
+        assert may(role, "", resource) == {"get", "list"}
+
+
 def test_node_parts_are_kept_to_their_node(render: Render) -> None:
     policy = one(render("namespace.name=gpu"), "ValidatingAdmissionPolicy", "deviceplugin.cardwise.dev")
     (condition,) = policy["spec"]["matchConditions"]

@@ -53,7 +53,10 @@ _PRESENCE: Final = ("command", "args")  # whether they are there says much, thei
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("cardwise-bundle.tar.gz"))
 def bundle(kubeconfig: Path | None, installed: str, file: Path) -> None:
-    """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs."""
+    """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs.
+
+    FILE is cardwise-bundle.tar.gz, if you name none.
+    """
     client = options.client(kubeconfig)
     try:
         missing = write(client, file, list(checks.examine(client, installed)), installed, options.clock().wall())

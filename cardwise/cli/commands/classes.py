@@ -1,6 +1,6 @@
 """`cardwise classes`: what types of cards there are, what is left of each, and who uses it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,7 @@ def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
         return
     printing.warn(seen)
     if name is not None and name not in seen.classes:
-        known = ", ".join(sorted(seen.classes)) or "none"
-        raise click.ClickException(f"there is no ResourceClass {name!r} that can be read; those there are: {known}")
+        raise _unknown(name, seen.classes)
     of_cards, of_devices = views(seen, name), devicetable.views(seen, name)
     if output in ("json", "yaml"):
         printing.dump({"classes": as_json(of_cards), "deviceClasses": devicetable.as_json(of_devices)}, output)
@@ -50,10 +49,18 @@ def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
         click.echo("\n".join(parts), nl=False)
 
 
+def _unknown(name: str, there: Iterable[str]) -> click.ClickException:
+    known = ", ".join(sorted(there)) or "none"
+    return click.ClickException(f"there is no ResourceClass {name!r} that can be read; those there are: {known}")
+
+
 def _by_status(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
     """What the extender says of each class, for who may read no card. Raises `KubeError`."""
-    found = [one for one in visible.types(client) if name in (None, one.name)]
-    why = f"{missing.message}; {options.remedy(missing)}"
+    there = list(visible.types(client))
+    if name is not None and name not in {one.name for one in there}:
+        raise _unknown(name, [one.name for one in there])
+    found = [one for one in there if name in (None, one.name)]
+    why = options.missing(missing)
     click.echo(f"note: as the extender says it, without who uses what: {why}", err=True)
     if output in ("json", "yaml"):
         printing.dump({"classes": [visibletable.as_json(one) for one in found]}, output)

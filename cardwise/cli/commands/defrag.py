@@ -42,9 +42,9 @@ _HELP: Final = """Find the fewest pods to move so that whole cards are free, or 
     until all have moved. Ends with 1 where no way is found, or where something else happens than was planned.
 
     \b
-    cardwise defrag --free-cards 2                       what would have to move
-    cardwise defrag --fit gpu-mem=8138,cpu=2x4           room for four more of these
-    cardwise defrag --free-cards 1 --class nvidia.tesla.v100 --max-moves 3 --evict
+    cardwise defrag --free-cards 2               what would have to move
+    cardwise defrag --fit gpu-mem=8138,cpu=2x4   room for four more of these
+    cardwise defrag --free-cards 1 --class nvidia.l4 --max-moves 3 --evict
 """
 _TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
 _MOST_FITS: Final = 1000

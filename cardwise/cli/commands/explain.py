@@ -54,12 +54,12 @@ def explain(kubeconfig: Path | None, namespace: str | None, output: str, what: t
 
 def _named(words: tuple[str, ...]) -> tuple[str, str]:
     """Kind and name; "" where the kind is not said."""
-    if len(words) == 1 and "/" not in words[0]:
+    if len(words) == 1 and "/" not in words[0] and words[0]:
         return "", words[0]
     word, slash, name = words[0].partition("/")
     if not slash and len(words) == 2:
         name = words[1]
-    elif len(words) != 1:
+    if not name or len(words) != (1 if slash else 2):
         raise click.UsageError("name one thing: NAME, KIND NAME or KIND/NAME")
     kind = workloads.kind_of(word)
     if not kind:
@@ -68,15 +68,19 @@ def _named(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _find(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
+    """None where there is none. Raises KubeError, Forbidden too where it may be a pod that one may not read."""
+    refused = None
     for one in (kind,) if kind else workloads.KINDS:
         try:
             obj = workloads.find(client, one, namespace, name)
-        except errors.Forbidden:
-            if kind:
-                raise
+        except errors.Forbidden as error:
+            if one in (kind, workloads.POD):
+                refused = error
             continue
         if obj is not None:
             return one, obj
+    if refused is not None:
+        raise refused
     return None
 
 
@@ -104,11 +108,11 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, dict[st
     try:
         seen = survey.take(client, addresses=False, own=namespace)
     except errors.Forbidden as error:
-        click.echo(f"note: why it is so cannot be said in full: {error.message}; {options.remedy(error)}", err=True)
+        click.echo(f"note: why it is so cannot be said in full: {options.missing(error)}", err=True)
     if seen is not None and seen.partial:
         click.echo(f"note: {seen.partial}", err=True)
     told = published.take(client)
-    if told.note and not pod["spec"].get("nodeName"):  # of a placed pod no policy decides any more
+    if told.note and seen is not None and not pod["spec"].get("nodeName"):  # of a placed pod no policy decides any more
         click.echo(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     engine = None
     if seen is not None and published.in_force(pod, told) in policies.SCORED:

@@ -23,7 +23,7 @@ def quota(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, 
     try:
         seen = survey.take(client, namespace=of, addresses=False)
     except errors.Forbidden as error:
-        why = f"{error.message}; {options.remedy(error)}"
+        why = options.missing(error)
         views = quotatable.by_status(listing.objects(client, paths.gpuquotas(of)))
         click.echo(f"note: as the extender says it, without the pods: {why}", err=True)
     else:

@@ -22,8 +22,9 @@ _HELP: Final = """Replay a trace of pods, or the cluster's own, and say what eac
     With --from-cluster the pods of the cluster, running and waiting, come to its nodes as if they were empty.
 
     \b
-    With --pod it says how many more pods of that kind fit: now, and with --add-nodes. NODES are
-      4x8xTesla-T4:16384              4 nodes of 8 cards of 16384 MiB, cpu and memory without bounds
+    With --pod it says how many more pods of that kind fit: now, and with
+    --add-nodes. NODES are
+      4x8xTesla-T4:16384   4 nodes of 8 cards of 16384 MiB, any cpu and memory
       4x8xTesla-T4:16Gi,cpu=64,memory=256Gi
     and PODS are a file of manifests (a Pod, or what has a template), or
       gpu-mem=8138,cpu=2,memory=4Gi   8138 MiB of a card
@@ -31,11 +32,11 @@ _HELP: Final = """Replay a trace of pods, or the cluster's own, and say what eac
       gpu-mem=8138,class=nvidia.tesla.t4,core=50
 
     \b
-    cardwise simulate openb                                           every policy, three seeds
-    cardwise simulate openb --pods default --pods gpuspec33 --policy priced --seeds 10
-    cardwise simulate openb --churn                                   pods leave as well
-    cardwise simulate --from-cluster                                  what each policy would make of our pods
-    cardwise simulate --from-cluster --pod gpu-mem=8138 --add-nodes 4x8xTesla-T4:16384
+    cardwise simulate openb             every policy, three seeds
+    cardwise simulate openb --churn     pods leave as well
+    cardwise simulate openb --pods gpuspec33 --policy priced --seeds 10
+    cardwise simulate --from-cluster    what each policy would make of our pods
+    cardwise simulate --from-cluster --pod gpu-mem=8138 --add-nodes 4x8xT4:16384
 """
 
 

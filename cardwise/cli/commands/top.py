@@ -30,7 +30,7 @@ _BIG = 2000  # cards from which on a cluster is big
 @click.command()
 @_kubeconfig
 @click.option("-w/-1", "--watch/--once", default=None, help="Live or once. Default: live on a terminal.")
-@click.option("--interval", type=DURATION, default=3.0, show_default="3s", help="Between two looks, at least 1s.")
+@click.option("--interval", type=DURATION, default="3s", show_default=True, help="Between two looks, at least 1s.")
 @click.option("--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="Nodes; 0: all.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.option("--installed", default=names.NAMESPACE, show_default=True, help="Namespace of Cardwise.")

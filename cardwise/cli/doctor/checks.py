@@ -42,9 +42,11 @@ def judge(seen: Facts) -> Iterator[Finding]:
     for check in _CHECKS:
         yield from check(seen)
     for kind, why in seen.unread.items():
-        yield Finding(
-            "rights", Level.NOTE, f"{kind.replace('_', ' ')} were not looked at: {why}", "ask as an administrator"
-        )
+        if why:
+            yield Finding("rights", Level.NOTE, f"{kind.replace('_', ' ')} were not looked at: {why}", "try again")
+    hidden = [kind.replace("_", " ") for kind, why in seen.unread.items() if not why]
+    if hidden:
+        yield Finding("rights", Level.NOTE, f"your rights do not show: {', '.join(hidden)}", "ask as an administrator")
 
 
 def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ _SCHEDULER_LABEL = "component=kube-scheduler"
 @dataclass(slots=True)
 class Facts:
     """Decoded objects by kind. A kind that the API server does not know is in `absent`, one that may not be read in
-    `unread`; both are then empty here.
+    `unread`, with what the API server said if it was not a missing right; both are then empty here.
     """
 
     version: Json = field(default_factory=dict)
@@ -73,6 +73,8 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
             facts.absent.add(kind)
         except errors.Unreachable:
             raise
+        except errors.Forbidden:
+            facts.unread[kind] = ""
         except errors.KubeError as error:
             facts.unread[kind] = error.message
     return facts

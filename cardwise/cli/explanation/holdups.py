@@ -77,6 +77,22 @@ def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
     return [f"It keeps away from {which} by {by}{also}."]
 
 
+def beside_cards(pod: Json, said: str, foreign: Sequence[str]) -> str:
+    """What keeps a pod waiting for which cards are free, as far as it is known; "" where it is not.
+
+    `said` is kube-scheduler's reason. It may be older than the cards that are free now, where it is about cards.
+    """
+    gates = [gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
+    if names.GANG in gates:
+        return "it waits for its gang"
+    if foreign:
+        return "what it waits for is said above"
+    about_us = (*(refusal.text for refusal in Refusal), *(f"Insufficient {name}" for name in names.REQUESTED))
+    if said and not any(text in said for text in about_us) and f"Insufficient {names.CLASS_PREFIX}" not in said:
+        return "it waits for what kube-scheduler says above"
+    return ""
+
+
 def foreign(pod: Json, around: Around, classes: Sequence[str]) -> list[str]:
     """The resources about GPUs that it asks for and that are none of Cardwise."""
     offered = around.resources()

@@ -23,19 +23,26 @@ def as_json(pod: Mapping[str, Any], survey: Survey | None, policy: str, text: st
         "name": metadata["name"],
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
-        "cards": _held(metadata.get("annotations") or {}) if spec.get("nodeName") else [],
+        "cards": _held(pod) if spec.get("nodeName") else [],
         "nodes": _nodes(pod, survey, policy) if waits and survey is not None else [],
         "text": text.splitlines(),
     }
 
 
-def _held(annotations: Mapping[str, str]) -> list[Json]:
+def _held(pod: Mapping[str, Any]) -> list[Json]:
     try:
-        assigned = assignment.decode(annotations)
+        assigned = assignment.decode(pod["metadata"].get("annotations") or {})
     except assignment.InvalidAssignment:
         return []  # the text says so
+    called = {one.key: one.spec.get("name") for one in request.containers(pod)}
     return [
-        {"container": key, "index": one.index, "uuid": one.uuid, "memoryMiB": one.mem, "corePercent": one.core}
+        {
+            "container": called.get(key) or key,
+            "index": one.index,
+            "uuid": one.uuid,
+            "memoryMiB": one.mem,
+            "corePercent": one.core,
+        }
         for key, shares in (assigned.containers.items() if assigned is not None else ())
         for one in shares
     ]

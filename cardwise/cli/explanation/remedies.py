@@ -151,15 +151,17 @@ def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> It
         return
     may = [claim for claim in fitting.claims(asked) if not claim.whole]
     classes = {claim.device_class for claim in may}
+    may_be_on = {view.name for view in views}
     sizes = [
         card.mem - node.kept_back
         for node in ledger.nodes()
+        if node.name in may_be_on
         for card in node.cards
         if all(not name or name in card.classes for name in classes)
     ]
-    if sizes:
+    if sizes and max(claim.mem for claim in may) > max(sizes):
         split = f"more than that can be split over cards with {names.GPU_COUNT}"
-        yield f"it asked for at most {max(sizes)} MiB of a card, the biggest there is; {split}"
+        yield f"it asked for at most {max(sizes)} MiB of a card, the biggest that it may be on; {split}"
 
 
 def _apart(views: Sequence[NodeView]) -> Iterator[str]:

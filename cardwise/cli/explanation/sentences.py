@@ -56,7 +56,8 @@ def explain(
     node = spec.get("nodeName")
     if status.get("phase") in names.FINISHED_PHASES:
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return f"{where} has ended ({status['phase']}) and holds nothing.\n" + (f"{why}\n" if why else "")
+        lines = [f"{where} has ended ({status['phase']}) and holds nothing.", *([why] if why else []), *_exits(pod)]
+        return "".join(f"{line}\n" for line in lines)
     try:
         asked = request.parse(pod)
     except InvalidRequest as error:
@@ -143,6 +144,18 @@ def _states(pod: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _exits(pod: Mapping[str, Any]) -> list[str]:
+    """Of containers that have failed, with what."""
+    lines = []
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        ended = (one.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            lines.append(
+                f"  container {one.get('name')} ended with exit code {ended['exitCode']} ({ended.get('reason')})"
+            )
+    return lines
+
+
 def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Mapping[str, Any]) -> str:
     """Who else holds something of the card."""
     state = survey.ledger.node(node)
@@ -197,11 +210,12 @@ def _waiting(
     lines = [f"kube-scheduler says: {said}"] if said else []
     unplaced = holdups.nobody_places(pod)
     lines += unplaced
+    foreign = holdups.foreign(pod, around, list(survey.classes) if survey is not None else [])
+    lines += foreign
     if survey is None:
         return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.in_force(pod, told)
     headroom = [left for _, left in survey.headroom(namespace)]
-    lines += holdups.foreign(pod, around, list(survey.classes))
     with_cards = [node.name for node in survey.ledger.nodes()]
     lines += holdups.no_node(pod, with_cards, around)
     admitted = around.admitted(pod)
@@ -219,9 +233,10 @@ def _waiting(
     if fitting and not unplaced:
         what = " and ".join(filter(None, ("cards" * bool(asked.containers), "devices" * bool(asked.devices))))
         unknown = "its node selector, taints, " if admitted is None else ""
+        still = f"if it still waits, look at {unknown}cpu and memory, and whether kube-scheduler reaches the extender"
         lines.append(
             f"{what.capitalize()} that fit are free on {', '.join(fitting)} (best first, {_by(policy, ranked, told)}); "
-            f"if it still waits, look at {unknown}cpu and memory, and whether kube-scheduler reaches the extender."
+            f"{holdups.beside_cards(pod, said or '', foreign) or still}."
         )
     known = {one.spec.uuid: one.status for one in survey.resources}
     for view in views:

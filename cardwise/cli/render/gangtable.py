@@ -200,6 +200,11 @@ def sentences(view: GangView) -> list[str]:
     since = f" since {view.since}" if view.since else ""
     there = f"{len(view.members)} are there, {len(view.bound)} have a node"
     lines = [f"Its gang {view.name} needs {view.minimum or '?'} pods: {there} ({view.phase}{since})."]
+    if not view.minimum:
+        lines.append(
+            f"Nobody says how many, so it waits for ever: make a PodGroup {view.name} with spec.minMember, or create "
+            f"its pods again with the annotation {names.GROUP_NUM}."
+        )
     missing = view.minimum - len(view.members)
     if missing > 0:
         there = wording.few(view.members, _FEW) or "none"

@@ -16,8 +16,7 @@ from cardwise.kube.client import KubeClient
 def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Collection[str] = ()) -> None:
     """Prints it in the place of cards, and the right that is missing. Raises `missing` where nothing may be read."""
     seen = visible.look(client, missing, nodes)
-    why = f"{missing.message}; {options.remedy(missing)}"
-    click.echo(f"note: types and the cards of your own pods, as far as you may see them: {why}", err=True)
+    click.echo(f"note: types, and the cards of your own pods: {options.missing(missing)}", err=True)
     if output in ("json", "yaml"):
         found = {
             "nodes": None,

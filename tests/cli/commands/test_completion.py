@@ -42,7 +42,7 @@ def test_the_program_answers_the_script():
 @pytest.mark.parametrize(
     ("words", "lines"),
     [
-        (["unc"], ["uncordon\tGive a cordoned card back; pods that wait...", ":4"]),
+        (["unc"], ["uncordon\tGive a cordoned card back", ":4"]),
         (["quota", "-o", ""], ["table", "wide", "json", "yaml", ":4"]),
         (["top", "--int"], ["--interval\tBetween two looks, at least 1s.", ":4"]),
         (["top", "--kubeconfig", "x"], [":0"]),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cardwise.cli.cluster import workloads
+from cardwise.kube import errors
 from tests.cli.worlds import Cluster, lists, placed, run, waiting
 
 Json = dict[str, Any]
@@ -47,6 +48,19 @@ def test_a_workload_is_explained_by_its_pods_and_the_first_that_waits(monkeypatc
     said = run(monkeypatch, api, "explain", *words, "-n", "team-a").output
     assert "deployment team-a/web has 3 pods: 2 waiting, 1 starting.\n" in said
     assert "pod team-a/web-1-b asks for 20000 MiB" in said
+
+
+@pytest.mark.parametrize("words", [["deploy/"], ["deploy", ""], ["/"], [""], ["deploy/web", "x"]])
+def test_words_that_name_nothing_are_told(monkeypatch, api, words):
+    said = run(monkeypatch, api, "explain", *words, "-n", "team-a")
+    assert said.exit_code == 2
+    assert "name one thing: NAME, KIND NAME or KIND/NAME" in said.output
+
+
+def test_without_rights_nobody_hears_that_there_is_no_such_pod(monkeypatch, api):
+    api.forbid("pods")
+    assert isinstance(run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").exception, errors.Forbidden)
+    assert "deployment team-a/web" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").output
 
 
 def test_a_workload_without_pods_says_who_refuses_them(monkeypatch, api):

@@ -39,5 +39,5 @@ def test_a_placed_pod_has_its_cards(monkeypatch):
     found = asked(monkeypatch, lists(), "notebook")
     assert (found["node"], found["nodes"]) == ("n1", [])
     assert found["cards"] == [
-        {"container": "0", "index": 0, "uuid": "GPU-n1-0", "memoryMiB": 2000, "corePercent": 0},
+        {"container": "main", "index": 0, "uuid": "GPU-n1-0", "memoryMiB": 2000, "corePercent": 0},
     ]  # fmt: skip

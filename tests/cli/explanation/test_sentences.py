@@ -107,6 +107,9 @@ def test_what_has_failed_says_why():
     failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
     text = sentences.explain(failed, Survey())
     assert text == "pod default/p has ended (Failed) and holds nothing.\nUnexpectedAdmissionError: no healthy devices\n"
+    ended = {"name": "main", "state": {"terminated": {"exitCode": 4, "reason": "Error"}}}
+    failed["status"] = {"phase": "Failed", "containerStatuses": [ended]}
+    assert sentences.explain(failed, Survey()).endswith("  container main ended with exit code 4 (Error)\n")
 
 
 def typed(limits: dict[str, str], namespace: str = "team-a") -> dict[str, object]:
@@ -273,7 +276,9 @@ def test_a_quota_names_who_holds_most_of_it():
 
 def test_what_no_card_can_hold_is_told_the_most_that_one_can():
     text = sentences.explain(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
-    assert "  - it asked for at most 16276 MiB of a card, the biggest there is; more than that can be split" in text
+    assert "  - it asked for at most 16276 MiB of a card, the biggest that it may be on; more than that can be" in text
+    split = sentences.explain(pod("p", gpu_mem=24_000, gpu_count=2), Survey(ledger=ledger_with_free(n1=[16276])))
+    assert "the biggest" not in split, "it asks for less than that"
 
 
 # What keeps a pod from its cards before cards matter, and what is cheaper than to end somebody.
@@ -308,7 +313,26 @@ def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
     assert "its scheduling gate acme.example/wait is taken away" in other
     for text in (hub, kueue, other):
         assert "that fit are free" not in text
-    assert "that fit are free on n1, n2" in heard({"schedulingGates": [{"name": names.GANG}]})
+    ganged = heard(
+        {"schedulingGates": [{"name": names.GANG}]}, said="Scheduling is blocked due to non-empty scheduling gates"
+    )
+    assert "that fit are free on n1, n2" in ganged
+    assert "; it waits for its gang.\n" in ganged
+
+
+def test_what_else_kube_scheduler_says_is_what_it_waits_for():
+    assert "look at cpu and memory" in heard(
+        {}, said="0/2 nodes are available: 2 Insufficient GPU Memory in one device."
+    )
+    assert "look at cpu and memory" in heard({}, said="0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
+    text = heard({}, said='0/2 nodes are available: persistentvolumeclaim "data" not found.')
+    assert "; it waits for what kube-scheduler says above.\n" in text
+    limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
+    misspelt = waiting("team-b", "p", limits)
+    text = sentences.explain(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=around(labelled("n1")))
+    assert "did you mean aliyun.com/gpu-core.percentage?\n" in text
+    assert "; what it waits for is said above.\n" in text
+    assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain(misspelt, None)
 
 
 def test_a_scheduler_that_has_told_our_reasons_asks_us():

@@ -1,0 +1,37 @@
+"""The programs of the parts, by their names on PATH. `pip install cardwise` brings the names without what they need."""
+
+import sys
+from importlib import import_module
+from typing import Final
+
+_OURS: Final = ("webhook", "extender", "deviceplugin", "mps", "cardwise")
+
+
+def _run(part: str) -> None:
+    try:
+        program = import_module(f"{part}.__main__")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in _OURS:
+            raise
+        sys.exit(f"cardwise-{part} needs {error.name}, which is not installed; write: pip install 'cardwise[server]'")
+    program.main()
+
+
+def webhook() -> None:
+    """`cardwise-webhook`."""
+    _run("webhook")
+
+
+def extender() -> None:
+    """`cardwise-extender`."""
+    _run("extender")
+
+
+def deviceplugin() -> None:
+    """`cardwise-deviceplugin`."""
+    _run("deviceplugin")
+
+
+def mps() -> None:
+    """`cardwise-mps`."""
+    _run("mps")
