@@ -136,6 +136,7 @@ class State:
                 self._gangs.put(f"{pod.namespace}/{pod.gang}", pod.member)
             else:
                 self._gangs.drop(pod.uid)
+            self._gangs.beside(pod.uid, pod.group)
             if not pod.node:
                 self.waiting_pods.waits(pod)
                 if pod.claimant is not None and not self._is_on_its_way(pod):
@@ -150,6 +151,7 @@ class State:
         """The pod, last seen so, is no more."""
         with self._lock:
             self._gangs.drop(pod.uid)
+            self._gangs.beside(pod.uid, "")
             self.waiting_pods.over(pod.uid)
             self.preemption.over(pod.uid)
             self._held.leave(pod.uid, ended=pod.ended)
@@ -157,13 +159,16 @@ class State:
             self.ahead.over(pod.uid)
 
     def set_other(self, key: str, placed: Placed) -> None:
-        """A pod that is none of ours is on its node. `key`: unique among all pods."""
+        """A pod that is none of ours is on its node, or waits and counts in its group. `key`: unique among all pods."""
         with self._lock:
-            self._loads.set_pod(key, placed)
+            if placed.node:
+                self._loads.set_pod(key, placed)
+            self._gangs.beside(key, placed.group)
 
     def remove_other(self, key: str) -> None:
         with self._lock:
             self._loads.remove_pod(key)
+            self._gangs.beside(key, "")
 
     def set_card(self, name: str, card: CardRecord) -> str:
         """The ExtendedResource is so now. Returns what of it is not believed, and why."""

@@ -5,15 +5,16 @@ of its own, since the look-ups of `loops` are slow.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, Final
 
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
-from cardwise.core.gangs.gangs import Group
+from cardwise.core.gangs.gangs import Foreign, Group
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
@@ -31,8 +32,12 @@ _EVICT_SECONDS = 5.0  # between two tries to evict a pod
 _TIMEOUT = 5.0
 _SLOW = 2.0  # seconds of one write, and
 _REST_SECONDS = 10.0  # those for which a namespace is left alone of which `_AT_ONCE` have taken so long
-_FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup of coscheduling
-_COSCHEDULING = "/apis/scheduling.x-k8s.io/v1alpha1"
+_FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup that is not ours
+_FOREIGN_MOST = 50  # such looks in one step
+_FOREIGN: Final[Mapping[Foreign, str]] = {
+    Foreign.COSCHEDULING: f"/apis/{Foreign.COSCHEDULING}/v1alpha1",
+    Foreign.KUBERNETES: f"/apis/{Foreign.KUBERNETES}/v1beta1",
+}
 
 
 class GangController:
@@ -54,7 +59,7 @@ class GangController:
         self._clock = clock
         self._not_before: dict[str, float] = {}  # by pod
         self._rests: dict[str, float] = {}  # namespaces, until when
-        self._foreign: dict[str, float] = {}  # when a PodGroup of coscheduling is looked at again
+        self._foreign: dict[tuple[Foreign, str], float] = {}  # when such a PodGroup is looked at again
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
@@ -130,31 +135,40 @@ class GangController:
         self._events.record(about, reason, text, "Warning")
 
     def _look_at_foreign(self) -> None:
-        """What PodGroups of coscheduling say: no watch, since their kind may not be installed."""
+        """What PodGroups of others say: no watch, since their kinds may not be served. The longest unread first."""
         now = self._clock.now()
-        keys = self._state.gangs.foreign()
-        for key in self._foreign.keys() - set(keys):
-            del self._foreign[key]
-            self._state.gangs.set_group(key, None, foreign=True)
-        for key in keys:
-            if self._foreign.get(key, now) <= now:
-                self._foreign[key] = now + _FOREIGN_SECONDS
-                self._read_foreign(key)
+        wanted = set(self._state.gangs.foreign())
+        for kind, key in self._foreign.keys() - wanted:
+            del self._foreign[kind, key]
+            self._state.gangs.set_foreign(kind, key, None)
+        due = sorted((self._foreign.get(each, 0.0), each) for each in wanted)
+        for at, (kind, key) in due[:_FOREIGN_MOST]:
+            if at <= now:
+                self._foreign[kind, key] = now + _FOREIGN_SECONDS
+                self._read_foreign(kind, key)
 
-    def _read_foreign(self, key: str) -> None:
+    def _read_foreign(self, kind: Foreign, key: str) -> None:
         namespace, _, name = key.partition("/")
         try:
-            path = paths.namespaced(_COSCHEDULING, "podgroups", namespace, name)
+            path = paths.namespaced(_FOREIGN[kind], "podgroups", namespace, name)
             spec = self._client.get(path, timeout=_TIMEOUT).get("spec") or {}
         except errors.NotFound:
-            self._state.gangs.set_group(key, None, foreign=True)
-            return
+            self._state.gangs.set_foreign(kind, key, None)
         except errors.KubeError as error:
-            _log.warning("cannot read a PodGroup of coscheduling", name=key, error=str(error))
-            return
-        minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
-        group = Group(
-            minimum=minimum if type(minimum) is int else None,
-            hold=float(seconds) if type(seconds) is int and seconds > 0 else None,
-        )
-        self._state.gangs.set_group(key, group, foreign=True)
+            _log.warning("cannot read somebody else's PodGroup", group=kind, name=key, error=str(error))
+        else:
+            self._state.gangs.set_foreign(kind, key, _of_kubernetes(spec) if kind is Foreign.KUBERNETES else _of(spec))
+
+
+def _of_kubernetes(spec: Mapping[str, Any]) -> Group:
+    gang = (spec.get("schedulingPolicy") or {}).get("gang")
+    return Group(basic=True) if gang is None else Group(minimum=gang.get("minCount"))
+
+
+def _of(spec: Mapping[str, Any]) -> Group:
+    """One of coscheduling."""
+    minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
+    return Group(
+        minimum=minimum if type(minimum) is int else None,
+        hold=float(seconds) if type(seconds) is int and seconds > 0 else None,
+    )

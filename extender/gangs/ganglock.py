@@ -8,7 +8,7 @@ from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
-from cardwise.core.gangs.gangs import Group, Rank
+from cardwise.core.gangs.gangs import Foreign, Group, Rank
 from cardwise.core.values.refusals import Refusal
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
@@ -29,10 +29,15 @@ class LockedGangs:
         self._gangs = gangs
         self._ready = ready
 
-    def set_group(self, key: str, group: Group | None, *, foreign: bool = False) -> None:
-        """The PodGroup, "namespace/name", is so now; None: it is no more. `foreign`: it is one of coscheduling."""
+    def set_group(self, key: str, group: Group | None) -> None:
+        """Our PodGroup, "namespace/name", is so now; None: it is no more."""
         with self._lock:
-            self._gangs.set_group(key, group, foreign=foreign)
+            self._gangs.set_group(key, group)
+
+    def set_foreign(self, kind: Foreign, key: str, group: Group | None) -> None:
+        """As `set_group`, of somebody else's PodGroup."""
+        with self._lock:
+            self._gangs.set_foreign(kind, key, group)
 
     def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
         """The node of a member; None: it is placed alone."""
@@ -112,8 +117,8 @@ class LockedGangs:
                 found += self._gangs.views(some)
         return found
 
-    def foreign(self) -> list[str]:
-        """The gangs whose minimum a PodGroup of coscheduling says."""
+    def foreign(self) -> list[tuple[Foreign, str]]:
+        """The gangs whose minimum somebody else's PodGroup says, and whose."""
         with self._lock:
             return self._gangs.foreign()
 

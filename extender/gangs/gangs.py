@@ -4,7 +4,7 @@ Part of the state, whose lock guards it. How far one gang is, `cardwise.core.gan
 `gangplaces`. Nothing here waits: a bind that waits does so on a `Hold`.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangplan import Nodes, Planned
-from cardwise.core.gangs.gangs import Group, Member, Phase, Rank
+from cardwise.core.gangs.gangs import Foreign, Group, Member, Phase, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
@@ -36,7 +36,9 @@ class Gangs:
         self._gangs: dict[str, Gang] = {}
         self._of: dict[str, str] = {}  # gang by member
         self._groups: dict[str, Group] = {}
-        self._foreign: dict[str, Group] = {}  # coscheduling's
+        self._foreign: dict[tuple[Foreign, str], Group] = {}
+        self._beside: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that are none of ours
+        self._beside_of: dict[str, str] = {}  # gang by such a pod
         self._holds: dict[str, Hold] = {}
         self._requeue = Requeue(parts.unschedulable)
         self._round: deque[Gang] = deque()  # those that are still to be looked at
@@ -81,19 +83,35 @@ class Gangs:
             self._places.drop(key)
             self._requeue.drop(key)
 
-    def set_group(self, key: str, group: Group | None, *, foreign: bool = False) -> None:
-        """The PodGroup, "namespace/name", is so now; None: it is no more."""
-        groups = self._foreign if foreign else self._groups
+    def set_group(self, key: str, group: Group | None) -> None:
+        """Our PodGroup, "namespace/name", is so now; None: it is no more."""
         if group is None:
-            groups.pop(key, None)
+            self._groups.pop(key, None)
         else:
-            groups[key] = group
-        gang = self._gangs.get(key)
-        if gang is not None:
-            was_complete = gang.complete
-            self._regroup(gang)
-            if gang.complete > was_complete:
-                self._requeue.all(self._clock.now())
+            self._groups[key] = group
+        self._changed(key)
+
+    def set_foreign(self, kind: Foreign, key: str, group: Group | None) -> None:
+        """As `set_group`, of somebody else's PodGroup."""
+        if group is None:
+            self._foreign.pop((kind, key), None)
+        else:
+            self._foreign[kind, key] = group
+        self._changed(key)
+
+    def beside(self, pod: str, key: str) -> None:
+        """The pod, which is none of ours, is in the PodGroup of Kubernetes of that gang; "": in none, or no more."""
+        before = self._beside_of.pop(pod, "")
+        if key:
+            self._beside_of[pod] = key
+        if before == key:
+            return
+        for each, more in ((before, -1), (key, 1)):
+            if each:
+                self._beside[each] += more
+                self._changed(each)
+        if not self._beside[before]:
+            del self._beside[before]
 
     # What filter and bind decide.
 
@@ -235,19 +253,20 @@ class Gangs:
         return list(self._gangs)
 
     def views(self, keys: Iterable[str]) -> list[View]:
-        """These gangs, as they are told; not those that are gone."""
-        return [view(self._gangs[key], self._parts.ledger) for key in keys if key in self._gangs]
+        """These gangs, as they are told; not those that are gone, or no gangs."""
+        gangs = (self._gangs[key] for key in keys if key in self._gangs)
+        return [view(gang, self._parts.ledger) for gang in gangs if not gang.group.basic]
 
     def phases(self) -> dict[str, int]:
         """How many gangs are in which phase."""
         counts = dict.fromkeys(map(str, Phase), 0)
         for gang in self._gangs.values():
-            counts[str(gang.phase)] += 1
+            counts[str(gang.phase)] += not gang.group.basic
         return counts
 
-    def foreign(self) -> list[str]:
-        """The gangs whose minimum a PodGroup of coscheduling says."""
-        return [key for key, gang in self._gangs.items() if any(member.foreign for member in gang.there)]
+    def foreign(self) -> list[tuple[Foreign, str]]:
+        """The gangs whose minimum somebody else's PodGroup says, and whose."""
+        return [(kind, key) for key, gang in self._gangs.items() for kind in _kinds(gang.there)]
 
     @property
     def reserving(self) -> bool:
@@ -417,10 +436,29 @@ class Gangs:
         if self._places.reserve(due, now):
             self._requeue.all(now)
 
+    def _changed(self, key: str) -> None:
+        """Something is said of the gang."""
+        gang = self._gangs.get(key)
+        if gang is not None:
+            was_complete = gang.complete
+            self._regroup(gang)
+            if gang.complete > was_complete:
+                self._requeue.all(self._clock.now())
+
     def _regroup(self, gang: Gang, member: Member | None = None) -> None:
-        foreign = any(each.foreign for each in gang.there) or (member is not None and member.foreign)
+        kinds = _kinds(gang.there if member is None else [*gang.there, member])
         group = self._groups.get(gang.key, Group())
-        if foreign and group.minimum is None:
-            other = self._foreign.get(gang.key, Group())
+        if Foreign.KUBERNETES in kinds:
+            # Whatever ours says: kube-scheduler starts it with no fewer. It counts pods that ask for nothing as well.
+            other = self._foreign.get((Foreign.KUBERNETES, gang.key), Group())
+            least = None if other.minimum is None else max(1, other.minimum - self._beside[gang.key])
+            group = replace(group, minimum=least, basic=other.basic)
+        elif kinds and group.minimum is None:
+            other = self._foreign.get((Foreign.COSCHEDULING, gang.key), Group())
             group = replace(group, minimum=other.minimum, hold=other.hold)
         self._void(gang, gang.regroup(group, self._clock.now()))
+
+
+def _kinds(members: Iterable[Member]) -> set[Foreign]:
+    """Whose PodGroups they name, where not ours."""
+    return {member.foreign for member in members if member.foreign is not None}

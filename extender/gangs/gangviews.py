@@ -43,7 +43,7 @@ def view(gang: Gang, ledger: Ledger) -> View:
         tuple(gang.missing()),
         tuple((node, *counts) for node, counts in sorted(held.items())),
         any(member.minimum is not None for member in gang.there),
-        any(member.foreign for member in gang.there),
+        any(member.foreign is not None for member in gang.there),
     )
 
 

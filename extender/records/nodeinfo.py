@@ -35,11 +35,16 @@ class Occupant(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A pod that counts: its node, and what it takes of it. `occupant`: None for one that is only planned there."""
+    """A pod that counts: its node, and what it takes of it. `occupant`: None for one that is only planned there.
+
+    `group`: the PodGroup of Kubernetes that it names, "namespace/name", for one that is none of ours; it may wait, and
+    have no node.
+    """
 
     node: str
     load: Load
     occupant: Occupant | None = None
+    group: str = ""
 
 
 class NodeRecord(NamedTuple):

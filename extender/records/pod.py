@@ -232,7 +232,7 @@ class Pod:
             gated=gangs.gated(self._obj),
             node=self.node,
             minimum=said.minimum if said is not None else None,
-            foreign=said is not None and said.foreign,
+            foreign=said.foreign if said is not None else None,
             priority=self.priority,
             queue_priority=self._queue_priority(),
             shape=self._shape() if not self.node else "",

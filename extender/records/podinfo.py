@@ -42,7 +42,7 @@ class PodRecord(Struct, frozen=True, gc=False):
     it is to those who share MPS with it.
 
     `bindable`: an extender may have been asked to bind it. It waits without a gate, and asks for what we bind or is in
-    a gang.
+    a gang. `group`: the PodGroup of Kubernetes that it names, "namespace/name", where it is in no gang of ours.
 
     `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
     bound pod's annotations could not be read.
@@ -68,6 +68,7 @@ class PodRecord(Struct, frozen=True, gc=False):
     prospect: Prospect | None = None
     mps_client: MpsClient = COMMON
     bindable: bool = False
+    group: str = ""
 
     @property
     def ref(self) -> PodRef:
@@ -98,8 +99,8 @@ class _Running(loads.Container, rename="camel"):
     security_context: wire.RunAs | None = None
 
 
-class _Group(Struct):
-    """It is enough that there is one."""
+class _Group(Struct, rename="camel"):
+    pod_group_name: str = ""
 
 
 class _Grouped(loads.PodSpec, rename="camel"):
@@ -177,6 +178,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         placed=None if finished else Placed(node, loads.of_pod(read.spec), _occupant(meta, read.spec)),
         gang=gang,
         member=member,
+        group="" if gang or finished else _group(meta, read.spec),
         mps_client=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
     )
 
@@ -209,6 +211,7 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
         refused=refused or unanswered,
         prospect=pod.prospect() if fresh else None,
         bindable=pod.bindable,
+        group="" if pod.gang else _group(read.metadata, read.spec),
     )
 
 
@@ -222,11 +225,19 @@ def _claimant(pod: Pod) -> Claimant | None:
 def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
     """By "namespace/name", which is what the reflector knows it by already."""
     read = _decode_other(raw)
-    if not read.spec.node_name or read.status.phase in names.FINISHED_PHASES:
+    meta, group = read.metadata, _group(read.metadata, read.spec)
+    if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
         return None
-    meta = read.metadata
     occupant = _occupant(meta, read.spec, fixed=static)
-    return f"{meta.namespace}/{meta.name}", Placed(intern(read.spec.node_name), loads.of_pod(read.spec), occupant)
+    placed = Placed(intern(read.spec.node_name), loads.of_pod(read.spec), occupant, group)
+    return f"{meta.namespace}/{meta.name}", placed
+
+
+def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
+    """Of Kubernetes, "namespace/name"; "" for a pod that names none, or is being deleted."""
+    if spec.scheduling_group is None or meta.deletion_timestamp is not None:
+        return ""
+    return intern(f"{meta.namespace}/{spec.scheduling_group.pod_group_name}")
 
 
 def _occupant(meta: "_Meta | _OtherMeta", spec: _Grouped, *, fixed: bool = False) -> Occupant:

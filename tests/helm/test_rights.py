@@ -3,6 +3,7 @@
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.gangs.gangs import Foreign
 from tests.helm.rendering import ALL, OFF, OTHER, Object, Render, one
 
 OURS = ("extendedresources", "resourceclasses", "gpuquotas")
@@ -68,7 +69,9 @@ def test_the_extender_takes_gates_away_and_undoes_half_a_gang(render: Render) ->
     assert may(role, "", "pods/eviction") == {"create"}
     assert may(role, names.GROUP, "podgroups") == {"list", "watch", "create", "patch", "delete"}
     assert may(role, names.GROUP, "podgroups/status") == {"patch"}
-    assert may(role, "scheduling.x-k8s.io", "podgroups") == {"get"}
+    for theirs in Foreign:
+        assert may(role, theirs, "podgroups") == {"get"}
+        assert may(role, theirs, "podgroups/status") == set(), "conditions of others' kinds are theirs"
 
 
 def test_the_device_plugin_reads_classes_and_labels_its_node(render: Render) -> None:

@@ -45,6 +45,7 @@ class Known:
     scopes: frozenset[str] = frozenset()
     ranges: dict[str, Bounds] = field(default_factory=dict)
     offered: Offers | None = None
+    native: bool = True  # PodGroups of Kubernetes are served
 
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
@@ -78,6 +79,9 @@ class Known:
 
     def mps_scopes(self) -> frozenset[str]:
         return self.scopes
+
+    def podgroups(self) -> bool:
+        return self.native
 
     def pod(self, namespace: str, name: str) -> Json | None:
         return self.pods.get(f"{namespace}/{name}")

@@ -23,6 +23,7 @@ from webhook.cluster.cards import CardFacts, CardSums
 from webhook.cluster.freshlist import FreshList
 from webhook.cluster.gangnumbers import GangNumbers
 from webhook.cluster.offers import Offer, Offers
+from webhook.cluster.podgroups import PodGroups
 from webhook.pods import defaults, limitranges
 from webhook.pods.defaults import Defaults
 from webhook.pods.limitranges import Bounds
@@ -54,6 +55,7 @@ class ClusterView:
         self._client = client
         self._sums = CardSums(kept_back)
         self._numbers = GangNumbers(client, clock)
+        self._podgroups = PodGroups(client, clock)
         self._new_classes = FreshList(client, paths.resourceclasses(), clock)
         self._standings: _ByNamespace[Standing] = _ByNamespace()
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
@@ -151,6 +153,9 @@ class ClusterView:
 
     def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         return self._numbers.other(namespace, gang, number)
+
+    def podgroups(self) -> bool:
+        return self._podgroups.served()
 
     def pod(self, namespace: str, name: str) -> Json | None:
         try:

@@ -4,24 +4,33 @@ A gang is read from the pod itself, so that a member is gated before the schedul
 not ask the extender are in no gang, whatever they say: others use the same annotations (Volcano, coscheduling).
 """
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol
 
 from cardwise.core.api import names
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import Membership
+from cardwise.core.gangs.gangs import Foreign, Membership
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.wording import shortened
 from webhook.pods import mutate
 from webhook.templates import templates
 
 Json = dict[str, Any]
+Warnings = tuple[str, ...]
 
 DEFAULT_SCHEDULER: Final = mutate.DEFAULT_SCHEDULER
 _ORDERED: Final = "OrderedReady"
 _LABEL: Final = f"metadata.labels[{names.GANG}]"
 _GATE: Final = f"spec.schedulingGates[{names.GANG}]"
+_NATIVE: Final = "spec.schedulingGroup"
+_SHORT: Final = re.compile(r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?")  # of Kubernetes' names those that a label can say
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
+_NOT_SERVED: Final = (
+    f"{_NATIVE}: the pod is in no gang of Cardwise, since this cluster serves no PodGroups of "
+    f"{Foreign.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
+)
 # How many pods a workload makes at a time, where Kubernetes' default is one.
 _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "deployments": ("spec", "replicas"),
@@ -40,7 +49,29 @@ class Numbers(Protocol):
 
 
 def of(pod: Json, schedulers: Collection[str]) -> Membership | None:
-    """The gang of a pod or of a template; `schedulers` are those that ask the extender. Raises InvalidRequest."""
+    """The gang that a pod or a template names by annotation or label, whatever it asks for; `schedulers` are those that
+    ask the extender. Raises InvalidRequest.
+    """
+    said = _said(pod, schedulers)
+    return said if said is not None and said.foreign is not Foreign.KUBERNETES else None
+
+
+def native(pod: Json, schedulers: Collection[str], served: Callable[[], bool]) -> tuple[Membership | None, Warnings]:
+    """The gang of a pod that asks for something, by the PodGroup of Kubernetes that it names. `served`: whether there
+    are such. With warnings. Raises InvalidRequest, KubeError.
+    """
+    said = _said(pod, schedulers)
+    if said is None or said.foreign is not Foreign.KUBERNETES:
+        return None, ()
+    if not served():
+        return None, (_NOT_SERVED,)
+    if not _SHORT.fullmatch(said.name):
+        problem = f"{shortened(said.name)!r} is too long for the name of a gang"
+        raise InvalidRequest(f"{_NATIVE}.podGroupName", problem, "give the PodGroup a name of 63 characters at most")
+    return said, ()
+
+
+def _said(pod: Json, schedulers: Collection[str]) -> Membership | None:
     scheduler = (pod.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
     return gangs.membership(pod) if scheduler in schedulers else None
 

@@ -80,6 +80,9 @@ class View(Protocol):
     def mps_scopes(self) -> frozenset[str]:
         """How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""
 
+    def podgroups(self) -> bool:
+        """Whether the cluster serves PodGroups of Kubernetes. Raises KubeError."""
+
     def pod(self, namespace: str, name: str) -> Json | None:
         """The pod, from the API server; None where it cannot be read."""
 
@@ -227,6 +230,9 @@ def _rewritten(
             pod = defaults.applied(pod, known)
     replaced = devices.replaced(obj, pod)
     asked = request.parse(pod)
+    native: tuple[str, ...] = ()
+    if gang is None and asked is not None:
+        gang, native = gangs.native(pod, settings.gang_schedulers, view.podgroups)
     if asked is not None and asked.containers:
         percent = SmPercent(given.sm_percent or settings.sm_percent)
         bound = mpsmode.least(asked, settings.least_mps, known.least_mps if known is not None else "")
@@ -243,7 +249,7 @@ def _rewritten(
         scheduler=settings.scheduler,
     )
     joined, told = gangs.joined(mutation.pod, gang)
-    return joined, unplaced + replaced + injected.warnings + mutation.warnings + told
+    return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + told
 
 
 def _reapply_pod(review: Review) -> Decision:
@@ -290,6 +296,8 @@ def _judged(pod: Json, namespace: str, view: View, settings: Settings) -> tuple[
     """Warnings about a pod as it should be. Raises InvalidRequest, KubeError."""
     asked, told = validate.pod(pod, view, settings.oversize)
     gang = gangs.of(pod, settings.gang_schedulers)
+    if gang is None and asked is not None:
+        gang, _ = gangs.native(pod, settings.gang_schedulers, view.podgroups)
     told += gangs.check(pod, gang, asked)
     offers = view.offers()
     if offers is not None:

@@ -17,6 +17,7 @@ from cardwise.core.values.wording import shortened
 
 MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
+_SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
 Json = Mapping[str, Any]
 Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes first
@@ -25,39 +26,47 @@ Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes 
 # Which pods belong together.
 
 
+class Foreign(StrEnum):
+    """The API group of a PodGroup that is not ours."""
+
+    COSCHEDULING = "scheduling.x-k8s.io"
+    KUBERNETES = "scheduling.k8s.io"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The gang that a pod names. `minimum` is None where a PodGroup says it; `foreign`: one of coscheduling."""
+    """The gang that a pod names. `minimum` is None where a PodGroup says it; `foreign`: whose, if it is not ours."""
 
     name: str
     minimum: int | None = None
-    foreign: bool = False
+    foreign: Foreign | None = None
 
 
 def membership(pod: Json) -> Membership | None:
     """What a pod or a pod template says of its gang; an annotation wins over a label. Raises InvalidRequest.
 
-    Not of both: kube-scheduler would wait for all of its own PodGroup before it binds any, and the extender for all of
-    the gang.
+    A PodGroup of Kubernetes makes members of those pods only that ask for cards or devices, which is not looked at
+    here. A pod that names a gang by one of the others too is refused: kube-scheduler would wait for all pods of its
+    group before it binds any, and the extender for all of the gang.
     """
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    if (pod.get("spec") or {}).get("schedulingGroup"):
-        both = next((k for k in (names.GROUP_NAME, names.COSCHEDULING) if k in annotations or k in labels), None)
+    if group := (pod.get("spec") or {}).get("schedulingGroup"):
+        both = next((k for k in _SPELLINGS if k in annotations or k in labels), None)
         if both is not None:
             raise InvalidRequest(
                 "spec.schedulingGroup",
                 f"names a PodGroup of Kubernetes, and {both} a gang of Cardwise: a pod is in one of them at most",
                 "leave one of them out on all pods of the group",
             )
+        return Membership(name=str(group.get("podGroupName") or ""), foreign=Foreign.KUBERNETES)
     for where, values in (("annotations", annotations), ("labels", labels)):
         if names.GROUP_NAME in values:
             field_name = f"metadata.{where}[{names.GROUP_NAME}]"
             return Membership(name=_name(values[names.GROUP_NAME], field_name), minimum=_minimum(annotations, labels))
     if names.COSCHEDULING in labels:
-        return Membership(
-            name=_name(labels[names.COSCHEDULING], f"metadata.labels[{names.COSCHEDULING}]"), foreign=True
-        )
+        field_name = f"metadata.labels[{names.COSCHEDULING}]"
+        return Membership(name=_name(labels[names.COSCHEDULING], field_name), foreign=Foreign.COSCHEDULING)
     if names.GROUP_NUM in annotations or names.GROUP_NUM in labels:
         where = "annotations" if names.GROUP_NUM in annotations else "labels"
         raise InvalidRequest(
@@ -145,7 +154,7 @@ class Member:
     gated: bool = False
     node: str = ""
     minimum: int | None = None
-    foreign: bool = False
+    foreign: Foreign | None = None
     priority: int = 0
     queue_priority: int | None = None
     shape: str = ""
@@ -159,7 +168,7 @@ class Group:
     """What the PodGroup of a gang says; None where it says nothing.
 
     `running`: its status has the phase Running. `half`: since when, in seconds of the time of day, it has one of a gang
-    that is bound in part.
+    that is bound in part. `basic`: it is one of Kubernetes, whose pods need not start together, so it is no gang.
     """
 
     minimum: int | None = None
@@ -167,6 +176,7 @@ class Group:
     priority: int | None = None
     running: bool = False
     half: float | None = None
+    basic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from cardwise.core.api import names
 from cardwise.core.gangs.gangs import (
     MOST_MEMBERS,
+    Foreign,
     Group,
     Member,
     Patience,
@@ -61,6 +62,9 @@ def _minimum(name: str, group: Group, there: Sequence[Member]) -> tuple[int, str
         return group.minimum or 0, "all its pods are ending"
     said = {member.minimum for member in there if member.minimum is not None}
     problem = next((f"{member.name}: {member.problem}" for member in there if member.problem), "")
+    native = {member.foreign is Foreign.KUBERNETES for member in there}
+    if len(native) > 1:
+        problem = problem or "some of its pods name it by spec.schedulingGroup, others by annotation or label"
     if group.minimum is not None:
         minimum = group.minimum
         if not 1 <= minimum <= MOST_MEMBERS:
@@ -69,6 +73,10 @@ def _minimum(name: str, group: Group, there: Sequence[Member]) -> tuple[int, str
     if len(said) > 1:
         numbers = ", ".join(str(number) for number in sorted(said))
         return max(said), problem or f"its pods do not agree on {names.GROUP_NUM}: {numbers}"
+    if True in native and not group.basic:
+        return 0, problem or f"the PodGroup {name} of {Foreign.KUBERNETES}/v1beta1 that its pods name is not there"
+    if group.basic:
+        return 1, problem
     if not said:
         return 0, problem or f"nobody says how many pods it has: add {names.GROUP_NUM}, or a PodGroup {name}"
     return said.pop(), problem
@@ -386,6 +394,8 @@ class Gang:
 
     def _settle(self, now: float) -> str:
         """After who is there has changed: whether it runs, or has come to be half bound."""
+        if self.group.basic:
+            return "" if self.ran else self._run(now)
         counted = self._count()
         self.evicting &= {member.uid for member in counted.bound}
         if self.ran and not counted.bound:

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import Member, Membership, rank_of
+from cardwise.core.gangs.gangs import Foreign, Member, Membership, rank_of
 from cardwise.core.values.invalid import InvalidRequest
 
 NAME, NUMBER, LABEL = names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING
@@ -23,7 +23,7 @@ def pod(annotations=None, labels=None, gates=()):
         ({}, {NAME: "g", NUMBER: "3"}, Membership(name="g", minimum=3)),
         ({NAME: "g"}, {NAME: "other", NUMBER: "2"}, Membership(name="g", minimum=2)),
         ({NAME: "g"}, {}, Membership(name="g")),
-        ({}, {LABEL: "c"}, Membership(name="c", foreign=True)),
+        ({}, {LABEL: "c"}, Membership(name="c", foreign=Foreign.COSCHEDULING)),
         ({NAME: "g"}, {LABEL: "c"}, Membership(name="g")),
     ],
 )

@@ -223,6 +223,54 @@ def test_a_podgroup_of_coscheduling_says_how_many(scene):
     assert len(scene.api.sent("patch")) == 2
 
 
+def natives(scene, *gangs):
+    """A waiting pod in each of these, by a PodGroup of Kubernetes."""
+    pods = [member(f"{gang}-0", gang, minimum=None, created=i, gpu_mem=P100) for i, gang in enumerate(gangs)]
+    for pod in pods:
+        del pod["metadata"]["annotations"][names.GROUP_NAME]
+        pod["spec"]["schedulingGroup"] = {"podGroupName": pod["metadata"]["labels"][names.GANG]}
+    scene.create(*pods)
+
+
+NATIVE = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/"
+
+
+def test_a_podgroup_of_kubernetes_says_how_many_and_is_not_written(scene):
+    natives(scene, "g")
+    scene.keeper.step()
+    scene.tell()
+    assert (scene.world.phase(), scene.group()) == ("Pending", None)
+    for policy, phase in (({"gang": {"minCount": 2}}, "Pending"), ({"gang": {"minCount": 1}}, "Waiting")):
+        scene.api.answers[NATIVE + "g"] = {"spec": {"schedulingPolicy": policy}}
+        scene.world.clock.advance(6)
+        scene.keeper.step()
+        assert scene.world.phase() == phase
+    assert gated(scene) == []
+    scene.tell()
+    assert scene.group()["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
+    assert {call.verb for call in scene.api.requests if call.path.startswith(NATIVE)} == {"get"}
+
+
+@pytest.mark.parametrize("policy", [{"basic": {}}, {}])
+def test_a_podgroup_of_kubernetes_without_a_minimum_gates_nobody_and_is_not_told(scene, policy):
+    natives(scene, "g")
+    scene.api.answers[NATIVE + "g"] = {"spec": {"schedulingPolicy": policy}}
+    scene.keeper.step()
+    scene.keeper.step()
+    assert gated(scene) == []
+    scene.tell()
+    assert scene.group() is None
+    assert scene.events.told == []
+
+
+def test_of_thousands_of_podgroups_that_are_not_there_few_are_read_at_a_time(scene):
+    natives(scene, *(f"g{i:03}" for i in range(120)))
+    for reads in (50, 100, 120, 120):
+        scene.keeper.step()
+        assert len({call.path for call in scene.api.requests}) == reads
+    assert len(scene.api.requests) == 120
+
+
 def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
     trio(scene)
     scene.tell()

@@ -1,5 +1,6 @@
 """Members of gangs: what they look like after the webhook, which groups are refused, and what authors hear."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.gangs import gangs as core
-from cardwise.core.gangs.gangs import Membership
+from cardwise.core.gangs.gangs import Foreign, Membership
 from tests import build
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
@@ -81,7 +82,9 @@ def limits(obj: Json) -> list[Json]:
             {names.GROUP_NUM: "2"}, {names.GROUP_NAME: "a"}, Membership(name="a", minimum=2), id="one of each"
         ),
         pytest.param({names.GROUP_NAME: "a"}, {}, Membership(name="a"), id="a PodGroup says the number"),
-        pytest.param({}, {names.COSCHEDULING: "a"}, Membership(name="a", foreign=True), id="coscheduling"),
+        pytest.param(
+            {}, {names.COSCHEDULING: "a"}, Membership(name="a", foreign=Foreign.COSCHEDULING), id="coscheduling"
+        ),
     ],
 )
 def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, said: Membership) -> None:
@@ -101,12 +104,51 @@ def test_a_pod_that_names_a_podgroup_of_kubernetes_too_is_refused(annotations: J
     assert refused(asked).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes, and ")
 
 
-def test_a_pod_of_a_podgroup_of_kubernetes_alone_is_in_no_gang_of_ours() -> None:
-    asked = pod({}, {})
-    asked["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
-    member = after(asked)
+def native(name: str = "slurp.v1", **asked: Any) -> Json:
+    """A pod that names a PodGroup of Kubernetes."""
+    made = pod({}, **asked)
+    made["spec"]["schedulingGroup"] = {"podGroupName": name}
+    return made
+
+
+def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> None:
+    rdma = [{"name": "a", "resources": {"limits": {"rdma": "1"}}}]
+    for asked in (native(), native(containers=rdma)):
+        member = after(asked, Known(known_classes=RDMA))
+        assert member["spec"]["schedulingGates"] == [GATE]
+        assert member["metadata"]["labels"] == {names.GANG: "slurp.v1"}
+        assert core.joined(member) == Membership(name="slurp.v1", foreign=Foreign.KUBERNETES)
+        assert validated(member, Known(known_classes=RDMA)).allowed
+    assert warned(native()) == ()
+    assert "schedulingGates" not in after(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"
+    by_default = Known(namespaces={"default": Defaults("1Gi")})
+    decision = decisions.on_defaults(review.decode(body(native(containers=[{"name": "w"}]))), by_default, Settings())
+    assert f'"{names.GANG}"' in json.dumps(decision.patch), "now it asks"
+
+
+def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
+    """The API server drops it from the pod after this webhook has seen it."""
+    known = Known(native=False)
+    first = decisions.on_mutate(review.decode(body(native())), known, Settings())
+    assert first.warnings[0].startswith("spec.schedulingGroup: the pod is in no gang of Cardwise, since this cluster ")
+    member = after(native("x" * 64), known)
     assert "schedulingGates" not in member["spec"]
-    assert validated(member).allowed
+    assert validated(member, known).allowed
+    del member["spec"]["schedulingGroup"]
+    assert validated(member, known).allowed
+
+
+def test_a_podgroup_of_kubernetes_with_a_name_that_no_label_takes_is_refused() -> None:
+    said = refused(native("x" * 64))
+    assert said.startswith("spec.schedulingGroup.podGroupName: 'xxx")
+    assert said.endswith("give the PodGroup a name of 63 characters at most")
+    assert "schedulingGates" not in after(native("x" * 64, containers=[{"name": "ps"}]))["spec"]
+
+
+def test_a_pod_of_a_podgroup_of_kubernetes_for_another_scheduler_is_in_no_gang() -> None:
+    asked = native("x" * 64)
+    asked["spec"]["schedulerName"] = "volcano"
+    assert "schedulingGates" not in after(asked)["spec"]
 
 
 def test_gates_of_others_stay() -> None:
