@@ -66,7 +66,8 @@ def filter_nodes(
         requests.put(uid, asked, pod.version)
     if not candidates:
         return _fits(args, [])
-    if pod.grouped and requests.rests(uid):
+    if pod.grouped and (seconds := requests.rests(uid)):
+        state.waiters.rests(uid, seconds)
         return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
     if uid and pod.gang:
         answer = _member(state, args, pod, candidates)

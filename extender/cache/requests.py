@@ -59,13 +59,15 @@ class Requests:
                 rest = min(2 * before, _LONGEST_REST)
                 self._rests[uid] = self._clock.now() + rest, rest
 
-    def rests(self, uid: str) -> bool:
-        """Filter is asked about a member of a PodGroup. Whether its bind was refused a moment ago."""
+    def rests(self, uid: str) -> float:
+        """Filter is asked about a member of a PodGroup, of which a bind may have been refused a moment ago. For how many
+        seconds it is not to be tried.
+        """
         with self._lock:
             until, _ = self._rests.setdefault(uid, (0.0, _FIRST_REST / 2))
             if len(self._rests) > self._most:
                 self._rests.popitem(last=False)
-            return self._clock.now() < until
+            return max(0.0, until - self._clock.now())
 
     def put_scores(self, uid: str, scores: dict[str, int]) -> None:
         """What filter has found, node by node."""

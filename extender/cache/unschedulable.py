@@ -27,6 +27,7 @@ class UnschedulablePods:
         self._freed: str | None = None
         self._others = False  # somebody may wait of whom we do not know
         self._touched = float("-inf")
+        self._resting: dict[str, float] = {}  # until when
 
     def __len__(self) -> int:
         return len(self._refused)
@@ -40,6 +41,11 @@ class UnschedulablePods:
         self._forget(now)
         if len(self._refused) < _MOST:
             self._refused[uid] = now
+
+    def rests(self, uid: str, now: float, seconds: float) -> None:
+        """It was refused for that time only, after which nothing else may wake it."""
+        self.refused(uid, now)
+        self._resting[uid] = now + seconds
 
     def because(self, uid: str, reason: str) -> None:
         """What most nodes lacked for the pod, when it was refused last."""
@@ -55,6 +61,7 @@ class UnschedulablePods:
         """It was placed, or is gone."""
         self._refused.pop(uid, None)
         self._reasons.pop(uid, None)
+        self._resting.pop(uid, None)
 
     def freed(self, node: str, now: float, *, seen: bool) -> None:
         """There may be room on this node. `seen`: the scheduler sees the cause and retries by itself."""
@@ -70,6 +77,9 @@ class UnschedulablePods:
 
     def due(self, now: float) -> str | None:
         """The node to touch now, if any; says so once."""
+        for uid in [uid for uid, until in self._resting.items() if until <= now]:
+            del self._resting[uid]
+            self.freed("", now, seen=False)
         if not self.pending or now - self._touched < _EVERY:
             return None
         node, self._freed = self._freed, None

@@ -47,6 +47,11 @@ class WaitingPods:
         with self._lock:
             return [pod.ref for pod in self._unbound.values() if pod.bindable]
 
+    def rests(self, uid: str, seconds: float) -> None:
+        """Filter has refused the pod for so long, whatever there is."""
+        with self._lock:
+            self._held.waiting.rests(uid, self._clock.now(), seconds)
+
     def refused_because(self, uid: str, reason: str) -> None:
         """What filter has just told the scheduler of the pod, for metrics."""
         with self._lock:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cardwise.core.api import names
-from cardwise.kube import errors
+from cardwise.kube import errors, paths
 from tests.build import P100
 from tests.cluster import Cluster, versions
 from tests.cluster.cards import TestCard
@@ -32,36 +32,136 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def group(space: Space, name: str, minimum: int, **spec: Json | str) -> None:
-    made = {"metadata": {"name": name}, "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}} | spec}
-    space.cluster.api.create(f"/apis/{API}/namespaces/{space.name}/podgroups", made)
+def groups(space: Space, name: str = "") -> str:
+    path = f"/apis/{API}/namespaces/{space.name}/podgroups"
+    return f"{path}/{name}" if name else path
+
+
+def group(space: Space, name: str, minimum: int | None, **spec: Json | str) -> None:
+    """None: its pods need not start together."""
+    policy: Json = {"basic": {}} if minimum is None else {"gang": {"minCount": minimum}}
+    space.cluster.api.create(groups(space), {"metadata": {"name": name}, "spec": {"schedulingPolicy": policy} | spec})
 
 
 def condition(space: Space, name: str) -> str:
     """What kube-scheduler says of the group: whether it has been scheduled."""
-    status = space.cluster.api.get(f"/apis/{API}/namespaces/{space.name}/podgroups/{name}").get("status") or {}
+    status = space.cluster.api.get(groups(space, name)).get("status") or {}
     return next((one["status"] for one in status.get("conditions") or () if one["type"].endswith("Scheduled")), "")
 
 
-def member(name: str, of: str, **spec: str) -> Json:
+def member(name: str, of: str, **spec: str | Json) -> Json:
     return workload(name, gpu_mem=P100, spec={"schedulingGroup": {"podGroupName": of}} | spec)
+
+
+def ours(space: Space, name: str) -> Json:
+    """Our PodGroup of the gang, or nothing."""
+    try:
+        return space.cluster.api.get(paths.podgroups(space.name, name))
+    except errors.NotFound:
+        return {}
+
+
+def phase(space: Space, name: str) -> str:
+    return str((ours(space, name).get("status") or {}).get("phase", ""))
+
+
+def bound(space: Space) -> set[str]:
+    return {pod["metadata"]["name"] for pod in space.pods() if pod["spec"].get("nodeName")}
+
+
+def gates(space: Space, name: str) -> list[Json]:
+    found: list[Json] = space.get(name)["spec"].get("schedulingGates") or []
+    return found
 
 
 def single(name: str, priority: str) -> Json:
     return workload(name, gpu_mem=P100, spec={"priorityClassName": priority})
 
 
-def test_a_group_gets_a_card_each_or_nothing(space: Space) -> None:
+def test_a_gang_gets_a_card_each_or_nothing(space: Space) -> None:
     space.nodes(2, ONE_CARD)
     group(space, "g", 3)
-    for i in range(3):
+    for i in range(2):
         space.create(member(f"m{i}", "g"))
-    space.wait(lambda: condition(space, "g") == "False", "one of three fits nowhere")
-    assert not any(pod["spec"].get("nodeName") for pod in space.pods())
+    space.wait(lambda: phase(space, "g") == "Pending", "two of three are there")
+    assert [one["name"] for one in gates(space, "m0")] == [names.GANG]
+    space.create(member("m2", "g"))
+    space.wait(lambda: phase(space, "g") == "Waiting", "one of three fits nowhere")
+    space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
+    assert bound(space) == set()
     space.nodes(1, ONE_CARD)
     assert len({space.placed(f"m{i}") for i in range(3)}) == 3
     space.running("m0", "m1", "m2")
     space.wait(lambda: condition(space, "g") == "True", "kube-scheduler says so")
+    space.wait(lambda: phase(space, "g") == "Running", "and the extender")
+
+
+def test_one_member_that_fits_nowhere_leaves_all_without_a_node(space: Space) -> None:
+    space.nodes(3, ONE_CARD)
+    group(space, "g", 3)
+    for i in range(3):
+        space.create(member(f"m{i}", "g", **({"nodeSelector": {"zone": "none"}} if i == 2 else {})))
+    space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
+    space.wait(lambda: phase(space, "g") == "Held", "it fits but for what kube-scheduler alone knows")
+    assert bound(space) == set()
+
+
+def test_pods_that_ask_for_nothing_count_and_are_bound_by_kube_scheduler(space: Space) -> None:
+    space.nodes(2, ONE_CARD)
+    group(space, "g", 3)
+    space.create(workload("ps", spec={"schedulingGroup": {"podGroupName": "g"}}))
+    space.create(member("m0", "g"))
+    space.wait(lambda: phase(space, "g") == "Pending", "two of three are there")
+    assert gates(space, "ps") == []
+    assert gates(space, "m0")
+    space.create(member("m1", "g"))
+    space.running("ps", "m0", "m1")
+    space.wait(lambda: phase(space, "g") == "Running", "the gang runs")
+
+
+def test_a_group_may_come_after_its_pods_and_be_made_again(space: Space) -> None:
+    space.nodes(2, ONE_CARD)
+
+    def gone() -> bool:
+        return not space.cluster.api.get(groups(space))["items"]
+
+    for i in range(2):
+        space.create(member(f"m{i}", "g"))
+    group(space, "g", 3)
+    space.wait(lambda: phase(space, "g") == "Pending", "two of three are there")
+    space.cluster.api.delete(groups(space, "g"))  # its finalizer keeps it for its pods
+    space.delete("m0", "m1")
+    space.wait(gone, "the group is gone with its pods")
+    space.wait(lambda: not ours(space, "g"), "nothing is left of it")
+    group(space, "g", 2)
+    for i in range(2):
+        space.create(member(f"m{i}", "g"))
+    space.running("m0", "m1")
+    space.wait(lambda: phase(space, "g") == "Running", "the gang runs")
+
+
+def test_the_minimum_may_be_changed_while_they_wait(space: Space) -> None:
+    space.nodes(2, ONE_CARD)
+    group(space, "g", 3)
+    for i in range(2):
+        space.create(member(f"m{i}", "g"))
+    space.wait(lambda: phase(space, "g") == "Pending", "two of three are there")
+    patch = {"spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
+    space.cluster.api.patch(groups(space, "g"), patch, "merge")
+    space.running("m0", "m1")
+
+
+def test_a_group_without_a_minimum_is_no_gang(space: Space) -> None:
+    space.nodes(2, ONE_CARD)
+    group(space, "g", None)
+    for i in range(3):
+        space.create(member(f"m{i}", "g"))
+    space.wait(lambda: len(bound(space)) == 2, "two have a card each")
+    (left,) = {"m0", "m1", "m2"} - bound(space)
+    space.wait(lambda: not gates(space, left), "nothing keeps the third but the cards")
+    assert ours(space, "g") == {}
+    space.delete(min(bound(space)), grace=1)
+    space.running(left)
 
 
 def test_nobody_goes_of_a_group_that_would_break_and_others_do(space: Space) -> None:

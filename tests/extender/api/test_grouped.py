@@ -73,6 +73,20 @@ def test_one_whose_bind_is_refused_rests_longer_each_time():
     assert world.filter(pod, "n1").node_names == ["n1"]
 
 
+def test_one_that_rests_is_woken_when_it_may_be_tried_again():
+    """Nothing else may happen in the cluster for minutes, and kube-scheduler comes back to nobody by itself."""
+    world = World(n1=1)
+    world.requests.bind_failed("uid-m0")
+    assert world.filter(member("m0"), "n1").node_names == []
+    world.state.waiters.touch_due()  # for the cards that have come
+    world.clock.advance(0.9)
+    assert world.state.waiters.touch_due() is None
+    world.clock.advance(0.2)
+    assert world.state.waiters.touch_due() == "n1"
+    assert world.state.waiters.touch_due() is None
+    assert world.filter(member("m0"), "n1").node_names == ["n1"]
+
+
 def test_other_pods_come_again_when_the_scheduler_likes():
     world = World(n1=1)
     for _ in range(2):
@@ -87,4 +101,4 @@ def test_a_refused_bind_is_remembered(node):
     assert not made.requests.rests("uid-p"), "it comes to filter"
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": node}
     answer = create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call)).get_json()
-    assert bool(answer["Error"]) == made.requests.rests("uid-p") == (node == "nowhere")
+    assert bool(answer["Error"]) == bool(made.requests.rests("uid-p")) == (node == "nowhere")
