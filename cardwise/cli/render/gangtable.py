@@ -64,7 +64,7 @@ def views(client: KubeClient, namespace: str = "", name: str = "") -> list[GangV
     selector = {"labelSelector": f"{names.GANG}={name}" if name else names.GANG}
     for pod in listing.objects(client, paths.pods(namespace), selector):
         pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
-    found = sorted(groups.keys() | pods.keys())
+    found = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
     return [_view(key, groups.get(key, {}), pods.get(key, [])) for key in found if name in ("", key[1])]
 
 
@@ -130,6 +130,13 @@ def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
 def _is_there(pod: Json) -> bool:
     """As the extender counts: it is not being deleted and has not failed."""
     return not pod["metadata"].get("deletionTimestamp") and (pod.get("status") or {}).get("phase") != "Failed"
+
+
+def _is_basic(pods: Sequence[Json]) -> bool:
+    """Whether the PodGroup of Kubernetes that they name has no minimum: the extender has let them go, and keeps no
+    PodGroup of its own for them.
+    """
+    return all((pod.get("spec") or {}).get("schedulingGroup") and not gangs.gated(pod) for pod in pods)
 
 
 def _names(pods: Iterator[Json] | Sequence[Json]) -> list[str]:

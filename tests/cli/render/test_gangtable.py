@@ -69,6 +69,15 @@ def test_who_counts_is_who_lives():
     assert other[:7] == ["team-a", "other", "Unknown", "1/3", "0", "0", "3m"]
 
 
+def test_pods_that_a_podgroup_of_kubernetes_keeps_together_in_name_only_are_no_gang():
+    pods = [member("basic", "a"), member("basic", "b", node="n1"), member("gang", "c")]
+    for pod in pods:
+        pod["metadata"]["annotations"] = {}
+        pod["spec"]["schedulingGroup"] = {"podGroupName": pod["metadata"]["labels"][names.GANG]}
+    pods[2]["spec"]["schedulingGates"] = [{"name": names.GANG}]
+    assert [row[1] for row in rows(world([], *pods))[1:]] == ["gang"]
+
+
 def test_where_nobody_has_told_anything_the_pods_and_the_podgroup_are_shown():
     assert rows(world([group("new")]))[1][:6] == ["team-a", "new", "Unknown", "0/3", "0", "0"]
     alone = world([], member("slurp", "a"))
