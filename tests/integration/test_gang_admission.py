@@ -87,6 +87,18 @@ def test_members_are_gated_labelled_and_brought_to_the_extender(api: Api) -> Non
     assert "removed, since the pod is in no gang" in said(api, plain)
 
 
+def test_where_podgroups_of_kubernetes_are_not_served_a_pod_that_names_one_is_as_others(api: Api) -> None:
+    """kube-apiserver drops the field, in 1.37 only after our webhook has seen it."""
+    asked = build.pod("alone", namespace=SPACE, gpu_mem=8138)
+    asked["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
+    done = api.run("create", DRY, "--validate=ignore", "-o", "json", "-f", "-", stdin=asked)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert {"schedulingGroup", "schedulingGates"}.isdisjoint(made["spec"])
+    assert names.GANG not in made["metadata"].get("labels", {})
+    assert ("serves no PodGroups" in done.stderr) == (int(versions.minor().split(".")[1]) >= 36), "what older ones know"
+
+
 def test_a_parameter_server_may_mount_what_pods_without_a_card_may(api: Api) -> None:
     server = pod("server")
     server["spec"]["volumes"] = [{"name": "v", "hostPath": {"path": "/var/lib"}}]
