@@ -67,7 +67,7 @@ def filter_nodes(
     if not candidates:
         return _fits(args, [])
     if pod.grouped and (seconds := requests.rests(uid)):
-        state.waiters.rests(uid, seconds)
+        state.waiting_pods.rests(uid, seconds)
         return _refused(dict.fromkeys(candidates, Refusal.UNSETTLED))
     if uid and pod.gang:
         answer = _member(state, args, pod, candidates)

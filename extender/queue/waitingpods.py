@@ -50,7 +50,7 @@ class WaitingPods:
     def rests(self, uid: str, seconds: float) -> None:
         """Filter has refused the pod for so long, whatever there is."""
         with self._lock:
-            self._held.waiting.rests(uid, self._clock.now(), seconds)
+            self._held.unschedulable.rests(uid, self._clock.now(), seconds)
 
     def refused_because(self, uid: str, reason: str) -> None:
         """What filter has just told the scheduler of the pod, for metrics."""

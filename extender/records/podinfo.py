@@ -17,7 +17,7 @@ from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
-from cardwise.kube.pods import loads
+from cardwise.kube.pods import loads, resizes
 from extender.records.nodeinfo import Occupant, Placed
 from extender.records.pod import Claimant, Pod, Prospect
 from extender.records.podref import PodRef
@@ -175,7 +175,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         finished,
         _ended(read, finished=finished),
         problem,
-        placed=None if finished else Placed(node, loads.of_pod(read.spec), _occupant(meta, read.spec)),
+        placed=None if finished else Placed(node, resizes.load(raw, read.spec), _occupant(meta, read.spec)),
         gang=gang,
         member=member,
         group="" if gang or finished else _group(meta, read.spec),
@@ -229,7 +229,7 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
     if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
         return None
     occupant = _occupant(meta, read.spec, fixed=static)
-    placed = Placed(intern(read.spec.node_name), loads.of_pod(read.spec), occupant, group)
+    placed = Placed(intern(read.spec.node_name), resizes.load(raw, read.spec), occupant, group)
     return f"{meta.namespace}/{meta.name}", placed
 
 

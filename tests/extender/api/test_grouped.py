@@ -78,12 +78,12 @@ def test_one_that_rests_is_woken_when_it_may_be_tried_again():
     world = World(n1=1)
     world.requests.bind_failed("uid-m0")
     assert world.filter(member("m0"), "n1").node_names == []
-    world.state.waiters.touch_due()  # for the cards that have come
+    world.state.waiting_pods.touch_due()  # for the cards that have come
     world.clock.advance(0.9)
-    assert world.state.waiters.touch_due() is None
+    assert world.state.waiting_pods.touch_due() is None
     world.clock.advance(0.2)
-    assert world.state.waiters.touch_due() == "n1"
-    assert world.state.waiters.touch_due() is None
+    assert world.state.waiting_pods.touch_due() == "n1"
+    assert world.state.waiting_pods.touch_due() is None
     assert world.filter(member("m0"), "n1").node_names == ["n1"]
 
 

@@ -41,6 +41,78 @@ def test_what_a_pod_takes(spec, load):
     assert loads.of_pod(msgspec.convert(spec, PodSpec)) == load
 
 
+CONTAINERS = [asks("1", "1Gi", name="a"), asks("2", "1Gi", name="b")]
+
+
+def has(name, allocated, runs=None):
+    found = {"name": name, "allocatedResources": {"cpu": allocated, "memory": "1Gi"}}
+    return found | ({"resources": {"requests": {"cpu": runs, "memory": "1Gi"}}} if runs else {})
+
+
+def why(kind, reason=""):
+    return [{"type": f"PodResize{kind}", "status": "True", "reason": reason}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "cpu"),
+    [
+        pytest.param({}, {"containerStatuses": [has("a", "9")]}, 3, id="nothing is resized"),
+        pytest.param({}, {"conditions": why("InProgress")}, 3, id="nothing is known of it"),
+        pytest.param(
+            {}, {"conditions": why("Pending", "Deferred"), "containerStatuses": [has("a", "500m")]}, 3, id="up"
+        ),
+        pytest.param({}, {"conditions": why("InProgress"), "containerStatuses": [has("a", "4")]}, 6, id="down"),
+        pytest.param(
+            {}, {"conditions": why("InProgress"), "containerStatuses": [has("a", "1", "5")]}, 7, id="still runs"
+        ),
+        pytest.param(
+            {},
+            {"conditions": why("Pending", "Infeasible"), "containerStatuses": [has("a", "0.5"), has("b", "1", "0.5")]},
+            1.5,
+            id="never",
+        ),
+        pytest.param(
+            {}, {"conditions": why("Pending", "Infeasible"), "containerStatuses": [has("a", "2")]}, 2, id="b: no"
+        ),
+        pytest.param(
+            {"initContainers": [asks("4", name="i", restartPolicy="Always")]},
+            {"conditions": why("InProgress"), "initContainerStatuses": [has("i", "6")]},
+            9,
+            id="sidecar",
+        ),
+        pytest.param(
+            {"resources": {"requests": {"cpu": "4"}}},
+            {
+                "conditions": why("InProgress"),
+                "resources": {"requests": {"cpu": "8"}},
+                "allocatedResources": {"cpu": "6"},
+            },
+            8,
+            id="the pod as a whole",
+        ),
+        pytest.param(
+            {"resources": {"requests": {"cpu": "40"}}},
+            {"conditions": why("Pending", "Infeasible"), "resources": {}, "allocatedResources": {"cpu": "6"}},
+            6,
+            id="the pod as a whole, never",
+        ),
+        pytest.param(
+            {"resources": {"requests": {"cpu": "4"}}}, {"conditions": why("InProgress")}, 4, id="an older kubelet"
+        ),
+    ],
+)
+@pytest.mark.parametrize("signs", [{}, {names.IDX: "0"}], ids=["other", "ours"])
+def test_a_pod_that_is_resized_takes_what_it_has_or_will_have(spec, status, cpu, signs):
+    pod = {
+        "metadata": {"name": "x", "namespace": "d", "uid": "u", "annotations": signs},
+        "spec": {"nodeName": "n", "containers": CONTAINERS} | spec,
+        "status": {"phase": "Running"} | status,
+    }
+    _, found = podinfo.pod(json.dumps(pod).encode())
+    placed = found if isinstance(found, Placed) else found.placed
+    assert placed.load.cpu == cpu * 1000
+
+
 def test_a_node_has_what_it_may_allocate():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "63500m", "memory": "1Gi", "pods": "110"}}}
     assert nodeinfo.node(json.dumps(node).encode()) == ("n", NodeRecord(Load(63_500, GIB, 110)))

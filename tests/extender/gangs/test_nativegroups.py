@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs.gangs import Foreign, Group
-from extender.records import projection
+from extender.records import podinfo
 from extender.records.nodeinfo import Placed
 from tests.extender.gangworlds import P100, World, member
 
@@ -24,7 +24,7 @@ def aside(world, name, **changes):
     """A pod of the group that asks for nothing: none of ours."""
     meta = {"name": name, "namespace": "default", "uid": f"uid-{name}"} | changes.pop("meta", {})
     spec = {"containers": [{"name": "c"}], "schedulingGroup": {"podGroupName": "g"}} | changes.pop("spec", {})
-    found = projection.pod(json.dumps({"metadata": meta, "spec": spec, "status": changes}).encode())
+    found = podinfo.pod(json.dumps({"metadata": meta, "spec": spec, "status": changes}).encode())
     if found is None:
         world.state.remove_other(f"default/{name}")
         return None

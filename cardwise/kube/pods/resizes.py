@@ -1,0 +1,98 @@
+"""Loads of pods that are being resized in place, as kube-scheduler counts them.
+
+Such a pod takes of its node what it had or what it will have, whichever is more, and what its node can never give
+counts nothing. Else who writes a million CPUs into a running pod would close its node to gangs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from cardwise.core.api.request import Load
+from cardwise.kube.pods import loads
+from cardwise.kube.pods.loads import Amounts, Container, PodSpec, Resources
+
+_SIGN: Final = b'"PodResize'  # in the JSON of a pod: one of its two conditions, pending or in progress
+
+
+class _Named(Container):
+    name: str = ""
+
+
+class _Spec(PodSpec, rename="camel"):
+    containers: Sequence[_Named] | None = None
+    init_containers: Sequence[_Named] | None = None
+
+
+class _Has(Struct, rename="camel"):
+    """What the kubelet has set aside for a container or a pod, and what that runs with."""
+
+    name: str = ""
+    allocated_resources: Amounts | None = None
+    resources: Resources | None = None
+
+
+class _Condition(Struct):
+    type: str = ""
+    reason: str = ""
+
+
+class _Status(_Has, rename="camel"):
+    container_statuses: Sequence[_Has] | None = None
+    init_container_statuses: Sequence[_Has] | None = None
+    conditions: Sequence[_Condition] | None = None
+
+
+class _Pod(Struct):
+    spec: _Spec
+    status: _Status
+
+
+_decode = msgspec.json.Decoder(_Pod).decode
+
+
+def load(raw: bytes, spec: PodSpec) -> Load:
+    """Of a pod whose `spec` has been read already."""
+    if _SIGN not in raw:
+        return loads.of_pod(spec)
+    pod = _decode(raw)
+    conditions = pod.status.conditions or ()
+    never = any(one.type == "PodResizePending" and one.reason == "Infeasible" for one in conditions)
+    found = [_as(pod, _allocated, never=never), _as(pod, _actuated, never=never)]
+    if not never:
+        found.append(loads.of_pod(pod.spec))
+    return Load(max(one.cpu for one in found), max(one.memory for one in found), 1)
+
+
+def _allocated(has: _Has) -> Amounts | None:
+    return has.allocated_resources
+
+
+def _actuated(has: _Has) -> Amounts | None:
+    runs = has.resources.requests if has.resources is not None else None
+    return has.allocated_resources if runs is None else runs
+
+
+def _as(pod: _Pod, now: Callable[[_Has], Amounts | None], *, never: bool) -> Load:
+    """What the pod would take if it asked for what it has; of what the kubelet says nothing yet, for what it asks."""
+    spec, status = pod.spec, pod.status
+    known = {one.name: one for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))}
+
+    def asked(has: _Has | None, wanted: Resources | None) -> Resources | None:
+        amounts = now(has) if has is not None else None
+        return Resources(amounts) if amounts is not None else None if never else wanted
+
+    def containers(some: Sequence[_Named] | None) -> list[Container]:
+        return [Container(asked(known.get(one.name), one.resources), one.restart_policy) for one in some or ()]
+
+    whole = asked(status, spec.resources) if spec.resources is not None and status.resources is not None else None
+    return loads.of_pod(
+        PodSpec(
+            containers=containers(spec.containers),
+            init_containers=containers(spec.init_containers),
+            overhead=spec.overhead,
+            resources=whole or spec.resources,
+        )
+    )
