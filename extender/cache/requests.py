@@ -60,8 +60,8 @@ class Requests:
                 self._rests[uid] = self._clock.now() + rest, rest
 
     def rests(self, uid: str) -> float:
-        """Filter is asked about a member of a PodGroup, of which a bind may have been refused a moment ago. For how many
-        seconds it is not to be tried.
+        """Filter is asked about a member of a PodGroup. For how many seconds it is not to be tried, since its bind was
+        refused a moment ago.
         """
         with self._lock:
             until, _ = self._rests.setdefault(uid, (0.0, _FIRST_REST / 2))

@@ -4,8 +4,9 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
+from tests.build import container
 from tests.cluster import versions
-from tests.integration.sharing import Space, workload
+from tests.integration.sharing import Json, Space, inspect, workload
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(180)]
 
@@ -19,6 +20,45 @@ def since(minor: int, what: str) -> pytest.MarkDecorator:
 
 def card(space: Space, name: str) -> str:
     return space.inside(name, "ls /dev/nvidia*; echo $CARDWISE_MEM_LIMIT_MIB")
+
+
+@since(35, "restart rules")
+def test_a_container_that_is_restarted_by_a_rule_has_its_share_again(space: Space) -> None:
+    """And one that is not keeps it until its pod is over."""
+    again = {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}
+    once = container("main", gpu_mem=1024) | {"restartPolicy": "Never", "restartPolicyRules": [again]}
+    once["command"] = ["sh", "-c", "[ -e /d/x ] || { touch /d/x; exit 42; }; sleep 1000"]
+    once["volumeMounts"] = [{"name": "d", "mountPath": "/d"}]
+    ends = container("ends", gpu_mem=2048) | {"restartPolicy": "Never", "command": ["sh", "-c", "exit 3"]}
+    space.create(workload("ruled", [once, ends], node="n1", spec={"volumes": [{"name": "d", "emptyDir": {}}]}))
+
+    def statuses() -> dict[str, Json]:
+        return {one["name"]: one for one in space.get("ruled")["status"].get("containerStatuses") or ()}
+
+    space.wait(lambda: (main := statuses().get("main")) and main["restartCount"] == 1 and main["ready"], "restarted")
+    space.wait(lambda: "terminated" in statuses()["ends"]["state"], "the other has ended for good")
+    assert card(space, "ruled").split()[-1] == "1024"
+    assert statuses()["ends"]["restartCount"] == 0
+    shown = inspect(space.cluster)
+    assert sum(pods.get(f"{space.name}/ruled", 0) for _, _, pods in shown.values()) == 1024 + 2048
+
+
+@since(36, "a rule that restarts all containers")
+def test_a_pod_that_is_restarted_in_place_has_its_shares_again(space: Space) -> None:
+    rule = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}
+    main = container("main", gpu_mem=1024)
+    trouble = container("trouble", gpu_mem=2048) | {"restartPolicy": "Never", "restartPolicyRules": [rule]}
+    trouble["command"] = ["sh", "-c", "[ -e /d/x ] || { touch /d/x; exit 42; }; sleep 1000"]
+    trouble["volumeMounts"] = [{"name": "d", "mountPath": "/d"}]
+    space.create(workload("whole", [main, trouble], node="n1", spec={"volumes": [{"name": "d", "emptyDir": {}}]}))
+
+    def again() -> bool:
+        found = space.get("whole")["status"].get("containerStatuses") or []
+        return len(found) == 2 and all(one["restartCount"] == 1 and one["ready"] for one in found)
+
+    space.wait(again, "both run again")
+    assert card(space, "whole").split()[-1] == "1024"
+    assert space.inside("whole", "echo $CARDWISE_MEM_LIMIT_MIB", main="trouble").split() == ["2048"]
 
 
 @since(34, "resources of the pod")

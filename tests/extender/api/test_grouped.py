@@ -76,6 +76,7 @@ def test_one_whose_bind_is_refused_rests_longer_each_time():
 def test_one_that_rests_is_woken_when_it_may_be_tried_again():
     """Nothing else may happen in the cluster for minutes, and kube-scheduler comes back to nobody by itself."""
     world = World(n1=1)
+    world.filter(member("m0"), "n1")
     world.requests.bind_failed("uid-m0")
     assert world.filter(member("m0"), "n1").node_names == []
     world.state.waiting_pods.touch_due()  # for the cards that have come

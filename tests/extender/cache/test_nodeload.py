@@ -10,7 +10,7 @@ from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
 from extender.cache.nodeload import NodeLoads
-from extender.records import nodeinfo
+from extender.records import nodeinfo, podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 
 GIB = 1 << 30

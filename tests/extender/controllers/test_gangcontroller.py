@@ -237,13 +237,13 @@ NATIVE = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/"
 
 def test_a_podgroup_of_kubernetes_says_how_many_and_is_not_written(scene):
     natives(scene, "g")
-    scene.keeper.step()
+    scene.controller.step()
     scene.tell()
     assert (scene.world.phase(), scene.group()) == ("Pending", None)
     for policy, phase in (({"gang": {"minCount": 2}}, "Pending"), ({"gang": {"minCount": 1}}, "Waiting")):
         scene.api.answers[NATIVE + "g"] = {"spec": {"schedulingPolicy": policy}}
         scene.world.clock.advance(6)
-        scene.keeper.step()
+        scene.controller.step()
         assert scene.world.phase() == phase
     assert gated(scene) == []
     scene.tell()
@@ -255,8 +255,8 @@ def test_a_podgroup_of_kubernetes_says_how_many_and_is_not_written(scene):
 def test_a_podgroup_of_kubernetes_without_a_minimum_gates_nobody_and_is_not_told(scene, policy):
     natives(scene, "g")
     scene.api.answers[NATIVE + "g"] = {"spec": {"schedulingPolicy": policy}}
-    scene.keeper.step()
-    scene.keeper.step()
+    scene.controller.step()
+    scene.controller.step()
     assert gated(scene) == []
     scene.tell()
     assert scene.group() is None
@@ -266,7 +266,7 @@ def test_a_podgroup_of_kubernetes_without_a_minimum_gates_nobody_and_is_not_told
 def test_of_thousands_of_podgroups_that_are_not_there_few_are_read_at_a_time(scene):
     natives(scene, *(f"g{i:03}" for i in range(120)))
     for reads in (50, 100, 120, 120):
-        scene.keeper.step()
+        scene.controller.step()
         assert len({call.path for call in scene.api.requests}) == reads
     assert len(scene.api.requests) == 120
 
