@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
-from cardwise.core.api.quotas import NOTHING, Headroom
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
@@ -95,14 +95,14 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
 
 def _beyond_quotas(ledger: Ledger, members: Iterable[Member], terms: Terms) -> Member | None:
     """The first with whom the quotas do not allow all, whichever cards they get: without a look at any node."""
-    charged = [(one, NOTHING) for one in terms.headroom()]
-    for member in members if charged else ():
+    headroom = terms.headroom()
+    for member in members if headroom else ():
         if member.request is None:
             continue
-        least = [fitting.surely(member.request, ledger.kinds, one.entry) for one, _ in charged]
-        charged = [(one, sum_.plus(more)) for (one, sum_), more in zip(charged, least, strict=True)]
-        if not all(one.takes(sum_) for one, sum_ in charged):
+        least = [(one, fitting.surely(member.request, ledger.kinds, one.entry)) for one in headroom]
+        if not all(one.takes(charge) for one, charge in least):
             return member
+        headroom = [one.less(charge) for one, charge in least]
     return None
 
 

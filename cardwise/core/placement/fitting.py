@@ -11,7 +11,7 @@ from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.cards import FULL_CORE, POSITION, card_code
 from cardwise.core.api.mpsprofile import NOBODY
-from cardwise.core.api.quotas import NOTHING, Charge, Headroom
+from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement.kinds import ANY_CARD, Kinds, Level
 from cardwise.core.placement.mpstaints import FOR_GOOD, untolerated_by
@@ -47,10 +47,6 @@ class Want(NamedTuple):
     typed: frozenset[int] | None
 
 
-# What quotas leave, and what of it the request has taken on this node so far.
-Headrooms = tuple[tuple[Headroom, Charge], ...]
-
-
 class Plan(NamedTuple):
     """What to look for. `headroom` is of those entries that take one card of the request, but perhaps not all of them.
 
@@ -58,7 +54,7 @@ class Plan(NamedTuple):
     """
 
     wants: tuple[Want, ...]
-    headroom: Headrooms
+    headroom: Sequence[Headroom]
     unlimited: tuple[Want, ...] | None
 
 
@@ -112,7 +108,7 @@ def plan(wanted: Sequence[Claim], kinds: Kinds, headroom: Sequence[Headroom]) ->
         full = {i for i, one in enumerate(tight) if not one.takes(_least(claim, kinds, one.entry))}
         counted |= set(range(len(tight))) - full
         wants.append(Want(claim, kinds.levels(claim.device_class, [tight[i].entry for i in sorted(full)]), typed))
-    return Plan(tuple(wants), tuple((tight[i], NOTHING) for i in sorted(counted)), unlimited)
+    return Plan(tuple(wants), tuple(tight[i] for i in sorted(counted)), unlimited)
 
 
 def _most(claim: Claim) -> Charge:
@@ -150,27 +146,26 @@ def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
     return Charge(len(claim.keys), claim.mem, 0)
 
 
-def charged(headroom: Headrooms, node: NodeState, i: int, claim: Claim) -> Headrooms | None:
-    """The headroom when this card is taken for the claim; None where one of them does not allow it."""
+def charged(headroom: Sequence[Headroom], node: NodeState, i: int, claim: Claim) -> list[Headroom] | None:
+    """What quotas leave when this card is taken for the claim; None where one of them does not allow it."""
     charge = _charge(node, i, claim)
-    after = []
-    for one, taken in headroom:
-        with_it = taken
-        if node.registry.covered(node.kinds[i], one.entry):
-            with_it = taken.plus(charge)
-            if not one.takes(with_it):
-                return None
-        after.append((one, with_it))
-    return tuple(after)
+    left = []
+    for one in headroom:
+        covered = node.registry.covered(node.kinds[i], one.entry)
+        if covered and not one.takes(charge):
+            return None
+        left.append(one.less(charge) if covered else one)
+    return left
 
 
 # The choice for one claim.
 
 
-Chosen = tuple[int, list[int], Headrooms]  # score and positions of the cards for one claim, and the headroom with them
+# Score and positions of the cards for one claim, and what quotas leave beside them.
+Chosen = tuple[int, list[int], Sequence[Headroom]]
 
 
-def choose(node: NodeState, want: Want, headroom: Headrooms, policy: policies.Policy) -> Chosen | None:
+def choose(node: NodeState, want: Want, headroom: Sequence[Headroom], policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim; None where there are too few that it may have."""
     codes = usable(node, want.claim)
     return _choose(node, codes, want, headroom, policy) if headroom else _choose_freely(node, codes, want, policy)
@@ -199,7 +194,7 @@ def _choose(
     node: NodeState,
     codes: Sequence[int],
     want: Want,
-    headroom: Headrooms,
+    headroom: Sequence[Headroom],
     policy: policies.Policy,
     *,
     taken: tuple[int, ...] = (),
@@ -334,7 +329,6 @@ def served(node: NodeState, i: int, request: PodRequest, headroom: Sequence[Head
     kind = node.kinds[i]
     wanted = [(claim, node.registry.allowed(claim.device_class)) for claim in claims(request)]
     of_type = [claim for claim, typed in wanted if typed is None or kind in typed]
-    free = tuple((one, NOTHING) for one in headroom)
     open_to = [claim for claim in of_type if admits(node, i, claim)]
-    may = [claim for claim in open_to if charged(free, node, i, claim) is not None]
+    may = [claim for claim in open_to if charged(headroom, node, i, claim) is not None]
     return may, "" if may else "quota" if open_to else "mps" if of_type else "type"

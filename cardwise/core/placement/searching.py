@@ -8,10 +8,10 @@ from typing import Final
 
 from cardwise.core.api import policies
 from cardwise.core.api.cards import POSITION
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement.fitting import (
     Chosen,
     Claim,
-    Headrooms,
     Plan,
     Want,
     charged,
@@ -63,7 +63,7 @@ def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Polic
 
 
 def _search(
-    node: NodeState, wants: Sequence[Want], headroom: Headrooms, policy: policies.Policy, effort: Effort
+    node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy, effort: Effort
 ) -> _Found | Want | None:
     """As `fit`, or what finds no card even alone, or None where all would alone.
 
@@ -88,7 +88,9 @@ def _search(
     return score, positions
 
 
-def _hopeless(node: NodeState, wants: Sequence[Want], headroom: Headrooms, policy: policies.Policy) -> Want | None:
+def _hopeless(
+    node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy
+) -> Want | None:
     """The first that finds no card even alone."""
     return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
 
@@ -120,7 +122,7 @@ class _Others:
         self._effort = effort
         self._until = max(0, effort.left - _STEPS)
 
-    def search(self, node: NodeState, headroom: Headrooms, at: int = 0) -> _Found | None:
+    def search(self, node: NodeState, headroom: Sequence[Headroom], at: int = 0) -> _Found | None:
         """The first choice for the claims from this one on with which none of them goes without."""
         want = self._wants[at]
         if at + 1 == len(self._wants):
@@ -133,7 +135,12 @@ class _Others:
         return None
 
     def _choices(
-        self, node: NodeState, codes: Sequence[int], want: Want, headroom: Headrooms, taken: tuple[int, ...] = ()
+        self,
+        node: NodeState,
+        codes: Sequence[int],
+        want: Want,
+        headroom: Sequence[Headroom],
+        taken: tuple[int, ...] = (),
     ) -> Iterator[Chosen]:
         """For one claim. Cards that are alike are tried once: what follows is the same with each of them."""
         missing = want.claim.cards - len(taken)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cardwise.core.api.mpsprofile import NOBODY
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import Claim, Headrooms, Plan, Want
+from cardwise.core.placement.fitting import Claim, Plan, Want
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
@@ -144,7 +145,7 @@ class _Choice:
         }
 
     def _choose(
-        self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], headroom: Headrooms
+        self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], headroom: Sequence[Headroom]
     ) -> None:
         """All choices for the slots from this one on. `start`: in the order of the slot's claim; `spent`: what the
         cards chosen for this claim so far cost, each alone.
