@@ -23,7 +23,7 @@ from extender.cache.inventory import Report
 from extender.cache.nodeload import NodeLoads
 from extender.cache.placing import Ask, Placing
 from extender.cache.policies import Policies
-from extender.cache.quotas import Brake
+from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
@@ -366,10 +366,10 @@ class State:
         with self._lock:
             self._reservations.look_up_failed(uid)
 
-    def brake(self, namespace: str, request: PodRequest) -> Brake | None:
+    def full_entry(self, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry of a quota that a pod waits for."""
         with self._lock:
-            return self._limits.brake(self._ledger, namespace, request)
+            return self._limits.full_entry(self._ledger, namespace, request)
 
     def class_in_use(self, name: str) -> bool:
         """Whether a pod waits for the class or holds a card that is of it or, gone from its node, may have been."""

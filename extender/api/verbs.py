@@ -13,6 +13,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
+from extender.cache.quotas import FullEntry
 from extender.cache.requests import Requests
 from extender.cache.reservations import MARKS, Decided, Phase
 from extender.queue.ahead import YOUNGEST
@@ -27,7 +28,6 @@ from extender.records.wire import (
     PreemptArgs,
     PreemptResult,
 )
-from extender.reporting.podevents import Full
 from extender.state import State
 
 TOP = 10  # kube-scheduler's MaxExtenderPriority
@@ -46,7 +46,7 @@ class Preferences:
     preempt_fragmented: bool = False
 
 
-Notice = Callable[[PodRef, Full], None]
+Notice = Callable[[PodRef, FullEntry], None]
 
 
 def filter_nodes(
@@ -98,9 +98,9 @@ def filter_nodes(
                 state.preemption.refused(pod.claimant(), policy, nodes)
         found.refusals.update(dict.fromkeys(closed, Refusal.GANG_RESERVED))
         if notice is not None and uid and Refusal.QUOTA in found.refusals.values():
-            brake = state.brake(pod.ref.namespace, asked)
-            if brake is not None:
-                notice(pod.ref, Full(*brake))
+            full = state.full_entry(pod.ref.namespace, asked)
+            if full is not None:
+                notice(pod.ref, full)
         return _refused(found.refusals)
     if not isinstance(found, dict):
         return _fits(args, [found.node])

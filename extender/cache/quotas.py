@@ -11,7 +11,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.ledger import Ledger
 
 
-class Brake(NamedTuple):
+class FullEntry(NamedTuple):
     """An entry that leaves no room: the key of its quota, what is held of it, and what a pod asks."""
 
     quota: str
@@ -59,7 +59,7 @@ class Quotas:
             for entry in quota.entries
         ]
 
-    def brake(self, ledger: Ledger, namespace: str, request: PodRequest) -> Brake | None:
+    def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry to name to a person whom a quota keeps waiting: of what the pod asks for rather than of all cards.
 
         A whole card's MiB are not known before it is chosen: they are at least those of the smallest that there is.
@@ -71,7 +71,7 @@ class Quotas:
             for entry in quota.entries:
                 used, asked = ledger.used(namespace, entry), _asked(ledger, entry, request)
                 if not quotas.headroom(entry, used).takes(asked):
-                    full.append(Brake(key, entry, used, asked))
+                    full.append(FullEntry(key, entry, used, asked))
         return max(full, key=lambda one: one.entry.device_class in named, default=None)
 
 

@@ -7,12 +7,11 @@ nothing: here is who was told what and when, and the words.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
-from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef, Recorder
+from extender.cache.quotas import FullEntry
 from extender.records.objects import QuotaRecord
 from extender.records.podref import PodRef
 from extender.reporting import statuses
@@ -20,15 +19,6 @@ from extender.reporting.listers import Listers
 
 _QUIET = 300.0  # seconds in which a pod is told of quota once
 _REMEMBERED = 50_000  # pods
-
-
-class Full(NamedTuple):
-    """An entry of a GPUQuota that leaves no room: what is held of it and what the pod asks."""
-
-    quota: str
-    entry: Entry
-    used: Charge
-    asked: Charge
 
 
 class PodEvents:
@@ -65,7 +55,7 @@ class PodEvents:
             for pod in self._waiting_for(name):
                 self._events.record(_ref(pod), "ResourceClassDeleted", text, "Warning")
 
-    def waits_for_quota(self, pod: PodRef, full: Full) -> None:
+    def waits_for_quota(self, pod: PodRef, full: FullEntry) -> None:
         """The pod could be placed but for this entry. Returns at once."""
         now = self._clock.now()
         with self._lock:
@@ -87,7 +77,7 @@ def _ref(pod: PodRef) -> ObjectRef:
     return ObjectRef.pod(pod.namespace, pod.name, pod.uid)
 
 
-def _waits(full: Full) -> str:
+def _waits(full: FullEntry) -> str:
     short = [
         (used, hard, asked, unit)
         for used, hard, asked, unit in (

@@ -441,8 +441,8 @@ def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(w
     world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
     asked = request.parse_mutated(asking("p", gpu_mem=100, device_class="k80"))
     assert refused(world.plan(Ask(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {Refusal.QUOTA}
-    brake = world.brake("default", asked)
-    assert (brake.entry.model, brake.asked.shares) == ("Tesla K80", 1)
+    full = world.full_entry("default", asked)
+    assert (full.entry.model, full.asked.shares) == ("Tesla K80", 1)
 
 
 def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
@@ -450,10 +450,10 @@ def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
     asked = request.parse_mutated(asking("p", whole_gpu=1))
     world.set_quota(*as_quota({"memoryMiB": 11440}))
     assert refused(world.plan(Ask(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {Refusal.QUOTA}
-    assert world.brake("default", asked).asked == Charge(1, 11441, 1)
+    assert world.full_entry("default", asked).asked == Charge(1, 11441, 1)
     world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "cards": 0}))
-    assert world.brake("default", asked).entry.device_class in ("p100", "k80")
+    assert world.full_entry("default", asked).entry.device_class in ("p100", "k80")
     of_p100 = request.parse_mutated(asking("p", whole_gpu=1, device_class="p100"))
-    assert world.brake("default", of_p100).asked == Charge(1, P100, 1)
+    assert world.full_entry("default", of_p100).asked == Charge(1, P100, 1)
     world.set_quota(*as_quota({"memoryMiB": P100}))
-    assert world.brake("default", of_p100) is None, "it may be that bigger ones only are free"
+    assert world.full_entry("default", of_p100) is None, "it may be that bigger ones only are free"

@@ -6,9 +6,10 @@ import pytest
 
 from cardwise.core.api.quotas import Charge, Entry
 from cardwise.kube.events import ObjectRef
+from extender.cache.quotas import FullEntry
 from extender.records.objects import QuotaRecord
 from extender.reporting.listers import Listers
-from extender.reporting.podevents import Full, PodEvents
+from extender.reporting.podevents import PodEvents
 from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object
 from tests.fakes.clock import FakeClock
 
@@ -81,7 +82,7 @@ def test_only_the_leader_tells(world):
 
 
 def full(**limits):
-    return Full("gpus", Entry(device_class="k80", **limits), used=Charge(5, 60000, 0), asked=Charge(1, 8000, 0))
+    return FullEntry("gpus", Entry(device_class="k80", **limits), used=Charge(5, 60000, 0), asked=Charge(1, 8000, 0))
 
 
 def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
@@ -111,7 +112,7 @@ def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
 
 
 def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
-    asked = Full("gpus", Entry(memory=1000), used=Charge(), asked=Charge(1, 11441, 1))
+    asked = FullEntry("gpus", Entry(memory=1000), used=Charge(), asked=Charge(1, 11441, 1))
     world.pod_events.waits_for_quota(Pod("u1", "team", "a"), asked)
     assert world.events.told[0][-1] == (
         "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "
