@@ -17,7 +17,7 @@ from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Scope, State, Status
 from cardwise.core.values.quantity import MiB, Percent
-from mps.daemon import homes
+from mps.daemon import directories
 
 AGENT = [sys.executable, "-m", "mps.agent"]
 _UUID = "GPU-5c5b2f0e-8a86-4c3c-b8a9-0a7c4a2e6f10"
@@ -67,7 +67,7 @@ def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
     """The agent's environment; makes what is mounted into it."""
     root = folder / "mps"
     home = Path(mps.folder(str(root), _UUID))
-    homes.prepare(home)
+    directories.prepare(home)
     daemon.bind(str(home / mps.CLIENTS / mps.CONTROL))
     daemon.listen(1024)
     status = Status(
@@ -78,7 +78,7 @@ def _pod(folder: Path, daemon: socket.socket) -> dict[str, str]:
         valid_seconds=3600.0,
         ceilings={_UUID: _P100},
     )
-    homes.write_status(home, status)
+    directories.write_status(home, status)
     share = CardShare(0, _UUID, MiB(8138), Percent(50), _P100)
     return {
         **os.environ,

@@ -25,13 +25,13 @@ from deviceplugin.grants.prestart import Active, PreStart, Refused
 from deviceplugin.grants.release import Releaser
 from deviceplugin.plugin.registration import Registration
 from deviceplugin.plugin.server import PluginServer
-from deviceplugin.publish import cardlevels, leaving, metrics
+from deviceplugin.publish import cardlevels, metrics, shutdown
 from deviceplugin.publish.cardlevels import CardLevel
 from deviceplugin.publish.cordons import Cordons
-from deviceplugin.publish.former import Former
+from deviceplugin.publish.handover import HandOver
 from deviceplugin.publish.inventory import Inventory
 from deviceplugin.publish.marking import Marker
-from deviceplugin.publish.mpssaid import MpsSaid
+from deviceplugin.publish.stalemps import StaleMpsStatus
 from deviceplugin.sources.containers import Containers, RuntimeSilent
 from deviceplugin.sources.kubelet import Kubelet, KubeletSilent
 from deviceplugin.sources.pods import Pods
@@ -94,7 +94,7 @@ class Agent:
         self._delivery = Delivery(settings.cdi_dir, nvidia)
         self._containers = containers
         self._kubelet = kubelet
-        self._former = Former(settings.kubelet_dir)
+        self._handover = HandOver(settings.kubelet_dir)
         self._events = events
         self._marker = Marker(client, clock)
         self.pods = Pods(client, settings.node, self._pod_ended, clock)
@@ -119,7 +119,7 @@ class Agent:
             cordons=Cordons(settings.state_dir / "cordons.json"),
             events=events,
             split=settings.cards is not None,
-            mps=MpsSaid(settings.mps, settings.mps_root, clock),
+            mps=StaleMpsStatus(settings.mps, settings.mps_root, clock),
             core=settings.core_overcommit,
             clock=clock,
         )
@@ -176,10 +176,10 @@ class Agent:
     def leave(self) -> None:
         """Before `stop`, where the node and its kubelet go on: takes some seconds, in which all is served."""
         node = self._inventory.node
-        leaving.leave(
+        shutdown.leave(
             node.withdraw_slots,
             lambda: node.share_allocatable() not in ("", "0"),
-            lambda: leaving.not_admitted(self.pods.all(), self._kubelet),
+            lambda: shutdown.not_admitted(self.pods.all(), self._kubelet),
             self._clock,
         )
 
@@ -227,7 +227,7 @@ class Agent:
     def _health(self, cards: list[GpuCard]) -> dict[str, Health]:
         """By UUID. A card that no container can be given is as good as sick, and one that another plugin gives too."""
         living = (pod.uid for pod in self.pods.all() if not pod.finished)
-        of_all = self._inventory.node.nvidia_problem() or self._former.why_not(living) or self.grants.problem
+        of_all = self._inventory.node.nvidia_problem() or self._handover.why_not(living) or self.grants.problem
         if of_all:
             return {card.uuid: Health(healthy=False, reason=of_all) for card in cards}
         health = self._gpus.health()

@@ -1,4 +1,4 @@
-"""All that the extender knows, behind one lock: what the API server tells and what filter and bind decide goes in here.
+"""The facade of cache, queue, gangs and preemption: each call is one turn at what is known, under the one lock.
 
 One lock; nothing here waits or does I/O. Who has room, and for which reason, is in the table of `cache.reservations`.
 """

@@ -27,7 +27,7 @@ from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common_options, simulated_cards_option
 from mps import metrics
 from mps.audit.audit import AuditSettings
-from mps.daemon import homes, units
+from mps.daemon import directories, units
 from mps.daemon.machine import Pace
 from mps.host import cgroups
 from mps.host.processes import CONTROL
@@ -197,7 +197,7 @@ def main(
         )
         gpus: Gpus = all_gpus if cards is None else ChosenGpus(all_gpus, cards)
         mps.check_root(str(root), [card.uuid for card in gpus.cards()], settings.scope)
-        homes.check_open(root)
+        directories.check_open(root)
         if daemon_cgroup is not None:
             cgroups.check_root(daemon_cgroup)
         if ignored := units.passed_over(os.environ):

@@ -20,10 +20,10 @@ from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.audit.audit import Audit, AuditSettings
 from mps.audit.owners import Owners
-from mps.daemon import closing, homes
+from mps.daemon import computemode, directories
 from mps.daemon.daemon import Daemon, DaemonSettings
-from mps.daemon.endings import Endings
 from mps.daemon.machine import Pace
+from mps.daemon.termination import Terminations
 from mps.daemon.units import Unit
 from mps.host import drivers
 from mps.host.control import ControlError
@@ -69,7 +69,7 @@ class Lock:
 
     def __init__(self, root: Path) -> None:
         """Raises OSError."""
-        homes.make_open(root)
+        directories.make_open(root)
         self._path = root / mps.LOCK
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
@@ -113,7 +113,7 @@ class Manager:
         self._lock = threading.Lock()
         self._daemons: dict[Path, Daemon] = {}
         self._leaving: set[Path] = set()  # homes whose daemon is to end, whatever pods say
-        self._endings = Endings(settings.detach_before)
+        self._terminations = Terminations(settings.detach_before)
         self._turned = clock.now()
         self._loop = Loop(
             "manager",
@@ -209,7 +209,7 @@ class Manager:
     def detach(self, pod_uid: str) -> int:
         """Takes the pod's clients off their servers, after which they may be killed. How many there were."""
         count = 0
-        owners = Owners([*self._endings.vanished, *self.pods.all()])
+        owners = Owners([*self._terminations.vanished, *self.pods.all()])
         for daemon in self.daemons():
             if not daemon.running:
                 continue
@@ -282,7 +282,7 @@ class Manager:
 
     def _whose(self, pid: int) -> str:
         """The process for people: with its name and its pod."""
-        owner = Owners([*self._endings.vanished, *self.pods.all()]).of(self._host.memberships(pid))
+        owner = Owners([*self._terminations.vanished, *self.pods.all()]).of(self._host.memberships(pid))
         name = self._host.name(pid)
         what = f"{pid} ({name})" if name else str(pid)
         return f"{what} of pod {owner.pod.namespace}/{owner.pod.name}" if owner is not None else what
@@ -302,7 +302,7 @@ class Manager:
 
     def _detach_ending(self) -> float:
         """Seconds until it is to be called again."""
-        due, later = self._endings.due(self.pods.all(), self._clock.wall().timestamp(), self._clock.now())
+        due, later = self._terminations.due(self.pods.all(), self._clock.wall().timestamp(), self._clock.now())
         for pod in due:
             self._detach_pod(pod)
         return min(_DETACH_AGAIN if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
@@ -312,7 +312,7 @@ class Manager:
             who = f"{pod.namespace}/{pod.name}"
             _log.info("clients of an ending pod detached", pod=who, uid=pod.uid, clients=count)
         else:
-            self._endings.over(pod.uid)
+            self._terminations.over(pod.uid)
 
     def _demands(self) -> dict[str, Demand]:
         return demands(self.pods.all(), self._gpus.cards())
@@ -335,7 +335,7 @@ class Manager:
             for process in [*self._host.daemons(pipe), *self._host.servers(pipe)]:
                 _log.warning("ending a daemon of cards that are not served any more", home=str(home), pid=process.pid)
                 process.signal(signal.SIGKILL)
-            for problem in closing.reopen(home, self._use):
+            for problem in computemode.reopen(home, self._use):
                 _log.error("a card was left closed", problem=problem)
 
 

@@ -106,10 +106,6 @@ class RunAs(Struct, rename="camel"):
     run_as_user: int | None = None
 
 
-class PodSpecHead(Struct, rename="camel"):
-    node_name: str = ""
-
-
 class PodStatusHead(Struct, rename="camel"):
     phase: str = ""
 

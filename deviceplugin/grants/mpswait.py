@@ -40,7 +40,7 @@ class NotYet(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Readiness:
     """`problem`: why not now, "" if it may start. `homes`: the folders of the daemons that it is given."""
 
     problem: str = ""
@@ -69,28 +69,30 @@ class MpsWait:
         `seat` says whether one more call may wait; `leave` gives that back. `active`: somebody waits for the answer.
         """
         wanted = self._wanted(grant)
-        verdict = self._look(grant, wanted)
-        if verdict.problem and seat():
+        readiness = self._look(grant, wanted)
+        if readiness.problem and seat():
             try:
-                verdict = self._in_time(grant, wanted, verdict, active)
+                readiness = self._in_time(grant, wanted, readiness, active)
             finally:
                 leave()
-        if verdict.problem:
-            raise NotYet(verdict.problem)
-        return msgspec.structs.replace(grant, mps=verdict.homes)
+        if readiness.problem:
+            raise NotYet(readiness.problem)
+        return msgspec.structs.replace(grant, mps=readiness.homes)
 
     def confirm(self, grant: Grant) -> None:
         """Whether it still holds. Raises NotYet."""
-        verdict = self._look(grant, self._wanted(grant))
-        if verdict.problem or verdict.homes != grant.mps:
-            raise NotYet(verdict.problem or _CHANGED)
+        readiness = self._look(grant, self._wanted(grant))
+        if readiness.problem or readiness.homes != grant.mps:
+            raise NotYet(readiness.problem or _CHANGED)
 
-    def _in_time(self, grant: Grant, wanted: State | None, verdict: Verdict, active: Callable[[], bool]) -> Verdict:
+    def _in_time(
+        self, grant: Grant, wanted: State | None, readiness: Readiness, active: Callable[[], bool]
+    ) -> Readiness:
         deadline = self._clock.now() + SECONDS
-        while verdict.problem and self._clock.now() < deadline and active():
+        while readiness.problem and self._clock.now() < deadline and active():
             self._clock.sleep(_PAUSE)
-            verdict = self._look(grant, wanted)
-        return verdict
+            readiness = self._look(grant, wanted)
+        return readiness
 
     def _wanted(self, grant: Grant) -> State | None:
         """The state to wait for; None where MPS is not in play. Raises NotYet."""
@@ -119,42 +121,42 @@ class MpsWait:
                 self._seen.touch()
         return self._managed
 
-    def _look(self, grant: Grant, wanted: State | None) -> Verdict:
+    def _look(self, grant: Grant, wanted: State | None) -> Readiness:
         if wanted is None:
-            return Verdict()
+            return Readiness()
         if grant.is_agent:
             return self._look_for_agent(grant, wanted)
         if wanted is State.OFF:
-            return Verdict(self._problem(grant.shares, State.OFF))
+            return Readiness(self._problem(grant.shares, State.OFF))
         homes = self._homes(grant.shares)
         if None in homes:
-            return Verdict(self._problem(grant.shares, State.READY) or _CHANGED)
+            return Readiness(self._problem(grant.shares, State.READY) or _CHANGED)
         if len(homes) > 1:
             return self._look_at_several(grant)
-        return Verdict(self._problem(grant.shares, State.READY), tuple(map(str, homes)))
+        return Readiness(self._problem(grant.shares, State.READY), tuple(map(str, homes)))
 
-    def _look_at_several(self, grant: Grant) -> Verdict:
+    def _look_at_several(self, grant: Grant) -> Readiness:
         """Each card has a daemon of its own, and a process can go through one only."""
         what = (
             f"pod {grant.pod} has shares of several cards in one container, each with an MPS daemon of its own; a "
             "process can use one (cardwise-mps --scope=node has one for all)"
         )
         if _mode(grant.mps_mode, self._setting) is Mode.REQUIRED:
-            return Verdict(what)
+            return Readiness(what)
         why = self._problem(grant.shares, State.OFF)
-        return Verdict(f"{what}; it starts without MPS once it is off on all of them: {why}" if why else "")
+        return Readiness(f"{what}; it starts without MPS once it is off on all of them: {why}" if why else "")
 
-    def _look_for_agent(self, grant: Grant, wanted: State) -> Verdict:
+    def _look_for_agent(self, grant: Grant, wanted: State) -> Readiness:
         """It waits by itself; it only needs something to look at."""
         if wanted is State.OFF:
-            return Verdict()
+            return Readiness()
         by_container = grant.assignment().containers.values()
         if any(len(homes := self._homes(shares)) > 1 and None not in homes for shares in by_container):
-            return Verdict()  # such a container can only start without MPS
+            return Readiness()  # such a container can only start without MPS
         homes = self._homes(grant.pod_shares)
         if None in homes:
-            return Verdict(self._problem(grant.pod_shares, wanted) or _CHANGED)
-        return Verdict(homes=tuple(map(str, homes)))
+            return Readiness(self._problem(grant.pod_shares, wanted) or _CHANGED)
+        return Readiness(homes=tuple(map(str, homes)))
 
     def _homes(self, shares: Sequence[_OnCard]) -> list[Path | None]:
         """Of the daemons that serve these cards, each once."""

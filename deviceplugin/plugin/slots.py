@@ -1,6 +1,7 @@
 """The share slots: device IDs without meaning, for which the kubelet calls us and names the container.
 
-Short and few, because the kubelet accepts no list above 4 MiB (dm: plugin/v1beta1/client.go, no MaxCallRecvMsgSize).
+Short and few, because the kubelet accepts no list above 4 MiB (its pkg/kubelet/cm/devicemanager sets no
+MaxCallRecvMsgSize).
 """
 
 from collections.abc import Sequence

@@ -28,8 +28,8 @@ from deviceplugin.grants.access import Access
 from deviceplugin.publish import cards as tell
 from deviceplugin.publish import metrics
 from deviceplugin.publish.cordons import Cordons
-from deviceplugin.publish.mpssaid import MpsSaid
 from deviceplugin.publish.node import OwnNode
+from deviceplugin.publish.stalemps import StaleMpsStatus
 from deviceplugin.publish.writes import Writes
 from deviceplugin.sources.classes import Classes
 from deviceplugin.sources.pods import Pods
@@ -73,7 +73,7 @@ class Inventory:
         cordons: Cordons,
         events: EventRecorder,
         split: bool,
-        mps: MpsSaid,
+        mps: StaleMpsStatus,
         core: int = FULL_CORE,
         clock: Clock = SYSTEM,
     ) -> None:

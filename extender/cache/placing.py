@@ -1,4 +1,4 @@
-"""Where a pod fits at the moment: the placement engine, asked with all that the state knows.
+"""Asks the placement engine where a pod fits, with what quotas leave and what is kept from the pod.
 
 Runs under the state's lock; the state decides what follows from the answer.
 """

@@ -337,7 +337,7 @@ class Preemption:
             if one is None:
                 residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
                 continue
-            budgets = self._budgets.covering(one.namespace, one.labels)
+            budgets = self._budgets.matching(one.namespace, one.labels)
             going = one.going or uid in gone
             residents.append(Resident(uid, one.priority, placed.load, holding, budgets, going, one.fixed, one.grouped))
         residents += [_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen]

@@ -181,7 +181,7 @@ class Ahead:
         one = self._nominated(uid)
         if one is None or one.prospect is None:
             return
-        doubt = one.prospect.wishes
+        doubt = one.prospect.constraints
         if list(nodes) == [one.node]:
             self._parts.reservations.meet(uid)
             self._doubts.pop(doubt, None)
@@ -300,7 +300,7 @@ class Ahead:
             not (settings.one_best_node or prospect.insists)
             or parts.ledger.holding(uid) is not None
             or not parts.may(prospect.request.priority)
-            or self._doubts.get(prospect.wishes, (0, 0.0))[1] > self._clock.now()
+            or self._doubts.get(prospect.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
         placed = self._place(prospect)
@@ -312,7 +312,7 @@ class Ahead:
     def _place(self, prospect: Prospect) -> Placement | None:
         """The best node with room for the pod beside cards, too."""
         parts, policy = self._parts, prospect.request.policy or self._settings.policy
-        nodes = self._grounds.allowed(prospect.wishes)
+        nodes = self._grounds.allowed(prospect.constraints)
         closed = parts.reserved(prospect.rank, prospect.request, nodes)
         full = set(closed)
         for look in range(_LOOKS + 1):

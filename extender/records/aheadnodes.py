@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-_MOST: Final = 256  # kinds of wishes whose nodes are remembered; pods of one workload have the same
+_MOST: Final = 256  # kinds of constraints whose nodes are remembered; pods of one workload have the same
 HARD: Final = ("NoSchedule", "NoExecute")
 
 Json = Mapping[str, Any]
@@ -85,7 +85,7 @@ class _Toleration(NamedTuple):
         return bool(self.key) and self.operator in ("", "Equal") and self.value == taint.value
 
 
-class Wishes(NamedTuple):
+class NodeConstraints(NamedTuple):
     """What a pod asks of its node. `terms`: of which one must hold; None: any node will do."""
 
     selector: tuple[tuple[str, str], ...]
@@ -106,17 +106,17 @@ class Wishes(NamedTuple):
 
 
 def key_of(spec: Json) -> bytes:
-    """Of a pod's wishes: equal for pods that ask the same of their node. `wishes` reads it."""
+    """Of a pod's constraints: equal for pods that ask the same of their node. `constraints` reads it."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms")
     return _encode([spec.get("nodeSelector") or {}, required, spec.get("tolerations") or []])
 
 
 @lru_cache(maxsize=_MOST)
-def wishes(key: bytes) -> Wishes:
+def constraints(key: bytes) -> NodeConstraints:
     """What `key_of` was given."""
     selector, required, tolerations = _decode(key)
-    return Wishes(
+    return NodeConstraints(
         tuple(sorted(selector.items())),
         None if required is None else tuple(map(_term, filter(_says, required))),
         tuple(
@@ -131,7 +131,7 @@ class Grounds:
 
     def __init__(self) -> None:
         self._nodes: dict[str, Ground] = {}
-        self._allowed: dict[bytes, set[str]] = {}  # by key of wishes, the longest ago asked for first
+        self._allowed: dict[bytes, set[str]] = {}  # by key of constraints, the longest ago asked for first
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -142,7 +142,7 @@ class Grounds:
             return
         self._nodes[name] = ground
         for key, allowed in self._allowed.items():
-            if wishes(key).allow(name, ground):
+            if constraints(key).allow(name, ground):
                 allowed.add(name)
             else:
                 allowed.discard(name)
@@ -153,10 +153,10 @@ class Grounds:
             allowed.discard(name)
 
     def allowed(self, key: bytes) -> set[str]:
-        """The nodes that a pod with these wishes may be on; not to be changed."""
+        """The nodes that a pod with these constraints may be on; not to be changed."""
         found = self._allowed.pop(key, None)
         if found is None:
-            allow = wishes(key).allow
+            allow = constraints(key).allow
             found = {name for name, ground in self._nodes.items() if allow(name, ground)}
             if len(self._allowed) >= _MOST:
                 del self._allowed[next(iter(self._allowed))]

@@ -1,4 +1,4 @@
-"""What a pod's JSON says to those who decide about it: filter, preempt, bind, gangs, and deciding ahead.
+"""A pod that is to be placed, read from its JSON: filter, preempt, bind, gangs, and deciding ahead.
 
 The one reader of pods that are to be placed, whether kube-scheduler sends them or the watch shows them. What is asked
 for is read then, and once. Of pods that have a node `podinfo` keeps less, and reads it faster.
@@ -24,7 +24,7 @@ from extender.records.podref import PodRef
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 # Bytes of what a pod asks of its node, some thirty conditions, to be decided about ahead. They are asked of all nodes
 # under the state's lock; the API server takes ten thousand.
-MOST_WISHES: Final = 1024
+MOST_CONSTRAINTS: Final = 1024
 
 # What differs between pods of one workload by their number alone.
 _OF_ONE_POD = (
@@ -65,7 +65,7 @@ class Claimant:
 class Prospect:
     """A pod that waits and was not tried yet, as far as is known; it may be decided about before kube-scheduler asks.
 
-    `version`: of the object, as last seen. `rank`: as a gang of one. `wishes`: key of what it asks of its node.
+    `version`: of the object, as last seen. `rank`: as a gang of one. `constraints`: key of what it asks of its node.
     `insists`: it says that the extender is to choose, whatever holds for others.
     """
 
@@ -76,7 +76,7 @@ class Prospect:
     request: PodRequest
     load: Load
     rank: Rank
-    wishes: bytes
+    constraints: bytes
     insists: bool
 
     @property
@@ -187,16 +187,18 @@ class Pod:
         return bool(self._spec.get("preemptionPolicy") != "Never")
 
     def one_best_node(self, *, default: bool) -> bool:
-        """Whether it leaves the choice of its node to the extender: not where it has wishes that only the scheduler can
-        weigh. `default`: of pods that have none, and no annotation that decides. A member of a PodGroup of Kubernetes
-        gets one in any case: the next member is filtered before it is bound, and must not be offered the same room.
+        """Whether it leaves the choice of its node to the extender: not where it has preferences that only
+        kube-scheduler can weigh. `default`: of pods that have none, and no annotation that decides.
+
+        A member of a PodGroup of Kubernetes gets one in any case: the next member is filtered before it is bound, and
+        must not be offered the same room.
         """
         if self.grouped:
             return True
         wish = self.annotations.get(names.ONE_NODE)
         if wish in ("true", "false"):
             return wish == "true"
-        if not default or self._wishes(_SOFT, "nodeAffinity", "podAffinity", "podAntiAffinity"):
+        if not default or self._affinity_terms(_SOFT, "nodeAffinity", "podAffinity", "podAntiAffinity"):
             return False
         spreads = self._spec.get("topologySpreadConstraints") or ()
         return all(spread.get("whenUnsatisfiable") != "ScheduleAnyway" for spread in spreads)
@@ -257,8 +259,8 @@ class Pod:
             asked = self.request
         except InvalidRequest:
             return None  # filter will say it
-        wishes = aheadnodes.key_of(self._spec)
-        if asked is None or len(wishes) > MOST_WISHES:
+        constraints = aheadnodes.key_of(self._spec)
+        if asked is None or len(constraints) > MOST_CONSTRAINTS:
             return None
         return Prospect(
             self.ref,
@@ -268,7 +270,7 @@ class Pod:
             request=asked,
             load=self.load,
             rank=self.rank,
-            wishes=wishes,
+            constraints=constraints,
             insists=self.one_best_node(default=False),
         )
 
@@ -278,14 +280,14 @@ class Pod:
         yield from self._spec.get("initContainers") or ()
         yield from self._spec.get("containers") or ()
 
-    def _wishes(self, strength: str, *kinds: str) -> bool:
+    def _affinity_terms(self, strength: str, *kinds: str) -> bool:
         affinity = self._spec.get("affinity") or {}
         return any((affinity.get(kind) or {}).get(strength) for kind in kinds)
 
     def _is_bound_to_others(self) -> bool:
         """Whether the scheduler decides by which other pods are where, or by claims of devices or volumes."""
         spec = self._spec
-        if self._wishes(_HARD, "podAffinity", "podAntiAffinity"):
+        if self._affinity_terms(_HARD, "podAffinity", "podAntiAffinity"):
             return True
         if spec.get("topologySpreadConstraints") or spec.get("resourceClaims") or spec.get("hostNetwork"):
             return True

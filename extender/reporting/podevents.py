@@ -1,7 +1,7 @@
 """Events for pods that wait: their class was deleted, or a quota holds them back; and for quotas without their class.
 
-Apart because they are told by who decides (the watch of classes, filter) or writes statuses, and must cost those
-nothing: here is who was told what and when, and the words.
+They are told by what decides (the watch of classes, filter) or writes statuses, and must cost those nothing: here
+is who was told what and when, and the words.
 """
 
 import threading

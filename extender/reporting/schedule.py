@@ -29,7 +29,7 @@ class _Written:
     again: int = 0
 
 
-class Turns:
+class FairQueueing:
     """Which namespace is next, so that each has the same time: fair queueing by start times.
 
     A namespace whose objects are slow to write, or many, waits for itself. One that comes anew begins where the others
@@ -60,7 +60,7 @@ class Turns:
 
 class Schedule:
     """`gaps`: for each kind the least seconds between two writes to one object. Kinds take turns, and so do namespaces
-    (`Turns`); what is in none counts as one.
+    (`FairQueueing`); what is in none counts as one.
 
     Every write is looked at again: a lost one is repeated, later and later while it has no effect.
     """
@@ -71,7 +71,7 @@ class Schedule:
         self._gaps = gaps
         self._ready: dict[str, dict[str, dict[Key, None]]] = {kind: {} for kind in gaps}  # by namespace
         self._kinds = list(gaps)
-        self._turns = {kind: Turns() for kind in gaps}
+        self._turns = {kind: FairQueueing() for kind in gaps}
         self._given: tuple[Key, float] | None = None  # what is being written, and since when
         self._later: list[tuple[float, int, Key]] = []
         self._put_off: dict[Key, float] = {}

@@ -6,7 +6,7 @@ What the pod uses is not among them: NVML tells that to privileged processes onl
 from collections.abc import Iterable, Mapping
 
 from cardwise.core.api.assignment import CardShare, fraction
-from mps.agent.telling import Told
+from mps.agent.podshares import Told
 from mps.agent.watching import Look
 
 _BYTES = 1024 * 1024

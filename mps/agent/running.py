@@ -12,9 +12,9 @@ from typing import NoReturn
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.values.invalid import InvalidRequest
-from mps.agent import exposition, telling, watching
+from mps.agent import exposition, podshares, watching
 from mps.agent.endpoint import Answer, Endpoint
-from mps.agent.telling import Told
+from mps.agent.podshares import Told
 from mps.agent.watching import Look
 
 _WAITING_SECONDS = 2.0
@@ -36,7 +36,7 @@ class Agent:
         self._clock = clock
         self._endpoint = Endpoint(self._answer, clock)
         self._looks: dict[str, Look] = {}
-        self._enforced = dict.fromkeys(told.shares, telling.UNKNOWN)
+        self._enforced = dict.fromkeys(told.shares, podshares.UNKNOWN)
         self._unwritten = set(told.shares)
         self._unheard: dict[Path | int, str] = {
             **{folder / key / shareagent.SOCKET: key for key in told.shares},
@@ -101,13 +101,13 @@ class Agent:
         states = {uuid: look.state for uuid, look in self._looks.items() if look.state is not None}
         for key, shares in self._told.shares.items():
             # A state file that cannot be read for a moment takes nothing back.
-            by = telling.enforced(shares, states, waits=self._told.waits) or self._enforced[key]
+            by = podshares.enforced(shares, states, waits=self._told.waits) or self._enforced[key]
             if by == self._enforced[key] and key not in self._unwritten:
                 continue
             self._enforced[key] = by
             self._unwritten.add(key)
             try:
-                _replace(self._folder / key / shareagent.FILE, telling.document(shares, by))
+                _replace(self._folder / key / shareagent.FILE, podshares.document(shares, by))
             except OSError as error:
                 self._told_trouble(f"{shareagent.FILE} of container {key} cannot be written", error)
             else:
@@ -134,7 +134,7 @@ class Agent:
     def _answer(self, listener: str, path: str) -> Answer:
         match path:
             case "/share" if listener != _POD:
-                body = telling.document(self._told.shares[listener], self._enforced[listener])
+                body = podshares.document(self._told.shares[listener], self._enforced[listener])
                 return Answer(200, body + "\n", "application/json")
             case "/metrics":
                 body = exposition.text(self._told, self._enforced, self._looks, ready=self._ready)
@@ -150,7 +150,7 @@ def run(environ: Mapping[str, str]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     try:
-        told = telling.read(environ)
+        told = podshares.read(environ)
     except InvalidRequest as error:
         _say("error", "cannot start", error=str(error))
         sys.exit(_BAD_SETTING)

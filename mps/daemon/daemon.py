@@ -19,14 +19,14 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardUnwilling, CardUse
 from cardwise.runtime.loops import Loop
 from mps import metrics
-from mps.daemon import closing, homes, machine, units
+from mps.daemon import computemode, directories, machine, units
 from mps.daemon.ceilings import Ceilings
 from mps.daemon.child import Child
 from mps.daemon.daemonlog import Output
 from mps.daemon.machine import OK, Act, Machine, Outcome, Pace, Phase, Result
+from mps.daemon.orphans import OrphanSweeper
 from mps.daemon.servers import Servers
 from mps.daemon.strangers import Strangers
-from mps.daemon.sweeping import Sweeper
 from mps.daemon.units import Unit
 from mps.host.control import Client, Control, ControlError, NoDaemon, Refused, Silent
 from mps.host.drivers import Capabilities
@@ -88,7 +88,7 @@ class Daemon:
         self._output = Output(unit.home / mps.LOG, unit.name)
         self._probes = 0
         self._servers = Servers(self._control, host, clock, tells_status=capabilities.server_status)
-        self._sweeper = Sweeper(unit, use, settings.pace.orphan_grace, host, clock)
+        self._sweeper = OrphanSweeper(unit, use, settings.pace.orphan_grace, host, clock)
         self._strangers = Strangers(unit, use, host, whose, clock)
         self._checked = 0.0
         self._written = -math.inf  # the state file
@@ -157,7 +157,7 @@ class Daemon:
     def begin(self) -> None:
         """Takes over what a former manager left."""
         try:
-            homes.prepare(self.unit.home)
+            directories.prepare(self.unit.home)
             self._output.open()
         except OSError as error:
             _log.error("a daemon's folder cannot be made", card=self.unit.name, error=str(error))
@@ -267,8 +267,8 @@ class Daemon:
         return self._strangers.without_server() or swept
 
     def _spawn(self) -> Result:
-        homes.prepare(self.unit.home)
-        homes.renew(self.unit.home)
+        directories.prepare(self.unit.home)
+        directories.renew(self.unit.home)
         self._close()
         metrics.STARTS.labels(self.unit.name).inc()
         self._ceilings.forget()
@@ -282,7 +282,7 @@ class Daemon:
 
     def _ask(self) -> Result:
         self._control.servers()
-        homes.share(self.unit.home)
+        directories.share(self.unit.home)
         self._ceilings.adopt()
         return OK
 
@@ -339,7 +339,7 @@ class Daemon:
             return f"the daemon's percentage is {said!r}, not {PERCENT}: somebody has changed it"
         if changed := self._ceilings.changed():
             return changed
-        if self._settings.exclusive and not closing.is_closed(self._use, self.unit.uuids):
+        if self._settings.exclusive and not computemode.is_closed(self._use, self.unit.uuids):
             return "the card's compute mode was changed"
         return None
 
@@ -367,7 +367,7 @@ class Daemon:
         return Result(Outcome.FAILED, "the daemon does not even end when killed")
 
     def _release(self) -> Result:
-        problems = closing.reopen(self.unit.home, self._use)
+        problems = computemode.reopen(self.unit.home, self._use)
         self._enforced = False
         return Result(Outcome.FAILED, "; ".join(problems)) if problems else OK
 
@@ -375,7 +375,7 @@ class Daemon:
 
     def _close(self) -> None:
         if self._settings.exclusive:
-            closing.close(self.unit.home, self._use, self.unit.uuids)
+            computemode.close(self.unit.home, self._use, self.unit.uuids)
         self._enforced = self._settings.exclusive
 
     def _apply_ceilings(self) -> None:
@@ -413,7 +413,7 @@ class Daemon:
         self._written = self._clock.now()
         metrics.tell_state(self.unit.name, new.state)
         try:
-            homes.write_status(self.unit.home, new)
+            directories.write_status(self.unit.home, new)
         except OSError as error:
             # It goes stale by itself, and nothing starts.
             _log.error("the state file was not written", card=self.unit.name, error=str(error))

@@ -1,6 +1,6 @@
 """The programs of the cluster, built once from pinned Go modules into a user cache.
 
-Apart, because it is the only slow step (about eight minutes on two cores, once): progress is shown, two builders do
+The only slow step (about eight minutes on two cores, once): progress is shown, two builders do
 not get in each other's way, and a half-built folder is never used. `versions` says which Kubernetes;
 `$CARDWISE_KUBE_BIN` names a folder with the usual names to use instead.
 """

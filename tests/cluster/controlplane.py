@@ -1,6 +1,6 @@
 """etcd, kube-apiserver, kube-controller-manager and kube-scheduler as processes on loopback.
 
-Apart from `cluster.py`, because a test of the API seam alone needs no more than the first two of them.
+A test of the API seam alone needs no more than the first two of them.
 """
 
 import json

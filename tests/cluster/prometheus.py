@@ -1,6 +1,6 @@
 """A real Prometheus for the tests, with promtool: Debian's package in the user cache, unpacked and not installed.
 
-Apart from `binaries`, which builds from sources: Prometheus with its web interface would take the cache longer than the
+`binaries` builds from sources, this does not: Prometheus with its web interface would take the cache longer than the
 rest together, and tests need none of it but the engine.
 """
 

@@ -26,7 +26,7 @@ from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, Process
 from tests.cluster.simnodes import RUN_SECONDS
 from tests.integration.conftest import spaces
-from tests.integration.ganging import bound, create_at_once, member
+from tests.integration.gangpods import bound, create_at_once, member
 from tests.integration.replicas import Pair, ready, two_extenders, webhooks
 from tests.integration.ruleone import RuleOne
 from tests.integration.sharing import Json, Space, kill9, where, workload

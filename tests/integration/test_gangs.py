@@ -12,7 +12,7 @@ from tests.build import P100, container
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
 from tests.integration.conftest import spaces
-from tests.integration.ganging import bound, create_at_once, groups, many_gangs, member, phase, waits
+from tests.integration.gangpods import bound, create_at_once, groups, many_gangs, member, phase, waits
 from tests.integration.ruleone import Follower
 from tests.integration.sharing import Json, Space, kill9, outlive_lease, workload
 

@@ -19,7 +19,7 @@ from tests.cluster import Cluster, binaries, mps, ports
 from tests.cluster.parts import CHART
 from tests.cluster.processes import Process, wait_for
 from tests.cluster.prometheus import Prometheus, programs
-from tests.integration.ganging import member
+from tests.integration.gangpods import member
 from tests.integration.sharing import Space, workload
 from tests.observability.metricdocs import documented
 

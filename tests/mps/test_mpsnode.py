@@ -11,7 +11,7 @@ from cardwise.clock import BOOT
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Scope, State, Status
 from cardwise.gpus import mpsnode
-from mps.daemon import homes
+from mps.daemon import directories
 from mps.manager import Held, Lock
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
@@ -22,7 +22,7 @@ def home(folder):
     """A card whose files say Ready, and a socket that listens as a daemon's does."""
     made = mps.folder(str(folder), "GPU-1")
     home = folder / made.name
-    homes.prepare(home)
+    directories.prepare(home)
     (folder / mps.LOCK).touch()
     write(home, State.READY)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -34,7 +34,7 @@ def home(folder):
 
 def write(home, state: State) -> None:
     status = Status(uuids=("GPU-1",), scope=Scope.CARD, state=state, checked=BOOT.now(), valid_seconds=60.0)
-    homes.write_status(home, status)
+    directories.write_status(home, status)
 
 
 def manager(folder):
@@ -89,7 +89,7 @@ def test_there_is_one_manager_for_a_root(folder):
 def test_folders_are_open_to_all_whatever_the_umask(folder):
     before = os.umask(0o077)
     try:
-        homes.prepare(folder / "a" / "b")
+        directories.prepare(folder / "a" / "b")
     finally:
         os.umask(before)
     for path in (folder / "a", folder / "a" / "b", folder / "a" / "b" / "pipe"):

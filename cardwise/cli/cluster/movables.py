@@ -116,7 +116,7 @@ def _kept(pod: Json, seen: Seen) -> str:
         return f"say {names.NO_DEFRAG}"
     if annotations.get(names.SAFE_TO_EVICT) == "false":
         return f"say {names.SAFE_TO_EVICT}: false"
-    if any(left < 1 for left in seen.budgets.allowed(seen.budgets.covering(metadata["namespace"], labels)).values()):
+    if any(left < 1 for left in seen.budgets.allowed(seen.budgets.matching(metadata["namespace"], labels)).values()):
         return "are held by a PodDisruptionBudget"
     bound = eligible.bound_otherwise(pod)
     return f"are bound by {bound}" if bound else ""

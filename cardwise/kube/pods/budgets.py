@@ -89,15 +89,15 @@ class Budgets:
         if not of_namespace:
             self._of.pop(namespace, None)
 
-    def covering(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
+    def matching(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of those that cover the pod."""
         if namespace not in self._of:
             return ()
         if namespace not in self._asked:
             self._asked[namespace] = _few(self._of[namespace])
         few, more = self._asked[namespace]
-        covering = [key for key, budget in few.items() if budget.covers(labels)]
-        return tuple(sorted([*covering, f"{namespace}/"] if more else covering))
+        matching = [key for key, budget in few.items() if budget.covers(labels)]
+        return tuple(sorted([*matching, f"{namespace}/"] if more else matching))
 
     def allowed(self, keys: Iterable[str]) -> dict[str, int]:
         """How many pods each of these lets go now."""

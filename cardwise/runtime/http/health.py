@@ -60,14 +60,14 @@ class HealthServer:
         clock: Clock = SYSTEM,
     ) -> None:
         """Binds at once. Raises OSError when the port is taken; port 0 takes a free one, see `port`."""
-        self._verdicts = {"/readyz": ready, "/healthz": alive}
+        self._checks = {"/readyz": ready, "/healthz": alive}
         self._registry = registry
         self._config = config or {}
         listening = _listening(bind)
         self.port = int(listening.getsockname()[1])
         # Who scrapes, however often, keeps no probe waiting.
         probes, others = Threads("probes", 2), Threads("metrics", 2)
-        listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._verdicts else others)
+        listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._checks else others)
         self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
         self._thread = threading.Thread(target=self._server.run, name="health", daemon=True)
 
@@ -93,8 +93,8 @@ class HealthServer:
             return self._metrics(environ.get("HTTP_ACCEPT", ""))
         if path == "/configz":
             return HTTPStatus.OK, configz.encode(self._config), "application/json"
-        if path in self._verdicts:
-            return *_verdict(self._verdicts[path]), text
+        if path in self._checks:
+            return *_checked(self._checks[path]), text
         return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
 
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
@@ -106,7 +106,7 @@ class HealthServer:
             return HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n", "text/plain"
 
 
-def _verdict(ask: Problems) -> tuple[HTTPStatus, bytes]:
+def _checked(ask: Problems) -> tuple[HTTPStatus, bytes]:
     try:
         problems = list(ask())
     except Exception as error:  # noqa: BLE001 - a check that fails is a problem, told as such

@@ -9,63 +9,63 @@ from extender.binding.throttle import BindThrottle
 from tests.fakes.clock import FakeClock
 
 
-def post(calm: BindThrottle, clock: FakeClock, seconds: float) -> None:
-    with calm.post():
+def post(throttle: BindThrottle, clock: FakeClock, seconds: float) -> None:
+    with throttle.post():
         clock.advance(seconds)
 
 
-def refused(calm: BindThrottle, clock: FakeClock, seconds: float) -> None:
-    with calm.post():
+def refused(throttle: BindThrottle, clock: FakeClock, seconds: float) -> None:
+    with throttle.post():
         clock.advance(seconds)
         raise OSError("refused")
 
 
-def under_way_until_it_waits(calm: BindThrottle) -> int:
+def under_way_until_it_waits(throttle: BindThrottle) -> int:
     """How many binds may be under way while filter does not wait."""
     with ExitStack() as binds:
         for count in range(100):
-            if calm.busy:
+            if throttle.busy:
                 return count
-            binds.enter_context(calm.bind())
+            binds.enter_context(throttle.bind())
     raise AssertionError("filter never waits")
 
 
 @pytest.mark.parametrize(("seconds", "binds"), [(0.001, 3), (0.01, 3), (0.04, 10), (0.1, 25)])
 def test_a_slow_api_server_needs_more_binds_at_once(seconds, binds):
     clock = FakeClock()
-    calm = BindThrottle(clock)
-    assert under_way_until_it_waits(calm) == 3
-    post(calm, clock, seconds)
-    assert under_way_until_it_waits(calm) == binds
+    throttle = BindThrottle(clock)
+    assert under_way_until_it_waits(throttle) == 3
+    post(throttle, clock, seconds)
+    assert under_way_until_it_waits(throttle) == binds
 
 
 def test_a_busy_one_is_told_by_its_quickest_answer():
     clock = FakeClock()
-    calm = BindThrottle(clock)
-    post(calm, clock, 0.005)
+    throttle = BindThrottle(clock)
+    post(throttle, clock, 0.005)
     for _ in range(20):
-        post(calm, clock, 0.5)
-    assert under_way_until_it_waits(calm) == 3
+        post(throttle, clock, 0.5)
+    assert under_way_until_it_waits(throttle) == 3
     for _ in range(200):
-        post(calm, clock, 0.5)
-    assert under_way_until_it_waits(calm) > 50, "it has become slow"
+        post(throttle, clock, 0.5)
+    assert under_way_until_it_waits(throttle) > 50, "it has become slow"
 
 
 def test_a_refused_binding_says_nothing():
     clock = FakeClock()
-    calm = BindThrottle(clock)
+    throttle = BindThrottle(clock)
     with pytest.raises(OSError, match="refused"):
-        refused(calm, clock, 0.5)
-    assert under_way_until_it_waits(calm) == 3
+        refused(throttle, clock, 0.5)
+    assert under_way_until_it_waits(throttle) == 3
 
 
 def test_filter_goes_on_when_a_bind_has_ended():
     clock = FakeClock()
-    calm = BindThrottle(clock)
+    throttle = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):
-            binds.enter_context(calm.bind())
-        waits = threading.Thread(target=calm.wait)
+            binds.enter_context(throttle.bind())
+        waits = threading.Thread(target=throttle.wait)
         waits.start()
         clock.until_waiting()
     assert clock.join(waits, 60)
@@ -73,10 +73,10 @@ def test_filter_goes_on_when_a_bind_has_ended():
 
 def test_filter_does_not_wait_for_long():
     clock = FakeClock()
-    calm = BindThrottle(clock)
+    throttle = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):
-            binds.enter_context(calm.bind())
+            binds.enter_context(throttle.bind())
         began = clock.now()
-        calm.wait()
+        throttle.wait()
         assert clock.now() - began == pytest.approx(0.05)

@@ -46,8 +46,8 @@ def says(key: str, operator: str, *values: str) -> dict:
     ],
 )
 def test_labels(spec, allowed):
-    wishes = aheadnodes.wishes(aheadnodes.key_of(spec))
-    assert wishes.allow("n1", Ground(ZONE)) == allowed
+    constraints = aheadnodes.constraints(aheadnodes.key_of(spec))
+    assert constraints.allow("n1", Ground(ZONE)) == allowed
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_labels(spec, allowed):
     ],
 )
 def test_taints(toleration, tolerated):
-    wishes = aheadnodes.wishes(aheadnodes.key_of({"tolerations": [toleration] if toleration else []}))
-    assert wishes.allow("n1", Ground({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
+    constraints = aheadnodes.constraints(aheadnodes.key_of({"tolerations": [toleration] if toleration else []}))
+    assert constraints.allow("n1", Ground({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
 
 
 def test_what_was_asked_once_is_kept_true():

@@ -32,13 +32,13 @@ def test_a_pod_is_covered_by_those_whose_conditions_all_hold():
         budget("not", expression("app", "NotIn", "b")),
         budget("other", {}, namespace="other"),
     )
-    assert found.covering("team", {"app": "a"}) == ("team/all", "team/app", "team/not")
+    assert found.matching("team", {"app": "a"}) == ("team/all", "team/app", "team/not")
     assert found.allowed(["team/all", "team/app"]) == {"team/all": 1, "team/app": 1}
     found.remove("team/all")
     found.set(*budget("app", {"matchLabels": {"app": "a"}}, 3))
-    assert found.covering("team", {"app": "a"}) == ("team/app", "team/not")
+    assert found.matching("team", {"app": "a"}) == ("team/app", "team/not")
     assert found.allowed(["team/app"]) == {"team/app": 3}
-    assert found.covering("nowhere", {}) == ()
+    assert found.matching("nowhere", {}) == ()
 
 
 class Labels(dict):
@@ -56,17 +56,17 @@ def test_of_a_namespace_that_has_too_many_conditions_every_pod_is_protected():
     keys = {"matchExpressions": [{"key": f"k{i}", "operator": "DoesNotExist"} for i in range(5000)]}
     found = known(*(budget(f"b{i}", keys) for i in range(50)), budget("own", expression("a", "Exists"), namespace="b"))
     labels = Labels(app="a")
-    (covers,) = found.covering("team", labels)
+    (covers,) = found.matching("team", labels)
     assert labels.asked <= budgets.MOST_CONDITIONS
     assert found.allowed([covers]).get(covers, 0) == 0
-    assert found.covering("b", {"a": ""}) == ("b/own",)
+    assert found.matching("b", {"a": ""}) == ("b/own",)
     for i in range(50):
         found.remove(f"team/b{i}")
-    assert found.covering("team", labels) == ()
+    assert found.matching("team", labels) == ()
 
 
 def test_many_small_ones_are_too_many_as_well():
     found = known(*(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MOST_CONDITIONS + 1)))
-    assert len(found.covering("team", {"app": "b"})) == 1
+    assert len(found.matching("team", {"app": "b"})) == 1
     found.remove("team/b0")
-    assert found.covering("team", {"app": "b"}) == ()
+    assert found.matching("team", {"app": "b"}) == ()

@@ -18,9 +18,9 @@ from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import Scope, State, Status
 from cardwise.core.values.quantity import MiB, Percent
-from mps.agent import probe, telling
+from mps.agent import podshares, probe
 from mps.agent.running import Agent
-from mps.daemon import homes
+from mps.daemon import directories
 from tests.fakes.clock import FakeClock
 
 P100 = 16276
@@ -45,7 +45,7 @@ class Card:
     def __init__(self, root: Path, uuid: str = ONE, clock: Clock = BOOT) -> None:
         self.uuid = uuid
         self.home = root / mps.folder(str(root), uuid).name
-        homes.prepare(self.home)
+        directories.prepare(self.home)
         self.status = Status(
             uuids=(uuid,),
             scope=Scope.CARD,
@@ -58,7 +58,7 @@ class Card:
 
     def says(self, **changes: Any) -> "Card":
         self.status = replace(self.status, **changes)
-        homes.write_status(self.home, self.status)
+        directories.write_status(self.home, self.status)
         return self
 
     def runs(self) -> "Card":
@@ -95,7 +95,7 @@ class Pod:
 
     def start(self, told: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
         self.told(told, wait=wait, port=port, hook=hook)
-        self.agent = Agent(telling.read(self.env), self.folder, self.root, hook=hook, clock=self.clock)
+        self.agent = Agent(podshares.read(self.env), self.folder, self.root, hook=hook, clock=self.clock)
         self._next = self.agent.turn()
         return self
 

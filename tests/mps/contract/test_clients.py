@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cardwise.core.api import mps
-from mps.daemon import homes
+from mps.daemon import directories
 from tests.mps import fetch
 
 
@@ -38,17 +38,17 @@ class TestClients:
     @pytest.fixture
     def shared(self, program):
         """A daemon of which clients see its socket only."""
-        homes.prepare(program.folder)
+        directories.prepare(program.folder)
         program.start()
-        homes.share(program.folder)
+        directories.share(program.folder)
         return program
 
     def test_without_a_daemon_they_go_without_mps_and_without_a_word(self, program, init):
         assert init() == self.NO_DEVICE, "as if MPS had never been asked for; with a card it would compute unlimited"
-        homes.prepare(program.folder)
+        directories.prepare(program.folder)
         assert init() == self.NO_DEVICE
         program.start()
-        homes.share(program.folder)
+        directories.share(program.folder)
         program.kill()
         assert (program.folder / mps.CLIENTS / mps.CONTROL).exists()
         assert init() == self.NO_DEVICE, "a stale socket is nobody's"

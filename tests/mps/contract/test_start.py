@@ -10,7 +10,7 @@ import pytest
 
 from cardwise.core.api import mps
 from cardwise.gpus import mpsnode
-from mps.daemon import homes
+from mps.daemon import directories
 from mps.host.control import Refused, check
 
 NOBODY = 65534
@@ -86,7 +86,7 @@ class TestProgram:
             fcntl.lockf(of_a_client, fcntl.LOCK_SH)
             done = process.run("-f")
             assert (done.returncode, b"already running" in done.stdout) == (1, True)
-            homes.renew(process.folder)
+            directories.renew(process.folder)
             process.start()
             assert process.control.servers() == []
 

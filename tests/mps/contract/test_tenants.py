@@ -11,7 +11,7 @@ import pytest
 from cardwise.core.api import mps
 from deviceplugin.grants import cdi
 from deviceplugin.grants.grants import Grant, Share
-from mps.daemon import homes
+from mps.daemon import directories
 from tests.mps.contract.programs import World
 
 TENANT = Path(__file__).parent / "tenant.py"
@@ -71,16 +71,16 @@ class TestTenants:
         precious.parent.mkdir()
         precious.write_text("the node's")
         untouched = precious.stat()
-        homes.prepare(folder)
+        directories.prepare(folder)
         program.start()
-        homes.share(folder)
+        directories.share(folder)
         attacker = tenant(folder, precious)
         assert attacker.stdout.readline() == "connected\n", "a container needs no more"
         for _ in range(50 if program.real else 3):
             program.kill()
-            homes.renew(folder)
+            directories.renew(folder)
             program.start()
-            homes.share(folder)
+            directories.share(folder)
             assert program.control.servers() == []
         assert attacker.poll() is None
         assert precious.read_text() == "the node's", "a daemon writes where links lead"

@@ -45,7 +45,7 @@ def test_clients_of_a_pod_that_is_deleted_by_force_are_detached_at_once(node):
     node.end("forced")
     node.pass_time(1.0)
     assert terminated(node) == [str(mine.pid)]
-    node.until(lambda: not node.manager._endings.vanished, "and it is done with")
+    node.until(lambda: not node.manager._terminations.vanished, "and it is done with")
     assert terminated(node) == [str(mine.pid)]
 
 

@@ -77,7 +77,7 @@ def why_not(seen: Seen, living: Collection[str]) -> str:
     )
 
 
-class Former:
+class HandOver:
     """Looks into the checkpoint when it has changed: with gpushare's plugin it has megabytes.
 
     Who does not want to wait may end the kubelet, remove the checkpoint and start it. It then starts containers without

@@ -1,6 +1,6 @@
 """Chooses which clients to detach because their pod is about to be killed. Pure.
 
-Endings come in several ways, and not all are known beforehand: the table is in docs/reference/mps.md.
+Terminations come in several ways, and not all are known beforehand: the table is in docs/reference/mps.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from mps.host.pods import PodView
 
 
 @dataclass(slots=True)
-class Endings:
+class Terminations:
     """For one thread; times are given in."""
 
     before: float  # seconds before the end of the grace period

@@ -10,13 +10,13 @@ from cardwise.core.api.mps import State
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.share import reading
-from mps.agent import exposition, telling
+from mps.agent import exposition, podshares
 from mps.agent.watching import Look
 from tests.mps.agent.pods import ONE, TWO, assignment, share
 
 
 def told(**env):
-    return telling.read({shareagent.ASSIGNMENT_ENV: assignment(c0=[share()]), **env})
+    return podshares.read({shareagent.ASSIGNMENT_ENV: assignment(c0=[share()]), **env})
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ def told(**env):
 def test_what_is_said_to_be_enforced(by, state, waits, cards):
     shares = (share(ONE), share(TWO))[:cards]
     states = {} if state is None else {ONE: state, TWO: state}
-    assert telling.enforced(shares, states, waits=waits) == by
+    assert podshares.enforced(shares, states, waits=waits) == by
 
 
 @pytest.mark.parametrize("by", ["", "mps", "advisory"])
 @pytest.mark.parametrize("shares", [(share(),), (share(), share(TWO, 4069))])
 def test_what_is_written_is_what_programs_read(tmp_path, shares, by):
     path = tmp_path / "share.json"
-    path.write_text(telling.document(shares, by))
+    path.write_text(podshares.document(shares, by))
     found = reading.read({"CARDWISE_SHARE_FILE": str(path)})
     assert found.limit_mib == min(one.mem for one in shares)
     assert found.uuid == ",".join(one.uuid for one in shares)
@@ -100,4 +100,4 @@ def test_metrics_that_prometheus_reads():
         ("cardwise_share_mps_usable", odd): 0,
         ("cardwise_agent_ready",): 1,
     }
-    assert json.loads(telling.document(asked.shares["0"], "mps"))["fraction"] == 0.5
+    assert json.loads(podshares.document(asked.shares["0"], "mps"))["fraction"] == 0.5

@@ -16,7 +16,7 @@ PATIENCE = 20.0  # seconds; a manager that is replaced by the next is back by th
 _REASON = "the node's MPS manager is gone or hangs"
 
 
-class MpsSaid:
+class StaleMpsStatus:
     """For one thread. `setting` and `root` as MpsWait has them."""
 
     def __init__(self, setting: Mode, root: Path, clock: Clock = SYSTEM) -> None:

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import names
-from deviceplugin.publish import leaving
+from deviceplugin.publish import shutdown
 from deviceplugin.sources.kubelet import Kubelet
 from tests.deviceplugin.conftest import PODS
 from tests.fakes.clock import FakeClock
@@ -51,7 +51,7 @@ def test_a_pod_that_was_bound_before_is_admitted(rig):
     pod = coming(rig, "late", containers=("a", "b"))
     with left(rig) as leaves:
         rig.kubelet.admit(pod, "a")
-        passes(rig, 2 * leaving.LEAST)
+        passes(rig, 2 * shutdown.LEAST)
         assert not leaves.done(), "it waits for the other container"
         rig.kubelet.admit(pod, "b")
         rig.clock.step()
@@ -68,7 +68,7 @@ def test_a_report_of_the_kubelet_does_not_bring_pods_here(rig):
         assert rig.node()["status"]["allocatable"][names.SHARE] == "0", "withdrawn again"
         rig.see()
         rig.kubelet.admit(pod, "main")
-        passes(rig, leaving.LEAST - 0.25)
+        passes(rig, shutdown.LEAST - 0.25)
         assert not leaves.done()
         rig.clock.step()
         leaves.result()
@@ -89,7 +89,7 @@ class Node:
         return self.clock.now()
 
     def leave(self, coming=list) -> None:
-        leaving.leave(self._withdraw, self._offered, coming, self.clock)
+        shutdown.leave(self._withdraw, self._offered, coming, self.clock)
 
     def _withdraw(self) -> None:
         self.withdrawn.append(self.now)
@@ -101,17 +101,17 @@ class Node:
 
 
 def test_when_the_kubelet_offers_slots_again_the_time_for_binds_under_way_begins_anew():
-    back = leaving.LEAST - 0.25
-    node = Node(back, 2 * leaving.LEAST)
+    back = shutdown.LEAST - 0.25
+    node = Node(back, 2 * shutdown.LEAST)
     node.leave()
     assert node.withdrawn[:3] == [0.0, 1.0, back]
-    assert node.now == back + leaving.LEAST, "and who brings no slots back before that is not waited for"
+    assert node.now == back + shutdown.LEAST, "and who brings no slots back before that is not waited for"
 
 
 def test_a_node_that_nobody_sees_any_more_is_left_as_soon_and_not_later():
     node = Node(watched=False)
     node.leave()
-    assert node.now == leaving.LEAST
+    assert node.now == shutdown.LEAST
     node = Node(watched=False)
     node.leave(lambda: ["default/never"])
     assert node.withdrawn == [float(second) for second in range(10)]
@@ -139,10 +139,10 @@ def test_only_those_who_may_still_ask_for_slots_are_waited_for(rig):
     known = phases | {"admitted": "Pending"}
     rig.see()
     assert {pod.name: pod.phase for pod in rig.agent.pods.all()} == known
-    assert leaving.not_admitted(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
+    assert shutdown.not_admitted(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
 
 
 def test_without_a_word_of_the_kubelet_nobody_is_waited_for(rig):
     coming(rig, "late")
     (rig.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
-    assert leaving.not_admitted(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == []
+    assert shutdown.not_admitted(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == []

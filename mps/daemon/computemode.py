@@ -10,21 +10,21 @@ from pathlib import Path
 import structlog
 
 from cardwise.gpus.protocol import CardUnwilling, CardUse, ComputeMode
-from mps.daemon import homes
+from mps.daemon import directories
 
 _log = structlog.get_logger(__name__)
 
 
 def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
     """Idempotent. Raises CardUnwilling or OSError."""
-    before = homes.modes(home)
+    before = directories.modes(home)
     for uuid in uuids:
         mode = use.compute_mode(uuid)
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
             continue
         if before.get(uuid) is not mode:
             before[uuid] = mode
-            homes.write_modes(home, before)
+            directories.write_modes(home, before)
         use.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
         _log.info("card closed to processes without MPS", card=uuid, mode_before=str(mode))
 
@@ -41,7 +41,7 @@ def reopen(home: Path, use: CardUse) -> list[str]:
     """
     left: dict[str, ComputeMode] = {}
     problems = []
-    for uuid, mode in homes.modes(home).items():
+    for uuid, mode in directories.modes(home).items():
         try:
             use.set_compute_mode(uuid, mode)
         except CardUnwilling as error:
@@ -49,5 +49,5 @@ def reopen(home: Path, use: CardUse) -> list[str]:
             problems.append(f"card {uuid} stays closed: {error}")
         else:
             _log.info("card open again", card=uuid, mode=str(mode))
-    homes.write_modes(home, left)
+    directories.write_modes(home, left)
     return problems

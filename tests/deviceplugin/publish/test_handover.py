@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cardwise.core.api import names
-from deviceplugin.publish.former import Former, parse, why_not
+from deviceplugin.publish.handover import HandOver, parse, why_not
 from tests.deviceplugin.conftest import NODE, PODS, PODS_HERE, Rig
 
 
@@ -36,19 +36,19 @@ def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
 
 def test_a_kubelet_that_was_made_to_forget_must_know_our_plugin_first(tmp_path: Path):
     path = tmp_path / "device-plugins" / "kubelet_internal_checkpoint"
-    former = Former(tmp_path)
-    assert former.why_not([]) == "", "a node that was never gpushare's"
+    handover = HandOver(tmp_path)
+    assert handover.why_not([]) == "", "a node that was never gpushare's"
     path.parent.mkdir()
     path.write_bytes(checkpoint([], "uid-a"))
-    assert "wait for their end" in former.why_not(["uid-a"])
+    assert "wait for their end" in handover.why_not(["uid-a"])
     path.unlink()
-    assert "has restarted" in former.why_not(["uid-a"])
+    assert "has restarted" in handover.why_not(["uid-a"])
     path.write_bytes(checkpoint(None).replace(names.SHARE.encode(), b"example.com/other"))
-    assert "has restarted" in former.why_not(["uid-a"])
+    assert "has restarted" in handover.why_not(["uid-a"])
     path.write_bytes(checkpoint(None))
-    assert former.why_not(["uid-a"]) == ""
+    assert handover.why_not(["uid-a"]) == ""
     path.unlink()
-    assert former.why_not(["uid-a"]) == ""
+    assert handover.why_not(["uid-a"]) == ""
 
 
 def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):

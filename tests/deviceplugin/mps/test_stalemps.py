@@ -7,8 +7,8 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, Scope, State
 from cardwise.gpus import mpsnode
 from cardwise.kube import mpsread, wire
-from deviceplugin.publish import mpssaid
-from deviceplugin.publish.mpssaid import MpsSaid
+from deviceplugin.publish import stalemps
+from deviceplugin.publish.stalemps import StaleMpsStatus
 from tests.deviceplugin.conftest import RESOURCES, card_uuid
 from tests.fakes.clock import FakeClock
 
@@ -20,7 +20,7 @@ class Seen:
 
     def __init__(self, root, setting=Mode.PREFERRED) -> None:
         self.clock = FakeClock()
-        self.said = MpsSaid(setting, root, self.clock)
+        self.said = StaleMpsStatus(setting, root, self.clock)
 
     def after(self, seconds, state="Ready", *, index=0):
         self.clock.advance(seconds)
@@ -38,12 +38,12 @@ def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
     seen = Seen(world.root)
     assert seen.after(0) == "stays"
     world.end()
-    assert seen.after(0) == seen.after(mpssaid.PATIENCE - 1) == "stays"
+    assert seen.after(0) == seen.after(stalemps.PATIENCE - 1) == "stays"
     world.begin()
     assert seen.after(2) == "stays"
     world.end()
     assert seen.after(2) == "stays", "the time begins anew"
-    told = seen.after(mpssaid.PATIENCE)
+    told = seen.after(stalemps.PATIENCE)
     assert (told["state"], told["reason"]) == ("Down", "the node's MPS manager is gone or hangs")
     assert set(told) == {"state", "reason", "lastChange"}, "the rest stays as the manager has said it"
     assert seen.after(60, "Down") == "stays", "once"
@@ -55,7 +55,7 @@ def test_a_manager_that_hangs_is_told(world, state):
     world.cards[0].says(state=state, checked=BOOT.now() - AGES)
     seen.after(0, state)
     seen.after(0, state, index=1)
-    assert seen.after(mpssaid.PATIENCE, state)["state"] == "Down"
+    assert seen.after(stalemps.PATIENCE, state)["state"] == "Down"
     assert seen.after(0, index=1) == "stays", "the other is looked at"
 
 
@@ -71,13 +71,13 @@ def test_what_a_former_manager_said_of_a_card_that_this_one_does_not_serve_is_ta
     seen = Seen(world.root)
     (world.cards[0].home / mps.READY).unlink()
     seen.after(0)
-    assert seen.after(mpssaid.PATIENCE)["state"] == "Down"
+    assert seen.after(stalemps.PATIENCE)["state"] == "Down"
 
 
 def test_after_a_reboot_nothing_is_left_and_nothing_is_believed(tmp_path):
     seen = Seen(tmp_path / "gone")
     seen.after(0)
-    assert seen.after(mpssaid.PATIENCE)["state"] == "Down"
+    assert seen.after(stalemps.PATIENCE)["state"] == "Down"
     assert seen.after(AGES, "") == "stays", "of a card that no manager has spoken of nothing is said"
 
 
@@ -100,7 +100,7 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
     world.end()
     rig.settle()
     assert rig.status(1)["mps"]["state"] == "Ready", "it may be back at once"
-    rig.clock.advance(mpssaid.PATIENCE)
+    rig.clock.advance(stalemps.PATIENCE)
     rig.settle()
     told = rig.status(1)["mps"]
     assert told | {"lastChange": ""} == said | {

@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 _KILL_SECONDS = 3.0  # after which a server that does not go is killed
 
 
-class Sweeper:
+class OrphanSweeper:
     """Of one unit. `grace`: seconds for the clients of a server without daemon."""
 
     def __init__(self, unit: Unit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
