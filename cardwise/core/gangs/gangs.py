@@ -16,6 +16,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import shortened
 
 MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
+MOST_KINDS: Final = 16  # different things that a gang's pods may ask for: each is a search of all nodes of its own
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 

@@ -6,11 +6,14 @@ gives it up, and answers the reason, for those who wait in bind.
 """
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cardwise.core.api import names
+from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import (
+    MOST_KINDS,
     MOST_MEMBERS,
     Foreign,
     Group,
@@ -113,6 +116,7 @@ class Gang:
     _refused_since: float | None = None
     _refused_at: float = 0.0
     _refusals: int = 0
+    _kinds: Counter[tuple[PodRequest | None, Load]] = field(default_factory=Counter)  # of those without a node
     _counted: Counted | None = None
     _ranked: tuple[Counted, Rank] | None = None  # of which count
 
@@ -128,7 +132,7 @@ class Gang:
         if before == member:
             return ""
         self.members[member.uid] = member
-        self._counted = None
+        self._tally(before, member)
         if before is None or before.there != member.there:
             self._start_over(now)
         if not member.there:
@@ -390,7 +394,20 @@ class Gang:
     def _count(self) -> Counted:
         if self._counted is None:
             self._counted = count(self.name, self.group, self.members.values())
+            if len(self._kinds) > MOST_KINDS and not self._counted.problem:
+                asked = f"its pods ask for {len(self._kinds)} different things (cards, cpu, memory)"
+                self._counted = replace(self._counted, problem=f"{asked}, those of a gang for {MOST_KINDS} at most")
         return self._counted
+
+    def _tally(self, before: Member | None, member: Member | None) -> None:
+        """A member is another now. Those with a node need no place any more."""
+        self._counted = None
+        for one, sign in ((before, -1), (member, 1)):
+            if one is not None and one.there and not one.node:
+                kind = one.request, one.load
+                self._kinds[kind] += sign
+                if not self._kinds[kind]:
+                    del self._kinds[kind]
 
     def _settle(self, now: float) -> str:
         """After who is there has changed: whether it runs, or has come to be half bound."""
