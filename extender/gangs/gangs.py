@@ -16,6 +16,7 @@ from cardwise.core.gangs.gangs import Foreign, Group, Member, Phase, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
+from extender.gangs.bindturns import BindTurns
 from extender.gangs.gangplaces import CHEAP, Places
 from extender.gangs.gangviews import View, view, waiter
 from extender.gangs.gangwords import Hold, Parts, Settings, Work
@@ -45,6 +46,7 @@ class Gangs:
         self._unasked: list[Gang] = []  # of this round
         self._round_cost = 0.0
         self._next_round = float("-inf")
+        self._turns = BindTurns(settings.max_waiting)
         self._places = Places(parts, settings.policy, clock)
         self._stopped = ""
 
@@ -220,7 +222,7 @@ class Gangs:
         now = self._clock.now()
         work = Work([], [])
         for gang in list(self._gangs.values()):
-            late = gang.expired(now)
+            late = gang.expired(now, others_short=bool(gang.plan) and self._turns.others_short(gang.namespace, now))
             if late:
                 self._end(gang, late)
             if gang.rollback_due(now):
@@ -377,26 +379,23 @@ class Gangs:
         if not gang.forward and not self._parts.may(gang.priority):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
-        if not gang.forward and self._waits() + len(gang.wanted()) - 1 > self._settings.max_waiting:
-            gang.reason = self._too_many_waiting(gang)
-            return False
+        if not gang.forward:
+            refusal = self._turns.refusal(gang, self._waits(), now)
+            if refusal:
+                gang.reason = refusal
+                return False
         planned = self._places.attempt(gang, now)
         if not planned:
             return planned
         if not gang.forward:
             self._holds[gang.key] = Hold(gang.key, now)
+            self._turns.given(gang, now)
         self._requeue.members(gang, now)
         return True
 
     def _waits(self) -> int:
         """Threads that holds have taken, or may take."""
         return sum(len(self._gangs[key].plan) - 1 for key in self._holds)
-
-    def _too_many_waiting(self, gang: Gang) -> str:
-        waiting, most = len(gang.wanted()) - 1, self._settings.max_waiting
-        if waiting > most:
-            return f"{waiting} pods must wait in bind, and the extender has threads for {most} of them"
-        return "other gangs are being bound"
 
     def _commit(self, gang: Gang, hold: Hold, now: float) -> None:
         """The last member has come: everything is looked at once more, and from here it only goes forward."""

@@ -36,7 +36,7 @@ def view(gang: Gang, ledger: Ledger) -> View:
         gang.namespace,
         gang.name,
         gang.phase,
-        "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.reason,
+        "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.barred or gang.reason,
         gang.minimum,
         tuple(waiter(gang, member) for member in gang.there),
         len(gang.bound),

@@ -232,6 +232,7 @@ class Pod:
             created=self.created,
             there=not self.going and status.get("phase") != "Failed",
             gated=gangs.gated(self._obj),
+            barred=gangs.barred(self._obj),
             node=self.node,
             minimum=said.minimum if said is not None else None,
             foreign=said.foreign if said is not None else None,

@@ -92,8 +92,16 @@ def joined(pod: Json) -> Membership | None:
 
 def gated(pod: Json) -> bool:
     """Whether the pod has the gate of gangs."""
-    gates = (pod.get("spec") or {}).get("schedulingGates") or ()
-    return any(gate.get("name") == names.GANG for gate in gates)
+    return names.GANG in _gates(pod)
+
+
+def barred(pod: Json) -> str:
+    """A gate of somebody else's that the pod has, or ""."""
+    return next((gate for gate in _gates(pod) if gate != names.GANG), "")
+
+
+def _gates(pod: Json) -> list[str]:
+    return [str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
 
 
 def queue_priority(annotations: Mapping[str, str]) -> int | None:
@@ -145,7 +153,8 @@ class Member:
     """A pod of a gang, as last seen.
 
     `there`: it is not being deleted and has not failed. `created` sorts as text. `shape`: equal for pods that the
-    scheduler cannot tell apart. `problem`: why it cannot be placed as it is.
+    scheduler cannot tell apart. `barred`: a scheduling gate of somebody else's, which the scheduler waits for.
+    `problem`: why it cannot be placed as it is.
     """
 
     uid: str
@@ -153,6 +162,7 @@ class Member:
     created: str = ""
     there: bool = True
     gated: bool = False
+    barred: str = ""
     node: str = ""
     minimum: int | None = None
     foreign: Foreign | None = None

@@ -48,6 +48,7 @@ class Counted:
     minimum: int
     problem: str
     there: list[Member]  # that count, the oldest first
+    ready: list[Member]  # of those: no gate of somebody else's keeps them
     bound: list[Member]  # of those
     gated: list[Member]
 
@@ -56,7 +57,8 @@ def count(name: str, group: Group, members: Iterable[Member]) -> Counted:
     """What follows from the members and the PodGroup of gang `name` alone."""
     there = sorted((m for m in members if m.there), key=lambda m: (m.created, m.name))
     minimum, problem = _minimum(name, group, there)
-    return Counted(minimum, problem, there, [m for m in there if m.node], [m for m in there if m.gated])
+    ready = [m for m in there if not m.barred]
+    return Counted(minimum, problem, there, ready, [m for m in there if m.node], [m for m in there if m.gated])
 
 
 def _minimum(name: str, group: Group, there: Sequence[Member]) -> tuple[int, str]:
@@ -186,7 +188,15 @@ class Gang:
     @property
     def complete(self) -> bool:
         counted = self._count()
-        return not counted.problem and len(counted.there) >= counted.minimum
+        return not counted.problem and len(counted.ready) >= counted.minimum
+
+    @property
+    def barred(self) -> str:
+        """Which gate of somebody else's keeps it from being complete, or ""."""
+        counted = self._count()
+        if self.complete or len(counted.there) < counted.minimum:
+            return ""
+        return next((f"{m.name} has the scheduling gate {m.barred}" for m in counted.there if m.barred), "")
 
     @property
     def phase(self) -> Phase:
@@ -246,7 +256,7 @@ class Gang:
         Those who let a hold end come after the others, where there are more than are needed.
         """
         counted = self._count()
-        free = [member for member in counted.there if not member.node]
+        free = [member for member in counted.ready if not member.node]
         if self._late:
             free.sort(key=lambda member: member.uid in self._late)
         return free[: max(0, counted.minimum - len(counted.bound))]
@@ -318,10 +328,13 @@ class Gang:
         if uid in self.plan:
             self._progress = now
 
-    def expired(self, now: float) -> str:
-        """Why the hold ends now by itself, or ""."""
+    def expired(self, now: float, *, others_short: bool = False) -> str:
+        """Why the hold ends now by itself, or "". `others_short`: it keeps others from being bound; then what its
+        PodGroup says makes it no longer.
+        """
         # A PodGroup may be older than the policy that refuses more, or of coscheduling, where there is none.
-        hold = min(self.patience.hold if self.group.hold is None else self.group.hold, self.patience.most)
+        most = min(self.patience.hold, self.patience.most) if others_short else self.patience.most
+        hold = min(self.patience.hold if self.group.hold is None else self.group.hold, most)
         if not self.plan or self.forward or now - self._progress < hold:
             return ""
         return f"{wording.few(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"

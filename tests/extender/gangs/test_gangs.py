@@ -596,3 +596,60 @@ def test_a_card_that_fell_ill_or_was_cordoned_before_the_last_came_ends_the_hold
     assert world.bound() == {}
     assert world.held() == 0
     assert "is not there any more" in world.errors[0][1]
+
+
+def gate(world, name, gates):
+    world.pods[name]["spec"]["schedulingGates"] = [{"name": one} for one in gates]
+    world.tell(world.pods[name])
+
+
+def test_a_gang_waits_for_its_members_with_gates_of_others_and_holds_nothing_meanwhile():
+    world = World({"n1": 4})
+    trio(world)
+    gate(world, "g1", ["tenant.example/never"])
+    world.keep()
+    assert world.filter("g0") == ([], INCOMPLETE)
+    assert world.held() == 0
+    assert world.reason() == "g1 has the scheduling gate tenant.example/never"
+    gate(world, "g1", [])
+    assert world.filter("g0")[0]
+
+
+def wide(world, gang, *, namespace, count=6, **how):
+    """A gang of which nobody ever comes to bind but the first."""
+    pods = [
+        member(f"{gang}{i}", gang, count, namespace=namespace, gated=False, gpu_mem=100, **how) for i in range(count)
+    ]
+    world.create(*pods)
+
+
+def test_no_namespace_keeps_all_threads_of_bind_from_another():
+    first = {names.QUEUE_PRIORITY: "999999999"}
+    world = World({"n1": 4, "n2": 4}, max_waiting=10)
+    for gang in ("e", "f"):
+        world.put_group(gang, "evil", minMember=6, timeoutSeconds=300)
+        wide(world, gang, namespace="evil", annotations=first)
+        assert world.schedule(f"{gang}0") == ""
+    wide(world, "v", namespace="good", count=7)
+    assert world.schedule("v0") == WAITS
+    assert world.reason("v") == "other gangs are being bound"
+    wide(world, "h", namespace="evil", annotations=first)  # it would come first
+    world.clock.advance(29.0)
+    assert world.schedule("v0") == WAITS
+    world.clock.advance(2.0)
+    world.keep()
+    assert world.schedule("h0") == WAITS
+    assert [world.schedule(f"v{i}") for i in range(7)] == [""] * 7
+
+
+def test_a_hold_lasts_as_long_as_its_podgroup_says_where_it_is_in_nobodys_way():
+    world = World({"n1": 4, "n2": 4}, max_waiting=10)
+    world.put_group("e", "evil", minMember=6, timeoutSeconds=300)
+    wide(world, "e", namespace="evil")
+    assert world.schedule("e0") == ""
+    world.clock.advance(299.0)
+    world.keep()
+    assert world.held() == 6
+    world.clock.advance(2.0)
+    world.keep()
+    assert world.held() == 0
