@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from tests.build import P100, container
 from tests.cluster import Cluster
 from tests.cluster.cards import card_uuid
@@ -55,6 +55,34 @@ class Witness(Follower):
         if ours and obj["spec"].get("nodeName") and not self.died.is_set():
             self._act()
             self.died.set()
+
+
+def test_what_a_pod_gets_by_a_resize_a_gang_does_not(space):
+    """And what its node will never give it is not taken from others. Nodes here have 64 CPUs, and nobody resizes."""
+    node = space.nodes(1)[0]
+    grown = workload("grown", gpu_mem=64, node=node)
+    grown["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+    space.create(grown)
+    space.running("grown")
+
+    def patch(sub: str, wanted: Json) -> None:
+        space.cluster.api.patch(paths.pods(space.name, "grown", sub), wanted, "strategic")
+
+    def resize(**requests: str) -> None:
+        patch("resize", {"spec": {"containers": [{"name": "main", "resources": {"requests": requests}}]}})
+
+    has = space.get("grown")["status"]["containerStatuses"][0] | {"allocatedResources": {"cpu": "1"}}
+    has["resources"] = {"requests": {"cpu": "1"}}
+    patch("status", {"status": {"containerStatuses": [has]}})
+    for name in (names.GPU_MEM, names.SHARE):
+        with pytest.raises(errors.KubeError, match="only cpu and memory"):
+            resize(**{name: "2"})
+    resize(cpu="40")
+    space.create(member("a-1", "a", 1, gpu_mem=64, cpu="30", spec={"nodeSelector": {"kubernetes.io/hostname": node}}))
+    space.wait(lambda: phase(space, "a") == "Waiting", "it does not fit beside the other")
+    never = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+    patch("status", {"status": {"conditions": [never]}})
+    assert space.placed("a-1")[0] == node
 
 
 def test_the_articles_scene(space):
