@@ -83,6 +83,17 @@ def throughput(nodes: int, pods: int, runs: int, plain_http: bool, options: tupl
 @main.command()
 @click.option("--nodes", default=500)
 @click.option("--pods", default=2000)
+@click.option("--runs", default=3)
+def batching(nodes: int, pods: int, runs: int) -> None:
+    """Pods a second of the real kube-scheduler that ask for no card, with an extender, without, and with one beside."""
+    from bench import batching as bench  # noqa: PLC0415
+
+    _show(bench.run(nodes, pods, runs))
+
+
+@main.command()
+@click.option("--nodes", default=500)
+@click.option("--pods", default=2000)
 @click.option("--attackers", default=1000)
 @click.option("--silent", default=3000, help="Connections to the port of metrics.")
 @click.option("--calls", default=2000)

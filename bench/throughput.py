@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,12 +112,14 @@ class Bench:
             filter_url=f"{scheme}://127.0.0.1:{fast}", bind_url=f"{scheme}://127.0.0.1:{slow}", **files
         )
 
-    def measure(self, name: str, stanzas: list[dict], *, gpu: bool, sampling: int = 100) -> Result:
+    def measure(
+        self, name: str, stanzas: list[dict], *, gpu: bool, sampling: int = 100, profiles: Sequence[dict] = ()
+    ) -> Result:
         """One run. `sampling`: percent of the nodes that the scheduler looks at, 0 for its own choice."""
         cluster = self._cluster
         scheduler = cluster.process("kube-scheduler")
         scheduler.stop()
-        cluster.control_plane.start_scheduler(stanzas, sampling=sampling)
+        cluster.control_plane.start_scheduler(stanzas, sampling=sampling, profiles=profiles)
         time.sleep(2)
         scheduler.pause()
         version = self._create(name, gpu=gpu)
@@ -171,8 +173,9 @@ def _mean_seconds(values: dict[str, str]) -> dict[str, str]:
     found = {}
     for verb in ("filter", "bind"):
         key = f'cardwise_extender_request_seconds_%s{{verb="{verb}"}}'
-        calls = float(values[key % "count"])
-        found[verb] = f"{float(values[key % 'sum']) / calls * 1000:.1f} ms of {calls:.0f}"
+        calls = float(values.get(key % "count", 0))
+        if calls:
+            found[verb] = f"{float(values[key % 'sum']) / calls * 1000:.1f} ms of {calls:.0f}"
     return found
 
 

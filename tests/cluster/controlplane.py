@@ -193,13 +193,20 @@ class ControlPlane:
         )
 
     def start_scheduler(
-        self, extenders: Sequence[dict[str, Any]], extra: Sequence[str] = (), *, sampling: int = 100
+        self,
+        extenders: Sequence[dict[str, Any]],
+        extra: Sequence[str] = (),
+        *,
+        sampling: int = 100,
+        profiles: Sequence[dict[str, Any]] = (),
+        second: int = 0,
     ) -> None:
         """The stock kube-scheduler, with the extender's stanzas when there is an extender; ready.
 
-        `sampling`: percent of the nodes that it looks at, 0 for its own choice.
+        `sampling`: percent of the nodes that it looks at, 0 for its own choice. `second`: the port of one beside it.
         """
-        configuration = self._state / "kube-scheduler.yaml"
+        name = f"second-{SCHEDULER}" if second else SCHEDULER
+        configuration = self._state / f"{name}.yaml"
         connection = {"kubeconfig": str(self.kubeconfig(SCHEDULER)), "qps": 5000, "burst": 5000}
         configuration.write_text(
             yaml.safe_dump(
@@ -210,11 +217,12 @@ class ControlPlane:
                     "leaderElection": {"leaderElect": False},
                     "percentageOfNodesToScore": sampling,
                     "extenders": list(extenders),
+                    **({"profiles": list(profiles)} if profiles else {}),
                 }
             )
         )
-        port = self.ports[SCHEDULER]
-        scheduler = self.process(SCHEDULER)
+        port = second or self.ports[SCHEDULER]
+        scheduler = self.process(name)
         scheduler.start(
             [
                 str(self._bin / SCHEDULER),
