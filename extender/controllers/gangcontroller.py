@@ -34,6 +34,7 @@ _SLOW = 2.0  # seconds of one write, and
 _REST_SECONDS = 10.0  # those for which a namespace is left alone of which `_AT_ONCE` have taken so long
 _FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup that is not ours
 _FOREIGN_MOST = 50  # such looks in one step
+_FOREIGN_STEP = 0.5  # seconds, after which a step takes no further look
 _FOREIGN: Final[Mapping[Foreign, str]] = {
     Foreign.COSCHEDULING: f"/apis/{Foreign.COSCHEDULING}/v1alpha1",
     Foreign.KUBERNETES: f"/apis/{Foreign.KUBERNETES}/v1beta1",
@@ -60,6 +61,7 @@ class GangController:
         self._not_before: dict[str, float] = {}  # by pod
         self._rests: dict[str, float] = {}  # namespaces, until when
         self._foreign: dict[tuple[Foreign, str], float] = {}  # when such a PodGroup is looked at again
+        self._looked_at: dict[str, float] = {}  # when one of the namespace was
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
@@ -135,17 +137,28 @@ class GangController:
         self._events.record(about, reason, text, "Warning")
 
     def _look_at_foreign(self) -> None:
-        """What PodGroups of others say: no watch, since their kinds may not be served. The longest unread first."""
-        now = self._clock.now()
+        """What PodGroups of others say: no watch, since their kinds may not be served. Namespaces take turns, each with
+        the longest unread first.
+        """
+        began = self._clock.now()
         wanted = set(self._state.gangs.foreign())
         for kind, key in self._foreign.keys() - wanted:
             del self._foreign[kind, key]
             self._state.gangs.set_foreign(kind, key, None)
-        due = sorted((self._foreign.get(each, 0.0), each) for each in wanted)
-        for at, (kind, key) in due[:_FOREIGN_MOST]:
-            if at <= now:
-                self._foreign[kind, key] = now + _FOREIGN_SECONDS
-                self._read_foreign(kind, key)
+        due = sorted((at, each) for each in wanted if (at := self._foreign.get(each, 0.0)) <= began)
+        turns = Counter[str]()
+        in_turn = []
+        for at, (kind, key) in due:
+            namespace, _, _ = key.partition("/")
+            in_turn.append((turns[namespace], self._looked_at.get(namespace, 0.0), at, namespace, kind, key))
+            turns[namespace] += 1
+        self._looked_at = {namespace: at for namespace, at in self._looked_at.items() if namespace in turns}
+        for _, _, _, namespace, kind, key in sorted(in_turn)[:_FOREIGN_MOST]:
+            self._looked_at[namespace] = self._clock.now()
+            self._foreign[kind, key] = began + _FOREIGN_SECONDS
+            self._read_foreign(kind, key)
+            if self._clock.now() - began > _FOREIGN_STEP:
+                break
 
     def _read_foreign(self, kind: Foreign, key: str) -> None:
         namespace, _, name = key.partition("/")

@@ -223,9 +223,10 @@ def test_a_podgroup_of_coscheduling_says_how_many(scene):
     assert len(scene.api.sent("patch")) == 2
 
 
-def natives(scene, *gangs):
+def natives(scene, *gangs, **how):
     """A waiting pod in each of these, by a PodGroup of Kubernetes."""
-    pods = [member(f"{gang}-0", gang, minimum=None, created=i, gpu_mem=P100) for i, gang in enumerate(gangs)]
+    how |= {"minimum": None, "gpu_mem": P100}
+    pods = [member(f"{gang}-0", gang, created=i, **how) for i, gang in enumerate(gangs)]
     for pod in pods:
         del pod["metadata"]["annotations"][names.GROUP_NAME]
         pod["spec"]["schedulingGroup"] = {"podGroupName": pod["metadata"]["labels"][names.GANG]}
@@ -269,6 +270,20 @@ def test_of_thousands_of_podgroups_that_are_not_there_few_are_read_at_a_time(sce
         scene.controller.step()
         assert len({call.path for call in scene.api.requests}) == reads
     assert len(scene.api.requests) == 120
+
+
+def test_a_namespace_of_thousands_of_podgroups_delays_those_of_others_by_one_read(scene):
+    natives(scene, *(f"g{i:03}" for i in range(120)))
+    scene.controller.step()
+    natives(scene, "z", namespace="other")
+    scene.api.before(lambda _call: scene.world.clock.advance(1.0), "get", "/apis/scheduling.k8s.io/*", times=math.inf)
+    read = []
+    for _ in range(3):
+        before = len(scene.api.requests)
+        scene.controller.step()
+        (only,) = scene.api.requests[before:]  # a slow read ends the step
+        read.append("/namespaces/other/" in only.path)
+    assert read == [True, False, False]
 
 
 def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
