@@ -19,7 +19,7 @@ from bench.world import Scale, World, node_name, pod
 from cardwise.core.api import names, request
 from cardwise.core.api.quotas import Entry, GPUQuota
 from cardwise.core.api.request import PodRequest
-from cardwise.core.gangs.gangs import Patience
+from cardwise.core.gangs.gangs import GangPatience
 from extender.cache.placing import Ask
 from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
@@ -32,7 +32,7 @@ SIZE = 8  # of a gang
 
 def _state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     world = World(scale)
-    state = State(of_gangs=gangwords.Settings(patience=Patience(reserve=1.0), max_waiting=10_000))
+    state = State(of_gangs=gangwords.Settings(patience=GangPatience(reserve=1.0), max_waiting=10_000))
     for name, record in map(nodeinfo.node, world.nodes):
         state.set_node(name, record)
     for key, card in map(objects.card, world.cards):

@@ -322,7 +322,7 @@ def _of_ahead(settings: Settings) -> ahead.Settings:
 
 
 def _of_gangs(settings: Settings, max_waiting: int) -> gangwords.Settings:
-    patience = gangs.Patience(
+    patience = gangs.GangPatience(
         hold=settings.gang_seconds,
         most=settings.gang_seconds_limit,
         rollback=settings.gang_rollback_seconds,

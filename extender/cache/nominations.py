@@ -29,7 +29,7 @@ from extender.records.pod import Claimant
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
 _PATIENCE = 60.0  # seconds that cards are kept once the victims are gone
 
-NOMINATED = "nominated"  # the mark of what is kept
+KEPT = "nominated"  # the mark of what is kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The types in which state, verbs and controllers speak of gangs.
+"""The types of the gangs' interface: settings, the holds that binds wait for, what is to be written.
 
-Words and settings only; what is decided is in `gangs`.
+What is decided is in `gangs`.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cardwise.core.api import policies
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
-from cardwise.core.gangs.gangs import Member, Patience
+from cardwise.core.gangs.gangs import GangPatience, Member
 from cardwise.core.placement.ledger import Holding, Ledger
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Reservations
@@ -25,7 +25,7 @@ from extender.records.podref import PodRef
 class Settings:
     """`max_waiting`: how many binds may wait at once. `policy`: of placement, for pods that name none."""
 
-    patience: Patience = field(default_factory=Patience)
+    patience: GangPatience = field(default_factory=GangPatience)
     policy: str = policies.DEFAULT
     max_waiting: int = 0
 

@@ -3,10 +3,10 @@
 A gang keeps nodes only if it fits there whole once the pods that hold cards there have ended, by everything that
 decides at placement: its namespace's quotas as they are used now, cores, clients, MPS, and what kube-scheduler has
 offered. It keeps as few of the emptiest nodes as that takes, and no more than have the cards that it asks for. All
-gangs of a namespace together keep nodes for `Patience.keep` seconds at most, and then leave them to others for as long:
-a gang that is deleted and made anew, or another one, gets no more. A gang that fits nowhere whatever ends keeps nothing
-and is told so. Nodes are kept whole where one of their cards would do, so a pod that could have another card of such
-a node waits as well. Not thread-safe.
+gangs of a namespace together keep nodes for `GangPatience.keep` seconds at most, and then leave them to others for as
+long: a gang that is deleted and made anew, or another one, gets no more. A gang that fits nowhere whatever ends keeps
+nothing and is told so. Nodes are kept whole where one of their cards would do, so a pod that could have another card of
+such a node waits as well. Not thread-safe.
 """
 
 import time

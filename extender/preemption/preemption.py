@@ -21,7 +21,7 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
 from cardwise.kube.pods.budgets import Budget, Budgets
 from extender.cache.nodeload import NodeLoads
-from extender.cache.nominations import NOMINATED, Nominations, Place
+from extender.cache.nominations import KEPT, Nominations, Place
 from extender.cache.reservations import MARKS, Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
@@ -261,7 +261,7 @@ class Preemption:
                 self._nominations.settle(claimant.uid, node, assignment)
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
-            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, NOMINATED, mps_client)
+            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
             found.append(_Nominated(holding, claimant.load))
         return found
 

@@ -1,4 +1,4 @@
-"""The order when a term begins: first the pods that were turned away while no extender answered.
+"""Puts pods off at the beginning of a term: first come those that were turned away while no extender answered.
 
 kube-scheduler takes the nomination from a pod that it cannot ask an extender about, and lets it wait for up to ten
 seconds more than others. In that time pods of lower priority would take what has just been freed for it, and it would

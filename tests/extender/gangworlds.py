@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cardwise.core.api import assignment, names, request
 from cardwise.core.api.request import Load
-from cardwise.core.gangs.gangs import Patience as GangPatience
+from cardwise.core.gangs.gangs import GangPatience
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences

@@ -191,7 +191,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class GangPatience:
     """Seconds. `hold`: of a gang whose PodGroup says nothing; `most`: what a PodGroup may say. `reserve` and
     `refusals`: from when on a gang that is refused keeps cards from others; `keep`: for how long at most, and then not
     again for as long.

@@ -16,9 +16,9 @@ from cardwise.core.gangs.gangs import (
     MOST_KINDS,
     MOST_MEMBERS,
     Foreign,
+    GangPatience,
     Group,
     Member,
-    Patience,
     Phase,
     Rank,
     rank_of,
@@ -99,7 +99,7 @@ class Gang:
     namespace: str
     name: str
     plan: Plan
-    patience: Patience = field(default_factory=Patience)
+    patience: GangPatience = field(default_factory=GangPatience)
     members: dict[str, Member] = field(default_factory=dict)
     group: Group = field(default_factory=Group)
     passed: set[str] = field(default_factory=set)  # filter has answered them their node
