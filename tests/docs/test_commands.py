@@ -22,6 +22,7 @@ DOCS = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 EXAMPLES = [path for folder in ("types", "devices") for path in sorted((ROOT / "examples" / folder).glob("*.yaml"))]
 REFUSALS = (ROOT / "docs" / "reference" / "refusals.md").read_text()
 GANGS = (ROOT / "docs" / "reference" / "gangs.md").read_text()
+EXTENDER = (ROOT / "docs" / "reference" / "extender.md").read_text()
 TYPES = (ROOT / "docs" / "reference" / "types.md").read_text()
 
 
@@ -149,7 +150,7 @@ def test_the_tensorflow_job_has_servers_without_gpu():
 def test_every_setting_of_gangs_is_explained():
     settings = [option for param in extender_main.params for option in param.opts if option.startswith("--gang-")]
     assert settings
-    assert [option for option in settings if f"`{option}`" not in GANGS] == []
+    assert [option for option in settings if f"`{option}`" not in EXTENDER] == []
 
 
 def test_every_phase_and_field_of_a_podgroup_is_explained():

@@ -11,7 +11,7 @@ from cardwise.kube.wire import ExtendedResource
 
 @click.command()
 @options.kubeconfig
-@click.option("--reason", default="", help="Why, for the others.")
+@click.option("--reason", default="", help="Why the card is out of use; shown to other admins.")
 @cordons.card_argument
 def cordon(kubeconfig: Path | None, reason: str, card: str) -> None:
     """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""

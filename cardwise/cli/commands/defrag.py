@@ -80,24 +80,24 @@ class Outcome:
 
 @click.command("defrag", help=_HELP)
 @_kubeconfig
-@click.option(
-    "--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="So many whole cards are to be free."
-)
-@click.option(
-    "--fit", metavar="SHAPE[xN]", help="So many pods of this shape are to fit: as --pod of cardwise simulate."
-)
-@click.option("--class", "device_class", default="", metavar="NAME", help="On cards of this ResourceClass.")
+@click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole cards to free.")
+@click.option("--fit", metavar="SHAPE[xN]", help="Make room for N pods of this shape (as --pod of cardwise simulate).")
+@click.option("--class", "device_class", default="", metavar="NAME", help="Free cards of this ResourceClass only.")
 @click.option("-n", "--namespace", help="Move pods of this namespace only.")
-@click.option("--max-moves", type=click.IntRange(1), metavar="N", help="Move no more pods than that.")
+@click.option("--max-moves", type=click.IntRange(1), metavar="N", help="Move at most N pods.")
 @click.option(
     "--cordon/--no-cordon",
     default=True,
     show_default=True,
     help="Cordon the cards that pods leave, where that saves moves.",
 )
-@click.option("--dry-run/--evict", "dry_run", default=True, show_default=True, help="Only say it, or do it.")
+@click.option("--dry-run/--evict", "dry_run", default=True, show_default=True, help="Show the plan, or carry it out.")
 @click.option(
-    "--timeout", type=DURATION, default="5m", show_default=True, help="With --evict: for each pod to run again."
+    "--timeout",
+    type=DURATION,
+    default="5m",
+    show_default=True,
+    help="With --evict: how long to wait until a moved pod runs again.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 def defrag(

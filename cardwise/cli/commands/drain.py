@@ -67,10 +67,10 @@ class Rules:
     type=click.IntRange(min=-1),
     default=-1,
     show_default=True,
-    help="Seconds; -1: as each pod says.",
+    help="Seconds that each pod has to end; -1: as the pod says.",
 )
 @click.option("--timeout", type=DURATION, default=0.0, show_default="0s", help="Give up after so long; 0s: never.")
-@click.option("--reason", default="", help="Why, for the others.")
+@click.option("--reason", default="", help="Why the card is out of use; shown to other admins.")
 @cordons.card_argument
 def drain(
     *,

@@ -63,37 +63,57 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 @click.option("--from-cluster", is_flag=True, help="The nodes and pods of the cluster, in place of a trace.")
 @options.kubeconfig
 @click.option(
-    "--pods", multiple=True, callback=_once, metavar="NAME", help="Of the trace's lists of pods. Default: default."
+    "--pods",
+    multiple=True,
+    callback=_once,
+    metavar="NAME",
+    help="Which list of pods of the trace to place. Default: default.",
 )
-@click.option("--nodes", default="gpu_node", show_default=True, metavar="NAME", help="Of the trace's lists of nodes.")
+@click.option(
+    "--nodes", default="gpu_node", show_default=True, metavar="NAME", help="Which list of nodes of the trace to use."
+)
 @click.option(
     "--policy",
     multiple=True,
     callback=_once,
     type=click.Choice(sorted(POLICIES)),
-    help="Default: each of them.",
+    help="Which policy to try. Default: each of them.",
 )
 @click.option(
-    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="How many runs, each with its seed."
+    "--seeds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many runs to make, each with a seed of its own.",
 )
-@click.option("--seed", default=FIRST_SEED, show_default=True, help="The first of the seeds.")
-@click.option("--tune", type=_Positive(), help=f"Times the cards that is asked for. [{TUNE}]")
 @click.option(
-    "--known", is_flag=True, help="The policies know the pods beforehand; else they learn from those that came."
+    "--seed", default=FIRST_SEED, show_default=True, help="Seed of the first run; each further run has the next number."
 )
-@click.option("--churn", "leaving", is_flag=True, help="Pods come and go all the time, in place of filling.")
-@click.option("--load", default=LOAD, show_default=True, type=_Positive(), help="Of --churn.")
+@click.option("--tune", type=_Positive(), help=f"How much to ask for, as a multiple of all cards. [{TUNE}]")
+@click.option(
+    "--known", is_flag=True, help="Let the policies know all pods beforehand; else they learn from those that came."
+)
+@click.option("--churn", "leaving", is_flag=True, help="Let pods come and go all the time, in place of filling.")
+@click.option(
+    "--load",
+    default=LOAD,
+    show_default=True,
+    type=_Positive(),
+    help="With --churn: how much is asked for on average, as a multiple of all cards.",
+)
 @click.option(
     "--lifetimes",
     default=LIFETIMES,
     show_default=True,
     type=_Positive(),
-    help="Of --churn: how long is measured, in mean lifetimes of a pod.",
+    help="With --churn: how long to measure, in mean lifetimes of a pod.",
 )
-@click.option("--pod", multiple=True, metavar="PODS", help="How many more of these fit.")
-@click.option("--add-nodes", multiple=True, metavar="NODES", help="Nodes that are not there yet.")
-@click.option("--processes", type=click.IntRange(1), help="Default: one for each core.")
-@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Folder for plots, as SVG.")
+@click.option("--pod", multiple=True, metavar="PODS", help="Show how many more of these pods fit.")
+@click.option("--add-nodes", multiple=True, metavar="NODES", help="Add nodes that are not there yet.")
+@click.option(
+    "--processes", type=click.IntRange(1), help="How many processes to run at once. Default: one for each core."
+)
+@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) into this folder.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 def simulate(*, trace: Path | None, from_cluster: bool, kubeconfig: Path | None, **given: Any) -> None:
     if (trace is None) is not from_cluster:

@@ -100,7 +100,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
     usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
     for reason, some in _by(sick, lambda card: card["status"].get("reason") or "no reason told").items():
         text = f"{_many(some)} unhealthy: {reason}"
-        remedy = "nobody gets a card before one is well: mend that, or give others to Cardwise (nodes.cards)"
+        remedy = "nobody gets a card before one is well: fix that, or give others to Cardwise (nodes.cards)"
         level = Level.WARNING if usable else Level.PROBLEM
         yield Finding(
             "cards", level, text, "it takes no new pod and comes back by itself once it is well" if usable else remedy
