@@ -20,7 +20,7 @@ from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.events import EventRecorder
+from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.watch.reflector import Reflector, Woken
 from cardwise.kube.wire import ExtendedResource, HeldShare
 from cardwise.runtime.loops import Loop
@@ -89,6 +89,7 @@ class Inventory:
         self._granted = granted
         self._cordons = cordons
         self._mps = mps
+        self._events = events
         self._core = core
         self._clock = clock
         self._loop = Loop(
@@ -250,12 +251,26 @@ class Inventory:
                 )
             except errors.AlreadyExists:
                 # Without our label: the card came from another node, or somebody took the label away.
-                self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec}, "merge")
+                try:
+                    self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec}, "merge")
+                except errors.Forbidden:
+                    self._tell_of_the_other_node(path, wanted["metadata"]["name"])
+                    raise
         else:
             # A merge patch keeps map keys that it does not name.
             old = dict.fromkeys(found.spec.properties) | spec["properties"]
             self._client.patch(path, {"metadata": wanted["metadata"], "spec": spec | {"properties": old}}, "merge")
         return False
+
+    def _tell_of_the_other_node(self, path: str, name: str) -> None:
+        """A card's name is its UUID. A node that was taken over can have it first, and this one may not write it."""
+        node = self._client.get(path).get("spec", {}).get("node")
+        if node != self._node:
+            remedy = f"if the card is not there, kubectl delete extendedresource {name}"
+            text = (
+                f"ExtendedResource {name} is about a card of node {node}, so this node cannot offer its own; {remedy}"
+            )
+            self._events.record(ObjectRef.node(self._node), "CardOfAnotherNode", text, "Warning")
 
     def _tell_status(self, name: str, known: Mapping[str, ExtendedResource], status: tell.Object) -> bool:
         found = known.get(name)

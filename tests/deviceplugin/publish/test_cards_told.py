@@ -1,5 +1,7 @@
 """What the cluster is told of a node's cards, and what becomes of what others say of them."""
 
+import math
+
 from prometheus_client import REGISTRY
 
 from cardwise.core.api import names
@@ -107,6 +109,19 @@ def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
     last = [OWNER | {"uid": "uid-last"}]
     rig.settle()
     assert all(rig.card(index)["metadata"]["ownerReferences"] == last for index in range(2))
+
+
+def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_remedy(idle_rig):
+    name = card_uuid(0).lower()
+    spec = {"uuid": card_uuid(0), "node": "n9"}
+    idle_rig.api.put(RESOURCES, {"metadata": {"name": name, "labels": {names.NODE_LABEL: "n9"}}, "spec": spec})
+    idle_rig.api.fault(Fault(status=403), "patch", f"{RESOURCES}/{name}", times=math.inf)
+    idle_rig.start()
+    idle_rig.settle()
+    (told,) = set(idle_rig.events("CardOfAnotherNode"))
+    assert told.startswith(f"ExtendedResource {name} is about a card of node n9, so this node cannot offer its own")
+    assert f"kubectl delete extendedresource {name}" in told
+    assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"
 
 
 def test_a_sick_card_is_told_and_recovers(rig):
