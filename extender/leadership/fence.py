@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT = 2.0
-_AT_ONCE = 16  # writes
+AT_ONCE = 16  # writes
 _PATIENCE = 10.0  # seconds for all pods that the API server cannot write while it writes the Lease
 _SHORT_TIMEOUT = 0.25  # for each pod that has its first turn only then
 _OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
@@ -89,9 +89,16 @@ class Fence:
             return Fate.UNPROVEN
 
     def void_all(
-        self, pods: Sequence[PodRef], word: str, still: Callable[[], bool], *, again: bool = True
+        self,
+        pods: Sequence[PodRef],
+        word: str,
+        still: Callable[[], bool],
+        *,
+        again: bool = True,
+        at_once: int = AT_ONCE,
+        void: set[str] | None = None,
     ) -> Swept | None:
-        """None: `still` says no, and they are not all void.
+        """None: `still` says no, and they are not all void. `void`: gets the UIDs of those that are, in any case.
 
         All are tried once, and then those again that could not be changed, unless `again` is false. All of that takes
         `_PATIENCE`: a tenant can make his pods so large that each write takes seconds, and however many there are, they
@@ -102,7 +109,9 @@ class Fence:
         landed, unproven, left = False, set[str](), _in_turns(pods)
         while still():
             slow = Counter[str]()
-            done = in_parallel(partial(self._try, word=word, still=still, slow=slow, until=until), left, _AT_ONCE)
+            done = in_parallel(partial(self._try, word=word, still=still, slow=slow, until=until), left, at_once)
+            if void is not None:
+                void.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.WAITS)
             if None in done:
                 return None
             landed |= Fate.BOUND in done
@@ -123,7 +132,7 @@ class Fence:
         if not still():
             return None
         late = self._clock.now() > until
-        if slow[pod.namespace] >= (1 if late else _AT_ONCE):
+        if slow[pod.namespace] >= (1 if late else AT_ONCE):
             return _LeftOut(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
         try:
             return self.void(pod, word, timeout=_SHORT_TIMEOUT if late else _TIMEOUT)

@@ -30,6 +30,7 @@ _log = structlog.get_logger(__name__)
 _SAFETY_SECONDS = 1.0  # by which a write must have ended before the Lease does
 _LOOK_SECONDS = 0.5  # between two looks at the Lease, whose own thread usually says it at once
 _RENEWALS = 6  # in one duration
+_PROVES_AT_ONCE = 2  # writes, beside all that a term has to do; the Lease is renewed meanwhile
 _AGAIN_SECONDS = 20.0  # until what could not be changed when the term began is tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
@@ -132,6 +133,7 @@ class ByLease:
         self._settled_in = 0  # the epoch for which `_settle` is done, also where what follows has failed
         self._word = (0, "")  # of which term
         self._token = ""  # of the Lease, when the last term began
+        self._void: tuple[str, set[str]] = ("", set())  # under which token of the Lease, by terms that did not begin
         self._unproven: frozenset[str] = frozenset()  # pods that could not be changed since it did
         self._again = 0.0  # when they are tried again
         self._posts = 0
@@ -218,7 +220,7 @@ class ByLease:
             self._state.preemption.begin()
             self._state.warm()
             self._state.waiting_pods.wake_all()
-            self._word, self._token = (epoch, word), token
+            self._word, self._token, self._void = (epoch, word), token, ("", set())
             self._again = self._clock.now() + _AGAIN_SECONDS
             self._term = epoch
             _log.info("answers from now on", lease=self._name, term=epoch)
@@ -230,7 +232,7 @@ class ByLease:
         if not self._unproven or self._clock.now() < self._again:
             return
         waiting = [pod for pod in self._state.waiting_pods.bindable() if pod.uid in self._unproven]
-        swept = self._fence.void_all(waiting, self._word[1], still, again=False)
+        swept = self._fence.void_all(waiting, self._word[1], still, again=False, at_once=_PROVES_AT_ONCE)
         if swept is not None:
             self._unproven = swept.unproven
         self._again = self._clock.now() + _AGAIN_SECONDS
@@ -247,11 +249,18 @@ class ByLease:
         if self._elector is not None and self._elector.heir and not self._term:
             return True  # the one before has heard the answers to all that it sent, and knew likewise
         waiting, before = self._state.waiting_pods.bindable(), frozenset[str]()
+        if token != self._void[0]:
+            self._void = token, set()
+        void = self._void[1]
         if token == self._token:
             # Nobody has had the Lease since our last term: what may be under way is our own.
             own, before = self._state.unheard(), self._unproven
             waiting = [pod for pod in waiting if pod.uid in own]
-        swept = self._fence.void_all(waiting, word, still)
+        else:
+            # Where the API server is slow the Lease may end before all are void. Nobody has posted since, so the next
+            # try goes on.
+            waiting = [pod for pod in waiting if pod.uid not in void]
+        swept = self._fence.void_all(waiting, word, still, void=void)
         if swept is None:
             return False
         self._unproven = swept.unproven | before

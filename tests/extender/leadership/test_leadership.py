@@ -533,6 +533,32 @@ def test_a_term_changes_every_waiting_pod_once(two):
     assert two.api.pods()["p1"]["metadata"]["annotations"][names.TERM].startswith("ns/l/")
 
 
+@pytest.mark.parametrize("between", ["nobody", "another"])
+def test_a_term_that_did_not_begin_in_time_goes_on_where_it_was_unless_another_led_meanwhile(two, between):
+    names_of = [f"p{i}" for i in range(40)]
+    for name in names_of:
+        two.api.create_pod(name, 100)
+    elector, holds = two.b.elector, two.b.elector.holds
+    elector.holds = lambda margin=0.0, epoch=None: holds(margin, epoch) and len(two.api.sent("patch")) < 20
+    for _ in range(9):
+        two.clock.advance(2.0)
+        two.b.look()
+    assert two.b.leadership.term() is None
+    first = changed(two)
+    assert 20 <= len(first) < 40
+    elector.holds = holds
+    two.b.cut = True
+    two.clock.advance(14.0)
+    two.b.look()
+    two.b.cut = False
+    if between == "another":
+        two.takes_over(two.a)
+    before = len(changed(two))
+    two.takes_over(two.b)
+    again = changed(two)[before:]
+    assert sorted(again) == sorted(names_of if between == "another" else set(names_of) - set(first))
+
+
 def gives_back(extender):
     """As when it is told to end: by the thread of the elector, once all posts have ended."""
     extender.elector.stop()
