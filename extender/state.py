@@ -3,7 +3,7 @@
 One lock; nothing here waits or does I/O. Who has room, and for which reason, is in the table of `cache.reservations`.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cardwise.clock import SYSTEM, Clock
@@ -79,7 +79,6 @@ class State:
             loads=self._loads,
             unschedulable=held.unschedulable,
             freed=lambda: held.freed,
-            settle=held.refresh,
             good=held.good,
             headroom=held.headroom,
             kept=self.preemption.kept,
@@ -98,7 +97,6 @@ class State:
             ready=held.count_cards,
             place=self._placing.place_ahead,
             hold=self._placing.hold_ahead,
-            settle=held.refresh,
             headroom=held.headroom,
             reserved=self._gangs.reserved,
             may=self.preemption.may_plan,
@@ -154,7 +152,7 @@ class State:
             self._gangs.beside(pod.uid, "")
             self.waiting_pods.over(pod.uid)
             self.preemption.over(pod.uid)
-            self._held.leave(pod.uid, ended=pod.ended)
+            self._reservations.left(pod.uid, ended=pod.ended)
             self._loads.remove_pod(pod.uid)
             self.ahead.over(pod.uid)
 
@@ -178,13 +176,14 @@ class State:
             noted = {Report(one.uid, card.node) for one in card.status.terminating} if first else set()
             for report in noted:
                 self._reservations.noted(report)
-            ended = {report.uid for report in heard.silent if self._reservations.unreported(report)}
-            self._settle_reports({*heard.reported, *heard.silent, *noted}, ended)
+            for report in heard.silent:
+                self._reservations.unreported(report)
+            self._held.settle_reports({*heard.reported, *heard.silent, *noted})
             return heard.problem
 
     def remove_card(self, name: str) -> None:
         with self._lock:
-            self._settle_reports(self._inventory.remove_card(name))
+            self._held.settle_reports(self._inventory.remove_card(name))
 
     def set_node(self, name: str, record: NodeRecord = NodeRecord()) -> None:
         with self._lock:
@@ -254,7 +253,6 @@ class State:
             else:
                 self._placing.hold(ask, placed, Phase.RESERVED)
                 self._held.unschedulable.satisfied(uid)
-            self._held.refresh(uid)
             return placed
 
     def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
@@ -314,7 +312,6 @@ class State:
             else:
                 mps_client = request.mps_client if request is not None else COMMON
                 self._reservations.begin(pod, node, chosen, mps_client=mps_client, term=term)
-            self._held.refresh(uid)
             return chosen if isinstance(chosen, Refusal) else Begun(assignment=chosen, unsure=unsure)
 
     def finish_bind(self, uid: str, phase: Phase | None) -> None:
@@ -325,7 +322,6 @@ class State:
                 self._gangs.unposted(uid)
             else:
                 self._gangs.posted(uid)
-            self._held.refresh(uid)
 
     def unheard(self) -> set[str]:
         """The pods of which a Binding of this process may land yet. What they hold counts meanwhile."""
@@ -337,8 +333,7 @@ class State:
         with self._lock:
             self._gangs.forget()
             self.preemption.forget()
-            for uid in self._reservations.drop_plans():
-                self._held.refresh(uid)
+            self._reservations.drop_plans()
 
     # What time does.
 
@@ -347,7 +342,6 @@ class State:
         with self._lock:
             over = self._reservations.expire()
             for one in over.rows:
-                self._held.refresh(one.pod.uid)
                 if one.phase is Phase.NOMINATED:
                     self.ahead.expired(one.pod.uid)
             if self.preemption.step() or over.nomination:
@@ -359,7 +353,6 @@ class State:
         with self._lock:
             if self._reservations.looked_up(uid, bound=bound, exists=exists):
                 self._gangs.unposted(uid)
-                self._held.refresh(uid)
 
     def look_up_failed(self, uid: str) -> None:
         """A decision from `tick` could not be looked up, or not be made void: it stays, and is tried again later."""
@@ -419,15 +412,6 @@ class State:
 
     # Everything below runs under the lock.
 
-    def _settle_reports(self, reports: Collection[Report], ended: Collection[str] = ()) -> None:
-        """`ended`: pods that had a reservation until now. What only a node names is never taken for a pod's UID."""
-        for report in reports:
-            known = report.uid in ended or self._reservations.get(report.uid) is not None
-            if known:
-                self._held.refresh(report.uid)  # with what nodes say of it
-            if not known or not self._inventory.reports(*report):
-                self._held.settle_stray(report)
-
     def _given_twice(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)
         if state is None:
@@ -450,10 +434,9 @@ class State:
         else:
             self._loads.remove_pod(pod.uid)
         if pod.finished:
-            self._held.leave(pod.uid, ended=pod.ended)
+            self._reservations.left(pod.uid, ended=pod.ended)
         else:
             self._reservations.bound(pod)
-            self._held.refresh(pod.uid)
             if pod.assignment is not None:
                 self._bound_on.add(pod.node)
         self.ahead.over(pod.uid)

@@ -5,6 +5,7 @@ is not finished, then while its node reports it or until a grace time is over (d
 thread-safe: the state locks.
 """
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 
 from cardwise.clock import Clock
@@ -30,7 +31,9 @@ class Cache:
         self.ledger = ledger
         self.inventory = Inventory()
         self.loads = NodeLoads()
-        self.reservations = Reservations(self.inventory, lambda uid: self.loads.get(uid) is not None, patience, clock)
+        self.reservations = Reservations(
+            self.inventory, lambda uid: self.loads.get(uid) is not None, self._follow, patience, clock
+        )
         self.limits = Quotas()
         self.unschedulable = UnschedulablePods()
         self.freed = 0
@@ -48,13 +51,17 @@ class Cache:
         with self.aside(uid):
             return self.headroom(namespace)
 
-    def leave(self, uid: str, *, ended: bool) -> None:
-        """The pod is gone, or has ended: surely so where `ended`."""
-        self.reservations.left(uid, ended=ended)
-        self.refresh(uid, seen=True)
+    def settle_reports(self, reports: Collection[Report]) -> None:
+        """Nodes say something else than before of these. What only a node names is never taken for a pod's UID."""
+        for report in reports:
+            known = self.reservations.get(report.uid) is not None
+            if known:
+                self._follow(report.uid, seen=False)  # with what nodes say of it
+            if not known or not self.inventory.reports(*report):
+                self._settle_stray(report, seen=False)
 
-    def refresh(self, uid: str, *, seen: bool = False) -> None:
-        """Bring ledger and sums to what holds. `seen`: the scheduler sees the cause itself."""
+    def _follow(self, uid: str, seen: bool) -> None:
+        """Brings ledger and sums to what holds. `seen`: the scheduler sees the cause itself."""
         self._bring(uid, self.reservations.holding(uid), seen=seen)
         one = self.reservations.get(uid)
         if one is not None and one.load is not None:
@@ -62,10 +69,10 @@ class Cache:
         else:
             self.loads.unplan([uid])
         for node in self.inventory.held().get(uid, ()):
-            self.settle_stray(Report(uid, node), seen=seen)
+            self._settle_stray(Report(uid, node), seen=seen)
 
-    def settle_stray(self, report: Report, *, seen: bool = False) -> None:
-        """As `refresh`, of what the node says of a pod that nobody knows there."""
+    def _settle_stray(self, report: Report, *, seen: bool) -> None:
+        """The same of what the node says of a pod that nobody knows there."""
         uid = stray_uid(report)
         self._bring(uid, self.reservations.stray(report), seen=seen)
 

@@ -80,7 +80,7 @@ class Placing:
         return self.place(Ask(pod.ref, pod.request, nodes, policy, load))
 
     def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
-        """The pod is to have this. The ledger follows later."""
+        """The pod is to have this."""
         self._held.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
 
     def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
@@ -94,4 +94,3 @@ class Placing:
             load=pod.load,
             prospect=pod,
         )
-        self._held.refresh(pod.uid)

@@ -22,7 +22,7 @@ nodes: neither does its word keep their shares, nor does its silence end them.
 
 Beside its row a pod may have a nomination, for whose cards others go (`nominations`); it ends with the pod, too.
 
-The ledger and the sums of nodes follow from this table: `cache`. Not thread-safe: the state locks.
+The ledger and the sums of nodes follow each change of a row: `cache`. Not thread-safe: the state locks.
 """
 
 import math
@@ -163,11 +163,18 @@ class Over(NamedTuple):
     nomination: bool
 
 
+Follow = Callable[[str, bool], None]
+"""Told of each pod whose row has changed, and whether kube-scheduler sees the cause itself."""
+
+
 class Reservations:
     """By pod UID. `reports`: what nodes say. `there`: whether a pod is still on its node."""
 
-    def __init__(self, reports: Inventory, there: Callable[[str], bool], patience: Patience, clock: Clock) -> None:
+    def __init__(
+        self, reports: Inventory, there: Callable[[str], bool], follow: Follow, patience: Patience, clock: Clock
+    ) -> None:
         self.nominations = Nominations(there)
+        self._follow = follow
         self._reports = reports
         self._patience = patience
         self._clock = clock
@@ -328,21 +335,17 @@ class Reservations:
         if one.phase is Phase.BINDING:
             one.gone = True
         elif one.phase in PLANS or ended:
-            self._drop(one)
+            self._drop(one, seen=True)
         elif one.phase not in (Phase.TERMINATING, Phase.LAPSED):
-            self._terminate(one)
+            self._terminate(one, seen=True)
 
-    def unreported(self, report: Report) -> bool:
-        """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go.
-        Returns whether that ends what the pod held.
-        """
+    def unreported(self, report: Report) -> None:
+        """A card does not report the pod any more. Where none of its node does, that is the proof: it has let go."""
         one = self._of.get(report.uid)
         if one is None or one.phase not in (Phase.TERMINATING, Phase.LAPSED):
-            return False
-        if one.node != report.node or self._reports.reports(*report):
-            return False
-        self._drop(one)
-        return True
+            return
+        if one.node == report.node and not self._reports.reports(*report):
+            self._drop(one)
 
     def noted(self, report: Report) -> None:
         """The extender before us has seen the pod vanish from the node; we have not seen it at all."""
@@ -383,13 +386,11 @@ class Reservations:
 
     # What time and leaders do.
 
-    def drop_plans(self) -> list[str]:
-        """Ends all plans, and what is kept but by the word of pods' statuses. Returns the pods that had plans."""
+    def drop_plans(self) -> None:
+        """Ends all plans, and what is kept but by the word of pods' statuses."""
         self.nominations.forget()
-        plans = list(self.among(*PLANS))
-        for one in plans:
+        for one in list(self.among(*PLANS)):
             self._drop(one)
-        return [one.pod.uid for one in plans]
 
     def expire(self) -> Over:
         """Ends what is over by itself: plans of single pods, what vanished pods held where no node reports it, and
@@ -426,16 +427,16 @@ class Reservations:
         """By the node where the pod was."""
         return self._reports.reports(last.uid, last.node)
 
-    def _terminate(self, one: Reservation) -> None:
+    def _terminate(self, one: Reservation, *, seen: bool = False) -> None:
         now = self._clock.now()
         if one.holding is None:
-            self._drop(one)  # it held nothing that its containers could go on using
+            self._drop(one, seen=seen)  # it held nothing that its containers could go on using
             return
         held = replace(one.holding, mark=MARKS[Phase.TERMINATING])
         until = now + self._patience.terminating
-        self._put(Reservation(one.pod, one.node, Phase.TERMINATING, now, held, until=until))
+        self._put(Reservation(one.pod, one.node, Phase.TERMINATING, now, held, until=until), seen=seen)
 
-    def _put(self, one: Reservation) -> None:
+    def _put(self, one: Reservation, *, seen: bool = False) -> None:
         """In place of the pod's earlier reservation."""
         before = self._of.get(one.pod.uid)
         _check(one.pod, before.phase if before is not None else None, one.phase)
@@ -447,6 +448,7 @@ class Reservations:
         if one.holding is not None and one.holding.mark != MARKS[one.phase]:
             one.holding = replace(one.holding, mark=MARKS[one.phase])
         self._of[one.pod.uid] = self._in[one.phase][one.pod.uid] = one
+        self._follow(one.pod.uid, seen)
 
     def _move(self, one: Reservation, phase: Phase) -> None:
         _check(one.pod, one.phase, phase)
@@ -455,12 +457,14 @@ class Reservations:
         if one.holding is not None and one.holding.mark != MARKS[phase]:
             one.holding = replace(one.holding, mark=MARKS[phase])
         self._in[phase][one.pod.uid] = one
+        self._follow(one.pod.uid, False)
 
-    def _drop(self, one: Reservation) -> None:
+    def _drop(self, one: Reservation, *, seen: bool = False) -> None:
         if self._of.get(one.pod.uid) is one:
             _check(one.pod, one.phase, None)
             self._leave_gang(one)
             del self._of[one.pod.uid], self._in[one.phase][one.pod.uid]
+            self._follow(one.pod.uid, seen)
 
     def _leave_gang(self, one: Reservation) -> None:
         if one.gang:

@@ -4,7 +4,7 @@ The gangs say what is to be planned when; a plan is one reservation in the phase
 thread-safe: the state locks.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cardwise.clock import Clock
@@ -99,7 +99,7 @@ class Places:
 
     def plan_of(self, key: str) -> Plan:
         """What is planned for the gang, "namespace/name", at any time from now on."""
-        return _Rows(self._parts.reservations, key, self.give_up)
+        return _Rows(self._parts.reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Not where it did not fit a moment ago and nothing has changed."""
@@ -154,7 +154,8 @@ class Places:
             gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(found.member)
             return False
         gang.hold(uids, now)
-        self.give_up(uids)
+        for uid in uids:
+            parts.reservations.give_up(uid)
         for member in members:
             parts.reservations.plan(
                 PodRef(member.uid, gang.namespace, member.name),
@@ -165,7 +166,6 @@ class Places:
                 load=member.load,
                 gang=gang.key,
             )
-            parts.settle(member.uid)
         return True
 
     def _planned(
@@ -205,13 +205,6 @@ class Places:
         terms = replace(self._terms(gang, offers, now), vacant=None)
         found = gangplan.plan(self._parts.ledger, nodes, members, terms)
         return found if isinstance(found, Planned) else None
-
-    def give_up(self, uids: Iterable[str]) -> None:
-        """These members are planned nowhere. What is posted already stands."""
-        parts = self._parts
-        for uid in uids:
-            if parts.reservations.give_up(uid):
-                parts.settle(uid)
 
     def broken(self, gang: Gang) -> str:
         """What of the plan is not good any more, or ""."""
@@ -278,10 +271,9 @@ class Places:
 class _Rows(Plan):
     """The gang's rows in the table of reservations."""
 
-    def __init__(self, table: Reservations, key: str, give_up: Callable[[Iterable[str]], None]) -> None:
+    def __init__(self, table: Reservations, key: str) -> None:
         self._table = table
         self._key = key
-        self._give_up = give_up
 
     def __getitem__(self, uid: str) -> str:
         return self._table.planned(self._key)[uid].node
@@ -293,4 +285,5 @@ class _Rows(Plan):
         return len(self._table.planned(self._key))
 
     def give_up(self, uids: Iterable[str]) -> None:
-        self._give_up(uids)
+        for uid in uids:
+            self._table.give_up(uid)

@@ -47,10 +47,9 @@ class Hold:
 
 class Parts(NamedTuple):
     """The parts of the state that plans are made of. `freed` counts the times at which room may have come on cards or
-    in quotas; `settle` brings the ledger to the reservations for one pod; `good`: whether a holding still stands;
-    `headroom`: what quotas leave to a namespace; `kept`: around a plan for these pods of this priority, for what is
-    kept from them; `may`: whether a gang of this priority may be planned now, see `turns`; `nominated`: the node where
-    others have gone for the pod, or "".
+    in quotas; `good`: whether a holding still stands; `headroom`: what quotas leave to a namespace; `kept`: around a
+    plan for these pods of this priority, for what is kept from them; `may`: whether a gang of this priority may be
+    planned now, see `turns`; `nominated`: the node where others have gone for the pod, or "".
     """
 
     ledger: Ledger
@@ -58,7 +57,6 @@ class Parts(NamedTuple):
     loads: NodeLoads
     unschedulable: UnschedulablePods
     freed: Callable[[], int]
-    settle: Callable[[str], None]
     good: Callable[[Holding, PodRequest], bool]
     headroom: Callable[[str], Sequence[Headroom]]
     kept: Callable[[Collection[str], int], AbstractContextManager[None]]

@@ -80,8 +80,8 @@ class Nominee(NamedTuple):
 
 class Parts(NamedTuple):
     """The parts of the state. `place`: as filter would, held by nobody yet; `hold`: for the pod until its bind;
-    `settle`: brings the ledger to the reservations for a pod; `headroom`: what quotas leave to a namespace;
-    `reserved`: nodes that are kept from a pod for a gang; `may`: whether a pod of this priority may be placed now.
+    `headroom`: what quotas leave to a namespace; `reserved`: nodes that are kept from a pod for a gang; `may`: whether
+    a pod of this priority may be placed now.
     """
 
     ledger: Ledger
@@ -90,7 +90,6 @@ class Parts(NamedTuple):
     ready: Callable[[], None]
     place: Callable[[Prospect, Collection[str], str], Placement | Unplaceable]
     hold: Callable[[Prospect, Placement], None]
-    settle: Callable[[str], None]
     headroom: Callable[[str], Collection[Headroom]]
     reserved: Callable[[Rank, PodRequest, Collection[str]], set[str]]
     may: Callable[[int], bool]
@@ -351,7 +350,6 @@ class Ahead:
             if self._nominated(uid) is not None:
                 self.observe(outcome)
                 self._parts.reservations.give_up(uid)
-                self._parts.settle(uid)
 
     def _gives_way(self, namespace: str, place: _Place, fits: Callable[[], Collection[str]]) -> bool:
         """Whether something has ended that was held ahead for pods after this place, so that there is room."""
