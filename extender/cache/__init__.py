@@ -4,5 +4,6 @@ Comes in: records, and what filter and bind decide. Goes out: where a pod fits (
 
 Nothing here locks but what says so: `extender.state` holds the one lock, `statelock`.
 
-Read first: `reservations` (who has room, and the life of each row), `cache` (how ledger and sums follow).
+Read first: `reservations` (who has room, and the life of each row), `nominations` (what is kept for whom after a
+preemption), `cache` (how ledger and sums follow).
 """

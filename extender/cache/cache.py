@@ -106,7 +106,9 @@ class Cache:
         was asked for, and open to it as MPS goes; its devices are there and nobody else's; and no quota forbids it.
         """
         state = self.ledger.node(holding.node)
-        if state is None or not is_good(holding.assignment, state.devices, state.taken):
+        if state is None or self.ledger.holding(holding.uid) != holding:
+            return False  # not counted, so others may have got the room
+        if not is_good(holding.assignment, state.devices, state.taken):
             return False
         asked = {container.key: container.device_class for container in request.containers}
         mps_client = request.mps_client

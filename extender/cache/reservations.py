@@ -278,18 +278,14 @@ class Reservations:
         held = _holding(pod, node, assignment, mps_client)
         self._put(Reservation(pod, node, Phase.BINDING, self._clock.now(), held, load, term=term, gang=gang))
 
-    def give_up(self, uid: str) -> bool:
-        """The plan does not hold any more; whether there was one. What is posted stands, and its gang does not count on
-        it any more.
-        """
+    def give_up(self, uid: str) -> None:
+        """The plan does not hold any more. What is posted stands, and its gang does not count on it any more."""
         one = self._of.get(uid)
         if one is None:
-            return False
+            return
         self._leave_gang(one)
-        if one.phase not in PLANS:
-            return False
-        self._drop(one)
-        return True
+        if one.phase in PLANS:
+            self._drop(one)
 
     def posted(self, uid: str, phase: Phase | None) -> None:
         """How the posting ended: ASSUMED, UNCONFIRMED, or None for surely not, neither by this call nor by one before.

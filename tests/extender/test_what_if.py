@@ -12,6 +12,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Scorer
 from cardwise.core.preemption import preemption
+from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase
@@ -21,7 +22,7 @@ from extender.records.podref import PodRef
 from tests.extender import aheadworlds
 from tests.extender.gangworlds import NodeSpec, World, member
 from tests.extender.preemption.test_gangpreemption import LOW, PREFERENCES, Full, gang
-from tests.extender.worlds import P100, as_card, as_quota, plan, resource, state, with_cards
+from tests.extender.worlds import P100, as_card, as_quota, begin, plan, resource, state, with_cards
 
 # What a search goes through; none of them is called once it is decided.
 STEPS = [
@@ -196,3 +197,13 @@ def test_a_search_that_fails_anywhere_leaves_nothing_behind(scene):
             ask()
         assert check(world) == before
         assert ask() == expected
+
+
+def test_a_plan_that_a_fault_has_put_out_of_the_ledger_is_not_bound():
+    """Its room may be another pod's."""
+    world = with_cards(state(), n1=1)
+    plan(world, "p", 5000)
+    with world.view() as ledger:
+        ledger.release("uid-p")
+    plan(world, "q", P100)
+    assert begin(world, "p", 5000) is Refusal.NO_MEMORY
