@@ -9,6 +9,7 @@ from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache.requests import Requests
 from extender.cache.reservations import Patience
+from extender.gangs import gangwords
 from extender.queue.ahead import Outcome, Settings, When
 from extender.records import nodeinfo
 from extender.records.nodeinfo import Placed
@@ -31,7 +32,8 @@ class World:
         self, *nodes: str, settings: Settings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
     ) -> None:
         self.clock = FakeClock()
-        self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings)
+        of_gangs = gangwords.Settings(max_waiting=8)
+        self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings, of_gangs=of_gangs)
         self.requests = Requests()
         self.outcomes: list[Outcome] = []
         self.state.ahead.observe = self.outcomes.append

@@ -16,7 +16,6 @@ from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase
-from extender.gangs.gangwords import Settings
 from extender.records import wire
 from extender.records.podref import PodRef
 from tests.extender import aheadworlds
@@ -118,7 +117,6 @@ def a_gang_for_which_a_later_pod_gives_way():
     world = aheadworlds.World("n1", "n2")
     world.create("held", P100 // 2 + 1, created="2026-11-21T12:00:00Z")
     assert len(world.ahead()) == 1
-    world.state._gangs._settings = Settings(max_waiting=8)
     for name in ("g0", "g1"):
         world.tell(member(name, "g", 2, gated=False, gpu_mem=P100))
 
