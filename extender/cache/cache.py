@@ -6,7 +6,7 @@ thread-safe: the state locks.
 """
 
 from collections.abc import Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from cardwise.clock import Clock
 from cardwise.core.api.quotas import Headroom
@@ -99,7 +99,7 @@ class Cache:
 
     def aside(self, uid: str) -> AbstractContextManager[None]:
         """Meanwhile the pod holds nothing: it is no obstacle to itself."""
-        return self.ledger.what_if(released=(uid,))
+        return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def good(self, holding: Holding, request: PodRequest) -> bool:
         """Whether a plan still holds: its cards are there, take shares, are not over-full with it and of the class that
