@@ -166,6 +166,12 @@ class Pod:
         """The classes that it asks for."""
         return frozenset(found for resource in self._asked if (found := names.class_of(resource)))
 
+    @property
+    def unscheduled(self) -> str:
+        """Why kube-scheduler has not placed it, as its condition says; "" where it has not been tried."""
+        conditions = (self._obj.get("status") or {}).get("conditions") or ()
+        return next((one.get("reason") or "" for one in conditions if one.get("type") == "PodScheduled"), "")
+
     def claimant(self) -> Claimant:
         """Who asks for what. Raises InvalidRequest."""
         return Claimant(self.ref, self.request or PodRequest(containers=(), priority=self.priority), self.load)

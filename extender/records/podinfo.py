@@ -26,9 +26,9 @@ _SHARED = 4096  # different sets of labels, of which each is kept once for all p
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
-# The reasons in a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
-_UNANSWERED = b'"SchedulerError"'
-_REFUSED = b'"Unschedulable"'
+# The reasons of a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
+_UNANSWERED = "SchedulerError"
+_REFUSED = "Unschedulable"
 
 
 class PodRecord(Struct, frozen=True, gc=False):
@@ -194,7 +194,8 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     finished = status.phase in names.FINISHED_PHASES
     if finished:
         return PodRecord(*pod.ref, finished=True, gang=pod.gang, member=pod.member() if pod.gang else None)
-    unanswered, refused, told = _UNANSWERED in raw, _REFUSED in raw, status.nominated_node_name
+    reason, told = pod.unscheduled, status.nominated_node_name
+    unanswered, refused = reason == _UNANSWERED, reason == _REFUSED
     # Who names a node before kube-scheduler has tried the pod has made no room for it there; nor is any made for one
     # that evicts nobody.
     nominated = told if refused and pod.may_preempt else ""

@@ -133,9 +133,11 @@ class LocalHost:
 
     def name(self, pid: int) -> str:
         try:
-            return (PROC / str(pid) / "comm").read_text(errors="replace").strip()
+            said = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
         except OSError:
             return ""
+        # A process names itself, and admins read it on their terminals.
+        return "".join(one if one.isprintable() else "?" for one in said)
 
     def is_server(self, pid: int) -> bool:
         return _is(PROC / str(pid), SERVER)

@@ -32,6 +32,14 @@ def low(world: World, priority: int = LOW) -> list[str]:
     return world.filter(world.wants("low", HALF, priority=priority))
 
 
+def test_a_label_of_the_same_word_turns_nobody_away():
+    made = World()
+    pod = made.wants("high")
+    pod["metadata"]["labels"] = {"x": "SchedulerError", "y": "Unschedulable"}
+    found = as_pod(pod)
+    assert (found.turned_away, found.refused) == (None, False)
+
+
 def test_a_pod_of_lower_priority_waits_until_it_has_come(world):
     assert low(world) == []
     assert world.filter(world.wants("high")) == ["n1"]
@@ -56,7 +64,9 @@ def test_it_is_over_after_a_while(world):
 
 def test_it_is_over_when_the_pod_is_gone_or_waits_for_another_reason(world):
     pod = world.wants("high")
-    world.tell(pod | {"status": {"phase": "Pending", "conditions": [{"reason": "Unschedulable"}]}})
+    world.tell(
+        pod | {"status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "Unschedulable"}]}}
+    )
     assert low(world) == ["n1"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import mps
-from mps.host import cgroups
+from mps.host import cgroups, processes
 from mps.host.cgroups import Membership
 from mps.host.processes import CONTROL, FOREGROUND, LOCAL, SERVER
 
@@ -66,6 +66,13 @@ def test_those_of_tenants_are_neither(folder, running, monkeypatch):
     assert not LOCAL.daemons(folder / "pipe")
     assert not LOCAL.servers(folder / "pipe")
     assert LOCAL.memberships(theirs[0]) == (Membership("uid-tenant", "c"),)
+
+
+def test_a_process_cannot_write_to_the_terminal_of_who_reads_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "comm").write_bytes(b"a\x1b[31mRED\xff\n")
+    assert LOCAL.name(7) == "a?[31mRED\ufffd"
 
 
 def test_one_that_has_ended_is_signalled_no_more(folder, running):
