@@ -82,7 +82,7 @@ def too_large_is_refused(cluster: Cluster) -> str:
         text = str(error)
         _expect("more than the largest card has (16276)" in text, f"refused without the reason: {text}")
         return text[text.index("spec.containers") :].splitlines()[0]
-    raise Failed("a pod of 16277 MiB was admitted")
+    raise Failed("a pod of 1Ti was admitted")
 
 
 def a_whole_card_and_a_split_share(cluster: Cluster) -> str:

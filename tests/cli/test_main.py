@@ -164,7 +164,9 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
     api.change("gpuquotas", "team", "team-a", status={"used": used})
     found = run(monkeypatch, api, "classes")
     assert found.exit_code == 0, found.output
-    assert [K80_CLASS, "3", "-", "8441", "-", "-", "2"] in [line.split() for line in found.stdout.splitlines()]
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card"] in [
+        line.split() for line in found.stdout.splitlines()
+    ]
     assert "without who uses what: the right to list extendedresources" in found.stderr
     assert EVERYBODY in found.stderr
     assert {one["name"] for one in json.loads(run(monkeypatch, api, "classes", "-o", "json").stdout)["classes"]} == {
@@ -186,7 +188,7 @@ def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, 
     found = run(monkeypatch, api, *command)
     assert found.exit_code == 0, found.output
     rows = [line.split() for line in found.stdout.splitlines()]
-    assert [K80_CLASS, "3", "-", "8441", "-", "-", "-"] in rows
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card"] in rows
     assert ["team-a/notebook", "n1", "0", "2000"] in rows
     assert "team-b" not in found.output
     assert EVERYBODY in found.stderr
@@ -353,13 +355,27 @@ def test_help_is_no_wider_than_a_terminal(name):
     assert "(3s)" not in said
 
 
-def test_the_help_waits_for_nothing_that_it_does_not_show():
-    """It is what people type first: 0.5 s of a core with all commands, 0.1 s without."""
-    script = "import sys; sys.argv = ['cardwise', '--help']; from cardwise.cli.main import main\n"
+def loaded_for(*words: str) -> tuple[str, set[str]]:
+    """What `cardwise` says, and the modules that it has loaded for that."""
+    script = f"import sys; sys.argv = ['cardwise', *{words!r}]; from cardwise.cli.main import main\n"
     script += "try: main()\nfinally: print('LOADED', *sys.modules)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50).stdout
     help_, _, loaded = said.partition("LOADED ")
+    return help_, set(loaded.split())
+
+
+HEAVY = {"cardwise.kube", "kubernetes", "urllib3", "yaml", "msgspec", "numpy", "rich"}
+
+
+def test_the_help_waits_for_nothing_that_it_does_not_show():
+    """It is what people type first: 0.5 s of a core with all commands, 0.1 s without."""
+    help_, loaded = loaded_for("--help")
     assert all(f"\n  {name} " in help_ for name in main.cli.commands)
-    others = {"cardwise.kube", "kubernetes", "urllib3", "yaml", "msgspec", "numpy", "rich"}
-    assert others & set(loaded.split()) == set()
-    assert "cardwise.cli.commands." not in loaded
+    assert HEAVY & loaded == set()
+    assert [name for name in loaded if name.startswith("cardwise.cli.commands.")] == []
+
+
+def test_nor_does_that_of_inspect():
+    help_, loaded = loaded_for("inspect", "--help")
+    assert "--details" in help_
+    assert HEAVY & loaded == set()

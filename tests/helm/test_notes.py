@@ -67,7 +67,8 @@ def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
 
 def test_they_say_how_to_check_and_where_the_cards_must_be(notes: Notes) -> None:
     said = notes()
-    assert f"helm test gpu --namespace {names.NAMESPACE} --logs" in said
+    assert f"helm test gpu --namespace {names.NAMESPACE}\n" in said
+    assert f"kubectl logs cardwise-test --namespace {names.NAMESPACE}\n" in said
     assert "kubectl label node NODE nvidia.com/gpu.present=true" in said
     assert "nvidia.com/gpu.present" not in notes(*OWN)
 

@@ -192,6 +192,23 @@ def test_network_policies_let_in_only_who_is_named(render: Render) -> None:
         assert found == {cidrs[who]: numbers for who, numbers in ports.items()}
 
 
+def test_on_the_node_s_network_the_webhook_has_ports_of_the_node_and_no_policy(render: Render) -> None:
+    ports = {"https": 10443, "metrics": 10444}
+    objects = render(*ALL, "webhook.hostNetwork=true", "webhook.port=10443", "webhook.metricsPort=10444")
+    deployment = one(objects, "Deployment", "cardwise-webhook")["spec"]
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    spec = deployment["template"]["spec"]
+    assert spec["hostNetwork"] is True
+    (found,) = spec["containers"]
+    assert {each["name"]: each["containerPort"] for each in found["ports"]} == ports
+    assert {"--bind=:10443", "--metrics-bind=:10444"} <= set(found["args"])
+    (service,) = one(objects, "Service", "cardwise-webhook")["spec"]["ports"]
+    assert service["targetPort"] == "https"
+    policies = [each["metadata"]["name"] for each in objects if each["kind"] == "NetworkPolicy"]
+    assert "cardwise-extender" in policies
+    assert "cardwise-webhook" not in policies
+
+
 def test_services_and_network_policies_know_the_pods_and_their_ports(render: Render) -> None:
     objects = render(*ALL)
     for part, kind in KIND_OF.items():
@@ -350,6 +367,9 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
         "scheduler.controlPlaneNodes: the cluster is not looked at here"
         in template(helm, "scheduler.mode=kubeadm").stderr
     )
+    both = template(helm, "image.repository=", "scheduler.mode=").stderr
+    assert "write image.repository=" in both
+    assert "scheduler.mode: kube-scheduler must ask" in both
     everybodys = template(helm, "namespace.name=default").stderr
     assert "helm install cardwise helm/cardwise --namespace cardwise-system --create-namespace" in everybodys
 
@@ -374,6 +394,7 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
             ["mps.serviceAccount.name=cardwise-extender"],
             "mps.serviceAccount.name: cardwise-extender is that of extender",
         ),
+        (["webhook.metricsPort=8443"], "webhook.metricsPort: is webhook.port"),
         (["extender.tlsSecret=cardwise-webhook-tls"], "extender.tlsSecret: cardwise-webhook-tls is the webhook's"),
     ],
 )

@@ -16,6 +16,7 @@ Json = dict[str, Any]
 
 # Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
 _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
+_VISIBLE = "CUDA_VISIBLE_DEVICES"  # of the container's own cards
 # What keeps NVIDIA's runtime from giving cards, whatever envFrom and the image say.
 _NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": "void"}
 
@@ -72,6 +73,21 @@ def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mp
     if wrong:
         problem = f"{', '.join(wrong)} not as Cardwise sets the access to cards: another webhook has changed it"
         raise InvalidRequest(f"{path}.env", problem, "create the pod again")
+
+
+def harmful(existing: list[Json], asked: ContainerRequest | None) -> list[tuple[str, str]]:
+    """Variables of a container with cards that keep its program from them, each with why."""
+    if asked is None:
+        return []
+    seen = {str(index) for index in range(asked.cards)}
+    return [
+        (
+            entry["name"],
+            "the container sees only its own cards, numbered from 0; leave it out, else CUDA finds no device",
+        )
+        for entry in existing
+        if entry["name"] == _VISIBLE and entry.get("value") and not set(entry["value"].split(",")) <= seen
+    ]
 
 
 def merged(

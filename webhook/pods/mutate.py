@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cardwise.core.api import names, request
+from cardwise.core.api import lookalikes, names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values import quantity, wording
@@ -118,8 +118,10 @@ def _annotations(before: Json, asked: PodRequest | None, policy: str, warnings: 
     # The classes of devices have been noted before the request was read, which needs them.
     ours = {names.DEVICE_CLASSES, *split}
     stripped = [key for key in before if names.is_placement_annotation(key) and key not in ours]
-    if stripped:
-        warnings.append(f"metadata.annotations: removed {wording.few(sorted(stripped), 3)}, which only Cardwise writes")
+    meant = {key: near for key in stripped if (near := lookalikes.annotation(key))}
+    warnings += [f"metadata.annotations[{key}]: removed; did you mean {near}?" for key, near in sorted(meant.items())]
+    if written := sorted(set(stripped) - meant.keys()):
+        warnings.append(f"metadata.annotations: removed {wording.few(written, 3)}, which only Cardwise writes")
     after = {key: value for key, value in before.items() if key not in stripped} | split
     if asked is not None and asked.containers and policy:
         after.setdefault(names.POLICY, policy)
@@ -164,6 +166,7 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
         existing = changed.get("env") or []
         env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
         changed["env"], overridden = environment.merged(existing, card, env_from=env_from, mps=mps)
+        warnings += [f"{path}.env[{name}]: {why}" for name, why in environment.harmful(existing, card)]
         if overridden:
             warnings.append(f"{path}.env: {', '.join(overridden)} replaced, since Cardwise sets the access to cards")
     return changed

@@ -25,8 +25,6 @@ Oversize = Literal["refuse", "wait"]
 _SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
 _GIB = 1024  # MiB
-_TOO_MANY = 1000**2  # MiB of a card: 8M, where bytes were meant
-_UNIT = "; an amount without Mi or Gi, as 8M, counts MiB"
 _SHOWN = 10  # of the classes that there are, in a refusal
 
 
@@ -197,7 +195,7 @@ def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> 
             raise InvalidRequest(
                 f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]",
                 f"{c.mem_per_card} MiB on each of {c.cards} cards{of_class} is more than any node has ({there})",
-                f"ask for at most {c.cards * there}{_UNIT if c.mem_per_card >= _TOO_MANY else ''}",
+                f"ask for at most {c.cards * there}{_unit(c)}",
             )
     if asked.largest_share > cards.largest:
         culprits = [c for c in asked.containers if not c.whole and c.mem_per_card > cards.largest]
@@ -218,15 +216,18 @@ def _smaller(culprit: ContainerRequest, cards: Cards, device_class: DeviceClass 
     """The resource that is too large, as users write it, and what to write instead."""
     each = device_class.share.memory if device_class and device_class.share else 0
     if not each or culprit.mem % each:
-        if culprit.mem >= _TOO_MANY:
-            return names.GPU_MEM, f"ask for at most {cards.largest}{_UNIT}"
         splits = any(n * cards.on_each(n) >= culprit.mem for n in range(2, cards.most + 1))
         over = f", or split it over cards with {names.GPU_COUNT}" if splits else ""
-        return names.GPU_MEM, f"ask for at most {cards.largest}{over}"
+        return names.GPU_MEM, f"ask for at most {cards.largest}{over}{_unit(culprit)}"
     count, key = cards.largest // each, names.CLASS_PREFIX + culprit.device_class
     if not count:
         return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}"
     return key, f"ask for at most {count}, since one of the class is {each} MiB"
+
+
+def _unit(asked: ContainerRequest) -> str:
+    """What to tell of 8M, which is what the API server makes of 8000000 too."""
+    return "; an amount without Mi or Gi, as 8M, counts MiB" if asked.mem % 1000**2 == 0 else ""
 
 
 def _check_count(asked: PodRequest, cards: Cards, of_class: str) -> None:

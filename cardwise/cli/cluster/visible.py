@@ -5,24 +5,31 @@ The first is what the extender says in the statuses of ResourceClasses, the seco
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from cardwise.cli.cluster import listing
+from cardwise.core.api import classes
+from cardwise.core.api.classes import DeviceClass
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey
 from cardwise.kube.client import KubeClient
 
 # Of a ResourceClass's status, by the heads of their columns.
-AMOUNTS: Final = {
+COLUMNS: Final = {
     "CARDS": "cards", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
-    "HEALTHY": "healthyCards",
 }  # fmt: skip
+AMOUNTS: Final = (*COLUMNS.values(), "healthyCards")
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A class, with AMOUNTS by their names in its status; None where the extender has not told."""
+    """A class, with AMOUNTS by their names in its status; None where the extender has not told.
+
+    `one`: what one of it is, in words.
+    """
 
     name: str
+    one: str
     amounts: Mapping[str, int | None]
 
 
@@ -45,12 +52,28 @@ class Visible:
     shares: tuple[Share, ...] | None
 
 
+def share(known: DeviceClass) -> str:
+    """What one of the class is."""
+    if known.share is None:
+        return "whole card"
+    core = f" {known.share.core}%" if known.share.core else ""
+    return f"{known.share.memory} MiB{core}"
+
+
+def _one(obj: Mapping[str, Any]) -> str:
+    try:
+        known = classes.parse(obj)
+    except InvalidRequest:
+        return "-"
+    return "device" if known.other else share(known)
+
+
 def types(client: KubeClient) -> tuple[Type, ...]:
     """All, by name. Raises `KubeError`."""
     found = []
     for one in listing.objects(client, paths.resourceclasses()):
         status = one.get("status") or {}
-        found.append(Type(one["metadata"]["name"], {key: status.get(key) for key in AMOUNTS.values()}))
+        found.append(Type(one["metadata"]["name"], _one(one), {key: status.get(key) for key in AMOUNTS}))
     return tuple(sorted(found, key=lambda each: each.name))
 
 

@@ -116,7 +116,13 @@ def table(seen: Sequence[ClassView], *, wide: bool = False) -> str:
     rows = [[*heads, "HEALTHY"] if wide else heads]
     for view in seen:
         amounts = (view.cards, view.nodes, view.free, view.used, view.total)
-        row = [view.known.name, *map(str, amounts), _share(view.known), str(view.known.priority), _auto(view.known)]
+        row = [
+            view.known.name,
+            *map(str, amounts),
+            visible.share(view.known),
+            str(view.known.priority),
+            _auto(view.known),
+        ]
         rows.append([*row, str(view.healthy)] if wide else row)
     return tables.together([rows, _users(seen)]) if wide else tables.aligned(rows)
 
@@ -161,14 +167,6 @@ def _users(seen: Sequence[ClassView]) -> list[list[str]]:
         for namespace, held in view.users
     ]
     return rows
-
-
-def _share(known: DeviceClass) -> str:
-    """What one of the class is."""
-    if known.share is None:
-        return "whole card"
-    core = f" {known.share.core}%" if known.share.core else ""
-    return f"{known.share.memory} MiB{core}"
 
 
 def _auto(known: DeviceClass) -> str:

@@ -1,13 +1,10 @@
-"""`cardwise inspect`: cards and who holds how much of them, as `kubectl inspect gpushare` shows it."""
+"""`cardwise inspect`: its options. What it shows is imported when it is called: `--help` waits for none of it."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from cardwise.cli import options
-from cardwise.cli.render import cardtable, devicetable, gangtable, printing, visibletable
-from cardwise.kube import errors, survey
 
 
 @click.command()
@@ -17,51 +14,6 @@ from cardwise.kube import errors, survey
 @click.argument("node", required=False)
 def inspect(kubeconfig: Path | None, details: bool, output: str, node: str | None) -> None:
     """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
-    client = options.client(kubeconfig)
-    try:
-        seen = survey.take(client, own=client.namespace)
-    except errors.Forbidden as error:
-        visibletable.show(client, error, output, [node] if node else [])
-        return
-    shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
-    if node is not None and node not in {one.name for one in shown}:
-        known = ", ".join(one.name for one in shown) or "none"
-        raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
-    if output != "table":
-        printing.dump(_as_json(seen, node), output)
-        return
-    draw = cardtable.details if details else cardtable.summary
-    click.echo(draw(seen.ledger, seen.addresses, node), nl=False)
-    if details:
-        click.echo(gangtable.holds_table(gangtable.holds(client), node), nl=False)
-    printing.warn(seen)
+    from cardwise.cli.render import inspection  # noqa: PLC0415 - see above
 
-
-def _as_json(seen: survey.Survey, only: str | None) -> dict[str, Any]:
-    nodes = []
-    for node in seen.ledger.nodes():
-        if only not in (None, node.name):
-            continue
-        holdings = seen.ledger.holdings(node.name)
-        cards = [
-            {
-                "index": card.index,
-                "uuid": card.uuid,
-                "model": card.model,
-                "healthy": card.healthy,
-                "cordoned": card.cordoned,
-                "totalMiB": card.mem,
-                "usedMiB": node.used[i],
-                "pods": [
-                    {"namespace": h.namespace, "name": h.name, "uid": h.uid, "usedMiB": share.mem}
-                    for h in holdings
-                    for share in h.assignment.shares()
-                    if node.position(share) == i
-                ],
-            }
-            for i, card in enumerate(node.cards)
-        ]
-        address = seen.addresses.get(node.name, "unknown")
-        devices = devicetable.objects(seen.ledger, node)
-        nodes.append({"name": node.name, "address": address, "cards": cards, "devices": devices})
-    return {"nodes": nodes}
+    inspection.show(options.client(kubeconfig), node, output, details=details)

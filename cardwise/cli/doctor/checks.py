@@ -22,6 +22,14 @@ _CHECKS = (
 )
 
 
+_BEFORE = (
+    cluster.version,
+    parts.definitions,
+    cluster.other_plugins,
+    cluster.gpushare,
+)  # all, where it is not installed
+
+
 def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:
     """In the order in which to mend them. `installed`: the namespace of Cardwise. `probe_in`: as pods of which
     namespace to send the probes; "": none. `image`: of those that look for cards on nodes; "": that of the device
@@ -31,7 +39,7 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
     """
     seen = facts.read(client, installed)
     found = [*judge(seen), *_schedulers(client, seen)]
-    if probe_in:
+    if probe_in and parts.installed(seen):
         found += probing.probe(client, probe_in, installed)
         found += exposure.look(client, probe_in, installed, seen, image=image)
     return finding.in_order(found)
@@ -39,7 +47,7 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
 
 def judge(seen: Facts) -> Iterator[Finding]:
     """All that follows from what was read."""
-    for check in _CHECKS:
+    for check in _CHECKS if parts.installed(seen) else _BEFORE:
         yield from check(seen)
     for kind, why in seen.unread.items():
         if why:

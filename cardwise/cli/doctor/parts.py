@@ -12,10 +12,19 @@ from cardwise.core.values import wording
 
 Json = Mapping[str, Any]
 
-_INSTALL: Final = "install the chart: helm install cardwise helm/cardwise -n cardwise-system --create-namespace"
+_INSTALL: Final = (
+    "install the chart: helm install cardwise helm/cardwise -n cardwise-system --create-namespace --set "
+    "image.repository=REGISTRY/cardwise,scheduler.mode=MODE (docs/admin.md: Install)"
+)
+_PLUGIN: Final = "cardwise-deviceplugin"
 _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
 _USABLE: Final = ("Ready", "Off")
 _OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
+
+
+def installed(facts: Facts) -> bool:
+    """Whether there is anything of the chart to look at: without its kinds all else is missing for the same reason."""
+    return not facts.absent >= {"cards", "classes"}
 
 
 def definitions(facts: Facts) -> Iterator[Finding]:
@@ -93,7 +102,12 @@ def cards(facts: Facts) -> Iterator[Finding]:
         return
     if not facts.cards:
         remedy = "see that the device plugin runs on the nodes with cards (nodes.selector), and its log there"
-        yield Finding("cards", Level.PROBLEM, "no card is known", remedy)
+        text = "no card is known"
+        plugins = [one for one in facts.daemonsets if one["metadata"]["name"] == _PLUGIN]
+        if plugins and not any((one.get("status") or {}).get("desiredNumberScheduled") for one in plugins):
+            text = "no card is known: no node has the labels that nodes.selector asks for"
+            remedy = "write nodes.selector, or: kubectl label node NODE nvidia.com/gpu.present=true"
+        yield Finding("cards", Level.PROBLEM, text, remedy)
         return
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
     cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]

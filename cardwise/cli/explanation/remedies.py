@@ -37,7 +37,7 @@ def remedies(
         *_less(asked, survey.ledger, views, policy, headroom),
         *_withheld(asked, views),
         *_former(namespace, views, around),
-        *_holders(asked, survey.ledger, views, policy, headroom, around=around),
+        *_holders(asked, survey.ledger, views, policy, headroom, namespace=namespace, around=around),
         *_quotas(asked, namespace, survey),
         *_too_big(asked, survey.ledger, views),
         *_apart(views),
@@ -45,10 +45,11 @@ def remedies(
     return ["It would run if:", *(f"  - {line}" for line in found)] if found else []
 
 
-def holder(holding: Holding) -> str:
-    """A pod and what it holds; a mark has only what a node still holds of a pod that has gone."""
+def holder(holding: Holding, uuid: str = "") -> str:
+    """A pod and what it holds, of one card if `uuid` names it; a mark has what a node holds of a pod that has gone."""
     gone = ", its pod has gone" if holding.mark else ""
-    return f"{holding.namespace}/{holding.name} ({holding.assignment.mem} MiB{gone})"
+    of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
+    return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{gone})"
 
 
 def _less(
@@ -78,6 +79,7 @@ def _holders(
     policy: str,
     headroom: Sequence[Headroom],
     *,
+    namespace: str,
     around: Around,
 ) -> Iterator[str]:
     if around.partners:
@@ -91,6 +93,8 @@ def _holders(
     near = explanation.nearest(ledger, views, asked, policy, headroom)
     if near is None:
         return
+    if near.holders and all(one.namespace == namespace and one.name in around.former for one in near.holders):
+        return  # said with what to do about it
     where = _cards(near.node, near.cards)
     short = f", {near.short} MiB short" if near.short else ""
     if not near.holders:

@@ -161,7 +161,7 @@ def _beside(survey: Survey, node: str, share: assignment.CardShare, pod: Mapping
     state = survey.ledger.node(node)
     held = [h for h in survey.ledger.holdings(node) if h.uid != pod["metadata"]["uid"]]
     others = [h for h in held if any(_is_same(state, share, one) for one in h.assignment.shares())]
-    return f", beside {', '.join(map(remedies.holder, others))}" if others else ", alone"
+    return f", beside {', '.join(remedies.holder(one, share.uuid) for one in others)}" if others else ", alone"
 
 
 def _is_same(node: NodeState | None, one: assignment.CardShare, other: assignment.CardShare) -> bool:
@@ -270,7 +270,7 @@ def _card(card: explanation.CardView, told: wire.ExtendedResourceStatus) -> str:
     why = f" ({told.reason})" if told.reason else ""
     sick = f", unhealthy{why}" * (not card.healthy) + ", cordoned" * card.cordoned
     short = f", {card.short} MiB short" if card.short else ""
-    by = f", held by {', '.join(map(remedies.holder, card.holders))}" if card.holders else ""
+    by = f", held by {', '.join(remedies.holder(one, card.uuid) for one in card.holders)}" if card.holders else ""
     closed = _CLOSED.get(card.closed, "") + (_of_mps(told.mps) if card.closed == "mps" else "")
     return f"    card {card.index} {card.model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
 

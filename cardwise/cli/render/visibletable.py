@@ -7,7 +7,7 @@ import click
 
 from cardwise.cli import options
 from cardwise.cli.cluster import visible
-from cardwise.cli.cluster.visible import AMOUNTS, Share, Type
+from cardwise.cli.cluster.visible import COLUMNS, Share, Type
 from cardwise.cli.render import printing, tables
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
@@ -31,13 +31,15 @@ def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Coll
 
 
 def of_types(found: Iterable[Type]) -> list[list[str]]:
-    rows = [["CLASS", *AMOUNTS]]
-    rows += [[one.name, *("-" if each is None else str(each) for each in one.amounts.values())] for one in found]
+    rows = [["CLASS", *COLUMNS, "SHARE"]]
+    for one in found:
+        amounts = (one.amounts[key] for key in COLUMNS.values())
+        rows.append([one.name, *("-" if each is None else str(each) for each in amounts), one.one])
     return rows
 
 
 def as_json(one: Type) -> dict[str, Any]:
-    return {"name": one.name, **one.amounts}
+    return {"name": one.name, "one": one.one, **one.amounts}
 
 
 def _of_pods(found: Iterable[Share]) -> list[list[str]]:

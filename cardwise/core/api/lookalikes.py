@@ -53,6 +53,15 @@ def meant(name: str, others: Iterable[str] = ()) -> str:
     return _SPELLED.get(nearest, nearest)
 
 
+def annotation(key: str) -> str:
+    """What users write that was probably meant by an annotation of our domain that they do not; "" for none."""
+    if len(key) > _LONGEST:
+        return ""
+    limit = max(1, len(key.partition("/")[2]) // _PART)
+    near = {one: found for one in sorted(names.USER_ANNOTATIONS) if (found := _edits(key, one, limit)) <= limit}
+    return min(near, key=lambda one: near[one], default="")
+
+
 def _apart(one: str, other: str, limit: int) -> int:
     """Edits between two names; another domain counts as two, however it differs, a class as of a domain as one."""
     whole = _edits(one, other, limit)

@@ -144,7 +144,10 @@ def wire(client: KubeClient, arguments: argparse.Namespace) -> None:
     path = Path(arguments.manifests) / MANIFEST
     folder = beside(path)
     if not path.is_file():
-        raise Refused(f"{path} is not there: no kubeadm control plane, or scheduler.manifestsDir names another folder")
+        raise Refused(
+            f"{path} is not there: write scheduler.mode=own where kubeadm did not make the control plane, or "
+            "scheduler.manifestsDir, if the manifests lie elsewhere"
+        )
     text = path.read_text()
     pod: Json = yaml.safe_load(text)
     words = command_of(pod)

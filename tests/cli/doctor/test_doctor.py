@@ -163,6 +163,16 @@ def plant_no_cards(seen: Facts) -> None:
     seen.cards, seen.nodes = [], []
 
 
+def plant_no_labels(seen: Facts) -> None:
+    plant_no_cards(seen)
+    seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": "x"}, "status": {}}]
+
+
+def plant_nothing_installed(seen: Facts) -> None:
+    seen.absent, seen.nodes, seen.cards, seen.classes = {"cards", "classes"}, [], [], []
+    seen.mutating, seen.validating, seen.policies, seen.leases = [], [], [], []
+
+
 def plant_sick_card(seen: Facts) -> None:
     seen.cards[0]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
 
@@ -233,6 +243,8 @@ def plant_no_rights(seen: Facts) -> None:
             "see whether it runs",
         ),
         (plant_no_cards, Level.PROBLEM, "no card is known", "nodes.selector"),
+        (plant_no_labels, Level.PROBLEM, "no node has the labels that nodes.selector asks for", "kubectl label node"),
+        (plant_nothing_installed, Level.PROBLEM, "the kinds of cardwise.dev are not", "--set image.repository="),
         (plant_sick_card, Level.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
         (plant_unregistered_plugin, Level.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
         (plant_deleted_node, Level.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),

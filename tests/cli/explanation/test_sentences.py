@@ -36,6 +36,14 @@ def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
     assert text.endswith("  - these ended (cards 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
 
 
+def test_of_a_split_share_each_card_is_told_its_part():
+    seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
+    of_two = Assignment({"0": tuple(CardShare(i, f"GPU-n1-{i}", 4096, 0, 16276) for i in (0, 1))})
+    seen.ledger.hold(Holding("split", "team", "split", "n1", of_two))
+    text = sentences.explain(pod("p", gpu_mem=16000), seen)
+    assert text.count("12180 of 16276 MiB free, 3820 MiB short, held by team/split (4096 MiB)") == 2
+
+
 def test_a_pod_that_would_fit_hears_where():
     text = sentences.explain(pod("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
     assert "free on n1, n2 (best first, priced leaves it to binpack)" in text
@@ -369,6 +377,7 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
     seen.ledger.hold(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
     text = sentences.explain(waiting_for(4000), seen, around=around(former=frozenset({"web-1-x"})))
     assert "  - its own former replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
+    assert "these ended" not in text, "nobody else has to"
 
 
 def test_for_a_gang_all_that_must_end_are_named():

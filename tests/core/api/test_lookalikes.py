@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.api import names
+from cardwise.core.api import lookalikes, names
 from cardwise.core.api.lookalikes import like_a_gpu, meant
 
 CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb", "nvidia.l4"]
@@ -44,6 +44,14 @@ def test_what_nodes_offer_may_be_meant() -> None:
 
 def test_whole_cards_are_meant_by_one_name() -> None:
     assert meant("amd.com/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
+
+
+def test_an_annotation_that_users_write_may_be_meant() -> None:
+    assert lookalikes.annotation("cardwise.dev/polcy") == names.POLICY
+    ours = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
+    written = {key for key in ours if names.is_placement_annotation(key)}
+    assert {key for key in written if lookalikes.annotation(key)} == set(), "Cardwise writes them"
+    assert lookalikes.annotation("cardwise.dev/" + "x" * 200) == ""
 
 
 def test_names_about_gpus() -> None:

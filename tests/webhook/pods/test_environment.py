@@ -8,7 +8,9 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.quantity import MiB
+from tests import build
 from webhook.pods.environment import from_annotation, merged, owned
+from webhook.pods.mutate import mutate
 
 Json = dict[str, Any]
 
@@ -59,6 +61,23 @@ def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
     assert env[-2:] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
     assert overridden == ["CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_VISIBLE_DEVICES"]
     assert "value" not in by_name(env)["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_who_chooses_among_cards_that_the_container_does_not_see_is_warned() -> None:
+    def told(value: str, **asked: int) -> tuple[str, ...]:
+        made = build.container("a", **asked)
+        made["env"] = [{"name": "CUDA_VISIBLE_DEVICES", "value": value}]
+        return mutate(build.pod(containers=[made])).warnings
+
+    (warning,) = told("1", gpu_mem=100)
+    assert warning.startswith("spec.containers[0].env[CUDA_VISIBLE_DEVICES]: the container sees only its own cards")
+    assert told("0", gpu_mem=100) == told("1,0", gpu_count=2) == ()
+    assert told("GPU-1", gpu_count=2) != ()
+
+
+def test_a_misspelled_annotation_is_told_with_what_was_meant() -> None:
+    told = mutate(build.pod(gpu_mem=100, annotations={"cardwise.dev/polcy": "binpack"})).warnings
+    assert told == ("metadata.annotations[cardwise.dev/polcy]: removed; did you mean cardwise.dev/policy?",)
 
 
 def test_a_users_own_variable_may_name_ours() -> None:
