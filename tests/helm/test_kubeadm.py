@@ -214,7 +214,7 @@ def test_a_scheduler_that_is_not_up_is_no_success(node: Node, capsys: pytest.Cap
     node.runs = lambda pod: False
     with pytest.raises(kubeadm.Refused, match="is not up with it: its pod is not ready"):
         node.run("wire")
-    assert capsys.readouterr().out == ""
+    assert "asks the extender" not in capsys.readouterr().out
 
 
 def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +235,25 @@ def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pyte
     assert "https://10.0.0.9:12345" in str(node.configuration())
 
 
+def test_each_wait_is_told_as_it_begins(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.runs = lambda pod: "cardwise-former-config" not in (pod["metadata"].get("annotations") or {})
+    with pytest.raises(kubeadm.Refused, match="it is as before"):
+        node.run("wire")
+    waiting, changed, back = capsys.readouterr().out.splitlines()
+    assert waiting == "waiting for the extender's Secret tls"
+    assert changed == f"{node.path} is changed; kube-scheduler has 90 s to come up with it"
+    assert back.startswith(f"it did not (its pod is not ready); {node.path} is as before")
+
+
+def test_an_api_server_that_is_busy_is_asked_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeadm, "waited", lambda ready, seconds: ready() or ready())
+    node.api.fault(Fault(status=401), "get", paths.secrets("cardwise", "tls"))
+    node.run("wire")
+    node.api.fault(Fault(status=401), "get", paths.secrets("cardwise", "tls"), times=math.inf)
+    with pytest.raises(kubeadm.Refused, match="made no Secret tls in two minutes; the API server says: 401"):
+        node.run("wire")
+
+
 def test_it_is_taken_back_while_the_api_server_is_silent(node: Node) -> None:
     node.api.fault(Fault(lost=True), "get", POD, times=math.inf)
     with pytest.raises(kubeadm.Refused, match="did not come up, nor with its former manifest"):
@@ -245,7 +264,7 @@ def test_it_is_taken_back_while_the_api_server_is_silent(node: Node) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "is not there: no kubeadm control plane"),
+        (None, "is not there: write scheduler.mode=own where"),
         (MANIFEST.replace("- kube-scheduler\n", "- sh\n"), "has no container that runs kube-scheduler"),
         (
             MANIFEST.replace("    - --kubeconfig=/etc/kubernetes/scheduler.conf\n", ""),

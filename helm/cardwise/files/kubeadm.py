@@ -36,6 +36,7 @@ PLACE = "wired-"  # how our folders begin; the rest beside them may be somebody'
 VOLUME = "cardwise"
 TLS_FILES = ("ca.crt", "client.crt", "client.key")
 FLAG = "--config="
+UP_SECONDS = 90  # for a kube-scheduler to come up
 
 
 class Refused(Exception):
@@ -167,7 +168,7 @@ def wire(client: KubeClient, arguments: argparse.Namespace) -> None:
     for name, content in (files | {CONFIGURATION: said(place)}).items():
         replace(place / name, content, folder)
     if after == pod:
-        if not waited(lambda: not trouble(client, arguments.node, words), 90):
+        if not waited(lambda: not trouble(client, arguments.node, words), UP_SECONDS):
             state = trouble(client, arguments.node, words)
             raise Refused(
                 f"{path} asks the extender already, but kube-scheduler is not up with it: {state}; see its log"
@@ -228,11 +229,13 @@ def exchange(client: KubeClient, node: str, path: Path, before: str, pod: Json) 
     folder = beside(path)
     words, former = command_of(pod), command_of(yaml.safe_load(before))
     replace(path, yaml.safe_dump(pod, sort_keys=False), folder)
-    if waited(lambda: not trouble(client, node, words), 90):
+    tell(f"{path} is changed; kube-scheduler has {UP_SECONDS} s to come up with it")
+    if waited(lambda: not trouble(client, node, words), UP_SECONDS):
         return
     state = trouble(client, node, words)
     replace(path, before, folder)
-    if not waited(lambda: not trouble(client, node, former), 90):
+    tell(f"it did not ({state}); {path} is as before, and kube-scheduler has {UP_SECONDS} s to come up with that")
+    if not waited(lambda: not trouble(client, node, former), UP_SECONDS):
         raise Refused(f"kube-scheduler of {node} did not come up, nor with its former manifest; look at its log")
     raise Refused(f"kube-scheduler of {node} did not come up with the changed manifest ({state}); it is as before")
 
@@ -254,20 +257,33 @@ def trouble(client: KubeClient, node: str, words: list[str]) -> str:
 
 def facts(client: KubeClient, arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Address of the extender's Service, and what it has made for kube-scheduler. Raises Refused."""
-    service = client.get(f"{paths.namespaces(arguments.namespace)}/services/cardwise-extender")
+    service: Json = {}
     secret: Json = {}
+    why = ""
 
     def made() -> bool:
+        nonlocal why
+        why = "look at its pods"
         try:
+            service.update(client.get(f"{paths.namespaces(arguments.namespace)}/services/cardwise-extender"))
             secret.update(client.get(paths.secrets(arguments.namespace, arguments.secret)).get("data") or {})
         except errors.NotFound:
             return False
+        except errors.KubeError as error:  # an API server that is busy may answer the next time
+            why = f"the API server says: {error}"
+            return False
         return all(name in secret for name in TLS_FILES)
 
+    tell(f"waiting for the extender's Secret {arguments.secret}")
     if not waited(made, 120):
-        raise Refused(f"the extender has made no Secret {arguments.secret} in two minutes; look at its pods")
+        raise Refused(f"the extender has made no Secret {arguments.secret} in two minutes; {why}")
     files = {name: base64.b64decode(secret[name]).decode() for name in TLS_FILES}
     return str(service["spec"]["clusterIP"]), files
+
+
+def tell(text: str) -> None:
+    """At once: Helm may have given up by the time that the outcome is known, and the log is all that there is then."""
+    print(text, flush=True)
 
 
 def waited(ready: Callable[[], bool], seconds: float) -> bool:
