@@ -193,6 +193,7 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     assert "ok    cards: " in said
     assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in said, said
     assert "FAIL" not in said
+    assert said.count("TEST SUITE:") == 2, "what it may do, and the pod"
 
 
 @pytest.mark.parametrize("part", ["deviceplugin", "mps"])
