@@ -246,6 +246,12 @@ PAST_THE_SCHEDULER = (
     ),
     Attack("T35", "cards held by a gang that is never whole", late=[By.EXTENDER]),
     Attack(
+        "T64",
+        "gangs that keep others waiting: their pods ask for more different things than can be looked for, or have a "
+        "gate of his own and never come",
+        late=[By.EXTENDER],
+    ),
+    Attack(
         "T36",
         "the status of a PodGroup",
         [

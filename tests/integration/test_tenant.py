@@ -272,6 +272,31 @@ def test_t35_a_gang_that_is_not_whole_holds_nothing(tenant: Tenant) -> None:
         assert not tenant.space.get("gated")["spec"].get("nodeName")
 
 
+def test_t64_no_gang_keeps_those_of_others_from_being_planned(tenant: Tenant) -> None:
+    def gang(name: str, pods: list[Json]) -> None:
+        said = {names.GROUP_NAME: name, names.GROUP_NUM: str(len(pods)), names.QUEUE_PRIORITY: "999999999"}
+        for one in pods:
+            one["metadata"]["annotations"] |= said
+            create(tenant, one)
+
+    gang("motley", [workload(f"motley-{i}", gpu_mem=64 + i) for i in range(17)])
+    never = {"schedulingGates": [{"name": "tenant.example/never"}]}
+    gang("barred", [workload(f"barred-{i}", gpu_mem=64, spec=never if i else None) for i in range(3)])
+    with Space(tenant.cluster, "neighbour") as neighbour:
+        for i in range(2):
+            said = {names.GROUP_NAME: "fair", names.GROUP_NUM: "2"}
+            neighbour.create(workload(f"fair-{i}", gpu_mem=64, node=NODE, annotations=said))
+        neighbour.running("fair-0", "fair-1")
+
+    def told() -> str:
+        return json.dumps(tenant.cluster.api.get(paths.podgroups(tenant.space.name)))
+
+    tenant.space.wait(lambda: "17 different things" in told(), "the one says why")
+    tenant.space.wait(lambda: "scheduling gate tenant.example/never" in told(), "the other, too")
+    held = [pod for _, _, pods in inspect(tenant.cluster).values() for pod in pods]
+    assert not [pod for pod in held if "motley" in pod or "barred" in pod]
+
+
 def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:
     parts = tenant.cluster.parts
     assert inspect(tenant.cluster), "with the certificate it answers"
