@@ -11,6 +11,7 @@ from cardwise.core.api import names, policies
 from cardwise.core.api.classes import MOST_CLIENTS
 from cardwise.core.gangs import gangs
 from cardwise.core.placement.nodestate import MAX_CLIENTS
+from cardwise.core.values.quantity import Unit
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import logs
@@ -177,6 +178,12 @@ def _object_name(_: click.Context, __: click.Parameter, value: str | None) -> tu
     is_flag=True,
     help="Evict pods of lower priority, by the Eviction API, for one that has room in a node's sums and on no card of "
     "it: kube-scheduler's own preemption does not begin there.",
+)
+@click.option(
+    "--inspect-unit",
+    type=click.Choice([str(unit) for unit in Unit]),
+    default=str(Unit.MIB),
+    help="Unit of the amounts of /inspect. In GiB, what is free is rounded down, as gpushare rounds cards.",
 )
 @click.option(
     "--ghost-seconds",

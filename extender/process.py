@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api import policies
 from cardwise.core.gangs import gangs
-from cardwise.core.values.quantity import MiB
+from cardwise.core.values.quantity import MiB, Unit
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
 from cardwise.runtime.http.health import HealthServer, Shown
@@ -77,6 +77,7 @@ class Settings:
     lease_duration: float
     no_lease: bool
     pod: tuple[str, str] | None = None  # namespace and name of our own
+    inspect_unit: str = Unit.MIB
 
 
 class Extender:
@@ -165,6 +166,7 @@ class Extender:
             one_best_node=settings.one_best_node,
             preempt_fragmented=settings.preempt_fragmented,
         )
+        self._inspect_unit = Unit(settings.inspect_unit)
         self._clock = clock
 
     def app(self, registry: CollectorRegistry) -> WsgiApp:
@@ -191,6 +193,7 @@ class Extender:
             missing=self._informers.missing,
             leadership=self._leadership,
             notice=self._reporters.pod_events.waits_for_quota,
+            inspect_unit=self._inspect_unit,
         )
         return create_app(parts)
 

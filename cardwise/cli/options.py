@@ -31,6 +31,15 @@ _ROLES = {"cordon": _CORDONS, "uncordon": _CORDONS, "drain": _CORDONS, "defrag":
 _EVERYBODY = "kubectl create clusterrolebinding cardwise-view --clusterrole=cardwise-view --group=system:authenticated"
 
 
+gpu_mem_unit = click.option(
+    "--gpu-mem-unit",
+    type=click.Choice(["MiB", "GiB"]),
+    default="MiB",
+    show_default=True,
+    help=f"What a number without a unit means in {names.GPU_MEM} of a file of manifests.",
+)
+
+
 class _Duration(click.ParamType[float]):
     """Seconds, as the parts' settings spell them. A number is a default."""
 

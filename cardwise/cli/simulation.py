@@ -18,6 +18,7 @@ from cardwise.core.api import names
 from cardwise.core.api.cards import Card
 from cardwise.core.api.policies import POLICIES
 from cardwise.core.placement.scored.workload import InvalidWorkload
+from cardwise.core.values.quantity import Unit
 from cardwise.kube.client import KubeClient
 from cardwise.simulation import runs, summary, traces
 from cardwise.simulation.churn import churn
@@ -44,6 +45,7 @@ class Asked:
     load: float
     lifetimes: float
     pod: tuple[str, ...]
+    gpu_mem_unit: str
     add_nodes: tuple[str, ...]
     processes: int | None
     plots: Path | None
@@ -107,7 +109,7 @@ def _of_cluster(client: KubeClient, asked: Asked) -> _World:
 def _completed(world: _World, asked: Asked, models: Sequence[str], named: Callable[[Card, str], Card]) -> _World:
     """With the pods and nodes that are not there yet. Raises InvalidRequest."""
     known = world.live.classes if world.live is not None else {}
-    world.more = [shape for one in asked.pod for shape in whatif.shapes(one, known)]
+    world.more = [shape for one in asked.pod for shape in whatif.shapes(one, known, unit=Unit(asked.gpu_mem_unit))]
     models = list(dict.fromkeys(models))
     added = [node for i, one in enumerate(asked.add_nodes) for node in whatif.nodes(one, i, models, named)]
     there = {of for node in (*world.workloads[0].nodes, *added) for card in node.cards for of in card.classes}

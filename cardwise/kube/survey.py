@@ -353,7 +353,7 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
                 )
                 survey.ledger.hold(holding)
             return
-        asked = request.parse(msgspec.to_builtins(pod))
+        asked = request.parse_mutated(msgspec.to_builtins(pod))
     except (assignment.InvalidAssignment, InvalidRequest) as error:
         survey.problems.append(f"{where}: {error}")
         return

@@ -17,6 +17,7 @@ from flask import Flask, Response, request
 
 from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import Unit
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import WsgiApp
 from extender.api import verbs
@@ -54,6 +55,7 @@ class Parts:
     missing: Callable[[], list[str]]
     leadership: Leadership = field(default_factory=Alone)
     notice: verbs.Notice | None = None
+    inspect_unit: Unit = Unit.MIB
 
 
 def create_app(parts: Parts) -> Flask:
@@ -77,7 +79,9 @@ def create_app(parts: Parts) -> Flask:
         if _busy(parts):
             return Response(f"{_BUSY}\n", status=503, mimetype="text/plain")
         with parts.metrics.timed("inspect"):
-            return Response(wire.encode(verbs.inspect(parts.state, node)), mimetype="application/json")
+            return Response(
+                wire.encode(verbs.inspect(parts.state, node, parts.inspect_unit)), mimetype="application/json"
+            )
 
     @app.get("/version")
     def version() -> Response:

@@ -11,6 +11,7 @@ from cardwise.core.api import policies
 from cardwise.core.api.request import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import Ask
 from extender.cache.quotas import FullEntry
@@ -157,16 +158,17 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
     )
 
 
-def inspect(state: State, node: str | None = None) -> dict[str, Any]:
+def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dict[str, Any]:
     """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`)."""
     if node is not None:
-        shown = _inspected(state, node)
+        shown = _inspected(state, node, unit)
         if shown is None:
             return {"nodes": [], "error": f"node {node} has no GPU card that Cardwise shares"}
-        return {"nodes": [shown]}
+        return {"unit": unit, "nodes": [shown]}
     with state.view() as ledger:
         names_of_all = sorted(ledger.by_name())
-    return {"nodes": [shown for name in names_of_all if (shown := _inspected(state, name)) is not None]}
+    nodes = [shown for name in names_of_all if (shown := _inspected(state, name, unit)) is not None]
+    return {"unit": unit, "nodes": nodes}
 
 
 def _member(state: State, args: FilterArgs, pod: Pod, candidates: list[str]) -> FilterResult | None:
@@ -207,7 +209,7 @@ def _undecided(candidates: list[str], *, grouped: bool) -> FilterResult:
     return FilterResult(error=UNDECIDED)
 
 
-def _inspected(state: State, name: str) -> dict[str, Any] | None:
+def _inspected(state: State, name: str, unit: Unit) -> dict[str, Any] | None:
     # Filter must not wait for thousands of nodes to be put into words: the lock is for one at a time, to copy it.
     with state.view() as ledger:
         known = ledger.node(name)
@@ -224,15 +226,18 @@ def _inspected(state: State, name: str) -> dict[str, Any] | None:
             if position is not None:
                 on[position] = on.get(position, 0) + share.mem
         for position, mem in on.items():
-            shown = {"name": holding.name, "namespace": holding.namespace, "usedGPU": mem}
+            amount = min(-(-mem // unit.mib), max(node.cards[position].mem // unit.mib, 1))
+            shown = {"name": holding.name, "namespace": holding.namespace, "usedGPU": amount}
             pods.setdefault(position, []).append(shown)
-    devices = [
-        {"id": card.index, "totalGPU": card.mem, "usedGPU": node.used[i], "pods": pods.get(i, [])}
-        for i, card in enumerate(node.cards)
-    ]
+    devices = []
+    for i, card in enumerate(node.cards):
+        # No more is free than whole units of it, as gpushare's plugin counts a card.
+        total, free = card.mem // unit.mib, max(card.mem - node.used[i], 0) // unit.mib
+        used = total - free if card.mem >= node.used[i] else -(-node.used[i] // unit.mib)
+        devices.append({"id": card.index, "totalGPU": total, "usedGPU": used, "pods": pods.get(i, [])})
     return {
         "name": node.name,
-        "totalGPU": sum(card.mem for card in node.cards),
-        "usedGPU": sum(node.used),
+        "totalGPU": sum(one["totalGPU"] for one in devices),
+        "usedGPU": sum(one["usedGPU"] for one in devices),
         "devs": devices,
     }

@@ -75,10 +75,10 @@ class Parts:
             if not wait_for(functools.partial(_is_served, client, path), _CRDS):
                 raise NotReady(f"the apiserver does not serve {path} after {_CRDS} s")
 
-    def apply_chart(self, client: KubeClient) -> None:
-        """RBAC, webhook configurations and policies, and a kubeconfig per part."""
+    def apply_chart(self, client: KubeClient, *sets: str) -> None:
+        """RBAC, webhook configurations and policies, and a kubeconfig per part. `sets`: values beside the defaults."""
         _create(client, paths.namespaces(), {"metadata": {"name": names.NAMESPACE}})
-        apply(client, rendered(self.url("webhook")), names.NAMESPACE)
+        apply(client, rendered(self.url("webhook"), *sets), names.NAMESPACE)
         # Given back by nobody: who takes a Lease that did not exist waits for its whole duration.
         lease = {"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}}
         _create(client, paths.leases(names.NAMESPACE), lease)
@@ -170,7 +170,7 @@ class Parts:
 
 
 @functools.cache  # the same for all clusters of a run but for the address
-def _rendered() -> str:
+def _rendered(*sets: str) -> str:
     settings = {
         "webhook.enabled": "false",
         "extender.enabled": "false",
@@ -178,7 +178,8 @@ def _rendered() -> str:
         "deviceplugin.restrictToNode": "false",  # they are no pods here, so their tokens name no node
         "webhook.url": _SOME_URL,
     }
-    flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
+    given = [*(f"{key}={value}" for key, value in settings.items()), *sets]
+    flags = [flag for one in given for flag in ("--set", one)]
     version = ["--kube-version", versions.version()]
     where = ["-n", names.NAMESPACE, "--no-hooks"]
     return run(
@@ -186,9 +187,9 @@ def _rendered() -> str:
     )
 
 
-def rendered(webhook_url: str) -> list[dict[str, Any]]:
+def rendered(webhook_url: str, *sets: str) -> list[dict[str, Any]]:
     """The chart's objects without its workloads and CRDs, for a webhook at this address."""
-    objects = yaml.load_all(_rendered().replace(_SOME_URL, webhook_url), yaml.CSafeLoader)
+    objects = yaml.load_all(_rendered(*sets).replace(_SOME_URL, webhook_url), yaml.CSafeLoader)
     return [obj for obj in objects if obj]
 
 

@@ -76,7 +76,7 @@ def test_they_are_named_as_the_contract_says(render: Render, plural: str, kind: 
 
 
 def test_what_the_docs_get_kubectl_knows(render: Render) -> None:
-    known = {"pods", "nodes", "lease", "clusterrole", "crd", "workloads"}  # the last is Kueue's
+    known = {"pods", "nodes", "lease", "clusterrole", "crd", "resourcequotas", "limitranges"} | {"workloads"}  # Kueue's
     for plural in PLURALS:
         called = spec(render, plural)["names"]
         known |= {called["plural"], called["singular"], *called["shortNames"]}

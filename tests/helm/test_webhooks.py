@@ -13,6 +13,7 @@ TEMPLATES = {  # where the template's pod spec is
     "cronjobs.cardwise.dev": "object.?spec.?jobTemplate.?spec.?template.?spec",
     "podtemplates.cardwise.dev": "object.?template.?spec",
 }
+OF_OTHER_UNIT = "-of-other-unit"  # of entries for namespaces whose label differs from webhook.gpuMemUnit
 GANGS = {  # where the template is
     "gangs.cardwise.dev": "object.?spec.?template.orValue",
     "crongangs.cardwise.dev": "object.?spec.?jobTemplate.?spec.?template.orValue",
@@ -120,12 +121,41 @@ def test_hooks_are_as_the_rules_want_them(render: Render, kind: str) -> None:
     ignored = {"bindings.cardwise.dev", "namespaces.cardwise.dev", *GANGS, *ADVICE}
     hurried = {"bindings.cardwise.dev", *ADVICE}
     for hook in hooks(render(), kind).values():
-        assert hook["failurePolicy"] == ("Ignore" if hook["name"] in ignored else "Fail")
-        assert hook["timeoutSeconds"] == (1 if hook["name"] in hurried else 5)
+        name = hook["name"].replace(OF_OTHER_UNIT, "")
+        assert hook["failurePolicy"] == ("Ignore" if name in ignored else "Fail")
+        assert hook["timeoutSeconds"] == (1 if name in hurried else 5)
         assert hook["sideEffects"] == "None"
         assert hook["matchConditions"], "a webhook for every object would break rule 6"
         assert "objectSelector" not in hook, "labels are the user's"
         assert "caBundle" not in hook["clientConfig"], "the webhook writes it itself"
+
+
+@pytest.mark.parametrize(("default", "other"), [("MiB", "GiB"), ("GiB", "MiB")])
+def test_where_numbers_are_read_an_object_comes_by_one_entry_which_says_their_unit(
+    render: Render, default: str, other: str
+) -> None:
+    objects = render(f"webhook.gpuMemUnit={default}")
+    for kind, count in zip(KINDS, (4, 3), strict=True):
+        entries = hooks(objects, kind)
+        twins = [name for name in entries if OF_OTHER_UNIT in name]
+        assert len(twins) == count
+        for name in twins:
+            mine, twin = entries[name.replace(OF_OTHER_UNIT, "")], entries[name]
+            for hook, unit, operator in ((mine, default, "NotIn"), (twin, other, "In")):
+                assert hook["clientConfig"]["service"]["path"].endswith("/gib") == (unit == "GiB")
+                assert hook["namespaceSelector"].pop("matchExpressions") == [
+                    {"key": names.GPU_MEM_UNIT, "operator": operator, "values": [other]}
+                ]
+            mine_path, twin_path = (hook["clientConfig"]["service"].pop("path") for hook in (mine, twin))
+            assert mine_path.removesuffix("/gib") == twin_path.removesuffix("/gib")
+            respelled = name.startswith("reapplied")
+            for hook in (mine, twin):
+                del hook["name"]
+                expressions = hook.pop("matchConditions") if respelled else []
+                assert ("oldObject.spec.containers + " in str(expressions)) == (
+                    respelled and (hook is mine) == (default == "GiB")
+                )
+            assert mine == twin, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -251,4 +281,6 @@ def test_the_webhook_may_run_outside_the_cluster(render: Render) -> None:
     assert {hook["clientConfig"]["url"] for hook in entries.values()} == {
         "https://127.0.0.1:8443/mutate",
         "https://127.0.0.1:8443/mutate/defaults",
+        "https://127.0.0.1:8443/mutate/gib",
+        "https://127.0.0.1:8443/mutate/defaults/gib",
     }

@@ -446,6 +446,19 @@ QUOTAS_AND_RIGHTS = (
         ],
     ),
     Attack(
+        "T64",
+        "what a number means in an administrator's quota: a namespace of his own that says its unit",
+        [
+            Try(
+                lambda tenant: tenant.more.create(
+                    paths.namespaces(), {"metadata": {"name": "own-unit", "labels": {names.GPU_MEM_UNIT: "GiB"}}}
+                ),
+                By.GPU_MEM_UNIT,
+                (names.GPU_MEM_UNIT, "have it changed by someone who may update ValidatingAdmissionPolicies"),
+            )
+        ],
+    ),
+    Attack(
         "T50",
         "many shares of 64 MiB, within the memory that his quotas allow",
         [

@@ -34,6 +34,7 @@ class By(StrEnum):
     BINDINGS = "bindings.cardwise.dev"
     ENVIRONMENT = "environment.cardwise.dev"
     GANGS = "gangs.cardwise.dev"
+    GPU_MEM_UNIT = "gpumemunit.cardwise.dev"
     HOST_PATHS = "hostpaths.cardwise.dev"
     NAMESPACES = "namespaces.cardwise.dev"
     NODE_NAME = "nodename.cardwise.dev"

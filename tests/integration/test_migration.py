@@ -1,5 +1,9 @@
-"""From gpushare to Cardwise and back, by the commands of docs/migration.md, while pods of gpushare run."""
+"""From gpushare to Cardwise and back, by the commands of docs/migration.md, while pods of gpushare run.
 
+gpushare counts in GiB, as its own DaemonSet has it: a card of 16276 MiB is 15 there.
+"""
+
+import json
 import os
 import re
 import shlex
@@ -28,6 +32,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 MOVED, STAYING = "n1", "n2"
 LABEL = "gpushare"
 SYSTEM = "kube-system"
+CARD = P100 // 1024
 
 
 class Migration:
@@ -62,7 +67,7 @@ class Migration:
         for node in (MOVED, STAYING):
             labels = self.cluster.api.get(paths.nodes(node))["metadata"]["labels"]
             if LABEL in labels and node not in self.plugins:
-                self.plugins[node] = GpusharePlugin(self.cluster.node(node).kubelet_dir, 2 * P100)
+                self.plugins[node] = GpusharePlugin(self.cluster.node(node).kubelet_dir, 2 * CARD)
                 self.plugins[node].start()
             elif LABEL not in labels and node in self.plugins:
                 self.cluster.wait(lambda node=node: not self._runs(node), "gpushare's DaemonSet has left the node", 60)
@@ -82,7 +87,7 @@ class Migration:
         return [(status["health"], status.get("reason", "")) for status in told if "health" in status]
 
     def counted(self, node: str) -> dict[int, int]:
-        """MiB by card, as gpushare's extender adds it up from the pods' annotations (`pkg/cache/nodeinfo.go`)."""
+        """By card, as gpushare's extender adds it up from the pods' annotations (`pkg/cache/nodeinfo.go`)."""
         used: Counter[int] = Counter()
         for pod in self.space.pods():
             annotations = pod["metadata"].get("annotations") or {}
@@ -95,7 +100,7 @@ class Migration:
 
         def offered() -> bool:
             status = self.cluster.api.get(paths.nodes(node))["status"]
-            return bool(status.get("allocatable", {}).get(names.GPU_MEM) == str(2 * P100))
+            return bool(status.get("allocatable", {}).get(names.GPU_MEM) == str(2 * CARD))
 
         self.cluster.wait(offered, f"gpushare's capacity of {node}", 60)
 
@@ -122,7 +127,8 @@ class Migration:
         helm = str(binaries.helm(print) / "helm")
         self.rendered = run([helm, "template", *settings, "--kube-version", versions.version(), "--no-hooks"])
         parts = self.cluster.parts
-        parts.apply_chart(self.cluster.api)
+        (unit,) = re.findall(r"webhook\.gpuMemUnit=\w+", " ".join(rest))
+        parts.apply_chart(self.cluster.api, unit)
         parts.start([])
         for part in ("webhook", "extender"):
             parts.wait_ready(part)
@@ -179,7 +185,9 @@ def commands(text: str) -> list[str]:
 
 def daemonset() -> Json:
     labels = {"component": "gpushare-device-plugin"}
-    spec = {"nodeSelector": {LABEL: "true"}, "terminationGracePeriodSeconds": 1, "containers": [container("gpushare")]}
+    words = {"command": ["gpushare-device-plugin-v2", "-logtostderr", "--v=5", "--memory-unit=GiB"]}
+    made = container("gpushare") | words
+    spec = {"nodeSelector": {LABEL: "true"}, "terminationGracePeriodSeconds": 1, "containers": [made]}
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -191,16 +199,16 @@ def daemonset() -> Json:
     }
 
 
-def placed_by_gpushare(migration: Migration, name: str, node: str, index: int, mib: int) -> None:
+def placed_by_gpushare(migration: Migration, name: str, node: str, index: int, gib: int) -> None:
     """As its extender's bind and its device plugin leave a pod (gpushare-scheduler-extender `pkg/utils/pod.go`)."""
     annotations = {
         names.IDX: str(index),
-        names.POD_MEM: str(mib),
-        names.DEV_MEM: str(P100),
+        names.POD_MEM: str(gib),
+        names.DEV_MEM: str(CARD),
         names.ASSIGNED: "true",
         names.ASSUME_TIME: "1500000000000000000",
     }
-    pod = workload(name, gpu_mem=mib, annotations=annotations, spec={"schedulerName": "gpushare"})
+    pod = workload(name, gpu_mem=gib, annotations=annotations, spec={"schedulerName": "gpushare"})
     binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
     pods = paths.pods(migration.space.name)
     for path, obj in ((pods, pod), (f"{pods}/{name}/binding", binding)):
@@ -228,8 +236,8 @@ def migration() -> Iterator[Migration]:
             made.settle()
             for node in (MOVED, STAYING):
                 made.wait_for_gpushare(node)
-            placed_by_gpushare(made, "former", MOVED, 1, 12000)
-            placed_by_gpushare(made, "staying", STAYING, 0, 8000)
+            placed_by_gpushare(made, "former", MOVED, 1, 11)
+            placed_by_gpushare(made, "staying", STAYING, 0, 7)
             made.space.running("former", "staying", timeout=120)
             yield made
         finally:
@@ -242,18 +250,23 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     containers = {name: ids(space, name) for name in ("former", "staying")}
 
     seen = migration.follow("1. Look")
-    assert re.search(rf"jobs +former +{MOVED} +1 +12000", seen)
+    assert re.search(rf"jobs +former +{MOVED} +1 +11\s", seen)
+    assert "gpushare counts aliyun.com/gpu-mem in GiB" in seen
+    assert "webhook.gpuMemUnit=GiB" in seen
 
+    space.kubectl("create", "quota", "cards", f"--hard=requests.{names.GPU_MEM}=48")
     told = migration.follow("2. Install Cardwise, on no node yet")
     for left in ("gpushare-device-plugin-ds", f"label gpushare of node {MOVED}", f"label gpushare of node {STAYING}"):
         assert left in told
-    space.create(workload("new", gpu_mem=9000))
+    assert "numbers without a unit in aliyun.com/gpu-mem mean GiB" in told
+    assert hard(space) == str(48 * 1024)
+    space.create(workload("new", gpu_mem=9))
     space.wait(lambda: f"Insufficient {names.SHARE}" in space.reasons("new"), "new pods wait for a node that has moved")
 
     # In a hurry: a pod of gpushare's runs there. It is counted, and nothing fails while the kubelet would fail it.
     seen = migration.follow("3. Move a node")
-    assert re.search(r"jobs +former +1 +12000", seen)
-    cluster.wait(lambda: inspect(cluster)[MOVED, 1][1] == 12000, "the pod of gpushare is counted", 120)
+    assert re.search(r"jobs +former +1 +11\s", seen)
+    cluster.wait(lambda: inspect(cluster)[MOVED, 1][1] == 11 * 1024, "the pod of gpushare is counted", 120)
     reason = ("Unhealthy", "pods that gpushare's device plugin gave a share run on this node (1): wait for their end")
     cluster.wait(lambda: migration.health(MOVED) == [reason] * 2, "the cards say why none is shared", 120)
     assert space.phase("new") == "Pending"
@@ -264,34 +277,38 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     migration.follow("Without waiting five minutes")
     space.running("new", timeout=150)
     assert where(space.get("new")) == (MOVED, "0")
-    assert space.put(workload("beside", gpu_mem=9000)) == (MOVED, "1")
+    assert space.put(workload("beside", gpu_mem=9)) == (MOVED, "1")
     space.running("beside", timeout=120)
-    space.create(workload("late", gpu_mem=7300))
+    space.create(workload("late", gpu_mem=7))
     space.wait(lambda: "Insufficient GPU Memory in one device" in space.reasons("late"), "no card is over-committed")
     space.kubectl("delete", "pod", "beside", "--wait=false")
     space.running("late", timeout=120)
     assert where(space.get("late")) == (MOVED, "1")
     for name in ("new", "late"):
         granted = lambda name=name: space.get(name)["metadata"]["annotations"][names.ASSIGNED] == "true"  # noqa: E731
+        pod = space.get(name)
+        assert assigned(pod).mem == {"new": 9, "late": 7}[name] * 1024
         space.wait(granted, f"{name} was granted its card")
 
     told = migration.follow("4. Take gpushare away")
     assert "gpushare-device-plugin-ds" not in told.partition("deleted")[2]
     cluster.apply([daemonset()])  # the way back begins with it
 
+    migration.follow("5. Units, one namespace after the other")
     migration.follow("The way back")
     with pytest.raises(errors.NotFound):
         cluster.api.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     migration.wait_for_gpushare(MOVED)
-    assert migration.counted(MOVED) == {0: 9000, 1: 7300}
-    for name in ("new", "late"):
-        pod = space.get(name)
-        assert (pod["status"]["phase"], pod["metadata"]["annotations"][names.ASSIGNED]) == ("Running", "true")
-        assert assigned(pod).indices() == [int(pod["metadata"]["annotations"][names.IDX])]
-    placed_by_gpushare(migration, "again", MOVED, 0, 7000)
+    assert migration.counted(MOVED) == {}
+    placed_by_gpushare(migration, "again", MOVED, 0, 7)
     space.running("again", "staying", timeout=120)
     assert "NVIDIA_VISIBLE_DEVICES=1" in space.inside("again", "env").splitlines()
     assert migration.done == commands(PAGE.read_text()), "every command of the guide was executed"
+
+
+def hard(space: Space) -> str:
+    quota = json.loads(space.kubectl("get", "resourcequota", "cards", "-o", "json"))
+    return str(quota["spec"]["hard"][f"requests.{names.GPU_MEM}"])
 
 
 def ids(space: Space, name: str) -> list[tuple[str, int]]:

@@ -10,14 +10,14 @@ from typing import Any
 from cardwise.core.api import names, request
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import InvalidQuantity
+from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.templates import containers
 from webhook.templates.spellings import equal
 
 Json = dict[str, Any]
 
 
-def as_stored(pod: Json, stored: Json) -> Json:
+def as_stored(pod: Json, stored: Json, unit: Unit) -> Json:
     """The update of a pod, the caller's own object where nothing is to be done. Raises InvalidRequest.
 
     Only containers that hold a share slot are looked at; all else is Kubernetes' to judge.
@@ -34,13 +34,13 @@ def as_stored(pod: Json, stored: Json) -> Json:
         for kind, amounts in containers.lists(resources):
             field = f"{container.path}.resources.{kind}"
             split = str(counts.get(container.spec.get("name", ""), 1))
-            resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field)
+            resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field, unit)
         if resources != container.spec.get("resources"):
             containers.put(spec, container, {**container.spec, "resources": resources})
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 
-def _respelled(amounts: Json, stored: Json, split: str, field: str) -> Json:
+def _respelled(amounts: Json, stored: Json, split: str, field: str, unit: Unit) -> Json:
     """One list of amounts by its stored names; `split` is over how many cards a share is."""
     result: Json = {}
     for name, amount in amounts.items():
@@ -50,7 +50,7 @@ def _respelled(amounts: Json, stored: Json, split: str, field: str) -> Json:
         ours = key in names.REQUESTED or names.class_of(key)
         if not ours or meant is None or (name in stored and str(amount) == str(meant)):
             result[name] = amount
-        elif not _same(key, amount, meant):
+        elif not _same(key, amount, meant, unit):
             raise InvalidRequest(
                 f"{field}[{name}]",
                 f"{amount} is not what the pod was created with ({meant}), and nobody can change what a pod asks for",
@@ -70,10 +70,10 @@ def _stored_as(name: str, stored: Json) -> str:
     return name if "/" in name else names.CLASS_PREFIX + name
 
 
-def _same(key: str, amount: object, stored: object) -> bool:
+def _same(key: str, amount: object, stored: object, unit: Unit) -> bool:
     if key != names.GPU_MEM:
         return equal(amount, stored)
     try:
-        return quantity.memory(str(amount)) == quantity.memory(str(stored))
+        return quantity.memory(quantity.with_unit(str(amount), unit)) == quantity.memory(str(stored))
     except InvalidQuantity:
         return False

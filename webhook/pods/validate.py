@@ -89,7 +89,7 @@ def small(asked: PodRequest, inventory: Inventory, least: int) -> tuple[str, ...
         if c.whole or c.mem_per_card >= least or of_class:  # what one of a class is, its author has thought about
             continue
         fits = c.mem_per_card * _GIB <= inventory.cards(known).largest
-        meant = f"did you mean {c.mem}Gi?" if fits else f"write at least {least * c.cards}"
+        meant = f"did you mean {c.mem}Gi?" if fits else f"write at least {least * c.cards}Mi"
         problem = f"{c.mem} is {c.mem} MiB, less than most programs need to start on a card ({least})"
         found.append(f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {meant}")
     return tuple(found)
@@ -134,7 +134,7 @@ def _check_class(name: str, field: str, inventory: Inventory) -> None:
     known = inventory.classes()
     likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
     more = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
-    any_card = f"{names.GPU_MEM} (MiB) or {names.WHOLE_GPU} (whole cards) for any card"
+    any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole cards) for any card"
     raise InvalidRequest(
         field,
         f"there is no ResourceClass {name}",
@@ -195,7 +195,7 @@ def _fits(asked: PodRequest, cards: Cards, device_class: DeviceClass | None) -> 
             raise InvalidRequest(
                 f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]",
                 f"{c.mem_per_card} MiB on each of {c.cards} cards{of_class} is more than any node has ({there})",
-                f"ask for at most {c.cards * there}{_unit(c)}",
+                f"ask for at most {c.cards * there}Mi{_unit(c)}",
             )
     if asked.largest_share > cards.largest:
         culprits = [c for c in asked.containers if not c.whole and c.mem_per_card > cards.largest]
@@ -218,16 +218,16 @@ def _smaller(culprit: ContainerRequest, cards: Cards, device_class: DeviceClass 
     if not each or culprit.mem % each:
         splits = any(n * cards.on_each(n) >= culprit.mem for n in range(2, cards.most + 1))
         over = f", or split it over cards with {names.GPU_COUNT}" if splits else ""
-        return names.GPU_MEM, f"ask for at most {cards.largest}{over}{_unit(culprit)}"
+        return names.GPU_MEM, f"ask for at most {cards.largest}Mi{over}{_unit(culprit)}"
     count, key = cards.largest // each, names.CLASS_PREFIX + culprit.device_class
     if not count:
-        return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}"
+        return key, f"one of the class is {each} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}Mi"
     return key, f"ask for at most {count}, since one of the class is {each} MiB"
 
 
 def _unit(asked: ContainerRequest) -> str:
     """What to tell of 8M, which is what the API server makes of 8000000 too."""
-    return "; an amount without Mi or Gi, as 8M, counts MiB" if asked.mem % 1000**2 == 0 else ""
+    return "; an amount without Mi or Gi, as 8M, counts no bytes" if asked.mem % 1000**2 == 0 else ""
 
 
 def _check_count(asked: PodRequest, cards: Cards, of_class: str) -> None:

@@ -1,17 +1,24 @@
 """Rewrites ResourceQuotas and LimitRanges in the same way as the pods that they count.
 
 Amounts of gpu-mem to MiB: Kubernetes adds up plain numbers, so `64Gi` would stand for 68,719,476,736 MiB and limit
-nothing. And names of ours to those under which a ResourceQuota counts requests for them: of what has a domain it counts
+nothing. A bare number that is new counts what it counts in the namespace's pods. What is stored counts MiB, so an
+update that leaves a number leaves what it means. Where bare numbers count GiB, what is stored is noted in the
+annotation `cardwise.dev/gpu-mem-mib`, for a second call and for copies of the object.
+
+And names of ours to those under which a ResourceQuota counts requests for them: of what has a domain it counts
 `requests.…` only, and lets any other key stand there without a word.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from cardwise.core.api import names
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import InvalidQuantity
+from cardwise.core.values.quantity import InvalidQuantity, Unit
+from webhook.pods import units
 from webhook.pods.mutate import spelling
 from webhook.templates import records
 from webhook.templates.spellings import Vocabulary, counted, unknown_classes
@@ -25,16 +32,22 @@ _GIVEN = ("default", "defaultRequest")
 _RANGE_FIELDS = ("max", "min", *_GIVEN)  # maxLimitRequestRatio is no amount
 
 
-def resource_quota(quota: Json, old: Json | None, vocabulary: Vocabulary, *, update: bool) -> tuple[Json, list[str]]:
-    """The quota, and warnings. `old` is the stored one at an update. Raises InvalidRequest, KubeError."""
+def resource_quota(
+    quota: Json, old: Json | None, vocabulary: Vocabulary, *, update: bool, unit: Unit = Unit.MIB
+) -> tuple[Json, list[str]]:
+    """The quota, and warnings. `old` is the stored one at an update, `unit` what bare numbers of gpu-mem count.
+
+    Raises InvalidRequest, KubeError.
+    """
     spec = quota.get("spec") or {}
     hard = spec.get("hard")
     if not hard:
         return quota, []
     _refuse_markers(hard)
+    mib = _Rewriting.of(quota, old, unit)
     record = records.read(quota).get("hard", [])
     place = records.rewrite(
-        {_HARD: _amounts(hard, _HARD)},
+        {_HARD: mib.amounts(hard, _HARD)},
         vocabulary.in_quota,
         place="hard",
         recorded=record,
@@ -42,18 +55,19 @@ def resource_quota(quota: Json, old: Json | None, vocabulary: Vocabulary, *, upd
         update=update,
         several=True,
     )
-    after = quota | {"spec": spec | {"hard": place.amounts[_HARD]}}
+    after = mib.noted(quota | {"spec": spec | {"hard": place.amounts[_HARD]}})
     if place.changed:
         after = records.written(after, {"hard": place.ours})
     warnings = unknown_classes(_HARD, place.written, vocabulary, "it counts nothing")
-    return after, [*warnings, *_counting_otherwise(place.written), *_left_alone(quota, old, record)]
+    return after, [*mib.told, *warnings, *_counting_otherwise(place.written), *_left_alone(quota, old, record)]
 
 
-def limit_range(limits: Json) -> tuple[Json, list[str]]:
-    """The LimitRange, and warnings. Raises InvalidRequest."""
+def limit_range(limits: Json, old: Json | None = None, *, unit: Unit = Unit.MIB) -> tuple[Json, list[str]]:
+    """As `resource_quota`, of a LimitRange. Raises InvalidRequest."""
     spec = limits.get("spec") or {}
+    mib = _Rewriting.of(limits, old, unit)
     items = [
-        item | {name: _amounts(item[name], f"spec.limits[{i}].{name}") for name in _RANGE_FIELDS if item.get(name)}
+        item | {name: mib.amounts(item[name], f"spec.limits[{i}].{name}") for name in _RANGE_FIELDS if item.get(name)}
         for i, item in enumerate(spec.get("limits") or ())
     ]
     warnings = [
@@ -65,7 +79,73 @@ def limit_range(limits: Json) -> tuple[Json, list[str]]:
         for name in _GIVEN
         if names.GPU_MEM in (item.get(name) or {})
     ]
-    return (limits | {"spec": spec | {"limits": items}} if items else limits), warnings
+    if not items:
+        return limits, warnings
+    return mib.noted(limits | {"spec": spec | {"limits": items}}), [*mib.told, *warnings]
+
+
+@dataclass
+class _Rewriting:
+    """Rewrites the amounts of one object. `stored`: bare numbers that are MiB already."""
+
+    unit: Unit
+    stored: frozenset[Fraction]
+    made: set[str] = field(default_factory=set)
+    told: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, obj: Json, old: Json | None, unit: Unit) -> "_Rewriting":
+        noted = str(_annotations(obj).get(names.WRITTEN_MIB, "")).split(",")
+        return cls(unit, frozenset(_values([*noted, *_texts(old or {})])))
+
+    def amounts(self, amounts: Json, path: str) -> Json:
+        return amounts | {key: self._amount(amounts[key], f"{path}[{key}]") for key in _QUOTA_KEYS if key in amounts}
+
+    def noted(self, obj: Json) -> Json:
+        """The object with the annotation. Where bare numbers count MiB, nobody needs it."""
+        if self.unit is Unit.MIB or not self.made:
+            return obj
+        note = {names.WRITTEN_MIB: ",".join(sorted(self.made))}
+        return obj | {"metadata": (obj.get("metadata") or {}) | {"annotations": _annotations(obj) | note}}
+
+    def _amount(self, text: str | int, path: str) -> str:
+        try:
+            value, _ = quantity.parse(text)
+            # Zero is no request, but a quota that allows none.
+            if value == 0:
+                return spelling(text, 0)
+            meant = str(text) if value in self.stored else units.amount(text, self.unit, path)
+            made = spelling(text, quantity.memory(meant))
+        except InvalidQuantity as error:
+            raise InvalidRequest(path, error.problem, error.remedy) from error
+        self.made.add(made)
+        if meant != str(text):
+            self.told.append(f"{path}: {text} counts GiB here, so it is stored as {made}, which counts MiB")
+        return made
+
+
+def _texts(obj: Json) -> Iterator[str]:
+    """All amounts of gpu-mem in the object."""
+    spec = obj.get("spec") or {}
+    listed = (item.get(name) or {} for item in spec.get("limits") or () for name in _RANGE_FIELDS)
+    for amounts in (spec.get("hard") or {}, *listed):
+        yield from (str(amounts[key]) for key in _QUOTA_KEYS if key in amounts)
+
+
+def _values(texts: Iterable[str]) -> Iterator[Fraction]:
+    """Of those that are bare numbers."""
+    for text in texts:
+        try:
+            value, is_bytes = quantity.parse(text)
+        except InvalidQuantity:
+            continue
+        if not is_bytes:
+            yield value
+
+
+def _annotations(obj: Json) -> Json:
+    found: Json = (obj.get("metadata") or {}).get("annotations") or {}
+    return found
 
 
 def _refuse_markers(hard: Json) -> None:
@@ -105,16 +185,3 @@ def _named(manifest: Json) -> dict[str, frozenset[str]]:
     spec = manifest.get("spec")
     hard = spec.get("hard") if isinstance(spec, dict) else None
     return {"hard": frozenset(hard if isinstance(hard, dict) else ())}
-
-
-def _amounts(amounts: Json, path: str) -> Json:
-    return amounts | {key: _amount(amounts[key], f"{path}[{key}]") for key in _QUOTA_KEYS if key in amounts}
-
-
-def _amount(text: str | int, field: str) -> str:
-    try:
-        value, _ = quantity.parse(text)
-        # Zero is no request, but a quota that allows none.
-        return spelling(text, 0 if value == 0 else quantity.memory(text))
-    except InvalidQuantity as error:
-        raise InvalidRequest(field, error.problem, error.remedy) from error

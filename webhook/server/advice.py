@@ -4,10 +4,12 @@ Never a refusal: a node, a scheduler or a class may come later.
 """
 
 from collections.abc import Collection, Iterable
+from fractions import Fraction
 from typing import Any, Final
 
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.values import quantity
+from cardwise.core.values.quantity import Unit
 from webhook.cluster.offers import Offers
 from webhook.pods.mutate import DEFAULT_SCHEDULER
 from webhook.templates import containers
@@ -56,19 +58,24 @@ def placing(pod: Json, schedulers: Collection[str], offers: Offers | None) -> tu
     return tuple(found)
 
 
-def of_kueue(template: Json) -> tuple[str, ...]:
-    """Of a template whose workload waits in a queue: Kueue adds up what is written there, and knows no MiB."""
+def of_kueue(template: Json, unit: Unit) -> tuple[str, ...]:
+    """Of a template whose workload waits in a queue: Kueue adds up what is written there, and knows no unit. So bare
+    numbers of the one `unit` are what it can count.
+    """
     found = []
     for container in request.containers(template):
         for kind, amounts in containers.lists(container.spec.get("resources") or {}):
             amount = str(amounts.get(names.GPU_MEM, ""))
             try:
-                counted, memory = quantity.parse(amount)[0], quantity.memory(amount)
+                counted = quantity.parse(amount)[0]
+                meant = Fraction(quantity.memory(quantity.with_unit(amount, unit)), unit.mib)
             except quantity.InvalidQuantity:
                 continue  # told by who judges it
-            if counted != memory:
+            if counted != meant:
                 where = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
-                found.append(f"{where}: Kueue counts {counted} of {amount}; write {memory}, which is the same in MiB")
+                whole = meant.denominator == 1
+                remedy = f"{meant}, which is the same in {unit}" if whole else f"whole {unit}"
+                found.append(f"{where}: Kueue counts {counted} of {amount}; write {remedy}")
     return tuple(found)
 
 

@@ -1,17 +1,22 @@
 """The HTTP shell: POST /mutate, /mutate/defaults, /validate and /advise; GET /healthz.
 
+With /gib behind it, a path is for namespaces where bare numbers of gpu-mem count GiB. The API server chooses by the
+namespace's label (namespaceSelector), so that no cache of ours decides what a number means.
+
 Thin on purpose: it decodes, has the decision made, encodes and counts. A body that is no AdmissionReview gets 400 and a
 reason; what fails inside gets 500 and a line in the log, never a traceback in the answer.
 """
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import structlog
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
+from cardwise.core.values.quantity import Unit
 from cardwise.kube.errors import KubeError
 from webhook import metrics
 from webhook.server import decisions, review
@@ -30,6 +35,8 @@ PATHS: Mapping[str, Decide] = {
     _ADVICE: decisions.on_advise,
 }
 
+UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}  # by what is behind the path
+
 _log = structlog.get_logger("webhook.app")
 
 
@@ -44,7 +51,9 @@ def create_app(view: View, settings: Settings) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
 
-    def answer(path: str, decide: Decide) -> Response:
+    by_unit = {unit: replace(settings, unit=unit) for unit in UNITS.values()}
+
+    def answer(path: str, decide: Decide, unit: Unit) -> Response:
         started = time.perf_counter()
         structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
         if request.mimetype != "application/json":
@@ -56,7 +65,7 @@ def create_app(view: View, settings: Settings) -> Flask:
             uid, decision = error.uid, Decision(allowed=path == _ADVICE, message=str(error))
         else:
             structlog.contextvars.bind_contextvars(**_subject(asked))
-            uid, decision = asked.uid, decide(asked, view, settings)
+            uid, decision = asked.uid, decide(asked, view, by_unit[unit])
         body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()
         metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
@@ -66,7 +75,9 @@ def create_app(view: View, settings: Settings) -> Flask:
         return Response(body, mimetype="application/json")
 
     for path, decide in PATHS.items():
-        app.add_url_rule(path, path, answer, methods=["POST"], defaults={"path": path, "decide": decide})
+        for behind, unit in UNITS.items():
+            given = {"path": path, "decide": decide, "unit": unit}
+            app.add_url_rule(path + behind, path + behind, answer, methods=["POST"], defaults=given)
     app.add_url_rule("/healthz", "healthz", lambda: _text("ok", 200), methods=["GET"])
     app.register_error_handler(review.BadReview, _malformed)
     app.register_error_handler(HTTPException, _http_error)
@@ -92,8 +103,14 @@ def _outcome(decision: Decision) -> str:
     return "patched" if decision.patch else "allowed"
 
 
+def _path() -> str:
+    """That of the request, as metrics and the log name it."""
+    path = request.path.removesuffix("/gib")
+    return path if path in PATHS else "other"
+
+
 def _malformed(error: review.BadReview) -> Response:
-    metrics.REVIEWS.labels(request.path, "malformed").inc()
+    metrics.REVIEWS.labels(_path(), "malformed").inc()
     return _text(str(error), 400)
 
 
@@ -102,7 +119,7 @@ def _http_error(error: HTTPException) -> Response:
 
 
 def _failed(error: Exception) -> Response:
-    path = request.path if request.path in PATHS else "other"
+    path = _path()
     metrics.REVIEWS.labels(path, "failed").inc()
     if isinstance(error, KubeError):
         # The API server shows the text to whoever created the object.

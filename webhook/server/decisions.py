@@ -12,7 +12,7 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import MiB
+from cardwise.core.values.quantity import MiB, Unit
 from webhook.cluster.offers import Offers
 from webhook.pods import (
     agent,
@@ -25,6 +25,7 @@ from webhook.pods import (
     mpsmode,
     mutate,
     reapplied,
+    units,
     validate,
 )
 from webhook.pods.agent import AgentSettings
@@ -93,7 +94,8 @@ class Settings:
     `sm_percent`: of pods with a share that do not say, in namespaces that do not. `least_mps`: less no pod that shares
     cards may say, wherever it is. `scheduler`: of pods that ask for
     cards and name none. `least_share`: MiB of a card below which a share is warned about. `callers_known`:
-    nobody but the API server asks; else an answer does not say what others in the namespace have or use.
+    nobody but the API server asks; else an answer does not say what others in the namespace have or use. `unit`: what
+    bare numbers of gpu-mem count where the object comes from; the path says it, so the API server has chosen.
     """
 
     runtime_class: str = ""
@@ -108,6 +110,7 @@ class Settings:
     scheduler: str = ""
     least_share: int = 0
     callers_known: bool = True
+    unit: Unit = Unit.MIB
 
 
 Decide = Callable[[Review, View, Settings], Decision]
@@ -122,11 +125,11 @@ def on_mutate(review: Review, view: View, settings: Settings) -> Decision:
         case "pods" if _concerns(review, settings):
             return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
         case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
-            return _refusable(lambda: _reapply_pod(review))
+            return _refusable(lambda: _reapply_pod(review, settings))
         case "resourcequotas":
             return _refusable(lambda: _mutate_quota(review, view, settings))
         case "limitranges":
-            return _refusable(lambda: _mutate_limit_range(review))
+            return _refusable(lambda: _mutate_limit_range(review, settings))
         case "resourceclasses":
             return _refusable(lambda: _mutate_class(review))
         case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
@@ -176,7 +179,7 @@ def on_advise(review: Review, view: View, settings: Settings) -> Decision:
     for path, template in templates.all_of(review.object, review.resource):
         found = _of_template(template, review.namespace, view, settings)
         if queued and shaped_like_pod(template):
-            found += advice.of_kueue(template)
+            found += advice.of_kueue(template, settings.unit)
         told |= {templates.field(path, text) if text.startswith(_IN_POD) else text: None for text in found}
     return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
 
@@ -220,14 +223,15 @@ def _rewritten(
 ) -> tuple[Json, tuple[str, ...]]:
     """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
     gang = gangs.of(obj, settings.gang_schedulers)
-    pod, given = classes.rewritten(obj, _vocabulary(view, settings)), Defaults()
+    pod = units.spelled(obj, settings.unit)
+    pod, given = classes.rewritten(pod, _vocabulary(view, settings)), Defaults()
     # First of all: where it was placed decides what it takes of its namespace's defaults.
     pod, unplaced = mutate.unplaced(pod, gang)
     if known is not None and defaults.wants(pod):
         known.check(namespace)
         given = known
         if apply and gang is None and request.parse(pod) is None:
-            pod = defaults.applied(pod, known)
+            pod = units.spelled(defaults.applied(pod, known), settings.unit)
     replaced = devices.replaced(obj, pod)
     asked = request.parse(pod)
     native: tuple[str, ...] = ()
@@ -252,9 +256,9 @@ def _rewritten(
     return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + told
 
 
-def _reapply_pod(review: Review) -> Decision:
+def _reapply_pod(review: Review, settings: Settings) -> Decision:
     sizes.check(review.object, review.size, update=True)
-    return _patch(review.object, reapplied.as_stored(review.object, review.old or {}))
+    return _patch(review.object, reapplied.as_stored(review.object, review.old or {}, settings.unit))
 
 
 def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision:
@@ -273,13 +277,13 @@ def _mutate_class(review: Review) -> Decision:
 def _mutate_quota(review: Review, view: View, settings: Settings) -> Decision:
     sizes.check_object(review.object, review.size)
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
-    quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update)
+    quota, warnings = quotas.resource_quota(review.object, review.old, vocabulary, update=update, unit=settings.unit)
     return _patch(review.object, quota, tuple(warnings))
 
 
-def _mutate_limit_range(review: Review) -> Decision:
+def _mutate_limit_range(review: Review, settings: Settings) -> Decision:
     sizes.check_object(review.object, review.size)
-    limits, warnings = quotas.limit_range(review.object)
+    limits, warnings = quotas.limit_range(review.object, review.old, unit=settings.unit)
     return _patch(review.object, limits, tuple(warnings))
 
 

@@ -203,6 +203,7 @@ class _LimitRangeSpec(Struct):
 
 
 class _LimitRange(Struct):
+    metadata: _ObjectMeta | None = None
     spec: _LimitRangeSpec | None = None
 
 
@@ -229,7 +230,7 @@ _SHAPES: dict[str, type[Struct]] = {
 }
 _TOO_DEEP = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
 # Where the decision needs the stored object too.
-_COMPARED = templates.KINDS | {"pods", "resourcequotas", "resourceclasses"}
+_COMPARED = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_whose = msgspec.json.Decoder(_Whose).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_object = msgspec.json.Decoder(Json).decode

@@ -56,7 +56,7 @@ def find(seen: Seen, ledger: Ledger, wanted: Callable[[Holding], bool]) -> Found
         why = _kept(pod, seen)
         asked = None
         try:
-            asked = request.parse(pod)
+            asked = request.parse_mutated(pod)
         except InvalidRequest:
             why = why or "ask for what cannot be read"
         if why or asked is None:

@@ -15,7 +15,7 @@ from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.request import Load
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.quantity import InvalidQuantity
+from cardwise.core.values.quantity import InvalidQuantity, Unit
 from cardwise.kube.pods import loads
 from cardwise.simulation.workload import UNLIMITED, Node, Shape
 
@@ -34,11 +34,14 @@ _MOST: Final = 10_000  # nodes that are added at once
 _CARDS: Final = 1024  # of each of them
 
 
-def shapes(given: str, known: Mapping[str, DeviceClass], option: str = _POD) -> list[tuple[str, Shape]]:
+def shapes(
+    given: str, known: Mapping[str, DeviceClass], option: str = _POD, *, unit: Unit = Unit.MIB
+) -> list[tuple[str, Shape]]:
     """The pods of `--pod`: of `gpu-mem=8138,cpu=2`, or of a file of manifests, each with a name. Raises
     InvalidRequest.
 
-    `known`: the classes of the cluster. `option`: by which it was given.
+    `known`: the classes of the cluster. `option`: by which it was given. `unit`: what bare numbers of gpu-mem count in
+    the manifests.
     """
     field = f"{option} {given}"
     if "=" in given:
@@ -46,7 +49,7 @@ def shapes(given: str, known: Mapping[str, DeviceClass], option: str = _POD) -> 
     path = Path(given)
     if not path.is_file():
         raise InvalidRequest(field, "is no file, and has no =", "write for example gpu-mem=8138,cpu=2")
-    found = [(name, _shape(pod, known, f"{path.name}: {name}")) for name, pod in _pods(path)]
+    found = [(name, _shape(pod, known, f"{path.name}: {name}", unit)) for name, pod in _pods(path)]
     if not found:
         raise InvalidRequest(path.name, "has no Pod and nothing with a pod's template", "name another file")
     return found
@@ -129,13 +132,13 @@ def _sequence(of: Json, key: str, field: str) -> list[Json]:
     return [_mapping(one, f"{field}[{i}]") for i, one in enumerate(found)]
 
 
-def _shape(pod: Json, known: Mapping[str, DeviceClass], where: str) -> Shape:
+def _shape(pod: Json, known: Mapping[str, DeviceClass], where: str, unit: Unit = Unit.MIB) -> Shape:
     """What the pod asks once the webhook and the API server have filled it in."""
     of_devices = request.write_device_classes(name for name, one in known.items() if one.other)
     try:
         metadata = _part(pod, "metadata", "metadata")
         annotations = {**_annotations(metadata), **({names.DEVICE_CLASSES: of_devices} if of_devices else {})}
-        spec = _filled(_part(pod, "spec", "spec"), known)
+        spec = _filled(_part(pod, "spec", "spec"), known, unit)
         load = _load(spec)
         asked = _asked(request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), known)
     except InvalidRequest as error:
@@ -175,26 +178,42 @@ def _check_amounts(given: Json, field: str) -> None:
             _check_amount(f"{field}[{key}]", given[key], "write for example cpu: 2 or memory: 4Gi")
 
 
-def _filled(spec: Json, known: Mapping[str, DeviceClass]) -> Json:
-    """With bare names of classes in our domain, and with the requests that limits of cpu and memory alone stand for."""
+def _filled(spec: Json, known: Mapping[str, DeviceClass], unit: Unit) -> Json:
+    """With units, bare names of classes in our domain, and requests of cpu and memory where limits stand alone."""
     containers = {
-        key: [_container(one, known, f"spec.{key}[{i}]") for i, one in enumerate(_sequence(spec, key, f"spec.{key}"))]
+        key: [
+            _container(one, known, f"spec.{key}[{i}]", unit)
+            for i, one in enumerate(_sequence(spec, key, f"spec.{key}"))
+        ]
         for key in _CONTAINERS
     }
     return {**spec, **containers}
 
 
-def _container(container: Json, known: Mapping[str, DeviceClass], field: str) -> Json:
+def _container(container: Json, known: Mapping[str, DeviceClass], field: str, unit: Unit) -> Json:
     _check_resources(container, field)
     _part(container, "securityContext", f"{field}.securityContext")
     resources = container.get("resources") or {}
-    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    # With a share slot it is of a pod as the webhook left it, in MiB.
+    written = Unit.MIB if names.SHARE in (resources.get("limits") or {}) else unit
+    limits, requests = (
+        _with_unit(resources.get(kind) or {}, written, f"{field}.resources.{kind}") for kind in ("limits", "requests")
+    )
     named = {
         names.CLASS_PREFIX + name if classes.is_bare(name, known.__contains__) else name: amount
         for name, amount in limits.items()
     }
     beside = {name: amount for name, amount in limits.items() if name in _BESIDE}
     return {**container, "resources": {**resources, "limits": named, "requests": {**beside, **requests}}}
+
+
+def _with_unit(amounts: Json, unit: Unit, field: str) -> Json:
+    if names.GPU_MEM not in amounts:
+        return amounts
+    try:
+        return {**amounts, names.GPU_MEM: quantity.with_unit(amounts[names.GPU_MEM], unit)}
+    except InvalidQuantity as error:
+        raise InvalidRequest(f"{field}[{names.GPU_MEM}]", error.problem, error.remedy) from error
 
 
 def _asked(asked: request.PodRequest | None, known: Mapping[str, DeviceClass]) -> request.PodRequest:

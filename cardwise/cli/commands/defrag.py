@@ -28,6 +28,7 @@ from cardwise.core.defrag.moving import Goal, World
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.values import wording
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import Unit
 from cardwise.kube import paths, survey
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import budgets
@@ -82,6 +83,7 @@ class Outcome:
 @_kubeconfig
 @click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole cards to free.")
 @click.option("--fit", metavar="SHAPE[xN]", help="Make room for N pods of this shape (as --pod of cardwise simulate).")
+@options.gpu_mem_unit
 @click.option("--class", "device_class", default="", metavar="NAME", help="Free cards of this ResourceClass only.")
 @click.option("-n", "--namespace", help="Move pods of this namespace only.")
 @click.option("--max-moves", type=click.IntRange(1), metavar="N", help="Move at most N pods.")
@@ -105,6 +107,7 @@ def defrag(
     kubeconfig: Path | None,
     free_cards: int | None,
     fit: str | None,
+    gpu_mem_unit: str,
     device_class: str,
     namespace: str | None,
     max_moves: int | None,
@@ -119,7 +122,16 @@ def defrag(
     clock = options.clock()
     seen = survey.take(client, addresses=False, beyond=True)
     try:
-        asked = _asked(seen, free_cards, fit, device_class, namespace=namespace, most=max_moves, cordon=cordon)
+        asked = _asked(
+            seen,
+            free_cards,
+            fit,
+            device_class,
+            unit=Unit(gpu_mem_unit),
+            namespace=namespace,
+            most=max_moves,
+            cordon=cordon,
+        )
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
     outcome = _planned(client, seen, asked, clock.wall())
@@ -145,6 +157,7 @@ def _asked(
     fit: str | None,
     device_class: str,
     *,
+    unit: Unit,
     namespace: str | None,
     most: int | None,
     cordon: bool,
@@ -157,7 +170,7 @@ def _asked(
         whatif.check_classes(device_class, shape, there, "--class")
         text, count = f"free whole card{' of class ' * bool(device_class)}{device_class}", cards
     else:
-        text, count, shape = _shape(seen, fit or "", device_class)
+        text, count, shape = _shape(seen, fit or "", device_class, unit)
         whatif.check_classes(text, shape, there, _FIT)
     if shape.request is None:
         raise InvalidRequest(_FIT, "the pod asks for no card", "write for example gpu-mem=8138")
@@ -191,7 +204,7 @@ def _carry_out(client: KubeClient, outcome: Outcome, timeout: float, clock: Cloc
             work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
-def _shape(seen: survey.Survey, fit: str, device_class: str) -> tuple[str, int, Shape]:
+def _shape(seen: survey.Survey, fit: str, device_class: str, unit: Unit) -> tuple[str, int, Shape]:
     """What it is called, how many, and what one asks."""
     times = _TIMES.fullmatch(fit)
     given, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
@@ -200,7 +213,7 @@ def _shape(seen: survey.Survey, fit: str, device_class: str) -> tuple[str, int, 
     if device_class and "=" not in given:
         raise InvalidRequest(f"{_FIT} {fit}", "a file says its class itself", "leave --class out")
     named = f"{given},class={device_class}" if device_class else given
-    shapes = whatif.shapes(named, seen.classes, _FIT)
+    shapes = whatif.shapes(named, seen.classes, _FIT, unit=unit)
     if len(shapes) > 1:
         known = ", ".join(name for name, _ in shapes)
         raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write them into files of their own")

@@ -109,6 +109,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
     help="With --churn: how long to measure, in mean lifetimes of a pod.",
 )
 @click.option("--pod", multiple=True, metavar="PODS", help="Show how many more of these pods fit.")
+@options.gpu_mem_unit
 @click.option("--add-nodes", multiple=True, metavar="NODES", help="Add nodes that are not there yet.")
 @click.option(
     "--processes", type=click.IntRange(1), help="How many processes to run at once. Default: one for each core."

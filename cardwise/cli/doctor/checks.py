@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cardwise.cli.doctor import cluster, exposure, facts, finding, parts, probing, scheduler
+from cardwise.cli.doctor import cluster, exposure, facts, finding, parts, probing, scheduler, units
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Level
 from cardwise.kube.client import KubeClient
@@ -15,6 +15,7 @@ _CHECKS = (
     parts.leader,
     cluster.other_plugins,
     cluster.gpushare,
+    units.bare_numbers,
     parts.cards,
     cluster.runtimes,
     parts.mps,

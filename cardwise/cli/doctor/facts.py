@@ -40,6 +40,7 @@ class Facts:
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
     runtimeclasses: Sequence[Json] = ()
+    namespaces: Sequence[Json] = ()  # that say the unit of their bare numbers
     absent: set[str] = field(default_factory=set)
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -64,6 +65,7 @@ def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM), _SCHEDULER_LABEL),
         "runtimeclasses": (_RUNTIME_CLASSES, ""),
+        "namespaces": (paths.namespaces(), names.GPU_MEM_UNIT),
     }
     facts.version, facts.now = client.get("/version"), client.clock()
     for kind, (path, selector) in lists.items():

@@ -58,7 +58,7 @@ def _pod() -> Json:
         "name": "probe",
         "image": "cardwise-doctor-probe",
         "imagePullPolicy": "Never",
-        "resources": {"limits": {names.GPU_MEM: "1"}},
+        "resources": {"limits": {names.GPU_MEM: "1Mi"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     metadata = {

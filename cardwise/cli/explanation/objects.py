@@ -50,7 +50,7 @@ def _held(pod: Mapping[str, Any]) -> list[Json]:
 
 def _nodes(pod: Mapping[str, Any], survey: Survey, policy: str) -> list[Json]:
     try:
-        asked = request.parse(pod)
+        asked = request.parse_mutated(pod)
     except InvalidRequest:
         return []  # the text says so
     if asked is None:

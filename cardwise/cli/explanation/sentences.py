@@ -59,7 +59,8 @@ def explain(
         lines = [f"{where} has ended ({status['phase']}) and holds nothing.", *([why] if why else []), *_exits(pod)]
         return "".join(f"{line}\n" for line in lines)
     try:
-        asked = request.parse(pod)
+        # What waits must have been rewritten, or the extender refuses it. What runs may be gpushare's.
+        asked = request.parse(pod) if node else request.parse_mutated(pod)
     except InvalidRequest as error:
         # What runs has been judged at its creation; an annotation may have been changed since.
         return _placed(where, pod, node, survey) if node else f"{where} can never be placed: {error}\n"

@@ -73,12 +73,18 @@ TERM: Final = "cardwise.dev/term"
 SETTLED: Final = "cardwise.dev/settled"
 # On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
 REWRITTEN: Final = "cardwise.dev/rewritten"
+# On ResourceQuotas and LimitRanges, written by the webhook where bare numbers count GiB: those of the object that count
+# MiB, by comma.
+WRITTEN_MIB: Final = "cardwise.dev/gpu-mem-mib"
 # On an automatic ResourceClass: label, and annotation with the spec as it was written.
 AUTO_LABEL: Final = "cardwise.dev/auto"
 AUTO_SPEC: Final = "cardwise.dev/auto-spec"
 
 # Labels.
 DEFAULTS_LABEL: Final = "cardwise.dev/defaults"  # on a namespace: "enabled"
+GPU_MEM_UNIT: Final = (
+    "cardwise.dev/gpu-mem-unit"  # on a namespace: MiB or GiB, what bare numbers of gpu-mem count there
+)
 ACCELERATOR: Final = "accelerator"  # on a node whose cards are all of one model, such as nvidia-tesla-k80
 NODE_LABEL: Final = "cardwise.dev/node"  # on an ExtendedResource
 LEADER: Final = "cardwise.dev/leader"  # on the pod of the extender that answers: "true"
@@ -121,6 +127,8 @@ WORKLOAD_POLICY: Final = "policy"  # its key for the extender's --policy, where 
 
 # cluster-autoscaler's: "false" on a pod that it must not evict, "true" on one that it may though it would not.
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+# Kubernetes' own: which limits a LimitRange gave a pod's containers, in words.
+LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
 # Kubernetes' own: the mark of a static pod's mirror, which nobody places; and the phases in which pods hold nothing.
 MIRROR: Final = "kubernetes.io/config.mirror"
 FINISHED_PHASES: Final = ("Succeeded", "Failed")

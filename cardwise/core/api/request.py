@@ -274,7 +274,7 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
             raise InvalidRequest(
                 f"{field}[{names.GPU_CORE}]",
                 "a share of the cores needs a share of the memory",
-                f"add {names.GPU_MEM} with the MiB that the container needs",
+                f"add {names.GPU_MEM} with what the container needs, such as 8Gi",
             )
         if core:
             raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "whole cards have all their cores", "leave it out")
@@ -287,11 +287,13 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
         )
     if not counts and names.SHARE in limits:  # without it, the webhook has not been here
         cards = read_counts(annotations).get(c.spec.get("name", ""), 1)
-    for name, value in ((names.GPU_MEM, mem), (names.GPU_CORE, core)):
+    for name, value, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
         if value % cards:
             low = value - value % cards
-            near = f"{low} or {low + cards}" if low else str(cards)
-            raise InvalidRequest(f"{field}[{name}]", f"{value} does not divide over {cards} cards", f"write {near}")
+            near = f"{low}{unit} or {low + cards}{unit}" if low else f"{cards}{unit}"
+            raise InvalidRequest(
+                f"{field}[{name}]", f"{value}{unit} does not divide over {cards} cards", f"write {near}"
+            )
     _check_core(c, core, cards=cards, others=0)
     return ContainerRequest(
         key=c.key,

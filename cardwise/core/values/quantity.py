@@ -7,6 +7,7 @@ multiplier of MiB, and only a binary suffix (`8Gi`) means bytes. Source: k8s.io/
 
 import math
 import re
+from enum import StrEnum
 from fractions import Fraction
 from typing import NewType
 
@@ -29,6 +30,18 @@ _LONGEST = 64  # characters; no amount of anything needs more, and Python refuse
 _MOST = 2**31  # MiB; beyond it the API server refuses the rewritten amount with a worse message
 
 
+class Unit(StrEnum):
+    """What a bare number of gpu-mem counts where somebody writes it. All that is stored counts MiB."""
+
+    MIB = "MiB"
+    GIB = "GiB"
+
+    @property
+    def mib(self) -> int:
+        """How many MiB one of it is."""
+        return 1 if self is Unit.MIB else 1024
+
+
 class InvalidQuantity(ValueError):
     """A text that is no usable quantity; `problem` and `remedy` are for the user."""
 
@@ -43,7 +56,7 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
     text = str(text).strip()
     match = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise InvalidQuantity(f"{shortened(text, _LONGEST)!r} is not a quantity", "write a number such as 8138 or 8Gi")
+        raise InvalidQuantity(f"{shortened(text, _LONGEST)!r} is not a quantity", "write an amount such as 2 or 8Gi")
     sign, digits, suffix, exponent = match.groups()
     value = Fraction(digits)
     if exponent is not None:
@@ -53,15 +66,41 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
     return (-value if sign == "-" else value), suffix in _BINARY
 
 
-def memory(text: str | int) -> MiB:
-    """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes. Raises InvalidQuantity."""
+def with_unit(text: str | int, unit: Unit) -> str:
+    """A gpu-mem amount so that `memory` reads it as meant: what is bare counts `unit`, so `2` in GiB is `2Gi`.
+
+    Itself where it is not bare, and where it is no amount, which is for `memory` to refuse. Raises InvalidQuantity.
+    """
+    if unit is Unit.MIB:
+        return str(text)
+    try:
+        value, is_bytes = _amount(text)
+    except InvalidQuantity:
+        return str(text)
+    if is_bytes or value <= 0:
+        return str(text)
+    mib = value * unit.mib
+    if mib > _MOST:
+        raise InvalidQuantity(f"{text} means GiB here, more than any card has", "write a unit, as in 8138Mi or 8Gi")
+    if mib.denominator != 1:
+        raise InvalidQuantity(f"{text} means GiB here, and is not a whole number of MiB", "write a unit, as in 512Mi")
+    return f"{value}Gi" if value.denominator == 1 else f"{mib}Mi"
+
+
+def _amount(text: str | int) -> tuple[Fraction, bool]:
+    """As `parse`, of gpu-mem."""
     value, is_bytes = parse(text)
     # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
-    is_bytes = is_bytes or (value.denominator != 1 and value >= _LEAST_BYTES)
+    return value, is_bytes or (value.denominator != 1 and value >= _LEAST_BYTES)
+
+
+def memory(text: str | int) -> MiB:
+    """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes. Raises InvalidQuantity."""
+    value, is_bytes = _amount(text)
     if is_bytes:
         value /= _MIB
     if value <= 0:
-        raise InvalidQuantity(f"{text} is not above zero", "write at least 1 (MiB), or leave it out")
+        raise InvalidQuantity(f"{text} is not above zero", "write at least 1Mi, or leave it out")
     if value.denominator != 1:
         raise _no_whole_number(str(text), value, "Mi" if is_bytes else "")
     if value > _MOST:
@@ -78,7 +117,7 @@ def _no_whole_number(text: str, value: Fraction, unit: str) -> InvalidQuantity:
     said = text if not unit or text == shown else f"{text} ({shown})"
     below = value.numerator // value.denominator
     if unit and not below:
-        return InvalidQuantity(f"{said} is less than 1 MiB", "write a whole number of MiB, such as 512")
+        return InvalidQuantity(f"{said} is less than 1 MiB", "write a whole number of MiB, such as 512Mi")
     near = [f"{below}{unit} or {below + 1}{unit}"] if below else []
     if not unit and value < _KIB:  # Gi was meant, as often as not
         near.append(f"{math.ceil(value * _KIB)} for {shown}Gi")

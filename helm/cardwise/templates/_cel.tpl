@@ -86,11 +86,15 @@ k.contains('/') && k.matches(r'gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.d
 
 {{/*
 Whether the update of a pod brings a spelling that is stored otherwise: of the resources that we rewrite when a pod is
-created, or gpu-mem with a unit. Kubernetes would refuse it, so nothing that it takes is kept waiting by us.
+created, or gpu-mem with a unit; where bare numbers count GiB, also gpu-mem that no stored container has. Kubernetes would
+refuse it, so nothing that it takes is kept waiting by us.
 */}}
 {{- define "cardwise.cel.respelled" -}}
-{{- $key := printf "k == 'aliyun.com/gpu-count' || (%s) || (k == 'aliyun.com/gpu-mem' && !string(c.resources.?limits[?k].orValue('1')).matches('^[0-9]+[kMGTPE]?$'))" (include "cardwise.cel.bareName" .) -}}
-{{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
+{{- $amount := "string(c.resources.?limits[?k].orValue('1'))" -}}
+{{- $spelled := printf "!%s.matches('^[0-9]+[kMGTPE]?$')" $amount -}}
+{{- if eq (include "cardwise.webhook.unit" .) "GiB" }}{{ $spelled = printf "!((oldObject.spec.containers + oldObject.spec.?initContainers.orValue([])).exists(o, string(o.?resources.?limits[?k].orValue('1')) == %s))" $amount }}{{ end -}}
+{{- $key := printf "k == 'aliyun.com/gpu-count' || (%s) || (k == 'aliyun.com/gpu-mem' && %s)" (include "cardwise.cel.bareName" .root) $spelled -}}
+{{- if eq .root.Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
 (object.spec.containers != oldObject.spec.containers || object.spec.?initContainers != oldObject.spec.?initContainers) &&
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
 {{- end }}

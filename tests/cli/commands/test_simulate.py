@@ -183,6 +183,20 @@ def test_pods_of_a_file_of_manifests(monkeypatch, tmp_path):
     assert {row[2] for row in cells(said, "binpack")} == {"5"}
 
 
+def test_bare_numbers_of_manifests_count_the_unit_that_is_said(monkeypatch, tmp_path):
+    def fits(unit: str, **limits: str) -> str:
+        pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"limits": limits}}]}}
+        (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+        of = ("--pod", str(tmp_path / "pod.yaml"), "--gpu-mem-unit", unit, "--policy", "binpack")
+        ((_, _, found),) = cells(live(monkeypatch, lists(), *of).output, "binpack")
+        return found
+
+    gib = fits("GiB", **{"aliyun.com/gpu-mem": "4"})
+    assert gib == fits("MiB", **{"aliyun.com/gpu-mem": "4096"}) == fits("GiB", **{"aliyun.com/gpu-mem": "4Gi"})
+    of_a_running_pod = {"aliyun.com/gpu-mem": "4096", "cardwise.dev/share": "1"}
+    assert gib == fits("GiB", **of_a_running_pod) != fits("GiB", **{"aliyun.com/gpu-mem": "8"})
+
+
 def test_a_bare_name_of_a_class_is_the_class(monkeypatch, tmp_path):
     limits = {"aliyun.com/gpu-mem": "4000", "nvidia.tesla.k80": "1"}
     pod = {"kind": "Pod", "metadata": {"name": "k80"}, "spec": {"containers": [{"resources": {"limits": limits}}]}}

@@ -49,7 +49,7 @@ def workload(name: str) -> Json:
 
 
 def configuration(bundle: str = "Q0E=") -> Json:
-    hook = {"clientConfig": {"caBundle": bundle} if bundle else {}}
+    hook = {"name": "pods.cardwise.dev", "clientConfig": {"caBundle": bundle} if bundle else {}}
     return {"metadata": {"name": names.WEBHOOK_CONFIGURATION}, "webhooks": [hook]}
 
 
@@ -125,6 +125,64 @@ def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
 def test_a_sound_cluster_has_no_finding_but_good_ones(sound):
     assert troubles(sound) == []
     assert {one.check for one in checks.judge(sound)} >= {"kubernetes", "cards", "card-access", "mps", "extender"}
+
+
+def of_gpushare(*words: str) -> Json:
+    container = {"command": ["gpushare-device-plugin-v2", "--v=5", *words]}
+    metadata = {"namespace": "kube-system", "name": "gpushare-device-plugin-ds"}
+    return {"metadata": metadata, "spec": {"template": {"spec": {"containers": [container]}}}}
+
+
+def in_gib(seen: Facts) -> None:
+    seen.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"path": "/mutate/gib"}
+
+
+def said_of_units(seen: Facts) -> Finding:
+    (found,) = (one for one in checks.judge(seen) if one.check == "gpu-mem-unit")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "unit"),
+    [
+        ([], "GiB"), (["--memory-unit=GiB"], "GiB"), (["--memory-unit=MiB"], "MiB"), (["-memory-unit", "MiB"], "MiB"),
+        (["--memory-unit=mib"], "GiB"), (["sh", "-c", "exec plugin --memory-unit='MiB' -v"], "MiB"),
+        (["--no-memory-unit=MiB"], "GiB"),
+    ],
+)  # fmt: skip
+def test_the_unit_of_the_former_gpushare_is_found_and_proposed(sound, words, unit):
+    sound.daemonsets = [of_gpushare(*words)]
+    found = said_of_units(sound)
+    assert (found.level is Level.OK) == (unit == "MiB")
+    if unit == "GiB":
+        assert "counts aliyun.com/gpu-mem in GiB (--memory-unit of DaemonSet kube-system/gpushare-" in found.text
+        assert "webhook.gpuMemUnit=GiB" in found.remedy
+    in_gib(sound)
+    found = said_of_units(sound)
+    assert (found.level is Level.OK) == (unit == "GiB")
+    assert (f"webhook.gpuMemUnit={unit}" in found.remedy) == (unit == "MiB")
+
+
+def test_before_the_installation_the_unit_to_install_with_is_named(sound):
+    sound.mutating, sound.daemonsets = [], [of_gpushare()]
+    found = said_of_units(sound)
+    assert (found.level, found.remedy) == (Level.NOTE, "install Cardwise with webhook.gpuMemUnit=GiB")
+
+
+def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(sound):
+    labels = {"team": "GiB", "odd": "gib", "same": "MiB"}
+    sound.namespaces = [{"metadata": {"name": n, "labels": {names.GPU_MEM_UNIT: unit}}} for n, unit in labels.items()]
+    told = [one for one in checks.judge(sound) if one.check == "gpu-mem-unit"]
+    assert [(one.level, one.text) for one in told] == [
+        (
+            Level.WARNING,
+            "namespace odd: its label cardwise.dev/gpu-mem-unit says 'gib', no unit, which counts for nothing",
+        ),
+        (Level.OK, "numbers without a unit in aliyun.com/gpu-mem mean MiB, in team GiB"),
+    ]
+    in_gib(sound)
+    sound.namespaces = []
+    assert said_of_units(sound).text.endswith("mean GiB")
 
 
 def plant_old_kubernetes(seen: Facts) -> None:

@@ -11,27 +11,28 @@ from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.kube import survey
 from cardwise.kube.survey import Survey
-from tests.build import cards, container, holding, ledger_with_free, pod, shares
+from tests.build import asking, cards, container, holding, ledger_with_free, pod, shares
 from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource_class, waiting
 
 
 def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
     seen = Survey(ledger=ledger_with_free(n1=[4069, 16276], n2=[100]))
     seen.ledger.hold(holding("big", 16276, 1))
-    text = sentences.explain(pod("p", gpu_mem=8138), seen)
+    text = sentences.explain(asking("p", gpu_mem=8138), seen)
     assert "8138 MiB (container main)" in text
     assert "n1: Insufficient GPU Memory in one device" in text
     assert "4069 of 16276 MiB free, 4069 MiB short, held by default/n1-0" in text
 
 
 def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
-    whole, both = container("whole", gpu_count=1), container("both", gpu_mem=8000, gpu_count=2)
+    whole, both = container("whole", whole_gpu=1, share=1), container("both", gpu_mem=8000, share=1)
+    split = {names.GPU_COUNTS: "both=2"}
     seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
-    text = sentences.explain(pod("p", containers=[whole, both]), seen)
+    text = sentences.explain(pod("p", containers=[whole, both], annotations=split), seen)
     assert "  n1: The GPU cards are too few or too small for all requests of the pod together\n" in text
     assert text.endswith("It would run if:\n  - its containers asked for less, or were pods of their own\n")
     seen.ledger.hold(holding("other", 10000, 0))
-    text = sentences.explain(pod("p", containers=[whole, container("small", gpu_mem=8000)]), seen)
+    text = sentences.explain(pod("p", containers=[whole, container("small", gpu_mem=8000, share=1)]), seen)
     assert "  n1: The GPU cards have room for each request of the pod, not for all of them together\n" in text
     assert text.endswith("  - these ended (cards 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
 
@@ -45,7 +46,7 @@ def test_of_a_split_share_each_card_is_told_its_part():
 
 
 def test_a_pod_that_would_fit_hears_where():
-    text = sentences.explain(pod("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
+    text = sentences.explain(asking("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
     assert "free on n1, n2 (best first, priced leaves it to binpack)" in text
 
 
@@ -98,7 +99,10 @@ def test_pods_that_can_never_run_or_are_not_ours():
     bound = pod("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
     assert "not bound by the Cardwise extender" in sentences.explain(bound, Survey())
-    assert "No node has a card" in sentences.explain(pod("p", gpu_mem=5), Survey())
+    assert "No node has a card" in sentences.explain(asking("p", gpu_mem=5), Survey())
+    unseen = sentences.explain(pod("p", gpu_mem=5), Survey())
+    assert "can never be placed" in unseen
+    assert "the pod was not rewritten by the Cardwise webhook" in unseen
 
 
 def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
@@ -196,7 +200,7 @@ def test_a_pod_that_names_no_type_is_steered_and_told_so():
 
 
 def waiting_for(mem: int, **annotations: str) -> dict[str, object]:
-    made = waiting("team-b", "p", {"aliyun.com/gpu-mem": str(mem)})
+    made = waiting("team-b", "p", {"aliyun.com/gpu-mem": str(mem), "cardwise.dev/share": "1"})
     made["metadata"]["annotations"] = annotations
     return made
 

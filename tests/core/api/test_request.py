@@ -102,7 +102,7 @@ def both(limit, asked):
     ("bad", "field", "says"),
     [
         (pod(gpu_mem=-1), "spec.containers[0].resources.limits[aliyun.com/gpu-mem]", "at least 1"),
-        (pod(gpu_mem="1.5"), "limits[aliyun.com/gpu-mem]", "write 1 or 2"),
+        (pod(gpu_mem="1.5"), "limits[aliyun.com/gpu-mem]", "write 1 or 2, or 1536 for 1.5Gi"),
         (pod(gpu_count=0), "limits[aliyun.com/gpu-count]", "whole number from 1"),
         (pod(containers=[both("8138", "4069")]), "requests[aliyun.com/gpu-mem]", "in limits only"),
         (
@@ -113,7 +113,7 @@ def both(limit, asked):
         (pod(containers=[{"name": "x"}], init=[container(gpu_mem=1)]), "spec.initContainers[0]", "restartPolicy"),
         (pod(gpu_mem=10, whole_gpu=1), "limits[cardwise.dev/gpu]", "exclude each other"),
         (pod(gpu_count=1, whole_gpu=2), "limits[aliyun.com/gpu-count]", "differs"),
-        (pod(gpu_mem=10001, gpu_count=2), "limits[aliyun.com/gpu-mem]", "write 10000 or 10002"),
+        (pod(gpu_mem=10001, gpu_count=2), "limits[aliyun.com/gpu-mem]", "write 10000Mi or 10002Mi"),
         (pod(gpu_core=10), "limits[aliyun.com/gpu-core.percentage]", "add aliyun.com/gpu-mem"),
         (pod(gpu_core=10, gpu_count=1), "limits[aliyun.com/gpu-core.percentage]", "leave it out"),
         (pod(gpu_mem=10, gpu_core=101), "spec.containers[0].resources.limits[aliyun.com/gpu-core.perc", "at most 100"),
@@ -145,7 +145,7 @@ def both(limit, asked):
             "differs from cardwise.dev/nvidia.tesla.k80; write only cardwise.dev/nvidia.tesla.k80",
         ),
         (pod(containers=[typed(2, container(gpu_count=3, gpu_mem=6))]), "limits[aliyun.com/gpu-count]", "differs"),
-        (pod(containers=[typed(2, container(gpu_mem=7))]), "limits[aliyun.com/gpu-mem]", "write 6 or 8"),
+        (pod(containers=[typed(2, container(gpu_mem=7))]), "limits[aliyun.com/gpu-mem]", "write 6Mi or 8Mi"),
         (pod(containers=[typed(1, container(gpu_core=10))]), "limits[aliyun.com/gpu-core.percentage]", "leave it out"),
         (
             pod(

@@ -1,6 +1,7 @@
 import pytest
 
 from cardwise.core.values import quantity
+from cardwise.core.values.quantity import InvalidQuantity, Unit, with_unit
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_memory_reads_mib(text, mib):
         ("300m", "^300m is not a whole number of MiB: write 308 for 0.3Gi$"),  # 0.3
         ("8500m", "write 8 or 9, or 8704 for 8.5Gi$"),  # 8.5
         ("8138500m", "write 8138 or 8139$"),
-        ("0.3Mi", "^0.3Mi is less than 1 MiB: write a whole number of MiB, such as 512$"),
+        ("0.3Mi", "^0.3Mi is less than 1 MiB: write a whole number of MiB, such as 512Mi$"),
         ("314572800m", r"^314572800m \(0.3Mi\) is less than 1 MiB: write a whole number"),  # 0.3Mi from the API server
         ("107374183m", r"\(0.1024Mi\) is less than 1 MiB"),  # 0.0001Gi, as the API server prints it
         ("512Ki", r"512Ki \(0.5Mi\) is less than 1 MiB"),
@@ -60,3 +61,23 @@ def test_memory_refuses_and_says_what_to_write(text, says):
 def test_count_names_its_range():
     with pytest.raises(quantity.InvalidQuantity, match="from 1 to 100"):
         quantity.count("101", most=100)
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("2", "2Gi"), (2, "2Gi"), ("1e1", "10Gi"), ("0.5", "512Mi"), ("1500m", "1536Mi"), ("8k", "8000Gi"),
+        ("8Gi", "8Gi"), ("8138Mi", "8138Mi"), ("1Ti", "1Ti"), ("322122547200m", "322122547200m"),
+        ("0", "0"), ("-2", "-2"), ("x", "x"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_bare_number_in_gib_gets_its_unit_and_all_else_stays(text: str | int, means: str) -> None:
+    assert with_unit(text, Unit.GIB) == means
+    assert with_unit(means, Unit.GIB) == means
+    assert with_unit(text, Unit.MIB) == str(text)
+
+
+@pytest.mark.parametrize("text", ["0.3", "1e-3", "3M", "1e999", "16777216"])
+def test_a_bare_number_that_is_no_amount_in_gib_is_refused_with_a_unit_to_write(text: str) -> None:
+    with pytest.raises(InvalidQuantity, match=r"means GiB here.*write a unit, as in (8138Mi or 8Gi|512Mi)$"):
+        with_unit(text, Unit.GIB)

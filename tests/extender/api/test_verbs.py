@@ -3,6 +3,7 @@
 import pytest
 
 from cardwise.core.api import names, request
+from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
@@ -193,6 +194,7 @@ def test_inspect_is_gpushares_json():
     made.set_card(*as_card(resource(1, held=[held("vanished", 4069)])))
     made.plan(Ask(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
     assert verbs.inspect(made) == {
+        "unit": "MiB",
         "nodes": [
             {
                 "name": "n1",
@@ -213,9 +215,18 @@ def test_inspect_is_gpushares_json():
                     },
                 ],
             }
-        ]
+        ],
     }
     assert verbs.inspect(made, "n1") == verbs.inspect(made)
     unknown = verbs.inspect(made, "nowhere")
     assert unknown["nodes"] == []
     assert "nowhere" in unknown["error"]
+
+
+def test_inspect_in_gib_shows_what_gpushares_would():
+    """A card of 16276 MiB is one of 15 GiB to its plugin; what is used is never less than is taken."""
+    made = world(n1=[P100 - 2 * 1024, P100 - 1000, P100, 0])
+    (node,) = verbs.inspect(made, unit=Unit.GIB)["nodes"]
+    assert [(card["usedGPU"], card["totalGPU"]) for card in node["devs"]] == [(2, 15), (1, 15), (0, 15), (15, 15)]
+    assert [card["pods"][0]["usedGPU"] if card["pods"] else 0 for card in node["devs"]] == [2, 1, 0, 15]
+    assert (node["usedGPU"], node["totalGPU"]) == (18, 60)

@@ -220,7 +220,7 @@ def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
         pytest.param(
             pod({K80: "1", names.GPU_MEM: "11442"}),
             f"limits[{names.GPU_MEM}]: 11442 MiB is more than the largest card of class {K80} has (11441); "
-            "ask for at most 11441, or split it",
+            "ask for at most 11441Mi, or split it",
             id="larger than cards of the class",
         ),
         pytest.param(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.values.quantity import Unit
 from tests.webhook.reviews import Known, body, device_classes, mutated, resource_class
 from webhook.server import decisions, review
 from webhook.server.decisions import Settings
@@ -69,6 +70,20 @@ def updated(new: Json, old: Json, **about: Any) -> Json:
 def test_the_same_manifest_changes_nothing(limits: Json) -> None:
     stored = created(limits)
     assert updated(merged(stored, limits), stored) == stored
+
+
+def test_the_same_manifest_in_gib_changes_nothing() -> None:
+    gib = Settings(unit=Unit.GIB)
+    stored = created({names.GPU_MEM: "2"}, gib)
+    for text in ("2", "2Gi", "2048"):
+        assert (
+            mutated(merged(stored, {names.GPU_MEM: text}), "pods", KNOWN, gib, operation="UPDATE", old=stored) == stored
+        )
+    asked = review.decode(body(merged(stored, {names.GPU_MEM: "3"}), "pods", operation="UPDATE", old=stored))
+    assert "3 is not what the pod was created with (2048)" in decisions.on_mutate(asked, KNOWN, gib).message
+    of_mib_days = created({names.GPU_MEM: "8138"})
+    same = merged(of_mib_days, {names.GPU_MEM: "8138"})
+    assert mutated(same, "pods", KNOWN, gib, operation="UPDATE", old=of_mib_days) == of_mib_days
 
 
 def test_the_class_need_not_be_there_any_more() -> None:

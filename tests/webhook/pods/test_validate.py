@@ -34,7 +34,7 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
         pytest.param(
             mutated(gpu_mem=20000),
             f"{FIELD}: 20000 MiB is more than the largest card has (16276); "
-            "ask for at most 16276, or split it over cards with aliyun.com/gpu-count",
+            "ask for at most 16276Mi, or split it over cards with aliyun.com/gpu-count",
             id="one container",
         ),
         pytest.param(
@@ -44,13 +44,13 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
         ),
         pytest.param(
             mutated(gpu_mem="8M"),
-            f"{FIELD}: 8000000 MiB is more than the largest card has (16276); ask for at most 16276; an amount without "
-            "Mi or Gi, as 8M, counts MiB",
+            f"{FIELD}: 8000000 MiB is more than the largest card has (16276); ask for at most 16276Mi; an amount "
+            "without Mi or Gi, as 8M, counts no bytes",
             id="bytes",
         ),
         pytest.param(
             mutated(gpu_mem=40000, gpu_count=2),
-            f"{FIELD}: 20000 MiB on each of 2 cards is more than any node has (16276); ask for at most 32552",
+            f"{FIELD}: 20000 MiB on each of 2 cards is more than any node has (16276); ask for at most 32552Mi",
             id="split",
         ),
         pytest.param(
@@ -106,10 +106,10 @@ def test_a_split_share_is_compared_with_what_one_node_has_on_so_many_cards() -> 
     """A node of one large card, and one of two smaller ones."""
     known = Known(known_cards=Cards(MiB(23034), 2, MiB(11441), (MiB(23034), MiB(11441))))
     with pytest.raises(
-        InvalidRequest, match=r"15000 MiB on each of 2 cards is more .* \(11441\); ask for at most 22882$"
+        InvalidRequest, match=r"15000 MiB on each of 2 cards is more .* \(11441\); ask for at most 22882Mi$"
     ):
         validate.pod(mutated(gpu_mem=30000, gpu_count=2), known, "refuse")
-    with pytest.raises(InvalidRequest, match=r"ask for at most 23034$"):
+    with pytest.raises(InvalidRequest, match=r"ask for at most 23034Mi$"):
         validate.pod(mutated(gpu_mem=24000), known, "refuse")
 
 
@@ -199,9 +199,9 @@ def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
 def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
     problem = "less than most programs need to start on a card (256)"
     assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 is 8 MiB, {problem}; did you mean 8Gi?",)
-    assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 is 100 MiB, {problem}; write at least 256",)
+    assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 is 100 MiB, {problem}; write at least 256Mi",)
     assert small(mutated(gpu_mem=16, gpu_count=2)) == (f"{FIELD}: 16 is 16 MiB, {problem}; did you mean 16Gi?",)
-    assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 is 300 MiB, {problem}; write at least 512",)
+    assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 is 300 MiB, {problem}; write at least 512Mi",)
 
 
 def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:

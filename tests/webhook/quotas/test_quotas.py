@@ -6,6 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import Unit
 from tests.webhook.reviews import device_classes, resource_class
 from webhook.quotas import quotas
 from webhook.templates.spellings import Vocabulary
@@ -309,3 +310,70 @@ def test_a_stored_manifest_that_nobody_can_read_takes_no_limit_away(text):
 def test_any_manifest_can_be_read(last):
     old = applied({K80: "1"}, {"nvidia.tesla.k80": "1"}, [K80])
     assert rewritten(applied({"pods": "1"}, last, [K80]), old=old)["spec"]["hard"] == {"pods": "1"}
+
+
+def in_gib(obj, old=None):
+    if "limits" in obj["spec"]:
+        return quotas.limit_range(obj, old, unit=Unit.GIB)
+    return quotas.resource_quota(obj, old, LEAVE, update=old is not None, unit=Unit.GIB)
+
+
+def limits(**amounts):
+    fields = {name: {names.GPU_MEM: text, "cpu": "1"} for name, text in amounts.items()}
+    return {"spec": {"limits": [{"type": "Container"} | fields]}}
+
+
+@pytest.mark.parametrize(("text", "after"), [("64", "65536"), ("64Gi", "65536"), ("512Mi", "512"), ("0", "0")])
+def test_where_bare_numbers_count_gib_a_quota_is_stored_in_mib_once(text: str, after: str) -> None:
+    made, told = in_gib({"spec": {"hard": {KEY: text, "pods": "9"}}})
+    assert made["spec"]["hard"] == {KEY: after, "pods": "9"}
+    bare = text == "64"
+    assert told == ([f"spec.hard[{KEY}]: 64 counts GiB here, so it is stored as 65536, which counts MiB"] * bare)
+    assert made.get("metadata", {}) == ({"annotations": {names.WRITTEN_MIB: after}} if text != "0" else {})
+    again, told = in_gib(made)
+    assert (again, told) == (made, []), "a second call, and a copy in another namespace"
+    label = made | {"metadata": made.get("metadata", {}) | {"labels": {"a": "b"}}}
+    assert in_gib(label, made)[0] == label, "an update of something else"
+
+
+def test_a_number_that_is_stored_counts_mib_whatever_the_namespace_says_since() -> None:
+    stored = {"spec": {"hard": {KEY: "65536"}}}
+    noted = stored | {"metadata": {"annotations": {names.WRITTEN_MIB: "65536"}}}
+    assert in_gib(stored, stored) == (noted, [])
+    assert rewritten(stored, old=stored) == stored
+    made, _ = in_gib({"spec": {"hard": {KEY: "128"}}}, stored)
+    assert made["spec"]["hard"][KEY] == "131072"
+    less, _ = in_gib({"spec": {"hard": {KEY: "1Gi"}}, "metadata": made["metadata"]}, made)
+    assert less == {"spec": {"hard": {KEY: "1024"}}, "metadata": {"annotations": {names.WRITTEN_MIB: "1024"}}}
+    assert rewritten(made) == made, "where bare numbers count MiB, the note changes nothing"
+
+
+def test_a_limit_range_in_gib_is_stored_in_mib_once() -> None:
+    made, told = in_gib(limits(max="8", default="2", min="512Mi"))
+    (item,) = made["spec"]["limits"]
+    assert {name: item[name][names.GPU_MEM] for name in ("max", "default", "min")} == {
+        "max": "8192", "default": "2048", "min": "512"
+    }  # fmt: skip
+    assert item["max"]["cpu"] == "1"
+    assert made["metadata"]["annotations"][names.WRITTEN_MIB] == "2048,512,8192"
+    assert told[:2] == [
+        f"spec.limits[0].{name}[{names.GPU_MEM}]: {old} counts GiB here, so it is stored as {new}, which counts MiB"
+        for name, old, new in (("max", 8, 8192), ("default", 2, 2048))
+    ]
+    assert in_gib(made)[0] == made
+    swapped = made | {"spec": {"limits": [{"type": "Pod"}, item]}}
+    assert in_gib(swapped, made)[0] == swapped
+
+
+@pytest.mark.parametrize("note", ["x", "", "1,,", "-"])
+def test_a_note_that_cannot_be_read_is_none(note: str) -> None:
+    quota = {"metadata": {"annotations": {names.WRITTEN_MIB: note}}, "spec": {"hard": {KEY: "64"}}}
+    made, _ = in_gib(quota)
+    assert made["spec"]["hard"][KEY] == "65536"
+    assert made["metadata"]["annotations"] == {names.WRITTEN_MIB: "65536"}
+
+
+def test_an_amount_in_gib_that_is_none_is_refused_by_its_field() -> None:
+    for text in ("-1", "0.3", "3M", "x"):
+        with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
+            in_gib({"spec": {"hard": {KEY: text}}})

@@ -6,7 +6,7 @@ import jsonpatch
 import pytest
 
 from cardwise.core.api import names
-from cardwise.core.values.quantity import MiB
+from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.cluster.test_offers import offers, with_cards
 from tests.webhook.reviews import Known, body, device_classes, resource_class
@@ -21,7 +21,7 @@ CARDS = Cards(MiB(build.P100), 2)
 CLASSES = device_classes(resource_class("nvidia.tesla.k80"))
 THERE = {"n1": with_cards(zone="a"), "n2": Offer(frozenset({"nvidia.com/mig-1g.5gb"}))}
 TOO_MUCH = (
-    "20000 MiB is more than the largest card has (16276); ask for at most 16276, or split it over cards with "
+    "20000 MiB is more than the largest card has (16276); ask for at most 16276Mi, or split it over cards with "
     "aliyun.com/gpu-count"
 )
 TOO_LITTLE = "8 is 8 MiB, less than most programs need to start on a card (256)"
@@ -185,6 +185,18 @@ def test_a_workload_in_a_queue_of_kueue_says_mib_as_plain_numbers() -> None:
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
         assert advised(queued, "jobsets") == ()
+
+
+def test_where_bare_numbers_count_gib_kueue_counts_those() -> None:
+    for amount, says in (
+        ("8", None),
+        ("8Gi", "Kueue counts 8589934592 of 8Gi; write 8, which is the same in GiB"),
+        ("1500Mi", "Kueue counts 1572864000 of 1500Mi; write whole GiB"),
+    ):
+        queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
+        queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
+        told = advised(queued, "jobsets", settings=Settings(unit=Unit.GIB))
+        assert told == ((f"{PATHS['jobsets']}.{LIMITS}[aliyun.com/gpu-mem]: {says}",) if says else ())
 
 
 def test_nobody_hears_it_twice() -> None:

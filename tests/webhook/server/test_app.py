@@ -5,6 +5,7 @@ import io
 import json
 from typing import Any
 
+import jsonpatch
 import msgspec
 import pytest
 from flask.testing import FlaskClient
@@ -42,6 +43,16 @@ def test_a_patch_is_base64_of_a_json_patch(client: FlaskClient) -> None:
     assert response["uid"] == review({})["request"]["uid"]
     assert response["patchType"] == "JSONPatch"
     assert any(names.SHARE.replace("/", "~1") in op["path"] for op in json.loads(base64.b64decode(response["patch"])))
+
+
+def test_the_path_says_what_a_bare_number_counts(client: FlaskClient) -> None:
+    for behind, mib in (("", "2"), ("/gib", "2048")):
+        for path in ("/mutate", "/mutate/defaults"):
+            answer = post(client, path + behind, body(build.pod(gpu_mem="2"))).get_json()
+            patch = jsonpatch.JsonPatch(json.loads(base64.b64decode(answer["response"]["patch"])))
+            (container,) = patch.apply(build.pod(gpu_mem="2"))["spec"]["containers"]
+            assert container["resources"]["limits"][names.GPU_MEM] == mib
+    assert post(client, "/advise/gib", b"{").status_code == 400
 
 
 def test_a_refusal_is_an_answer_with_the_field_and_the_remedy(client: FlaskClient) -> None:

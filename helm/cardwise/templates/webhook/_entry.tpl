@@ -17,6 +17,30 @@ clientConfig:
   {{- end }}
 {{- end }}
 
+{{/*
+What a bare number of gpu-mem counts is said by the label of its namespace, and the API server reads it: so an entry for
+which it matters is there twice, and an object comes by one of them. `.other`: the one for namespaces that differ from
+webhook.gpuMemUnit. `.labels` of the namespaces, besides.
+*/}}
+{{- define "cardwise.webhook.entryByUnit" -}}
+{{- $other := eq .root.Values.webhook.gpuMemUnit "GiB" | ternary "MiB" "GiB" -}}
+{{- $path := include "cardwise.webhook.unit" . | eq "GiB" | ternary (print .path "/gib") .path -}}
+- name: {{ .name }}{{ if .other }}-of-other-unit{{ end }}.cardwise.dev
+  {{- include "cardwise.webhook.entry" (merge (dict "path" $path) .) | nindent 2 }}
+  namespaceSelector:
+    matchExpressions:
+      - {key: cardwise.dev/gpu-mem-unit, operator: {{ .other | ternary "In" "NotIn" }}, values: [{{ $other }}]}
+    {{- with .labels }}
+    matchLabels: {{- toYaml . | nindent 6 }}
+    {{- end }}
+{{- end }}
+
+{{/* What a bare number counts in the namespaces of the entry. */}}
+{{- define "cardwise.webhook.unit" -}}
+{{- $default := .root.Values.webhook.gpuMemUnit -}}
+{{- if .other }}{{ eq $default "GiB" | ternary "MiB" "GiB" }}{{ else }}{{ $default }}{{ end -}}
+{{- end }}
+
 {{- define "cardwise.webhook.notExempt" -}}
 - name: not-exempt
   expression: "!(request.namespace in {{ include "cardwise.cel.list" (include "cardwise.withOwn" (dict "root" . "list" .Values.webhook.exemptNamespaces) | fromJsonArray) }})"

@@ -1,0 +1,78 @@
+"""Check of what bare numbers of gpu-mem mean, beside what they meant to a gpushare that is still installed."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from cardwise.cli.doctor.facts import Facts
+from cardwise.cli.doctor.finding import Finding, Level
+from cardwise.core.api import names
+from cardwise.core.values import wording
+from cardwise.core.values.quantity import Unit
+
+Json = Mapping[str, Any]
+
+_FEW: Final = 3
+_PLUGIN: Final = "gpushare-device-plugin"
+_FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")  # as Go's package flag reads it
+_PODS: Final = f"pods.{names.GROUP}"  # the entry of the webhook configuration whose path says the unit
+_GIB_PATH: Final = "/gib"
+
+
+def bare_numbers(facts: Facts) -> Iterator[Finding]:
+    """Whether `aliyun.com/gpu-mem: 2` still means what its author meant."""
+    named: dict[Unit, list[str]] = {unit: [] for unit in Unit}
+    for namespace in facts.namespaces:
+        name, said = namespace["metadata"]["name"], (namespace["metadata"].get("labels") or {}).get(names.GPU_MEM_UNIT)
+        if said in list(Unit):
+            named[Unit(said)].append(name)
+        elif said is not None:
+            text = f"namespace {name}: its label {names.GPU_MEM_UNIT} says {said!r}, no unit, which counts for nothing"
+            yield Finding("gpu-mem-unit", Level.WARNING, text, "write MiB or GiB, or take the label away")
+    ours = _ours(facts.mutating)
+    theirs = {_name(one): _of_gpushare(one) for one in facts.daemonsets if _PLUGIN in one["metadata"]["name"]}
+    if ours is None:
+        for name, unit in theirs.items():
+            text = f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name})"
+            yield Finding("gpu-mem-unit", Level.NOTE, text, f"install Cardwise with webhook.gpuMemUnit={unit}")
+        return
+    others = {name: unit for name, unit in theirs.items() if unit is not ours}
+    for name, unit in others.items():
+        yield Finding(
+            "gpu-mem-unit",
+            Level.WARNING,
+            f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name}), Cardwise in {ours}: a "
+            f"number without a unit, as {names.GPU_MEM}: 2, means {ours} now",
+            f"set webhook.gpuMemUnit={unit}, or label namespaces {names.GPU_MEM_UNIT}={unit} one by one; and write the "
+            "unit into ResourceQuotas and LimitRanges that are there (docs/migration.md)",
+        )
+    if not others:
+        apart = [name for unit, names_of in named.items() if unit is not ours for name in names_of]
+        other = Unit.MIB if ours is Unit.GIB else Unit.GIB
+        beside = f", in {wording.few(apart, _FEW)} {other}" if apart else ""
+        yield Finding("gpu-mem-unit", Level.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{beside}")
+
+
+def _ours(configurations: Sequence[Json]) -> Unit | None:
+    """webhook.gpuMemUnit, as the API server goes by it; None where the webhook is not installed."""
+    for one in configurations:
+        for hook in one.get("webhooks") or ():
+            client = hook.get("clientConfig") or {}
+            if one["metadata"]["name"] == names.WEBHOOK_CONFIGURATION and hook.get("name") == _PODS:
+                path = str((client.get("service") or {}).get("path") or client.get("url") or "")
+                return Unit.GIB if path.endswith(_GIB_PATH) else Unit.MIB
+    return None
+
+
+def _of_gpushare(daemonset: Json) -> Unit:
+    """What its device plugin counts in: GiB, where it is told nothing that it knows (`cmd/nvidia/main.go`)."""
+    containers = daemonset.get("spec", {}).get("template", {}).get("spec", {}).get("containers") or ()
+    words = " ".join(
+        str(word) for one in containers for word in (*(one.get("command") or ()), *(one.get("args") or ()))
+    )
+    said = _FLAG.findall(words)
+    return Unit.MIB if said and said[-1] == Unit.MIB else Unit.GIB
+
+
+def _name(obj: Json) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"

@@ -1,0 +1,261 @@
+"""Numbers without a unit in aliyun.com/gpu-mem, on a real cluster: GiB in one namespace beside MiB in another."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from cardwise.core.api import assignment, names
+from cardwise.core.values import quantity
+from cardwise.kube import errors, paths
+from tests.build import P100, container
+from tests.cluster import Cluster, CommandFailed
+from tests.cluster.cards import TestCard
+from tests.integration.conftest import spaces
+from tests.integration.sharing import Json, Space, assigned, deployment, inspect, where, workload
+
+pytestmark = [pytest.mark.cluster("sim"), pytest.mark.timeout(240)]
+
+KEY = f"requests.{names.GPU_MEM}"
+# gpushare-scheduler-extender (Apache 2.0), samples/1.yaml to 4.yaml at c0b6141: the names of the Deployments and what
+# their one container asks for. The first says "GiB" beside its number; the last is MiB, as its card had.
+SAMPLES = {"binpack-1": 2, "binpack-2": 2, "binpack-3": 2, "binpack-4": 16276}
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """A namespace where bare numbers count GiB, with a node of two cards of its own."""
+    for made in spaces(cluster, request):
+        made.nodes(1, [TestCard(memory_mib=P100)] * 2)
+        counts_gib(made)
+        yield made
+
+
+@pytest.fixture
+def bare(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """As `space`, without a node."""
+    for made in spaces(cluster, request):
+        counts_gib(made)
+        yield made
+
+
+@pytest.fixture
+def beside(cluster: Cluster, space: Space, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """One where they count MiB."""
+    yield from spaces(cluster, request)
+
+
+def counts_gib(space: Space) -> None:
+    space.cluster.kubectl("label", "namespace", space.name, f"{names.GPU_MEM_UNIT}=GiB")
+    # Admission learns of labels by a watch.
+    space.wait(lambda: mem(dry(space, workload("probe", gpu_mem=2))) == "2048", "the API server knows the label")
+
+
+def dry(space: Space, pod: Json) -> Json:
+    return space.cluster.api.create(paths.pods(space.name), pod, query={"dryRun": "All"})
+
+
+def mem(pod: Json, index: int = 0) -> str:
+    return str(pod["spec"]["containers"][index]["resources"]["limits"][names.GPU_MEM])
+
+
+def on(space: Space, **settings: object) -> Json:
+    """A pod for the node of the space."""
+    name = str(settings.pop("name"))
+    return workload(name, node=settings.pop("node", None) or space.own_nodes[0], **settings)
+
+
+def inspected(space: Space) -> dict[int, tuple[int, int]]:
+    """Used MiB and the whole of each card of the space's node, as gpushare's own `kubectl inspect gpushare` adds them:
+    from the node's allocatable and its pods' limits (gpushare-device-plugin `cmd/inspect/nodeinfo.go`).
+    """
+    (node,) = space.own_nodes
+    has = space.cluster.api.get(paths.nodes(node))["status"]["allocatable"]
+    cards = int(has[names.GPU_COUNT])
+    used = dict.fromkeys(range(cards), 0)
+    for pod in space.cluster.api.get(paths.pods(), {"fieldSelector": f"spec.nodeName={node}"})["items"]:
+        limits = [one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"]]
+        total = sum(int(quantity.parse(amount.get(names.GPU_MEM, "0"))[0]) for amount in limits)
+        if total:
+            used[int(pod["metadata"]["annotations"][names.IDX])] += total
+    return {card: (mib, int(has[names.GPU_MEM]) // cards) for card, mib in used.items()}
+
+
+def test_two_is_two_gib_there_and_beside_it_two_mib(space, beside):
+    node = space.own_nodes[0]
+    assert space.put(on(space, name="gib", gpu_mem=2)) == (node, "0")
+    assert beside.put(workload("mib", gpu_mem=2000, node=node)) == (node, "0")
+    assert space.put(on(space, name="said", gpu_mem="1Gi")) == (node, "0")
+    for of, name, mib in ((space, "gib", 2048), (beside, "mib", 2000), (space, "said", 1024)):
+        pod = of.get(name)
+        assert mem(pod) == pod["spec"]["containers"][0]["resources"]["requests"][names.GPU_MEM]
+        assert assigned(pod).mem == mib
+        annotations = pod["metadata"]["annotations"]
+        assert annotations[names.LIMIT_MIB_OF + "0"] == annotations[names.POD_MEM] == str(mib)
+        assert annotations[names.FRACTION_OF + "0"] == assignment.fraction(mib, P100)
+    cards = inspect(space.cluster)
+    assert cards[node, 0][1] == 2048 + 2000 + 1024
+    assert inspected(space) == {0: (2048 + 2000 + 1024, P100), 1: (0, P100)}
+
+
+def test_what_was_stored_stays_what_it_is(space, beside):
+    """A second look, the manifest applied again, a copy, a template of a running pod; and pods of other days."""
+    manifest = yaml.safe_dump(on(space, name="p", gpu_mem=2))
+    space.kubectl("apply", "-f", "-", stdin=manifest)
+    space.kubectl("apply", "-f", "-", stdin=manifest)
+    space.kubectl("label", "pod", "p", "seen=again")
+    stored = space.get("p")
+    assert mem(stored) == "2048"
+    with pytest.raises(CommandFailed, match="is not what the pod was created with"):
+        space.kubectl("apply", "-f", "-", stdin=manifest.replace("'2'", "'3'"))
+    spec = {key: value for key, value in stored["spec"].items() if key != "nodeName"}
+    for of in (space, beside):
+        assert mem(dry(of, {"metadata": {"name": "copy"}, "spec": spec})) == "2048"
+    of_mib = dry(beside, workload("q", gpu_mem=8138))
+    assert mem(dry(space, {"metadata": {"name": "q"}, "spec": of_mib["spec"]})) == "8138"
+    template = deployment("d", 1)
+    template["spec"]["template"]["spec"] |= {
+        "containers": stored["spec"]["containers"],
+        "volumes": stored["spec"].get("volumes"),
+    }
+    space.kubectl("create", "-f", "-", stdin=json.dumps(template))
+    space.wait(lambda: [mem(pod) for pod in space.pods() if pod["metadata"]["name"] != "p"] == ["2048"], "its pod")
+
+
+def test_the_samples_of_gpushare(space):
+    for name, amount in SAMPLES.items():
+        space.kubectl(
+            "apply", "-f", "-", stdin=json.dumps(deployment(name, 1, gpu_mem=amount, node=space.own_nodes[0]))
+        )
+
+    def placed() -> dict[str, Json]:
+        return {pod["metadata"]["labels"]["app"]: pod for pod in space.pods() if where(pod)[0]}
+
+    space.wait(lambda: len(placed()) == 3, "three of the samples are placed")
+    for pod in placed().values():
+        assert (mem(pod), where(pod)) == ("2048", (space.own_nodes[0], "0"))
+        assert pod["metadata"]["annotations"][names.FRACTION_OF + "0"] == "0.1258"
+    assert inspected(space)[0] == (3 * 2048, P100)
+
+    def said() -> str:
+        return "\n".join(e["message"] for e in space.cluster.api.get(paths.events(space.name))["items"])
+
+    told = f"{16276 * 1024} MiB is more than the largest card has"
+    space.wait(lambda: told in said(), "of the sample in MiB its ReplicaSet says why there is no pod")
+
+
+def test_quotas_count_what_the_pods_get(space):
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "cards"}, "spec": {"hard": {KEY: "5"}}}
+    gpu_quota = {"apiVersion": names.API_VERSION, "kind": "GPUQuota", "metadata": {"name": "held"}}
+    gpu_quota["spec"] = {"hard": [{"memoryMiB": "8Gi"}]}
+    for obj in (quota, quota, gpu_quota):  # applied again, it is the same
+        space.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
+    stored = json.loads(space.kubectl("get", "resourcequota", "cards", "-o", "json"))
+    assert stored["spec"]["hard"] == {KEY: "5120"}
+    space.kubectl("label", "resourcequota", "cards", "seen=again")
+    space.wait(lambda: used(space) == {"hard": "5120", "used": "0"}, "Kubernetes counts")
+    space.put(on(space, name="first", gpu_mem=2))
+    space.put(on(space, name="second", gpu_mem="2Gi"))
+    space.wait(lambda: used(space)["used"] == "4096", "both are counted alike")
+    said = space.rejected(on(space, name="third", gpu_mem=2))
+    assert "exceeded quota: cards" in said
+    found = lambda: space.cluster.api.get(paths.gpuquotas(space.name, "held")).get("status", {})  # noqa: E731
+    space.wait(lambda: "4096" in json.dumps(found()), "the GPUQuota counts MiB")
+    with pytest.raises(
+        CommandFailed, match=r"means GiB here, and is not a whole number of MiB; write a unit, as in 512Mi"
+    ):
+        space.kubectl("apply", "-f", "-", stdin=json.dumps(quota | {"spec": {"hard": {KEY: "100m"}}}))
+
+
+def used(space: Space) -> dict[str, str]:
+    status = json.loads(space.kubectl("get", "resourcequota", "cards", "-o", "json"))["status"]
+    return {kind: status.get(kind, {}).get(KEY, "") for kind in ("hard", "used")}
+
+
+def test_a_limit_range_gives_and_bounds_what_it_says(bare):
+    """Kubernetes puts its default into pods before the webhook sees them, and that is stored MiB."""
+    limits = [{"type": "Container", "max": {names.GPU_MEM: "4"}, "default": {names.GPU_MEM: "2"}}]
+    made = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "bounds"}, "spec": {"limits": limits}}
+    for _ in range(2):
+        bare.kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    bare.kubectl("label", "limitrange", "bounds", "seen=again")
+    (item,) = json.loads(bare.kubectl("get", "limitrange", "bounds", "-o", "json"))["spec"]["limits"]
+    assert {item[kind][names.GPU_MEM] for kind in ("default", "defaultRequest")} == {"2048"}
+    assert item["max"][names.GPU_MEM] == "4096"
+    plain, three = workload("plain"), workload("three", gpu_mem=3)
+    both = workload("both", [container("said", gpu_mem=1), container("given")])
+    bare.wait(
+        lambda: names.GPU_MEM in dry(bare, plain)["spec"]["containers"][0]["resources"].get("limits", {}), "known"
+    )
+    assert mem(dry(bare, plain)) == "2048"
+    assert mem(dry(bare, three)) == "3072"
+    assert [mem(dry(bare, both), i) for i in (0, 1)] == ["1024", "2048"]
+    assert "4096" in bare.rejected(workload("five", gpu_mem=5))
+
+
+def test_a_template_is_warned_about_by_the_unit_of_its_namespace(space, beside):
+    def warned(of: Space, amount: object) -> str:
+        made = json.dumps(deployment("d", 0, gpu_mem=amount))
+        done = of.kubectl("create", "--dry-run=server", "-f", "-", "--warnings-as-errors=false", stdin=made)
+        return str(done)
+
+    assert warned(space, 2)
+    with pytest.raises(CommandFailed, match="more than the largest card has"):
+        space.kubectl(
+            "create",
+            "--dry-run=server",
+            "--warnings-as-errors",
+            "-f",
+            "-",
+            stdin=json.dumps(deployment("d", 0, gpu_mem=8138)),
+        )
+    with pytest.raises(CommandFailed, match="2 is 2 MiB, less than most programs need"):
+        beside.kubectl(
+            "create",
+            "--dry-run=server",
+            "--warnings-as-errors",
+            "-f",
+            "-",
+            stdin=json.dumps(deployment("d", 0, gpu_mem=2)),
+        )
+
+
+def test_the_unit_is_said_by_those_who_may_change_the_rules(bare):
+    """Else who may create or label namespaces would change what numbers in administrators' quotas mean."""
+    role, kubectl = f"{bare.name}-namespaces", bare.cluster.kubectl
+    bare.kubectl("create", "serviceaccount", "user")
+    kinds = "namespaces,namespaces/status,namespaces/finalize"
+    kubectl("create", "clusterrole", role, "--verb=get,create,update,patch", f"--resource={kinds}")
+    kubectl("create", "clusterrolebinding", role, f"--clusterrole={role}", f"--serviceaccount={bare.name}:user")
+    who = f"--as=system:serviceaccount:{bare.name}:user"
+    try:
+        made = {"apiVersion": "v1", "kind": "Namespace"}
+        made["metadata"] = {"name": f"{bare.name}-own", "labels": {names.GPU_MEM_UNIT: "GiB"}}
+        refused(bare, "create", who, "--dry-run=server", "-f", "-", stdin=json.dumps(made))
+        for sub in ("", "/status", "/finalize"):
+            namespace = bare.cluster.api.get(paths.namespaces(bare.name))
+            for labels in ({names.GPU_MEM_UNIT: "MiB"}, {}):
+                namespace["metadata"]["labels"] = labels
+                path = f"{paths.namespaces(bare.name)}{sub}"
+                refused(bare, "replace", who, "--raw", path, "-f", "-", stdin=json.dumps(namespace))
+        kubectl("annotate", "namespace", bare.name, who, "mine=yes")
+    finally:
+        kubectl("delete", "clusterrolebinding,clusterrole", role)
+
+
+def refused(space: Space, *command: str, stdin: str) -> None:
+    def so() -> bool:
+        try:
+            space.cluster.kubectl(*command, stdin=stdin)
+        except CommandFailed as error:
+            return "it says what the numbers in this namespace's quotas mean" in str(error)
+        return False
+
+    space.wait(so, "the policy refuses")
+
+
+def test_a_unit_that_is_none_is_refused(bare):
+    for unit in ("gib", "GB", ""):
+        with pytest.raises(errors.KubeError, match="is no unit of gpu-mem; write MiB or GiB"):
+            bare.cluster.api.patch(paths.namespaces(bare.name), {"metadata": {"labels": {names.GPU_MEM_UNIT: unit}}})

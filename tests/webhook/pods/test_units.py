@@ -1,0 +1,113 @@
+"""What bare numbers of gpu-mem count in a namespace, from the request to what is stored."""
+
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from cardwise.core.api import names
+from cardwise.core.values.quantity import MiB, Unit
+from tests import build
+from tests.webhook.reviews import Known, body, mutated
+from tests.webhook.sharing import SETTINGS, admitted, decided
+from webhook.pods import units
+from webhook.pods.defaults import Defaults
+from webhook.pods.validate import Cards
+from webhook.server import decisions, review
+from webhook.server.decisions import Settings
+
+Json = dict[str, Any]
+
+GIB = Settings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)
+CARDS = Known(known_cards=Cards(largest=MiB(16276), most=2, smallest=MiB(16276)))
+FIELD = "spec.containers[0].resources.limits[aliyun.com/gpu-mem]"
+
+
+def limits(pod: Json, index: int = 0) -> Json:
+    found: Json = pod["spec"]["containers"][index]["resources"]["limits"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [("2", "2048"), ("8", "8192"), ("8Gi", "8192"), ("8138Mi", "8138"), ("0.5", "512"), ("8k", "8192000")],
+)
+def test_a_bare_number_counts_gib_and_is_stored_in_mib(text: str, mib: str) -> None:
+    pod = build.pod(gpu_mem=text)
+    after, _ = admitted(pod, settings=GIB)
+    assert limits(after)[names.GPU_MEM] == mib
+    assert after == admitted(pod | {"spec": build.pod(gpu_mem=f"{mib}Mi")["spec"]}, settings=GIB)[0]
+
+
+def test_requests_beside_limits_mean_the_same() -> None:
+    pod = build.pod(gpu_mem="2")
+    container = pod["spec"]["containers"][0]
+    for request, refused in (("2", ""), ("2Gi", ""), ("2048Mi", ""), ("2048", "2048Gi differs from the limit 2Gi")):
+        container["resources"]["requests"] = {names.GPU_MEM: request}
+        decision = decided(pod, settings=GIB)
+        assert (not decision.allowed, refused in decision.message) == (bool(refused), True)
+
+
+def test_a_copy_of_a_running_pod_and_a_template_made_from_one_ask_for_the_same() -> None:
+    stored, _ = admitted(build.pod(gpu_mem="2"), settings=GIB)
+    copy = {"metadata": {"name": "copy"}, "spec": stored["spec"]}
+    assert limits(admitted(copy, settings=GIB)[0]) == limits(stored)
+    of_mib_days, _ = admitted(build.pod(gpu_mem="8138"))
+    assert limits(admitted(of_mib_days, settings=GIB)[0])[names.GPU_MEM] == "8138"
+
+
+def test_what_a_limit_range_has_given_is_mib_already() -> None:
+    """Its amounts are stored in MiB, and Kubernetes puts them into pods before the webhook sees these."""
+    pod = build.pod(gpu_mem="2048")
+    pod["spec"]["containers"] += [{"name": "other", "resources": {"limits": {names.GPU_MEM: "2"}}}]
+    pod["spec"]["containers"][0] |= {"name": "main"}
+    pod["spec"]["containers"][0]["resources"]["requests"] = {names.GPU_MEM: "2048"}
+    said = (
+        "LimitRanger plugin set: aliyun.com/gpu-mem, cpu request for container main; "
+        "aliyun.com/gpu-mem limit for container main; memory limit for container other"
+    )
+    pod["metadata"]["annotations"] = {names.LIMIT_RANGER: said}
+    after, _ = admitted(pod, settings=GIB)
+    assert [limits(after, i)[names.GPU_MEM] for i in (0, 1)] == ["2048", "2048"]
+    init = said.replace("container main", "init container main")
+    assert "2048Gi" in str(units.spelled(pod | {"metadata": {"annotations": {names.LIMIT_RANGER: init}}}, Unit.GIB))
+
+
+def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
+    known = Known(namespaces={"team": Defaults(gpu_mem="2")})
+    for settings, mib in ((GIB, "2048"), (Settings(), "2")):
+        asked = review.decode(body(build.pod(), namespace="team"))
+        decision = decisions.on_defaults(asked, known, settings)
+        assert decision.allowed
+        assert {names.GPU_MEM: mib}.items() <= limits(jsonpatch.JsonPatch(decision.patch).apply(build.pod())).items()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("0.3", "0.3 means GiB here, and is not a whole number of MiB; write a unit, as in 512Mi"),
+        ("8G", "8G means GiB here, more than any card has; write a unit, as in 8138Mi or 8Gi"),
+        ("-2", "-2 is not above zero; write at least 1Mi, or leave it out"),
+        ("0", "0 is not above zero; write at least 1Mi, or leave it out"),
+    ],
+)
+def test_what_is_no_amount_is_refused_by_its_field(text: str, told: str) -> None:
+    assert decided(build.pod(gpu_mem=text), settings=GIB).message == f"{FIELD}: {told}"
+
+
+def test_mib_that_are_taken_for_gib_are_refused_in_words_that_are_right_in_both() -> None:
+    """gpushare's samples/4.yaml says 16276, and MiB."""
+    pod = mutated(build.pod(gpu_mem="16276"), "pods", CARDS, GIB)
+    decision = decisions.on_validate(review.decode(body(pod)), CARDS, GIB)
+    assert "16666624 MiB is more than the largest card has (16276); ask for at most 16276Mi" in decision.message
+
+
+def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
+    def told(amount: str, settings: Settings) -> tuple[str, ...]:
+        made = {"spec": {"template": build.pod(gpu_mem=amount)}}
+        return decisions.on_advise(review.decode(body(made, "deployments")), CARDS, settings).warnings
+
+    assert told("2", GIB) == ()
+    assert "2 is 2 MiB" in told("2", Settings(least_share=256))[0]
+    assert "more than the largest card has" in told("8138", GIB)[0]
+    assert told("8138", Settings()) == told("8138Mi", GIB) == ()

@@ -1,0 +1,64 @@
+"""Gives bare numbers of gpu-mem in a pod the unit that they count in its namespace: `2` becomes `2Gi`.
+
+The one edge at which a unit is known. It comes before anything reads the request; what is stored afterwards is MiB, so
+scheduler, kubelet, quotas and all of ours read the same number. A number that was MiB before it came here stays as it
+is: in a container that holds a share slot, since the webhook has been there (a second call, a copy of a running pod, a
+template made from one), and what Kubernetes took out of a LimitRange, whose amounts are stored in MiB.
+"""
+
+import re
+from typing import Any, Final
+
+from cardwise.core.api import names, request
+from cardwise.core.api.request import Container
+from cardwise.core.values import quantity
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity, Unit
+from webhook.templates import containers
+
+Json = dict[str, Any]
+
+_PREFIX: Final = "LimitRanger plugin set: "
+# kubernetes plugin/pkg/admission/limitranger/admission.go: "cpu, example.com/x limit for init container main".
+_GIVEN: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
+
+
+def spelled(pod: Json, unit: Unit) -> Json:
+    """The pod with units, the caller's own object where nothing changes. Raises InvalidRequest."""
+    if unit is Unit.MIB:
+        return pod
+    given = _of_limit_range(((pod.get("metadata") or {}).get("annotations") or {}).get(names.LIMIT_RANGER, ""))
+    spec = dict(pod.get("spec") or {})
+    for container in request.containers(pod):
+        resources = dict(container.spec.get("resources") or {})
+        if str((resources.get("limits") or {}).get(names.SHARE)) == "1":
+            continue
+        for kind, amounts in containers.lists(resources):
+            if names.GPU_MEM in amounts and (_kind(container), container.spec.get("name"), kind) not in given:
+                field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
+                resources[kind] = amounts | {names.GPU_MEM: amount(amounts[names.GPU_MEM], unit, field)}
+        if resources != container.spec.get("resources"):
+            containers.put(spec, container, {**container.spec, "resources": resources})
+    return pod if spec == pod.get("spec") else pod | {"spec": spec}
+
+
+def amount(text: str | int, unit: Unit, field: str) -> str:
+    """One amount with its unit. Raises InvalidRequest."""
+    try:
+        return quantity.with_unit(text, unit)
+    except InvalidQuantity as error:
+        raise InvalidRequest(field, error.problem, error.remedy) from error
+
+
+def _kind(container: Container) -> str:
+    return "init" if container.key.startswith("init-") else ""
+
+
+def _of_limit_range(said: str) -> set[tuple[str, str, str]]:
+    """Where Kubernetes has put gpu-mem out of a LimitRange: kind and name of the container, and the list."""
+    found = set()
+    for one in said.removeprefix(_PREFIX).split("; ") if said.startswith(_PREFIX) else ():
+        match = _GIVEN.fullmatch(one)
+        if match and names.GPU_MEM in match[1].split(", "):
+            found.add(((match[3] or "").strip(), match[4], f"{match[2]}s"))
+    return found
