@@ -39,6 +39,7 @@ from extender.controllers.ledgercheck import LedgerCheck
 from extender.controllers.loops import Loops
 from extender.controllers.overfull import Overfull
 from extender.controllers.reporters import Reporters
+from extender.controllers.unplaced import Unplaced
 from extender.controllers.workloadcontroller import WorkloadController
 from extender.gangs import gangwords
 from extender.informers import Informers
@@ -148,13 +149,14 @@ class Extender:
         nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads, clock=clock)
         evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads, clock=clock)
         overfull = Overfull(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
+        unplaced = Unplaced(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
         self._loops = Loops(
             client,
             self._state,
             tell=(*self._reporters.steps, self._check_ledger),
             tell_gangs=[self._reporters.gangs],
             keep=self._gangs,
-            evict=[overfull.step, *([evictions.step] if settings.preempt_fragmented else ())],
+            evict=[overfull.step, unplaced.step, *([evictions.step] if settings.preempt_fragmented else ())],
             nominate=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
             learn=[workload.step, self._fragments.step],
             leadership=self._leadership,

@@ -89,6 +89,7 @@ class State:
         self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
         self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards, clock)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
+        self._unplaced: dict[str, tuple[PodRef, str]] = {}  # by UID: bound past us, and where
         self._placing = Placing(self._ledger, held, self.policies, self.preemption.kept)
         for_ahead = ahead.Parts(
             ledger=self._ledger,
@@ -150,6 +151,7 @@ class State:
         with self._lock:
             self._gangs.drop(pod.uid)
             self._gangs.beside(pod.uid, "")
+            self._unplaced.pop(pod.uid, None)
             self.waiting_pods.over(pod.uid)
             self.preemption.over(pod.uid)
             self._reservations.left(pod.uid, ended=pod.ended)
@@ -405,6 +407,12 @@ class State:
                 ],
             )
 
+    def unplaced(self) -> list[tuple[PodRef, str]]:
+        """The pods that ask for cards or devices and were bound past us, on nodes that have some of ours."""
+        with self._lock:
+            self._held.count_cards()
+            return [each for each in self._unplaced.values() if self._ledger.node(each[1]) is not None]
+
     def marks(self) -> dict[str, int]:
         """Holdings by mark, for metrics."""
         with self._lock:
@@ -433,6 +441,10 @@ class State:
             self._loads.set_pod(pod.uid, pod.placed)
         else:
             self._loads.remove_pod(pod.uid)
+        if pod.unplaced:
+            self._unplaced[pod.uid] = pod.ref, pod.node
+        else:
+            self._unplaced.pop(pod.uid, None)
         if pod.finished:
             self._reservations.left(pod.uid, ended=pod.ended)
         else:

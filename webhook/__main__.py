@@ -43,7 +43,7 @@ from webhook.pods import agent, gangs
 from webhook.pods.agent import AgentSettings
 from webhook.pods.limitranges import COUNTED, Amount
 from webhook.pods.validate import Oversize
-from webhook.server.app import MAX_BODY, create_app, whose
+from webhook.server.app import BINDINGS, MAX_BODY, create_app, whose
 from webhook.server.decisions import Settings
 from webhook.templates.spellings import NvidiaGpu
 
@@ -266,7 +266,8 @@ def main(
 ) -> None:
     """Rewrites pods, workloads and quotas that ask for cards, and refuses what can never run, with the reason.
 
-    Called by the API server at /mutate, /mutate/defaults and /validate; the chart registers it.
+    Called by the API server at /mutate, /mutate/defaults, /validate, /validate/bindings and /advise; the chart
+    registers it.
     """
     logs.setup("webhook", common.log_level, common.log_format)
     check_distinct({"--bind": bind, "--metrics-bind": common.metrics_bind})
@@ -315,6 +316,7 @@ def main(
         tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key", ca=client_ca),
         client_ca=client_ca is not None,
         whose=whose,
+        prompt=[BINDINGS],
         on_worker_start=process.start,
         on_worker_stop=process.stop,
     ).run()

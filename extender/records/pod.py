@@ -172,6 +172,15 @@ class Pod:
         conditions = (self._obj.get("status") or {}).get("conditions") or ()
         return next((one.get("reason") or "" for one in conditions if one.get("type") == "PodScheduled"), "")
 
+    @property
+    def slots(self) -> frozenset[str]:
+        """The names of its containers with a slot: the webhook gives one to each that asks for cards or devices."""
+        return frozenset(
+            str(one.get("name"))
+            for one in self._containers()
+            if names.SHARE in ((one.get("resources") or {}).get("limits") or ())
+        )
+
     def claimant(self) -> Claimant:
         """Who asks for what. Raises InvalidRequest."""
         return Claimant(self.ref, self.request or PodRequest(containers=(), priority=self.priority), self.load)

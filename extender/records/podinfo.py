@@ -26,6 +26,7 @@ _SHARED = 4096  # different sets of labels, of which each is kept once for all p
 
 # A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
+_SLOT = names.SHARE.encode()
 # The reasons of a condition: kube-scheduler could not ask us; or has found no node, as before it nominates one.
 _UNANSWERED = "SchedulerError"
 _REFUSED = "Unschedulable"
@@ -42,7 +43,8 @@ class PodRecord(Struct, frozen=True, gc=False):
     it is to those who share MPS with it.
 
     `bindable`: an extender may have been asked to bind it. It waits without a gate, and asks for what we bind or is in
-    a gang. `group`: the PodGroup of Kubernetes that it names, "namespace/name", where it is in no gang of ours.
+    a gang. `unplaced`: somebody else has bound it, so it has none of the cards or devices that it asks for.
+    `group`: the PodGroup of Kubernetes that it names, "namespace/name", where it is in no gang of ours.
 
     `finished`: its phase is final. `ended`: the proof that no container of it runs or will run. `problem` says why a
     bound pod's annotations could not be read.
@@ -69,6 +71,7 @@ class PodRecord(Struct, frozen=True, gc=False):
     mps_client: MpsClient = COMMON
     bindable: bool = False
     group: str = ""
+    unplaced: bool = False
 
     @property
     def ref(self) -> PodRef:
@@ -162,9 +165,10 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         held = assignment.decode(meta.annotations or {}, loads=_decode_any)
     except assignment.InvalidAssignment as error:
         problem = str(error)
-    if held is None and not problem and member is None:
-        return _other(raw)
     finished = read.status.phase in names.FINISHED_PHASES
+    unplaced = held is None and not problem and not finished and _SLOT in raw and Pod(_decode_any(raw)).slots
+    if held is None and not problem and member is None and not unplaced:
+        return _other(raw)
     node = intern(node)
     return meta.uid, PodRecord(
         meta.uid,
@@ -180,6 +184,7 @@ def pod(raw: bytes) -> tuple[str, PodRecord | Placed] | None:
         member=member,
         group="" if gang or finished else _group(meta, read.spec),
         mps_client=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
+        unplaced=bool(unplaced),
     )
 
 

@@ -65,7 +65,7 @@ def test_the_extender_writes_what_it_counts_and_the_automatic_classes(render: Re
 
 def test_the_extender_takes_gates_away_and_undoes_half_a_gang(render: Render) -> None:
     role = one(render(), "ClusterRole", "cardwise-extender")
-    assert may(role, "", "pods") == {"get", "list", "watch", "patch"}
+    assert may(role, "", "pods") == {"get", "list", "watch", "patch", "delete"}
     assert may(role, "", "pods/eviction") == {"create"}
     assert may(role, names.GROUP, "podgroups") == {"list", "watch", "create", "patch", "delete"}
     assert may(role, names.GROUP, "podgroups/status") == {"patch"}

@@ -6,6 +6,8 @@ import pytest
 
 from cardwise.core.api import lookalikes, names
 from tests.helm.rendering import OFF, OTHER, Object, Objects, Render, conditions, one, text
+from webhook.cluster import view
+from webhook.server import app
 
 KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 TEMPLATES = {  # where the template's pod spec is
@@ -269,6 +271,12 @@ def test_classes_and_gpu_quotas_are_checked(render: Render) -> None:
     assert seen(validating["gpuquotas.cardwise.dev"]) == writes(quotas)
     for entries, path in ((mutating, "/mutate"), (validating, "/validate")):
         assert entries["resourceclasses.cardwise.dev"]["clientConfig"]["service"]["path"] == path
+
+
+def test_bindings_wait_for_no_large_review_and_their_pods_no_longer_than_the_api_server(render: Render) -> None:
+    hook = hooks(render(), "ValidatingWebhookConfiguration")["bindings.cardwise.dev"]
+    assert hook["clientConfig"]["service"]["path"] == app.BINDINGS
+    assert hook["timeoutSeconds"] > view.BINDING_SECONDS
 
 
 def test_what_looks_like_a_gpu_is_the_same_for_the_webhook(render: Render) -> None:

@@ -272,6 +272,12 @@ PAST_THE_SCHEDULER = (
     ),
     Attack("T37", "the extender called by hand", late=[By.EXTENDER]),
     Attack(
+        "T64",
+        "a Binding by hand while the webhook does not answer in time, of a pod that his disruption budget protects and "
+        "that runs a container beside",
+        late=[By.EXTENDER],
+    ),
+    Attack(
         "T38",
         "a higher priority: a PriorityClass of his own, one of the system's",
         [

@@ -46,6 +46,7 @@ RIGHTS: dict[str, list[Right]] = {
     "extender": [
         ("create", "", "pods/binding", ""),
         ("create", "", "pods/eviction", ""),
+        ("delete", "", "pods", ""),
         ("patch", names.GROUP, "gpuquotas/status", ""),
         ("create", names.GROUP, "podgroups", ""),
         ("update", "coordination.k8s.io", "leases", f"{OWN}/{names.LEASE}"),
@@ -65,7 +66,6 @@ RIGHTS: dict[str, list[Right]] = {
 
 NOBODY: list[Right] = [
     ("create", "", "pods", ""),
-    ("delete", "", "pods", ""),
     ("create", "", "pods/exec", ""),
     ("list", "", "secrets", ""),
     ("get", "", "secrets", ""),
@@ -93,6 +93,7 @@ NOBODY: list[Right] = [
 
 MAY_NOT: dict[str, list[Right]] = {
     "webhook": [
+        ("delete", "", "pods", ""),
         ("patch", "", "pods", ""),
         ("create", "", "pods/binding", ""),
         ("create", "", "pods/eviction", ""),
@@ -111,6 +112,7 @@ MAY_NOT: dict[str, list[Right]] = {
         ("get", "", "secrets", f"{OWN}/cardwise-webhook-tls"),
     ],
     "deviceplugin": [
+        ("delete", "", "pods", ""),
         ("create", "", "pods/binding", ""),
         ("create", "", "pods/eviction", ""),
         ("patch", names.GROUP, "resourceclasses", ""),
@@ -120,6 +122,7 @@ MAY_NOT: dict[str, list[Right]] = {
         ("get", "", "secrets", f"{OWN}/cardwise-extender-tls"),
     ],
     "mps": [
+        ("delete", "", "pods", ""),
         ("patch", "", "pods", ""),
         ("get", "", "nodes", ""),
         ("patch", "", "nodes", ""),

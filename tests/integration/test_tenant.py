@@ -31,11 +31,12 @@ from tests.integration.sharing import (
     device_numbers,
     flags,
     inspect,
+    kill9,
     probe,
     probed,
     workload,
 )
-from tests.integration.tenancy import Attack, By, Tenant, told_by
+from tests.integration.tenancy import Attack, By, Tenant, bound, told_by
 from tests.runtime.http.attacking import HELLO, trickling
 
 pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node, pytest.mark.timeout(300)]
@@ -307,6 +308,27 @@ def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:
         with pytest.raises((urllib.error.URLError, OSError)) as refused:
             urllib.request.urlopen(request, context=context, timeout=30)
         assert not isinstance(refused.value, urllib.error.HTTPError), "it was let in"
+
+
+def test_t64_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> None:
+    budgets = tenant.of("poddisruptionbudgets", base="/apis/policy/v1")
+    budget = {"metadata": {"name": "mine"}, "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "mine"}}}}
+    tenant.edit.create(budgets, budget)
+    both = [container("beside"), container("main", gpu_mem=P100 // 2)]
+    made = workload("past", both, grace=300, spec={"schedulerName": "nobody"})
+    made["metadata"]["labels"] = {"app": "mine"}
+    create(tenant, made)
+    webhook = tenant.cluster.process("webhook")
+    kill9(webhook)
+    try:
+        bound(tenant, "past", more=True)
+    finally:
+        webhook.restart()
+        tenant.cluster.parts.wait_ready("webhook")
+    tenant.space.gone("past")
+    told = tenant.cluster.api.get(paths.events(tenant.space.name), {"fieldSelector": "reason=BoundPastCardwise"})
+    assert [one["involvedObject"]["name"] for one in told["items"]] == ["past"]
+    tenant.edit.delete(f"{budgets}/mine")
 
 
 def test_t39_templates_get_no_further_than_pods(tenant: Tenant) -> None:

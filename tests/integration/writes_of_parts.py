@@ -190,6 +190,7 @@ MAY: dict[str, Sequence[Write]] = {
     "extender": [
         Write("create", "Bindings", "all", [created(lambda world: world.pod("waiting", "binding"), BINDING)]),
         Write("create", "evictions", "", [created(lambda world: world.pod("steady", "eviction"), EVICTION)]),
+        Write("delete", "pods that ask for cards and have none", "", [deleted(lambda world: world.pod("waiting"))]),
         Write(
             "patch",
             "pods",

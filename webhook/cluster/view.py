@@ -38,6 +38,9 @@ LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
 # Failed calls after which a list that we can do without holds nobody up: its CRD is not installed, or not ours to read.
 _PATIENCE = 3
 
+# For the pod of a Binding. The API server waits a second for the answer (the chart's timeoutSeconds).
+BINDING_SECONDS: Final = 0.6
+
 T = TypeVar("T")
 
 _log = structlog.get_logger("webhook.view")
@@ -159,7 +162,7 @@ class ClusterView:
 
     def pod(self, namespace: str, name: str) -> Json | None:
         try:
-            return self._client.get(paths.pods(namespace, name), timeout=2.0)
+            return self._client.get(paths.pods(namespace, name), timeout=BINDING_SECONDS)
         except errors.NotFound:
             return None
         except errors.KubeError as error:

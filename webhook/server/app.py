@@ -1,4 +1,4 @@
-"""The HTTP shell: POST /mutate, /mutate/defaults, /validate and /advise; GET /healthz.
+"""The HTTP shell: POST /mutate, /mutate/defaults, /validate, /validate/bindings and /advise; GET /healthz.
 
 With /gib behind it, a path is for namespaces where bare numbers of gpu-mem count GiB. The API server chooses by the
 namespace's label (namespaceSelector), so that no cache of ours decides what a number means.
@@ -27,11 +27,14 @@ from webhook.server.review import Decision, Review
 MAX_BODY = 8 * 1024 * 1024
 
 _ADVICE = "/advise"  # where nothing is ever refused
+# The API server waits a second for it and then goes on without us, so it may not wait behind large reviews.
+BINDINGS = "/validate/bindings"
 
 PATHS: Mapping[str, Decide] = {
     "/mutate": decisions.on_mutate,
     "/mutate/defaults": decisions.on_defaults,
     "/validate": decisions.on_validate,
+    BINDINGS: decisions.on_validate,
     _ADVICE: decisions.on_advise,
 }
 

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +31,7 @@ _log = structlog.get_logger("cardwise.runtime.serving")
 # found the same one. Looks and not time: who was frozen together with its child blames it for nothing.
 _LOOK_SECONDS = 0.25
 _SILENT_LOOKS = 9
+_PROMPT_THREADS = 2  # so few that none stays with a connection, whose next call may be another
 # By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
 # health server. A terminal that closes sends SIGHUP to all of us.
 _IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
@@ -68,6 +69,7 @@ class Server:
       there to be asked, there is no heartbeat, and after two to three seconds the process is replaced by a new one.
 
     `whose`: for whom a call is, by its environment, where one client calls for many (`Listener`).
+    `prompt`: paths whose calls are answered by two threads of their own, so that they wait for no other.
     `slow_bind`: calls that come to it are answered by up to `slow_threads` threads of their own. `client_ca`: refuse
     clients without a certificate of `tls.ca`. `most_body`: bytes of a call; of a bigger one the application sees only
     how big it is. A port of 0 is not supported, since the process may be replaced.
@@ -87,6 +89,7 @@ class Server:
         on_worker_stop: Hook = lambda: None,
         alive: Callable[[], bool] = lambda: True,
         whose: Callable[[Environ], str] | None = None,
+        prompt: Collection[str] = (),
         slow_bind: HostPort | None = None,
         slow_threads: int = 64,
         graceful_timeout: float = 30.0,
@@ -99,6 +102,7 @@ class Server:
         self.on_stopping = on_worker_stopping
         self.alive = alive
         self.whose = whose
+        self.prompt = frozenset(prompt)
         self.threads = threads
         self.slow_threads = slow_threads if slow_bind is not None else 0
         self.context = _Contexts(tls, client_ca=client_ca) if tls is not None else None
@@ -194,7 +198,12 @@ class _Worker(Worker):  # type: ignore[misc]
     def run(self) -> None:
         server = self.server
         fast, slow = Threads("fast", server.threads), Threads("slow", server.slow_threads)
-        listeners = [Listener(each.sock, lambda _: fast, whose=server.whose) for each in self.sockets]
+        prompt = Threads("prompt", _PROMPT_THREADS)
+
+        def route(environ: Environ) -> Threads:
+            return prompt if environ["PATH_INFO"] in server.prompt else fast
+
+        listeners = [Listener(each.sock, route, whose=server.whose) for each in self.sockets]
         if server.slow_threads:  # its address is the last
             listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
         # For more connections than a process has files by default in some places.

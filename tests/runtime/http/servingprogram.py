@@ -60,6 +60,7 @@ def main() -> None:
         on_worker_stopping=lambda: None if settings.get("hangs") else released.set(),
         on_worker_stop=lambda: say("stop"),
         alive=lambda: not stuck.is_set(),
+        prompt=["/prompt"],
         slow_bind=HostPort("127.0.0.1", slow) if slow else None,
         slow_threads=3,
         graceful_timeout=settings.get("graceful", 5),

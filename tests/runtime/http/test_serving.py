@@ -143,6 +143,29 @@ def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(r
     assert {json.loads(line)["component"] for line in server.logged} == {"test"}
 
 
+def test_prompt_calls_wait_for_no_others_and_their_threads_answer_nothing_else(running):
+    server = running()
+    server.until("app", "start")
+    waiting = [threading.Thread(target=get, args=(server.port, "/wait")) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    server.until("app", "start", "waits", "waits")  # all the others are busy
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    assert asked(line, "/prompt").startswith("/prompt prompt_")
+    server.process.send_signal(signal.SIGTERM)  # which releases them; who is there is answered
+    assert asked(line, "/x").startswith("/x fast_")
+    for thread in waiting:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    line.close()
+    assert server.ended() == 0
+
+
+def asked(line: http.client.HTTPConnection, path: str) -> str:
+    line.request("GET", path)
+    return line.getresponse().read().decode()
+
+
 def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answered(running):
     server = running(graceful=60)
     server.until("app", "start")

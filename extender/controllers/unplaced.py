@@ -1,0 +1,117 @@
+"""Deletes pods that ask for cards and were bound past the extender, which hold what nobody counts.
+
+The webhook refuses such a Binding, but the API server does not wait long for it: other schedulers must go on. A pod
+that slipped through has no cards, so its containers never start. All the same the kubelet and kube-scheduler count what
+it asks, outside of every quota, and turn others' pods away. Deleted and not evicted: a budget that its owner writes
+would keep it there. What a gpushare scheduler has bound has gpushare's annotations, which are an assignment; pods that
+the webhook leaves alone have no slot; static pods are read as pods of others.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api import assignment, names
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import ObjectRef, Recorder
+from extender.records.pod import Pod
+from extender.records.podref import PodRef
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_SETTLES = 2.0  # seconds from a suspicion to a look
+_TURN = 2.0  # seconds of work in a round: others evict in this thread too
+_TIMEOUT = 5.0
+_GRACE = 1  # what of it runs beside the containers that wait for cards may not keep it there
+
+
+class Unplaced:
+    """`active`: whether this extender leads and knows all there is. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        events: Recorder,
+        *,
+        active: Callable[[], bool],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._events = events
+        self._active = active
+        self._clock = clock
+        self._due: dict[str, float] = {}  # by UID, when a pod is looked at
+        self._backoffs: dict[str, Backoff] = {}
+        self._told: set[str] = set()
+
+    def step(self) -> None:
+        """One round."""
+        if not self._active():
+            return  # the state still knows them when this extender leads
+        now = self._clock.now()
+        there = {pod.uid: (pod, node) for pod, node in self._state.unplaced()}
+        self._due = {uid: self._due.get(uid, now + _SETTLES) for uid in there}
+        self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in there}
+        self._told &= there.keys()
+        for uid in sorted((uid for uid, at in self._due.items() if at <= now), key=self._due.__getitem__):
+            if self._clock.now() - now > _TURN:
+                break
+            at_least = None
+            try:
+                self._look(*there[uid])
+            except errors.KubeError as error:
+                at_least = error.retry_after
+                _log.info("cannot delete a pod that was bound past us yet", pod=there[uid][0].pod, error=str(error))
+            except Exception:  # noqa: BLE001 - one odd pod must not keep others there
+                _log.exception("cannot delete a pod that was bound past us", pod=there[uid][0].pod)
+            # Until the watch shows that it is gone.
+            self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next(at_least)
+
+    def _look(self, pod: PodRef, node: str) -> None:
+        try:
+            found = self._client.get(paths.pods(pod.namespace, pod.name), timeout=_TIMEOUT)
+        except errors.NotFound:
+            return
+        if found["metadata"]["uid"] != pod.uid or not _is_unplaced(found, node):
+            return
+        preconditions = {"uid": pod.uid, "resourceVersion": found["metadata"]["resourceVersion"]}
+        options = {"gracePeriodSeconds": _GRACE, "preconditions": preconditions}
+        try:
+            self._client.delete(paths.pods(pod.namespace, pod.name), options, timeout=_TIMEOUT)
+        except errors.NotFound:
+            return
+        if pod.uid in self._told:
+            return
+        self._told.add(pod.uid)
+        _log.warning("deleted a pod that was bound past the extender", pod=pod.pod, uid=pod.uid, node=node)
+        text = (
+            f"deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node {node}"
+        )
+        self._events.record(ObjectRef.pod(pod.namespace, pod.name, pod.uid), "BoundPastCardwise", text, "Warning")
+
+
+def _is_unplaced(pod: dict[str, Any], node: str) -> bool:
+    """Whether it is there without cards, and no container that asks for some has ever started."""
+    annotations, status = pod["metadata"].get("annotations") or {}, pod.get("status") or {}
+    if pod["spec"].get("nodeName") != node or status.get("phase") in names.FINISHED_PHASES:
+        return False
+    try:
+        if assignment.decode(annotations) is not None:
+            return False
+    except assignment.InvalidAssignment:
+        return False  # it was placed, and what it has cannot be read
+    slots = Pod(pod).slots
+    containers = [*_of(status, "containerStatuses"), *_of(status, "initContainerStatuses")]
+    started = {c["name"] for c in containers if c.get("state", {}).keys() - {"waiting"} or c.get("lastState")}
+    return bool(slots) and not slots & started
+
+
+def _of(status: dict[str, Any], key: str) -> Iterable[dict[str, Any]]:
+    return status.get(key) or ()

@@ -1,0 +1,187 @@
+"""What was bound past the extender and asks for cards: it goes, and nothing else does."""
+
+import math
+
+import pytest
+
+from cardwise.core.api import assignment, names
+from cardwise.core.api.assignment import Assignment
+from cardwise.kube import paths
+from extender.controllers.unplaced import Unplaced
+from tests.build import container, shares
+from tests.extender.gangworlds import member
+from tests.extender.worlds import P100, as_pod, asking, state, with_cards
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
+
+PODS = paths.pods("default")
+LEGACY = {names.IDX: "0", names.POD_MEM: "100", names.DEV_MEM: str(P100), names.ASSIGNED: "false"}
+RUNNING, WAITING = {"running": {}}, {"waiting": {"reason": "CreateContainerConfigError"}}
+
+
+class World:
+    def __init__(self):
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        self.state = with_cards(state(self.clock), n1=1)
+        self.leads = True
+        self.events = []
+        self.unplaced = Unplaced(self.api.client(), self.state, self, active=lambda: self.leads, clock=self.clock)
+
+    def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
+        self.events.append((regarding.name, reason, type))
+
+    def put(self, name="p", made=None, *, node="n1", annotations=None, statuses=(), phase="Pending"):
+        made = made or asking(name, gpu_mem=100)
+        made["metadata"]["annotations"] = (made["metadata"].get("annotations") or {}) | (annotations or {})
+        made["spec"]["nodeName"] = node
+        made["status"] = {"phase": phase, "containerStatuses": list(statuses)}
+        self.api.put(paths.pods(), made)
+        self.see(name)
+
+    def see(self, name="p"):
+        known = as_pod(self.api.get(f"{PODS}/{name}"))
+        self.state.set_pod(known) if hasattr(known, "uid") else self.state.set_other(f"default/{name}", known)
+
+    def step(self, rounds=8):
+        for _ in range(rounds):
+            self.unplaced.step()
+            self.clock.advance(1.0)
+
+    def left(self):
+        return sorted(one["metadata"]["name"] for one in self.api.all(PODS) if not going(one))
+
+
+def going(made):
+    return bool(made["metadata"].get("deletionTimestamp"))
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_it_goes_within_seconds_and_is_told_once(world):
+    world.put()
+    world.step()
+    assert world.left() == []
+    assert world.events == [("p", "BoundPastCardwise", "Warning")]
+    sent = world.api.sent("delete", "*/p")[0]
+    assert sent.body["gracePeriodSeconds"] == 1, "nothing that it runs beside keeps it"
+
+
+def test_a_member_of_a_gang_and_one_that_asks_for_a_device_go_too(world):
+    of_gang = member("g", gpu_mem=100)
+    of_gang["spec"].pop("schedulingGates", None)
+    world.put("g", of_gang)
+    world.put("d", asking("d", device_class="nic"))
+    world.step()
+    assert world.left() == []
+
+
+def test_what_runs_beside_the_container_that_waits_keeps_it_no_longer(world):
+    made = asking("p")
+    made["spec"]["containers"] = [container("plain"), container("main", gpu_mem=100, share=1)]
+    world.put(
+        made=made,
+        phase="Running",
+        statuses=[{"name": "plain", "state": RUNNING}, {"name": "main", "state": WAITING}],
+    )
+    world.step()
+    assert world.left() == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"statuses": [{"name": "main", "state": RUNNING}], "phase": "Running"},
+        {"statuses": [{"name": "main", "state": WAITING, "lastState": {"terminated": {}}}]},
+        {"node": "elsewhere"},
+        {"annotations": LEGACY},
+        {"annotations": LEGACY | {names.IDX: "-1"}},
+        {"annotations": {names.MIRROR: "x"}},
+        {"annotations": assignment.encode(Assignment({"0": shares(100, 0)}), assume_time_ns=1)},
+    ],
+    ids=["runs", "ran", "on a node without cards", "of gpushare", "unreadable", "static", "placed"],
+)
+def test_what_has_started_is_placed_or_is_not_ours_stays(world, how):
+    world.put(**how)
+    world.step()
+    assert world.left() == ["p"]
+    assert world.events == []
+
+
+def test_what_the_webhook_leaves_alone_stays(world):
+    made = asking("p", gpu_mem=100)
+    del made["spec"]["containers"][0]["resources"]["limits"][names.SHARE]
+    world.put(made=made)
+    world.step()
+    assert world.left() == ["p"]
+
+
+def test_a_node_that_gets_its_cards_later_is_looked_at_then(world):
+    world.put(node="n2")
+    world.step()
+    assert world.left() == ["p"]
+    with_cards(world.state, n2=1)
+    world.step()
+    assert world.left() == []
+
+
+def test_a_standby_leaves_it_to_the_leader(world):
+    world.leads = False
+    world.put()
+    world.step()
+    assert world.left() == ["p"]
+    world.leads = True
+    world.step()
+    assert world.left() == []
+
+
+def test_what_starts_while_it_is_looked_at_stays(world):
+    world.put()
+    running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": RUNNING}]}
+    world.api.before(lambda _: world.api.edit(f"{PODS}/p", status=running), "delete", "*/p")
+    world.step()
+    assert world.left() == ["p"]
+
+
+def test_another_of_the_same_name_stays(world):
+    world.put()
+    world.api.remove(f"{PODS}/p")
+    world.api.put(paths.pods(), asking("p", uid="another", gpu_mem=100))
+    world.step()
+    assert world.left() == ["p"]
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429), Fault(refused=True)], ids=str)
+def test_what_fails_is_tried_again_less_and_less_often(world, fault):
+    world.put()
+    refused = world.api.fault(fault, "delete", times=math.inf)
+    world.step(120)
+    assert world.left() == ["p"]
+    assert 2 <= len(world.api.sent("delete", "*/p")) <= 20
+    refused.end()
+    world.step(60)
+    assert world.left() == []
+    assert len(world.events) == 1
+
+
+def test_a_slow_one_keeps_others_of_the_thread_waiting_for_a_moment_only(world):
+    for i in range(10):
+        world.put(f"p{i}")
+    world.api.before(lambda _: world.clock.advance(1.0), "get", times=math.inf)
+    world.unplaced.step()
+    world.clock.advance(3.0)
+    began = world.clock.now()
+    world.unplaced.step()
+    assert world.clock.now() - began <= 4.0
+    world.step(20)
+    assert world.left() == []
+
+
+def test_who_is_over_is_looked_for_no_more(world):
+    world.put()
+    world.state.remove_pod(as_pod(world.api.get(f"{PODS}/p")))
+    world.step()
+    assert world.api.requests == []
