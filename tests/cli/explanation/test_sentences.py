@@ -41,7 +41,7 @@ def test_of_a_split_share_each_card_is_told_its_part():
     seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
     of_two = Assignment({"0": tuple(CardShare(i, f"GPU-n1-{i}", 4096, 0, 16276) for i in (0, 1))})
     seen.ledger.hold(Holding("split", "team", "split", "n1", of_two))
-    text = sentences.explain(pod("p", gpu_mem=16000), seen)
+    text = sentences.explain(asking("p", gpu_mem=16000), seen)
     assert text.count("12180 of 16276 MiB free, 3820 MiB short, held by team/split (4096 MiB)") == 2
 
 
