@@ -272,7 +272,7 @@ PAST_THE_SCHEDULER = (
     ),
     Attack("T37", "the extender called by hand", late=[By.EXTENDER]),
     Attack(
-        "T64",
+        "T65",
         "a Binding by hand while the webhook does not answer in time, of a pod that his disruption budget protects and "
         "that runs a container beside",
         late=[By.EXTENDER],
@@ -452,7 +452,7 @@ QUOTAS_AND_RIGHTS = (
         ],
     ),
     Attack(
-        "T64",
+        "T66",
         "what a number means in an administrator's quota: a namespace of his own that says its unit",
         [
             Try(

@@ -310,7 +310,7 @@ def test_t37_the_extender_answers_kube_scheduler_alone(tenant: Tenant) -> None:
         assert not isinstance(refused.value, urllib.error.HTTPError), "it was let in"
 
 
-def test_t64_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> None:
+def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> None:
     budgets = tenant.of("poddisruptionbudgets", base="/apis/policy/v1")
     budget = {"metadata": {"name": "mine"}, "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "mine"}}}}
     tenant.edit.create(budgets, budget)
