@@ -71,6 +71,7 @@ class State:
             headroom=held.headroom_without,
             freed=held.free,
             refused=held.refused,
+            policy=(of_gangs or gangwords.Settings()).policy,
         )
         self.preemption = Preemption(self._lock, for_preemption, clock)
         for_gangs = gangwords.Parts(

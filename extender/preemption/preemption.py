@@ -41,7 +41,7 @@ _NO_LOAD: Final = Load(0, 0, 0)
 class Parts(NamedTuple):
     """The parts of the state. `gangs`: made after this, with what is kept here; `ready`: brings the ledger up to date;
     `headroom`: what quotas leave to a namespace, but for what one pod holds; `freed`: there may be room where there was
-    none; `refused`: the pod waits for that.
+    none; `refused`: the pod waits for that; `policy`: of placement, for pods that name none.
     """
 
     ledger: Ledger
@@ -52,6 +52,7 @@ class Parts(NamedTuple):
     headroom: Callable[[str, str], Sequence[Headroom]]
     freed: Callable[[], None]
     refused: Callable[[str], None]
+    policy: str = policies.DEFAULT
 
 
 class _Nominated(NamedTuple):
@@ -254,7 +255,7 @@ class Preemption:
             assignment = place.assignment
             if assignment is None:
                 # Somebody else has answered: what it would get when those that are going have gone.
-                victims = self._look(claimant, claimant.request.policy or policies.DEFAULT, node, (), nobody=True)
+                victims = self._look(claimant, claimant.request.policy or self._parts.policy, node, (), nobody=True)
                 assignment = victims.assignment if victims is not None else None
                 if assignment is None:
                     continue

@@ -201,7 +201,8 @@ class _Ground:
         plain = scorer.indexed and not self.limited and not any(c.device_class for c in member.request.containers)
         if plain and len(candidates) > _CHEAPER * count:
             return _Kind(member.load, allowed, scorer, candidates, None)
-        known = self._scores(scorer, candidates, vacant, count)
+        spreads = (member.request.policy or self.terms.policy) == "spread"
+        known = self._scores(scorer, candidates, vacant, count, spreads=spreads)
         return _Kind(member.load, allowed, scorer, known.keys(), known)
 
     def _vacant(self, member: Member) -> Mapping[str, int] | None:
@@ -209,13 +210,13 @@ class _Ground:
         return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
 
     def _scores(
-        self, scorer: Scorer, candidates: Sequence[str], vacant: Mapping[str, int] | None, count: int
+        self, scorer: Scorer, candidates: Sequence[str], vacant: Mapping[str, int] | None, count: int, *, spreads: bool
     ) -> Mapping[str, int]:
         """Of thousands only those are asked that the policy likes best as far as is known: a look at all takes longer
         than others may wait for. All, where these are too few after all.
         """
         if vacant is not None and len(candidates) > _MOST_SCORED:
-            sign = -1 if self.terms.policy == "spread" else 1
+            sign = -1 if spreads else 1
             some = heapq.nsmallest(_MOST_SCORED, candidates, key=lambda node: (sign * vacant[node], node))
             scores, _ = scorer.score_all(self.ledger, sorted(some))
             if len(scores) >= count:
