@@ -68,9 +68,10 @@ class Unplaced:
                 self._look(*there[uid])
             except errors.KubeError as error:
                 at_least = error.retry_after
-                _log.info("cannot delete a pod that was bound past us yet", pod=there[uid][0].pod, error=str(error))
+                pod = there[uid][0]
+                _log.info("cannot delete a pod bound past us yet", pod=pod.pod, uid=uid, error=str(error))
             except Exception:  # noqa: BLE001 - one odd pod must not keep others there
-                _log.exception("cannot delete a pod that was bound past us", pod=there[uid][0].pod)
+                _log.exception("cannot delete a pod that was bound past us", pod=there[uid][0].pod, uid=uid)
             # Until the watch shows that it is gone.
             self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next(at_least)
 

@@ -174,7 +174,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
             id="above the largest card",
         ),
         pytest.param(build.pod(gpu_count=3), ["3 cards are more than any node has (2)"], id="more cards than a node"),
-        pytest.param(build.pod(gpu_mem=9, gpu_count=2), ["write 8 or 10"], id="not divisible"),
+        pytest.param(build.pod(gpu_mem=9, gpu_count=2), ["write 8Mi or 10Mi"], id="not divisible"),
         pytest.param(
             build.pod(init=[build.container("i", gpu_mem=1)]),
             ["ordinary init container", "restartPolicy: Always"],

@@ -27,6 +27,8 @@ ELSEWHERE = {
     "make ": "make demo is test_demo.py, make test is what runs this",
     "docker ": "needs an engine: tests/helm holds the Dockerfile",
     "helm ": "test_chart.py",
+    "kubectl logs cardwise-test": "helm test leaves that pod: test_chart.py",
+    "pipx ": "not on each machine: tests/release installs the wheel",
     "cardwise simulate openb": "the trace is not shipped: tests/cli/commands/test_simulate.py",
     "cardwise defrag --fit": "more CPUs than the nodes have here: tests/cli/commands/test_defrag.py",
     "curl --unix-socket": "in a container: test_agent.py",
@@ -43,6 +45,7 @@ HERE = {
     "GPU-8dc8a2a1": "{card}",
     "gpu-8dc8a2a1-…": "{resource}",
     "help.tar.gz": "{folder}/help.tar.gz",
+    "job/slurp": "pod/slurp-0",  # of two pods here, of a Job on the page
 }
 
 # Objects that a page takes for granted.
