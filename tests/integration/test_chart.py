@@ -86,6 +86,12 @@ class Churn(threading.Thread):
         self.join(30)
 
 
+def mps_is_ready(cluster: Cluster) -> bool:
+    """Of both cards. An exchanged manager takes over one after the other, and pods go where it is ready."""
+    found = cluster.api.get(paths.extendedresources())["items"]
+    return all((one.get("status", {}).get("mps") or {}).get("state") == "Ready" for one in found)
+
+
 def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(cluster: Cluster, space: Space) -> None:
     space.create(workload("half", gpu_mem=8138, command=IDLE))
     space.running("half")
@@ -109,6 +115,7 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
     assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
+    space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
     space.create(workload("later", gpu_mem=8000, command=IDLE))
     space.running("later")
     assert space.get("later")["spec"]["schedulerName"] == "cardwise-scheduler"
@@ -125,6 +132,7 @@ def test_a_rollback_takes_our_scheduler_away_and_no_pod(cluster: Cluster, space:
     deployments = cluster.kubectl("get", "deployments", "-n", SYSTEM, "-o", "name").split()
     assert deployments == ["deployment.apps/cardwise-extender", "deployment.apps/cardwise-webhook"]
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
+    space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
     space.create(workload("back", gpu_mem=100, command=IDLE))
     space.running("back")
     assert space.get("back")["spec"]["schedulerName"] == "default-scheduler"
@@ -164,6 +172,7 @@ def test_a_kubeadm_control_plane_is_wired(cluster: Cluster, space: Space) -> Non
     spec = yaml.safe_load(manifest.read_text())["spec"]["containers"][0]
     assert spec["command"][-1].startswith(f"--config={node.OWN_FOLDER}/kubernetes/cardwise/")
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
+    space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
     space.create(workload("wired", gpu_mem=100, command=IDLE))
     space.running("wired")
     assert space.get("wired")["spec"]["schedulerName"] == "default-scheduler"
