@@ -273,6 +273,16 @@ def test_classes_and_gpu_quotas_are_checked(render: Render) -> None:
         assert entries["resourceclasses.cardwise.dev"]["clientConfig"]["service"]["path"] == path
 
 
+def test_the_policies_look_closer_at_whatever_names_what_is_ours(render: Render) -> None:
+    policy = one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev")["spec"]
+    condition = conditions(policy)["has-ours-or-waits"]
+    for word in (f"{names.GROUP}/", names.GPUSHARE_PREFIX, names.GPUSHARE_ALLOCATION, "cdi.k8s.io"):
+        assert f"text.contains('{word}')" in condition
+    environment = text(one(render(), "ValidatingAdmissionPolicy", "environment.cardwise.dev")["spec"])
+    for word in ("CUDA_MPS_", "NVIDIA_VISIBLE_DEVICES"):
+        assert f"text.contains('{word}')" in environment.replace("''", "'")
+
+
 def test_bindings_wait_for_no_large_review_and_their_pods_no_longer_than_the_api_server(render: Render) -> None:
     hook = hooks(render(), "ValidatingWebhookConfiguration")["bindings.cardwise.dev"]
     assert hook["clientConfig"]["service"]["path"] == app.BINDINGS

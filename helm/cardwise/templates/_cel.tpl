@@ -59,8 +59,8 @@ members of gangs to the extender are none. */}}
 {{- $of := .of -}}
 (has({{ $of }}.metadata) &&
  (!has({{ $of }}.spec) || !has({{ $of }}.spec.schedulerName) || {{ $of }}.spec.schedulerName in {{ include "cardwise.cel.list" (include "cardwise.gangSchedulers" .root | fromJsonArray) }}) &&
- ((has({{ $of }}.metadata.annotations) && {{ $of }}.metadata.annotations.exists(k, k in ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num'])) ||
-  (has({{ $of }}.metadata.labels) && {{ $of }}.metadata.labels.exists(k, k in ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group']))))
+ ((has({{ $of }}.metadata.annotations) && ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num'].exists(k, k in {{ $of }}.metadata.annotations)) ||
+  (has({{ $of }}.metadata.labels) && ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group'].exists(k, k in {{ $of }}.metadata.labels))))
 {{- end }}
 
 {{/* Whether the pod `object` names a gang, or carries what the webhook gives to members alone. */}}
@@ -139,11 +139,18 @@ k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushar
 !((request.namespace + '/' + (has(object.spec.serviceAccountName) ? object.spec.serviceAccountName : 'default')) in {{ include "cardwise.cel.list" .Values.policies.infrastructure.serviceAccounts }})
 {{- end }}
 
+{{/* Whether one of the `words` is anywhere in the `value`, a list or map. What the API server takes for a loop of CEL grows
+with the square of its steps (5,000 take half a second and more), for a value as text it does not: so this stands before
+loops over what a tenant may write thousands of. */}}
+{{- define "cardwise.cel.says" -}}
+['%s'.format([{{ .value }}])].exists(text, {{ range $i, $word := .words }}{{ if $i }} || {{ end }}text.contains('{{ $word }}'){{ end }})
+{{- end }}
+
 {{/* Whether the container `c` sets what opens cards or lifts limits. The webhook's own entries are a fieldRef and two
 limits in a form that MPS reads as it is written, on containers that hold a share slot; ephemeral containers hold none.
 That the limits are those of the request is the webhook's to see. */}}
 {{- define "cardwise.cel.environment" -}}
-has(c.env) && c.env.exists(e, (e.name.startsWith('CUDA_MPS_') && !(
+has(c.env) && {{ include "cardwise.cel.says" (dict "value" "c.env" "words" (list "CUDA_MPS_" "NVIDIA_VISIBLE_DEVICES")) }} && c.env.exists(e, (e.name.startsWith('CUDA_MPS_') && !(
   has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits && has(e.value) &&
     ((e.name == 'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT' && e.value.matches('^0=[1-9][0-9]*M$')) ||
      (e.name == 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE' && e.value.matches('^([1-9][0-9]?|100)$'))))) || (e.name == 'NVIDIA_VISIBLE_DEVICES' && !(
