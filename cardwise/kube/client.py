@@ -1,8 +1,8 @@
 """A client of the API server: keep-alive connections, and requests as bytes and dicts.
 
 The generated client costs ten times as much for each object as decoding what we need (docs/design/0014-libraries.md),
-and bind is a hot path. Of the official client only `kubernetes.config` is used: it knows kubeconfigs, exec plugins and
-token rotation. Never retries; the caller knows what may be repeated.
+and bind is a hot path. How it gets at the API server `credentials` says. Never retries; the caller knows what may be
+repeated.
 """
 
 import contextlib
@@ -103,23 +103,18 @@ class KubeClient:
 
         Raises `errors.KubeConfigError`, which says what was tried.
         """
-        configuration, namespace = credentials.load(kubeconfig, context)
-        client = cls.from_configuration(configuration, pool_size=pool_size, user_agent=user_agent)
-        client.namespace = namespace
-        return client
-
-    @classmethod
-    def from_configuration(cls, configuration: Any, *, pool_size: int = 16, user_agent: str = "cardwise") -> Self:
-        """From a `kubernetes.client.Configuration` that a loader has filled."""
-        return cls(
-            str(configuration.host),
-            ssl_context=credentials.ssl_context(configuration),
-            server_hostname=configuration.tls_server_name,
-            authorization=credentials.authorization(configuration),
-            proxy=credentials.proxy(configuration),
+        found = credentials.load(kubeconfig, context)
+        client = cls(
+            found.host,
+            ssl_context=found.ssl_context,
+            server_hostname=found.server_hostname,
+            authorization=found.authorization,
+            proxy=found.proxy,
             pool_size=pool_size,
             user_agent=user_agent,
         )
+        client.namespace = found.namespace
+        return client
 
     def request(
         self,

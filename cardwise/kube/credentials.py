@@ -1,19 +1,24 @@
 """Credentials: where the API server is, TLS, and the Authorization header, by kubeconfig or service account.
 
-Of the official client only `kubernetes.config` is used, which knows kubeconfigs, exec plugins and token rotation.
+What `kubeconfig` does not read is read by the official client: of it only `kubernetes.config` is used, which knows exec
+plugins and token rotation.
 """
 
 import os
 import ssl
+import tempfile
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
-from cardwise.kube import errors
+from cardwise.kube import errors, kubeconfig
+from cardwise.kube.kubeconfig import Kubeconfig
 
 Authorization = Callable[[], str | None]
 
@@ -23,25 +28,85 @@ _SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/tok
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def load(kubeconfig: Path | None, context: str = "") -> tuple[Any, str]:
-    """A `kubernetes.client.Configuration` and the namespace of who names none, as `KubeClient.load` says.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Of one API server, as `KubeClient` takes them. `namespace`: of who names none."""
 
-    Raises `errors.KubeConfigError`, which says what was tried.
-    """
+    host: str
+    ssl_context: ssl.SSLContext | None
+    server_hostname: str | None
+    authorization: Authorization | None
+    proxy: str | None
+    namespace: str
+
+
+def load(file: Path | None, context: str = "") -> Credentials:
+    """As `KubeClient.load` says. Raises `errors.KubeConfigError`, which says what was tried."""
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and _SERVICE_ACCOUNT_TOKEN.exists()
+    if file is None and not context and in_pod:
+        return _by_library("", "")
+    where = str(file or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+    try:
+        found = kubeconfig.read(Path(where).expanduser(), context)
+        if found is not None:
+            return _plain(found)
+    except OSError as error:  # of TLS too
+        raise _unusable(where, str(error)) from error
+    return _by_library(where, context)
+
+
+def _plain(found: Kubeconfig) -> Credentials:
+    """Raises OSError."""
+    tls = None
+    if found.server.startswith("https"):
+        # Around the certificates there may be text, which need not be ASCII.
+        ca = found.ca.decode("ascii", "ignore") or None
+        tls = _tls(ssl.create_default_context(cadata=ca), verify=found.verify)
+        if found.certificate is not None:
+            # Python takes them from files only. Nobody else sees these, and they are gone in a moment.
+            with tempfile.TemporaryDirectory() as folder:
+                pair = [Path(folder) / name for name in ("crt", "key")]
+                for path, content in zip(pair, found.certificate, strict=True):
+                    path.write_bytes(content)
+                tls.load_cert_chain(*pair)
+    by_environment = urllib.request.getproxies()
+    proxy = found.proxy or by_environment.get(urlsplit(found.server).scheme) or by_environment.get("all")
+    authorization: Authorization | None = None
+    if found.token_file is not None:
+        authorization = partial(_token_in, found.token_file)
+    elif found.token:
+        authorization = partial(str, found.token)
+    return Credentials(
+        host=found.server,
+        ssl_context=tls,
+        server_hostname=found.server_name or None,
+        authorization=authorization,
+        proxy=_proxy(found.server, proxy),
+        namespace=found.namespace or DEFAULT_NAMESPACE,
+    )
+
+
+def _token_in(path: Path) -> str | None:
+    """Whoever renews the token writes the file anew."""
+    try:
+        return f"Bearer {path.read_text().strip()}"
+    except OSError:
+        return None
+
+
+def _by_library(where: str, context: str) -> Credentials:
+    """`where`: a kubeconfig, "" for the pod's service account. Raises `errors.KubeConfigError`."""
     # Importing the official client takes 0.3 s and 40 MB, which what never connects should not pay.
     from kubernetes import config  # noqa: PLC0415
     from kubernetes.client import Configuration  # noqa: PLC0415
 
     loaders: Any = config  # untyped
     configuration = Configuration()
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and _SERVICE_ACCOUNT_TOKEN.exists()
     try:
-        if kubeconfig is None and not context and in_pod:
-            where = "the pod's service account"
+        if not where:
             loaders.load_incluster_config(client_configuration=configuration)
             namespace = _SERVICE_ACCOUNT_NAMESPACE.read_text() if _SERVICE_ACCOUNT_NAMESPACE.exists() else ""
         else:
-            where = str(kubeconfig or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
             contexts, active = loaders.list_kube_config_contexts(config_file=where)
             chosen = next((one for one in contexts if one["name"] == context), None) if context else active
             if chosen is None:
@@ -58,20 +123,29 @@ def load(kubeconfig: Path | None, context: str = "") -> tuple[Any, str]:
         # The loader takes the file for one, so that what is none ends in words about Python's types.
         none = isinstance(error, TypeError | AttributeError | yaml.YAMLError)
         why = "it is no kubeconfig" if none else str(error)
-        raise errors.KubeConfigError(
-            f"no usable credentials in {where}: {why}; give --kubeconfig, or run in a pod with a service account"
-        ) from error
-    return configuration, namespace or DEFAULT_NAMESPACE
+        raise _unusable(where or "the pod's service account", why) from error
+    return Credentials(
+        host=str(configuration.host),
+        ssl_context=_tls_of(configuration),
+        server_hostname=configuration.tls_server_name,
+        authorization=_authorization_of(configuration),
+        proxy=_proxy(str(configuration.host), configuration.proxy),
+        namespace=namespace or DEFAULT_NAMESPACE,
+    )
 
 
-def proxy(configuration: Any) -> str | None:
+def _unusable(where: str, why: str) -> errors.KubeConfigError:
+    return errors.KubeConfigError(
+        f"no usable credentials in {where}: {why}; give --kubeconfig, or run in a pod with a service account"
+    )
+
+
+def _proxy(host: str, found: str | None) -> str | None:
     """The URL of the proxy to the API server, if there is one."""
-    name = urlsplit(str(configuration.host)).hostname or ""
-    found = configuration.proxy
-    return None if not found or urllib.request.proxy_bypass(name) else str(found)
+    return None if not found or urllib.request.proxy_bypass(urlsplit(host).hostname or "") else str(found)
 
 
-def authorization(configuration: Any) -> Authorization | None:
+def _authorization_of(configuration: Any) -> Authorization | None:
     """None when the client certificate is all: then no request ever asks."""
 
     def value() -> str | None:
@@ -87,17 +161,21 @@ def authorization(configuration: Any) -> Authorization | None:
     return value
 
 
-def ssl_context(configuration: Any) -> ssl.SSLContext | None:
+def _tls_of(configuration: Any) -> ssl.SSLContext | None:
     """None for plain HTTP."""
     if not str(configuration.host).startswith("https"):
         return None
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    context = _tls(ssl.create_default_context(cafile=configuration.ssl_ca_cert), verify=configuration.verify_ssl)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
+    return context
+
+
+def _tls(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Python 3.13 refuses CAs without key identifiers, which many clusters have and Go accepts.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if not configuration.verify_ssl:
+    if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context

@@ -1,0 +1,173 @@
+"""What is read here of a kubeconfig is what the official client reads of it."""
+
+import base64
+import json
+import ssl
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cardwise.kube import credentials, errors, kubeconfig
+from cardwise.kube.credentials import Credentials
+from cardwise.runtime.tls import certs
+
+Json = dict[str, Any]
+
+NOW = datetime.now(UTC)
+DAY = timedelta(days=1)
+CA = certs.new_authority("test CA", NOW, DAY)
+SERVER = certs.new_leaf(CA, "server", ["kube.test"], certs.Use.SERVER, now=NOW, lifetime=DAY)
+CLIENT = certs.new_leaf(CA, "jane", [], certs.Use.CLIENT, now=NOW, lifetime=DAY)
+
+
+def in_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+IN_IT = {"certificate-authority-data": in_base64(CA.cert)}
+BESIDE = {"certificate-authority": "ca.crt"}
+PAIR_IN_IT = {"client-certificate-data": in_base64(CLIENT.cert), "client-key-data": in_base64(CLIENT.key)}
+PAIR_BESIDE = {"client-certificate": "tls.crt", "client-key": "tls.key"}
+
+
+@pytest.fixture(autouse=True)
+def _no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def written(folder: Path, cluster: Json, user: Json | None, **context: str) -> Path:
+    for name, content in (("ca.crt", CA.cert), ("tls.crt", CLIENT.cert), ("tls.key", CLIENT.key), ("token", b"file\n")):
+        (folder / name).write_bytes(content)
+    path = folder / "config"
+    contexts = [{"name": "other", "context": {"cluster": "gone"}}, {"name": "c", "context": {"cluster": "k"} | context}]
+    config: Json = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": contexts}
+    config |= {"clusters": [{"name": "k", "cluster": {"server": "https://kube.test:6443/"} | cluster}]}
+    if user is not None:
+        contexts[1]["context"]["user"] = "u"
+        config["users"] = [{"name": "u", "user": user}]
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def shown(found: Credentials) -> Json:
+    tls = found.ssl_context
+    token = found.authorization() if found.authorization is not None else None
+    return {
+        "host": found.host,
+        "name": found.server_hostname,
+        "proxy": found.proxy,
+        "namespace": found.namespace,
+        "token": token.strip() if token else None,
+        "authorities": tls and [one["serialNumber"] for one in tls.get_ca_certs()],
+        "checks": tls and (tls.check_hostname, tls.verify_mode, tls.verify_flags, tls.minimum_version),
+        "user": tls and user_of(tls),
+    }
+
+
+def user_of(client: ssl.SSLContext) -> str | None:
+    """Whom a server that knows our CA takes the client for."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.verify_mode = ssl.CERT_OPTIONAL
+    server.load_verify_locations(cadata=CA.cert.decode())
+    with_files(server)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(back, there, server_hostname="kube.test")
+    theirs = server.wrap_bio(there, back, server_side=True)
+    for _ in range(3):
+        for one in (ours, theirs):
+            try:
+                one.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    known = theirs.getpeercert()
+    return known["subject"][0][0][1] if known else None
+
+
+def with_files(server: ssl.SSLContext) -> None:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(SERVER.cert + SERVER.key)
+        file.flush()
+        server.load_cert_chain(file.name)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "context"),
+    [
+        pytest.param(IN_IT, PAIR_IN_IT, {}, id="as kubeadm writes it"),
+        pytest.param(BESIDE, PAIR_BESIDE, {"namespace": "team-a"}, id="files beside it"),
+        pytest.param(IN_IT, {"token": "secret"}, {}, id="token"),
+        pytest.param(IN_IT, {"tokenFile": "token"}, {}, id="token in a file"),
+        pytest.param(IN_IT, {"username": "jane", "password": "pass"}, {}, id="password"),
+        pytest.param(IN_IT, {}, {}, id="user without anything"),
+        pytest.param(IN_IT | {"tls-server-name": "kube.test"}, None, {}, id="no user"),
+        pytest.param({"insecure-skip-tls-verify": True}, {"token": "secret"}, {}, id="not verified"),
+        pytest.param({"server": "http://127.0.0.1:8001"}, {"token": "secret"}, {}, id="plain"),
+        pytest.param(IN_IT | {"proxy-url": "http://proxy:3128"}, PAIR_BESIDE, {}, id="by a proxy"),
+    ],
+)
+def test_it_is_as_the_official_client_has_it(tmp_path: Path, cluster: Json, user: Json | None, context: Json) -> None:
+    path = written(tmp_path, cluster, user, **context)
+    found = kubeconfig.read(path)
+    assert found is not None
+    assert shown(credentials._plain(found)) == shown(credentials._by_library(str(path), ""))
+    assert shown(credentials.load(path, "c")) == shown(credentials.load(path))
+
+
+def test_a_proxy_of_the_environment_is_used_and_kept_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, IN_IT, {"token": "secret"})
+    for names in ({"HTTPS_PROXY": "http://proxy:3128"}, {"NO_PROXY": "kube.test"}):
+        for name, value in names.items():
+            monkeypatch.setenv(name, value)
+        assert credentials.load(path).proxy == credentials._by_library(str(path), "").proxy
+
+
+def test_a_token_that_is_renewed_in_its_file_is_read_anew(tmp_path: Path) -> None:
+    authorization = credentials.load(written(tmp_path, IN_IT, {"tokenFile": "token"})).authorization
+    assert authorization is not None
+    assert authorization() == "Bearer file"
+    (tmp_path / "token").write_text("new")
+    assert authorization() == "Bearer new"
+    (tmp_path / "token").unlink()
+    assert authorization() is None
+
+
+@pytest.mark.parametrize("user", [{"exec": {"command": "aws"}}, {"auth-provider": {"name": "oidc"}}, "jane", None])
+def test_what_takes_more_is_left_to_it(tmp_path: Path, user: Any) -> None:
+    path = written(tmp_path, IN_IT, {"token": "x"})
+    config = yaml.safe_load(path.read_text())
+    config["users"][0]["user"] = user
+    path.write_text(yaml.safe_dump(config))
+    assert kubeconfig.read(path) is None
+    assert kubeconfig.read(path, "other") is None, "its cluster is not there"
+    assert kubeconfig.read(tmp_path) is None
+    path.write_text("a: [")
+    assert kubeconfig.read(path) is None
+
+
+def test_a_program_that_tells_the_token_is_run(tmp_path: Path) -> None:
+    told = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "told"}}
+    run = {"apiVersion": told["apiVersion"], "command": sys.executable, "args": ["-c", f"print({json.dumps(told)!r})"]}
+    found = credentials.load(written(tmp_path, IN_IT, {"exec": run}))
+    assert shown(found)["token"] == "Bearer told"
+
+
+@pytest.mark.parametrize(
+    "broken", [{"certificate-authority": "none"}, {"certificate-authority-data": in_base64(b"no certificate")}]
+)
+def test_a_file_that_is_not_there_or_no_certificate_is_told(tmp_path: Path, broken: Json) -> None:
+    path = written(tmp_path, broken, {"token": "x"})
+    with pytest.raises(errors.KubeConfigError, match=r"no usable credentials in .*config: .*; give --kubeconfig"):
+        credentials.load(path)
+
+
+def test_certificates_with_a_text_around_them_are_taken(tmp_path: Path) -> None:
+    around = "# Gültig\n".encode() + CA.cert
+    found = credentials.load(written(tmp_path, {"certificate-authority-data": in_base64(around)}, {"token": "x"}))
+    assert len(shown(found)["authorities"]) == 1
