@@ -16,9 +16,11 @@ def python(root: Path, out: Path, hatchling: str, epoch: int) -> None:
 
 
 def chart(root: Path, out: Path, helm: str) -> None:
-    """As `helm push` takes it."""
+    """As `helm push` takes it, under a name that nobody takes for that of the sources."""
     command = [helm, "package", root / "helm" / "cardwise", "--destination", out]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (packed,) = out.glob("cardwise-*.tgz")
+    packed.rename(packed.with_name(packed.name.replace("cardwise-", "cardwise-chart-", 1)))
 
 
 def checksums(out: Path) -> list[str]:

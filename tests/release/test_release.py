@@ -114,7 +114,7 @@ def test_checksums_are_as_sha256sum_reads_them(tmp_path: Path) -> None:
 
 def test_the_chart_is_packed(helm: str, tmp_path: Path) -> None:  # noqa: F811
     artifacts.chart(ROOT, tmp_path, helm)
-    packed = tmp_path / f"cardwise-{VERSION}.tgz"
+    packed = tmp_path / f"cardwise-chart-{VERSION}.tgz"
     shown = subprocess.run([helm, "show", "chart", packed], capture_output=True, text=True, check=True).stdout
     assert yaml.safe_load(shown)["version"] == VERSION
 
