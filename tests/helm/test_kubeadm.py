@@ -214,7 +214,9 @@ def test_a_scheduler_that_is_not_up_is_no_success(node: Node, capsys: pytest.Cap
     node.runs = lambda pod: False
     with pytest.raises(kubeadm.Refused, match="is not up with it: its pod is not ready"):
         node.run("wire")
-    assert "asks the extender" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "asks the extender already; kube-scheduler has 90 s to be up with it\n" in said
+    assert "it is up" not in said
 
 
 def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +242,7 @@ def test_each_wait_is_told_as_it_begins(node: Node, capsys: pytest.CaptureFixtur
     with pytest.raises(kubeadm.Refused, match="it is as before"):
         node.run("wire")
     waiting, changed, back = capsys.readouterr().out.splitlines()
-    assert waiting == "waiting for the extender's Secret tls"
+    assert waiting == "the extender has 120 s to make the Secret tls"
     assert changed == f"{node.path} is changed; kube-scheduler has 90 s to come up with it"
     assert back.startswith(f"it did not (its pod is not ready); {node.path} is as before")
 
@@ -250,7 +252,7 @@ def test_an_api_server_that_is_busy_is_asked_again(node: Node, monkeypatch: pyte
     node.api.fault(Fault(status=401), "get", paths.secrets("cardwise", "tls"))
     node.run("wire")
     node.api.fault(Fault(status=401), "get", paths.secrets("cardwise", "tls"), times=math.inf)
-    with pytest.raises(kubeadm.Refused, match="made no Secret tls in two minutes; the API server says: 401"):
+    with pytest.raises(kubeadm.Refused, match="made no Secret tls in 120 s; the API server says: 401"):
         node.run("wire")
 
 
@@ -303,6 +305,13 @@ def test_there_is_a_pod_for_each_control_plane_node_that_a_value_counts(render: 
         if each["metadata"]["name"] == "cardwise-kubeadm-wire"
     ]
     assert (wire["completions"], wire["parallelism"]) == (3, 3)
+
+
+def test_the_job_is_not_killed_before_it_has_put_the_manifest_back_and_said_so(render: Render) -> None:
+    """Kubernetes deletes the pods of a Job that is late, and their logs with them."""
+    jobs = [each for each in render("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=1") if each["kind"] == "Job"]
+    late = {job["spec"]["activeDeadlineSeconds"] for job in jobs if "kubeadm" in job["metadata"]["name"]}
+    assert min(late) > kubeadm.MADE_SECONDS + 2 * kubeadm.UP_SECONDS + 30
 
 
 def test_the_chart_knows_a_wired_scheduler_by_the_annotation_that_wiring_writes() -> None:

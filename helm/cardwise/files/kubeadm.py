@@ -37,6 +37,7 @@ VOLUME = "cardwise"
 TLS_FILES = ("ca.crt", "client.crt", "client.key")
 FLAG = "--config="
 UP_SECONDS = 90  # for a kube-scheduler to come up
+MADE_SECONDS = 120  # for the extender to make its Secret
 
 
 class Refused(Exception):
@@ -168,13 +169,14 @@ def wire(client: KubeClient, arguments: argparse.Namespace) -> None:
     for name, content in (files | {CONFIGURATION: said(place)}).items():
         replace(place / name, content, folder)
     if after == pod:
+        tell(f"{path} asks the extender already; kube-scheduler has {UP_SECONDS} s to be up with it")
         if not waited(lambda: not trouble(client, arguments.node, words), UP_SECONDS):
             state = trouble(client, arguments.node, words)
             raise Refused(
                 f"{path} asks the extender already, but kube-scheduler is not up with it: {state}; see its log"
             )
         tidy(folder, place)
-        print(f"{path} asks the extender already")
+        print("it is up")
         return
     if former is None:
         replace(folder / BACKUP, text, folder)
@@ -274,9 +276,9 @@ def facts(client: KubeClient, arguments: argparse.Namespace) -> tuple[str, dict[
             return False
         return all(name in secret for name in TLS_FILES)
 
-    tell(f"waiting for the extender's Secret {arguments.secret}")
-    if not waited(made, 120):
-        raise Refused(f"the extender has made no Secret {arguments.secret} in two minutes; {why}")
+    tell(f"the extender has {MADE_SECONDS} s to make the Secret {arguments.secret}")
+    if not waited(made, MADE_SECONDS):
+        raise Refused(f"the extender has made no Secret {arguments.secret} in {MADE_SECONDS} s; {why}")
     files = {name: base64.b64decode(secret[name]).decode() for name in TLS_FILES}
     return str(service["spec"]["clusterIP"]), files
 
