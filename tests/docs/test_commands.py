@@ -129,7 +129,7 @@ def test_the_gangs_of_the_examples_can_start_and_their_authors_hear_the_truth(pa
         if "template" not in obj.get("spec", {}):
             continue
         warnings = webhook_gangs.workload(obj, None, f"{obj['kind'].lower()}s", {webhook_gangs.DEFAULT_SCHEDULER})
-        assert all("the others must come from elsewhere" in text for text in warnings)
+        assert all("right where other workloads make the other" in text for text in warnings)
         member = gangs.membership(obj["spec"]["template"])
         assert needed.setdefault(member.name, member.minimum) in (member.minimum, None) or member.minimum is None
         made[member.name] = made.get(member.name, 0) + (obj["spec"].get("replicas") or obj["spec"]["parallelism"])

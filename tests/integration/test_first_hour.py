@@ -7,6 +7,7 @@ import pytest
 
 from cardwise.core.api import names
 from tests import build
+from tests.cluster.cards import TestCard
 from tests.integration.sharing import Space, deployment, workload
 from tests.integration.test_admission import Api
 from tests.integration.test_cli import cardwise
@@ -68,6 +69,20 @@ def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> No
     assert "taken away, by Kueue" in told(known, mine(build.pod("p", **ours), schedulingGates=[gate]))
     nowhere = told(known, mine(build.pod("p", **ours), nodeSelector={"accelerator": "none-such"}))
     assert "no node with cards has accelerator=none-such now" in nowhere
+
+
+def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space) -> None:
+    (small,) = known.nodes(1, [TestCard(memory_mib=4096)])
+    on_small = {"nodeSelector": {"kubernetes.io/hostname": small}}
+    known.wait(
+        lambda: "the pod keeps to 1 node with cards" in told(known, mine(build.pod("p", gpu_mem=8000), **on_small)),
+        "the webhook knows the small card",
+    )
+    assert told(known, mine(build.pod("p", gpu_mem=4000), **on_small)) == ""
+    condition = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["none-such"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [condition]}]}
+    nowhere = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+    assert "no node with cards meets it now" in told(known, mine(build.pod("p", gpu_mem=4000), **nowhere))
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "Job", "CronJob", "ReplicaSet"])

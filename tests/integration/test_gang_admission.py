@@ -309,4 +309,4 @@ def test_the_examples_are_admitted(api: Api, example: Path) -> None:
     done = api.run("apply", DRY, "-n", SPACE, "-f", str(example))
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line]
-    assert all("the others must come from elsewhere" in line for line in warnings)
+    assert all("right where other workloads make the other" in line for line in warnings)

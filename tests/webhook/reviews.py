@@ -1,7 +1,7 @@
 """AdmissionReviews and what the webhook knows, for tests."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Known:
     pods: dict[str, Json] = field(default_factory=dict)
     known_classes: dict[str, DeviceClass] = field(default_factory=dict)
     cards_of: dict[str, Cards] = field(default_factory=dict)
+    cards_on: dict[tuple[str, ...], Cards] = field(default_factory=dict)  # by class and nodes
     card_labels: list[Json] = field(default_factory=list)
     standings: dict[str, list[Standing]] = field(default_factory=dict)
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)  # a pod and its number, by namespace/gang
@@ -52,7 +53,9 @@ class Known:
 
     fresh_defaults = defaults
 
-    def cards(self, device_class: DeviceClass | None = None) -> Cards:
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+        if nodes is not None:
+            return self.cards_on.get((device_class.name if device_class else "", *sorted(nodes)), Cards())
         return self.known_cards if device_class is None else self.cards_of.get(device_class.name, Cards())
 
     def selects(self, device_class: DeviceClass) -> bool:

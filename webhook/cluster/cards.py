@@ -3,7 +3,7 @@
 Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -51,6 +51,11 @@ class CardSums:
             # Into the table from before the look at the cards: if they change meanwhile, it is thrown away.
             found = known[key] = (device_class, _sum(device_class, cards(), self._kept_back))
         return found[1]
+
+    def on(self, nodes: Collection[str], device_class: DeviceClass | None, cards: Mapping[str, CardFacts]) -> Cards:
+        """Of these nodes only; not remembered."""
+        there = {name: card for name, card in cards.items() if card.node in nodes}
+        return _sum(device_class, there, self._kept_back)
 
 
 def _sum(device_class: DeviceClass | None, cards: Mapping[str, CardFacts], kept_back: MiB) -> Cards:

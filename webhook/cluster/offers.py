@@ -4,11 +4,18 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from cardwise.core.api import lookalikes, names
 from cardwise.kube import wire
+from cardwise.kube.pods import eligible
+
+Json = dict[str, Any]
+
+_MOST_CONDITIONS: Final = 16
+_ANY_TAINT: Final = [{"operator": "Exists"}]  # taints come and go, as autoscalers', and are no fault of the pod
 
 _decode_node = msgspec.json.Decoder(wire.Node).decode
 
@@ -51,6 +58,24 @@ class Offers:
             return ()
         alone = [one for one in selector.items() if not any(_matches(labels, [one]) for labels in nodes)]
         return tuple(f"{key}={value}" for key, value in (alone[:1] or selector.items()))
+
+    def left(self, pod: Json) -> frozenset[str] | None:
+        """The nodes with cards that the pod's node selector and required node affinity leave; None where they bar none,
+        where no node has cards, and where the affinity is too long to be tried on each node while somebody waits.
+        """
+        spec = pod.get("spec") or {}
+        affinity = {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity")}
+        bars = {"nodeSelector": spec.get("nodeSelector"), "affinity": affinity, "tolerations": _ANY_TAINT}
+        if eligible.conditions(bars) > _MOST_CONDITIONS:
+            return None
+        with self._lock:
+            nodes = dict(self._labels)
+        left = frozenset(
+            name
+            for name, labels in nodes.items()
+            if eligible.admits({"metadata": {"name": name, "labels": labels}}, {"spec": bars})
+        )
+        return left if len(left) < len(nodes) else None
 
     def on_change(self, key: str, old: Offer | None, new: Offer) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 Fed by reflectors. A stale view refuses little: a namespace or a class that it does not know yet is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -122,7 +122,9 @@ class ClusterView:
         found = self._new_namespaces.get(namespace)
         return defaults.of(found["metadata"]) if found is not None else None
 
-    def cards(self, device_class: DeviceClass | None = None) -> Cards:
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+        if nodes is not None:
+            return self._sums.on(nodes, device_class, self._cards_known.store.snapshot())
         return self._sums.of(device_class, self._cards_known.store.snapshot)
 
     def selects(self, device_class: DeviceClass) -> bool:

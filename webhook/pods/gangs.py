@@ -171,7 +171,7 @@ def _judged(obj: Json, resource: str, schedulers: Collection[str]) -> tuple[str,
     if said.minimum is not None and 0 < made < said.minimum:
         warnings.append(
             f"{'.'.join(_SIZES[resource])}: gang {said.name} needs {said.minimum} pods to start and this makes {made}; "
-            "the others must come from elsewhere"
+            f"right where other workloads make the other {said.minimum - made}"
         )
     return tuple(warnings)
 

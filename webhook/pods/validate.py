@@ -5,7 +5,7 @@ ValidatingAdmissionPolicies of the chart, so that they hold while nobody serves 
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -13,6 +13,7 @@ from cardwise.core.api import classes, names, request
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import fitting
+from cardwise.core.values import wording
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.pods import devices
@@ -25,6 +26,7 @@ Oversize = Literal["refuse", "wait"]
 _SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
 _GIB = 1024  # MiB
+_FEW_NODES = 64
 _SHOWN = 10  # of the classes that there are, in a refusal
 
 
@@ -49,7 +51,7 @@ class Cards:
 class Inventory(Protocol):
     """The cards and their classes; as `decisions.View`."""
 
-    def cards(self, device_class: DeviceClass | None = None) -> Cards: ...
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards: ...
 
     def classes(self) -> Mapping[str, DeviceClass]: ...
 
@@ -75,6 +77,38 @@ def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest
                 raise
             warnings.append(f"{error.field}: {error.problem}; the pod waits until such a {what} comes")
     return asked, tuple(warnings)
+
+
+def kept_to(asked: PodRequest, inventory: Inventory, nodes: Collection[str] | None) -> tuple[str, ...]:
+    """Warnings of what no node has that the pod's selector and affinity leave, where others may have it. Few nodes are
+    looked at: of many, some will have it. Raises KubeError.
+    """
+    if not nodes or len(nodes) > _FEW_NODES:
+        return ()
+    there = _Part(inventory, nodes)
+    try:
+        found = [*_fits_by_class(asked, there), *_devices_fit(asked, there)]
+    except InvalidRequest as error:
+        found = [f"{error.field}: {error.problem}"]
+    where = f"by spec.nodeSelector and spec.affinity the pod keeps to {wording.count(len(nodes), 'node')} with cards"
+    return tuple(f"{text.partition('; ')[0]}: {where}" for text in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The cards of some nodes."""
+
+    all: Inventory
+    nodes: Collection[str]
+
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+        return self.all.cards(device_class, self.nodes if nodes is None else nodes)
+
+    def classes(self) -> Mapping[str, DeviceClass]:
+        return self.all.classes()
+
+    def device_class(self, name: str) -> DeviceClass | None:
+        return self.all.device_class(name)
 
 
 def small(asked: PodRequest, inventory: Inventory, least: int) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def resource_quota(
     after = mib.noted(quota | {"spec": spec | {"hard": place.amounts[_HARD]}})
     if place.changed:
         after = records.written(after, {"hard": place.ours})
-    warnings = unknown_classes(_HARD, place.written, vocabulary, "it counts nothing")
+    warnings = unknown_classes(_HARD, place.written, vocabulary)
     return after, [*mib.told, *warnings, *_counting_otherwise(place.written), *_left_alone(quota, old, record)]
 
 

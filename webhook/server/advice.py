@@ -55,6 +55,9 @@ def placing(pod: Json, schedulers: Collection[str], offers: Offers | None) -> tu
     if offers is not None and (unmatched := offers.unmatched(spec.get("nodeSelector") or {})):
         shown = ", ".join(unmatched[:_FEW])
         found.append(f"spec.nodeSelector: no node with cards has {shown} now; the pod waits until one does")
+    elif offers is not None and offers.left(pod) == frozenset():
+        field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+        found.append(f"{field}: no node with cards meets it now; the pod waits until one does")
     return tuple(found)
 
 

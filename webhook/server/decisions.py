@@ -3,7 +3,7 @@
 Decide, then apply: the Flask shell only decodes, calls one of these and encodes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -54,8 +54,8 @@ class View(Protocol):
     def fresh_defaults(self, namespace: str) -> Defaults | None:
         """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
 
-    def cards(self, device_class: DeviceClass | None = None) -> Cards:
-        """Of the class, which may be of devices, or all cards."""
+    def cards(self, device_class: DeviceClass | None = None, nodes: Collection[str] | None = None) -> Cards:
+        """Of the class, which may be of devices, or all cards; of these nodes only."""
 
     def selects(self, device_class: DeviceClass) -> bool:
         """Whether a card or a device that there is now is of the class, which need not be known."""
@@ -265,8 +265,8 @@ def _mutate_workload(review: Review, view: View, settings: Settings) -> Decision
     path, template = templates.template_of(review.object, review.resource)
     sizes.check(template, review.size, f"{path}.", update=review.operation == UPDATE)
     vocabulary, update = _vocabulary(view, settings), review.operation == UPDATE
-    done = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=update)
-    return _patch(review.object, done.workload, done.warnings)
+    workload = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=update)
+    return _patch(review.object, workload)
 
 
 def _mutate_class(review: Review) -> Decision:
@@ -309,6 +309,8 @@ def _judged(pod: Json, namespace: str, view: View, settings: Settings) -> tuple[
     if asked is None:
         return told
     told += advice.placing(pod, settings.gang_schedulers, offers)
+    if offers is not None and not told:
+        told += validate.kept_to(asked, view, offers.left(pod))
     told += validate.small(asked, view, settings.least_share)
     told += _judge_quotas(asked, view.quotas(namespace), view, settings)
     return told + _judge_sharing(pod, namespace, asked, view, settings)

@@ -133,6 +133,29 @@ class _Gate(Struct):
     name: str = ""
 
 
+class _Condition(Struct):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class _Term(Struct, rename="camel"):
+    match_expressions: list[_Condition] | None = None
+    match_fields: list[_Condition] | None = None
+
+
+class _Terms(Struct, rename="camel"):
+    node_selector_terms: list[_Term] | None = None
+
+
+class _NodeAffinity(Struct):
+    required: _Terms | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+
+
+class _Affinity(Struct, rename="camel"):
+    node_affinity: _NodeAffinity | None = None
+
+
 class _PodSpec(Struct, rename="camel"):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
@@ -140,6 +163,8 @@ class _PodSpec(Struct, rename="camel"):
     resources: _Resources | None = None
     host_network: bool | None = None
     node_name: str | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
     runtime_class_name: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[_Gate] | None = None

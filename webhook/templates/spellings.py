@@ -54,11 +54,11 @@ class Vocabulary:
         return classes.is_bare(name, lambda one: self.lookup(one) is not None)
 
 
-def unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary, means: str) -> list[str]:
+def unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
     """Warnings of the classes that there are not; `written` is what they stand under now, and how they were spelled."""
     asked = ((names.class_of(counted(key)), spelled) for key, spelled in written.items())
     return [
-        f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is, {means}"
+        f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is, it counts nothing"
         for name, spelled in asked
         if name and vocabulary.lookup(name) is None
     ]

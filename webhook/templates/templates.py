@@ -6,13 +6,13 @@ templates of Jobs may not change and a changed one of a Deployment is rolled out
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
 from cardwise.core.api import names, request
 from webhook.templates import containers, records
-from webhook.templates.spellings import Vocabulary, unknown_classes
+from webhook.templates.spellings import Vocabulary
 
 Json = dict[str, Any]
 
@@ -32,21 +32,17 @@ _PER_NODE: Final = "resourcesPerNode"  # of a TrainJob: all that it says of the 
 _IN_POD: Final = "spec.containers[0].resources."
 
 
-@dataclass(frozen=True, slots=True)
-class Rewriting:
-    """The workload as it should be, the caller's own object where nothing changes."""
+def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabulary, *, update: bool) -> Json:
+    """The workload as it should be, the caller's own object where nothing changes. `old`: the stored one at an update.
 
-    workload: Json
-    warnings: tuple[str, ...] = ()
-
-
-def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabulary, *, update: bool) -> Rewriting:
-    """`old` is the stored one at an update. Raises InvalidRequest, KubeError."""
+    Of classes that there are not nothing is said here: the advice says it, and which there are. Raises InvalidRequest,
+    KubeError.
+    """
     path = _PLACES[resource]
     template = _dig(workload, path)
     if not template or (resource == "replicasets" and is_controlled(workload)):
         # Who made the ReplicaSet compares its template with its own, and would make another one for ever.
-        return Rewriting(workload)
+        return workload
     if _names_nvidia(_dig(old or {}, path)):
         # Kubernetes takes it, and its pods are rewritten: no reason to change what is stored.
         vocabulary = vocabulary.without_nvidia()
@@ -57,7 +53,6 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
         manifests = replace(manifests, new=False, server=records.NO_MANIFEST)
     spec = dict(template.get("spec") or {})
     ours: dict[str, tuple[str, ...]] = {}
-    warnings: list[str] = []
     changed = False
     for container in request.containers(template):
         name = str(container.spec.get("name") or "")
@@ -76,10 +71,7 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
             changed = True
             resources |= {key.removeprefix(field): amounts for key, amounts in place.amounts.items()}
             containers.put(spec, container, {**container.spec, "resources": resources})
-            warnings += unknown_classes(f"{field}limits", place.written, vocabulary, "its pods will be refused")
-    if not changed:
-        return Rewriting(workload)
-    return Rewriting(records.written(_placed(workload, path, template | {"spec": spec}), ours), tuple(warnings))
+    return records.written(_placed(workload, path, template | {"spec": spec}), ours) if changed else workload
 
 
 def template_of(workload: Json, resource: str) -> tuple[str, Json]:

@@ -27,6 +27,14 @@ def bound_otherwise(pod: Json) -> str:
     return ""
 
 
+def conditions(spec: Json) -> int:
+    """How many are compared of a node to find out whether a pod of this spec may be on it; 0 where it may be on any."""
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_HARD) or {}
+    terms = required.get("nodeSelectorTerms") or ()
+    listed = [one for term in terms for key in ("matchExpressions", "matchFields") for one in term.get(key) or ()]
+    return len(spec.get("nodeSelector") or {}) + sum(1 + len(one.get("values") or ()) for one in listed)
+
+
 def nodes(pod: Json, there: Iterable[Json]) -> frozenset[str]:
     """The names of those that the pod may be on."""
     return frozenset(node["metadata"]["name"] for node in there if admits(node, pod))

@@ -47,3 +47,18 @@ def test_a_selector_is_judged_by_nodes_with_cards() -> None:
     found.on_delete("n1", with_cards())
     found.on_delete("n2", with_cards())
     assert found.unmatched({"zone": "c"}) == (), "there may be no node at all yet"
+
+
+def required(*values: str) -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": list(values)}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+def test_the_nodes_that_selector_and_affinity_leave() -> None:
+    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=Offer())
+    assert found.left({"spec": required("a", "b")}) is None, "none is barred"
+    assert found.left({"spec": required("b", "c")}) == {"n2"}
+    assert found.left({"spec": required("b") | {"nodeSelector": {"model": "k80"}}}) == frozenset()
+    assert found.left({"spec": {}}) is None
+    assert found.left({"spec": required(*map(str, range(20)))}) is None, "somebody waits"

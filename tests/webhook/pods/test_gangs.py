@@ -398,7 +398,8 @@ def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
 )
 def test_a_workload_that_makes_too_few_pods_hears_so(resource: str, spec: Json, field: str, made: int) -> None:
     decision = judged(workload(resource, **spec), resource)
-    text = f"{field}: gang slurp needs 3 pods to start and this makes {made}; the others must come from elsewhere"
+    more = f"right where other workloads make the other {3 - made}"
+    text = f"{field}: gang slurp needs 3 pods to start and this makes {made}; {more}"
     assert (decision.allowed, decision.warnings) == (True, (text,))
 
 

@@ -8,7 +8,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
-from tests.webhook.cluster.test_offers import offers, with_cards
+from tests.webhook.cluster.test_offers import offers, required, with_cards
 from tests.webhook.reviews import Known, body, device_classes, resource_class
 from webhook.cluster.offers import Offer, Offers
 from webhook.pods.validate import Cards
@@ -45,11 +45,12 @@ def advised(obj: Json, resource: str = "pods", view: Known | None = None, **abou
     return decision.warnings
 
 
-def validated(pod: Json, settings: Settings = Settings()) -> tuple[str, ...]:
+def validated(pod: Json, settings: Settings = Settings(), view: Known | None = None) -> tuple[str, ...]:
     """Of a pod that asks for something of ours: by /mutate, then /validate."""
-    done = decisions.on_mutate(review.decode(body(pod)), known(), settings)
+    view = view or known()
+    done = decisions.on_mutate(review.decode(body(pod)), view, settings)
     after = jsonpatch.JsonPatch(done.patch).apply(pod)
-    decision = decisions.on_validate(review.decode(body(after)), known(), settings)
+    decision = decisions.on_validate(review.decode(body(after)), view, settings)
     assert decision.allowed, decision.message
     return decision.warnings
 
@@ -96,12 +97,37 @@ def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
             {"nodeSelector": {"zone": "b"}},
             "spec.nodeSelector: no node with cards has zone=b now; the pod waits until one does",
         ),
+        (
+            required("b"),
+            (
+                "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution: no node with cards meets "
+                "it now; the pod waits until one does"
+            ),
+        ),
     ],
 )
 def test_what_keeps_a_pod_from_its_card_is_told(spec: Json, says: str) -> None:
     pod = build.pod(gpu_mem=8000)
     assert validated(pod) == ()
     assert validated(pod | {"spec": pod["spec"] | spec}) == (says,)
+
+
+def test_what_the_nodes_lack_that_a_pod_keeps_to_is_told() -> None:
+    there = offers(n1=with_cards(zone="a"), n2=with_cards(zone="b"))
+    view = known(there)
+    view.cards_on = {("", "n1"): Cards(MiB(8000), 1), ("", "n2"): Cards(MiB(build.P100), 2)}
+    view.cards_of = {"nvidia.tesla.k80": Cards(MiB(11441), 1)}
+    view.cards_on["nvidia.tesla.k80", "n2"] = Cards(MiB(11441), 1)
+    keeps = "by spec.nodeSelector and spec.affinity the pod keeps to 1 node with cards"
+    large, typed = build.pod(gpu_mem=9000), asking(**{"cardwise.dev__nvidia.tesla.k80": "1"})
+    on = {zone: {"nodeSelector": {"zone": zone}} for zone in "ab"}
+    for pod, says in (
+        (large, f"{LIMITS}[aliyun.com/gpu-mem]: 9000 MiB is more than the largest card has (8000): {keeps}"),
+        (typed, f"{LIMITS}[cardwise.dev/nvidia.tesla.k80]: no card is of the class now: {keeps}"),
+    ):
+        assert validated(pod, view=view) == ()
+        assert validated(pod | {"spec": pod["spec"] | on["a"]}, view=view) == (says,)
+        assert validated(pod | {"spec": pod["spec"] | on["b"]}, view=view) == ()
 
 
 def test_our_own_gate_and_scheduler_are_no_news() -> None:

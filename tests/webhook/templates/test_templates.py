@@ -98,14 +98,14 @@ def test_exempt_namespaces_are_left_alone() -> None:
     assert mutated(obj, "deployments", KNOWN, settings, namespace="kube-system") == obj
 
 
-def test_a_class_that_is_not_there_is_only_a_warning() -> None:
-    asked = review.decode(body(workload({"nvidia.tesla.k81": "1"}), "deployments"))
-    decision = decisions.on_mutate(asked, KNOWN, Settings())
-    assert decision.allowed
-    field = "spec.template.spec.containers[0].resources.limits[nvidia.tesla.k81]"
-    assert decision.warnings == (
-        f"{field}: there is no ResourceClass nvidia.tesla.k81 now; until there is, its pods will be refused",
-    )
+def test_a_class_that_is_not_there_is_told_once() -> None:
+    obj = workload({"nvidia.tesla.k81": "1"})
+    decision = decisions.on_mutate(review.decode(body(obj, "deployments")), KNOWN, Settings())
+    assert (decision.allowed, decision.warnings) == (True, ())
+    after = mutated(obj, "deployments", KNOWN)
+    (told,) = decisions.on_advise(review.decode(body(after, "deployments")), KNOWN, Settings()).warnings
+    assert "limits[cardwise.dev/nvidia.tesla.k81]: there is no ResourceClass nvidia.tesla.k81; write " in told
+    assert told.endswith("; its pods will be refused")
 
 
 def test_two_spellings_with_different_amounts_are_refused() -> None:
