@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 
 _INTERRUPTED = 130  # 128 and the number of SIGINT
 # By the command's name: its module, and what it is in one line of 80 columns.
@@ -71,6 +71,9 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
+        except click.ClickException as error:
+            error.message = console.clean(error.message)
+            raise
         finally:
             self.called = ctx.invoked_subcommand or ""
 
@@ -99,9 +102,9 @@ def main(program: str | None = None) -> None:
 
         match error:
             case errors.Forbidden():
-                sys.exit(f"cardwise: {options.missing(error, cli.called)}")
+                sys.exit(console.clean(f"cardwise: {options.missing(error, cli.called)}"))
             case errors.KubeError() | errors.KubeConfigError():
-                sys.exit(f"cardwise: {error}")
+                sys.exit(console.clean(f"cardwise: {error}"))
         raise
 
 
@@ -114,7 +117,7 @@ def kubectl_complete() -> None:
     """`kubectl_complete-cardwise`, which kubectl runs to complete `kubectl cardwise`."""
     from cardwise.cli.commands import completion  # noqa: PLC0415 - as any command
 
-    click.echo(completion.for_kubectl(cli, sys.argv[1:]))
+    console.data(completion.for_kubectl(cli, sys.argv[1:]))
 
 
 def kubectl_inspect() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from cardwise.cli import console
 from cardwise.cli.cluster import snapshots, whatif
 from cardwise.cli.cluster.snapshots import Snapshot
 from cardwise.cli.render import plotting, replays
@@ -73,7 +74,7 @@ def show(asked: Asked, of: Path | KubeClient) -> None:
         if live is None:
             plotting.prepare(asked.plots)
         else:
-            click.echo("note: --plots is left out: of what fits in a cluster nothing is drawn", err=True)
+            console.say("note: --plots is left out: of what fits in a cluster nothing is drawn", err=True)
     if asked.leaving:
         outcome = _churned(world, asked)
     elif live is not None:
@@ -94,7 +95,7 @@ def _of_trace(folder: Path, asked: Asked) -> _World:
 def _of_cluster(client: KubeClient, asked: Asked) -> _World:
     live = snapshots.take(client)
     for note in live.notes:
-        click.echo(f"note: {note}", err=True)
+        console.say(f"note: {note}", err=True)
     if not live.nodes:
         raise click.ClickException("the cluster has no card that Cardwise shares: is the device plugin running?")
     world = _World([live.workload()], asked.tune, live=live)
@@ -195,7 +196,7 @@ def _what_fits(live: Snapshot, world: _World, asked: Asked) -> _Outcome:
         found.append((policy, cluster.fits(shapes, world.added)))
     fits = [(name, policy, counts[i]) for i, (name, _) in enumerate(world.more) for policy, counts in found]
     if live.waiting:
-        click.echo(f"note: {live.waiting} pods wait, and may take some of that room first", err=True)
+        console.say(f"note: {live.waiting} pods wait, and may take some of that room first", err=True)
     heads = ["pod", "policy", "now", "added"]
     rows = [heads[: 2 + len(counts)] for _, _, counts in fits[:1]] + [
         [name, policy, *map(str, counts)] for name, policy, counts in fits
@@ -210,7 +211,7 @@ def _teach(cluster: Cluster, live: Snapshot, shapes: Sequence[Shape]) -> None:
         try:
             cluster.recall(live.learned)
         except InvalidWorkload as error:
-            click.echo(f"note: the ConfigMap {names.WORKLOAD} is not used: {error}", err=True)
+            console.say(f"note: the ConfigMap {names.WORKLOAD} is not used: {error}", err=True)
         else:
             return
     cluster.know([pod.shape for pod in live.pods] or shapes)
@@ -218,16 +219,16 @@ def _teach(cluster: Cluster, live: Snapshot, shapes: Sequence[Shape]) -> None:
 
 def _show(outcome: _Outcome, world: _World, asked: Asked) -> None:
     if asked.output == "json":
-        click.echo(json.dumps({"runs": outcome.runs}, indent=2))
+        console.data(json.dumps({"runs": outcome.runs}, indent=2))
     elif asked.output == "csv":
-        click.echo(replays.as_csv(outcome.rows), nl=False)
+        console.data(replays.as_csv(outcome.rows), nl=False)
     else:
-        click.echo(outcome.table, nl=False)
+        console.say(outcome.table, nl=False)
     if asked.plots is not None:
         for i, workload in enumerate(world.workloads):
             prefix = f"{workload.name}-churn" if asked.leaving else workload.name
             for path in plotting.write(asked.plots, prefix, outcome.plots(i)):
-                click.echo(f"wrote {path}", err=True)
+                console.say(f"wrote {path}", err=True)
 
 
 @contextmanager

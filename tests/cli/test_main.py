@@ -164,9 +164,9 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
     api.change("gpuquotas", "team", "team-a", status={"used": used})
     found = run(monkeypatch, api, "classes")
     assert found.exit_code == 0, found.output
-    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card"] in [
-        line.split() for line in found.stdout.splitlines()
-    ]
+    rows = [line.split() for line in found.stdout.splitlines()]
+    assert rows[0] == run(monkeypatch, lists(), "classes").stdout.splitlines()[0].split()
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
     assert "without who uses what: the right to list extendedresources" in found.stderr
     assert EVERYBODY in found.stderr
     assert {one["name"] for one in json.loads(run(monkeypatch, api, "classes", "-o", "json").stdout)["classes"]} == {
@@ -181,6 +181,18 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
     assert "without the pods" in quota.stderr
 
 
+def test_devices_are_apart_also_for_who_may_read_no_card(monkeypatch):
+    api = as_a_user_of("team-a", "extendedresources")
+    rdma = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
+    api.add("resourceclasses", rdma | {"status": {"cards": 4, "nodes": 2, "healthyCards": 3}})
+    cards, devices = run(monkeypatch, api, "classes").stdout.split("\n\n")
+    assert "rdma" not in cards
+    assert [line.split() for line in devices.splitlines()] == [
+        ["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"],
+        ["rdma", "4", "2", "3"],
+    ]
+
+
 @pytest.mark.parametrize("command", [("inspect",), ("top", "--once"), ("nodes",)])
 def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, command):
     api = as_a_user_of("team-a", "extendedresources")
@@ -188,7 +200,7 @@ def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, 
     found = run(monkeypatch, api, *command)
     assert found.exit_code == 0, found.output
     rows = [line.split() for line in found.stdout.splitlines()]
-    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card"] in rows
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
     assert ["team-a/notebook", "n1", "0", "2000"] in rows
     assert "team-b" not in found.output
     assert EVERYBODY in found.stderr

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from cardwise.cli import console
 from cardwise.cli.cluster import cordons, listing, movables
 from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
@@ -50,7 +51,7 @@ class Carrying:
                     f"{cordons.title(card)} may not be cordoned by you ({error.message}): that takes the "
                     "ClusterRole cardwise-drain too, --no-cordon does without"
                 ) from error
-            click.echo(f"{cordons.title(card)} cordoned", err=True)
+            console.say(f"{cordons.title(card)} cordoned", err=True)
             self.clock.sleep(_LOOK_SECONDS)
 
     def _give_back(self, card: ExtendedResource) -> None:
@@ -62,12 +63,12 @@ class Carrying:
             cordons.unmark(self.client, card)
         except errors.KubeError as error:
             place = f"{card.spec.node}/{card.spec.index}"
-            click.echo(
+            console.say(
                 f"{cordons.title(card)} is still cordoned ({error}); give it back with: cardwise uncordon {place}",
                 err=True,
             )
         else:
-            click.echo(f"{cordons.title(card)} uncordoned", err=True)
+            console.say(f"{cordons.title(card)} uncordoned", err=True)
 
     def carry(self, move: Move, pod: Json, number: str) -> None:
         """Evicts the pod and waits for the one that comes for it. Raises `ClickException` where anything else happens
@@ -83,14 +84,14 @@ class Carrying:
             raise self._stop(f"{name} may not be evicted now: {error.message}") from error
         except (errors.NotFound, errors.Conflict) as error:
             raise self._stop(f"{name} has gone by itself") from error
-        click.echo(f"{number} evicted {name}", err=True)
+        console.say(f"{number} evicted {name}", err=True)
         until = self.clock.now() + self.timeout
         while (came := self._came(move, owner, before, name)) is None:
             if self.clock.now() >= until:
                 raise self._stop(f"no pod runs in place of {name} after {self.timeout:g} s")
             self.clock.sleep(_LOOK_SECONDS)
         cards = ",".join(map(str, move.after.assignment.indices()))
-        click.echo(f"{number} {came} runs on {move.after.node} {cards}", err=True)
+        console.say(f"{number} {came} runs on {move.after.node} {cards}", err=True)
 
     def _check(self, move: Move, name: str) -> None:
         """The pod is as it was when it was looked at."""

@@ -18,19 +18,24 @@ from cardwise.kube.client import KubeClient
 COLUMNS: Final = {
     "CARDS": "cards", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
 }  # fmt: skip
-AMOUNTS: Final = (*COLUMNS.values(), "healthyCards")
+HEALTHY: Final = "healthyCards"
+AMOUNTS: Final = (*COLUMNS.values(), HEALTHY)
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
     """A class, with AMOUNTS by their names in its status; None where the extender has not told.
 
-    `one`: what one of it is, in words.
+    `one`: what one of it is, in words. `priority` and `auto` as the columns have them, "-" for a class that cannot be
+    read. `other`: it is of devices that are no GPUs.
     """
 
     name: str
     one: str
     amounts: Mapping[str, int | None]
+    priority: str = "-"
+    auto: str = "-"
+    other: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +65,25 @@ def share(known: DeviceClass) -> str:
     return f"{known.share.memory} MiB{core}"
 
 
-def _one(obj: Mapping[str, Any]) -> str:
+def auto(known: DeviceClass) -> str:
+    """Whether Cardwise has made the class. `edited`: a person has changed it since, and Cardwise leaves it alone."""
+    return "no" if not known.auto else "yes" if known.untouched else "edited"
+
+
+def _type(obj: Mapping[str, Any]) -> Type:
+    name, status = obj["metadata"]["name"], obj.get("status") or {}
+    amounts = {key: status.get(key) for key in AMOUNTS}
     try:
         known = classes.parse(obj)
     except InvalidRequest:
-        return "-"
-    return "device" if known.other else share(known)
+        return Type(name, "-", amounts)
+    one = "device" if known.other else share(known)
+    return Type(name, one, amounts, str(known.priority), auto(known), known.other)
 
 
 def types(client: KubeClient) -> tuple[Type, ...]:
     """All, by name. Raises `KubeError`."""
-    found = []
-    for one in listing.objects(client, paths.resourceclasses()):
-        status = one.get("status") or {}
-        found.append(Type(one["metadata"]["name"], _one(one), {key: status.get(key) for key in AMOUNTS}))
+    found = map(_type, listing.objects(client, paths.resourceclasses()))
     return tuple(sorted(found, key=lambda each: each.name))
 
 

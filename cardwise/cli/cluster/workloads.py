@@ -25,6 +25,7 @@ _SHORT: Final[Mapping[str, str]] = {
     "po": POD, "deploy": "deployment", "sts": "statefulset", "cj": "cronjob", "rs": "replicaset", "ds": "daemonset",
 }  # fmt: skip
 KINDS: Final = (POD, *_PATHS)
+_REMAKING: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
 _MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job"}  # who makes the pods for it
 
 
@@ -67,26 +68,42 @@ def made_by(client: KubeClient, kind: str, obj: Json) -> Made:
     return Made(kind, obj, pods, _refused(client, namespace, owners))
 
 
-def former(client: KubeClient, pod: Json) -> frozenset[str]:
-    """Names of pods of the pod's own Deployment that another ReplicaSet made. Raises KubeError."""
-    namespace, deployment = pod["metadata"].get("namespace", ""), _deployment(pod)
-    if not deployment:
-        return frozenset()
-    mine = _owner(pod)
-    pods = listing.objects(client, paths.pods(namespace))
-    return frozenset(one["metadata"]["name"] for one in pods if _deployment(one) == deployment and _owner(one) != mine)
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Names of other pods: of the pod's own Deployment that another ReplicaSet made, and of its own controller, where
+    that makes another for each that ends.
+    """
+
+    former: frozenset[str] = frozenset()
+    fellows: frozenset[str] = frozenset()
+
+
+def replicas(client: KubeClient, pod: Json) -> Replicas:
+    """Raises KubeError."""
+    namespace, deployment, mine = pod["metadata"].get("namespace", ""), _deployment(pod), _controller(pod)
+    if not mine:
+        return Replicas()
+    name = pod["metadata"]["name"]
+    pods = [one for one in listing.objects(client, paths.pods(namespace)) if one["metadata"]["name"] != name]
+    of_same = [one for one in pods if deployment and _deployment(one) == deployment]
+    return Replicas(
+        frozenset(one["metadata"]["name"] for one in of_same if _controller(one) != mine),
+        frozenset(one["metadata"]["name"] for one in pods if _controller(one) == mine),
+    )
 
 
 def _deployment(pod: Json) -> str:
     """A ReplicaSet of a Deployment is called as that, with the hash of its template."""
     digest = (pod["metadata"].get("labels") or {}).get("pod-template-hash")
-    owner = _owner(pod)
-    return owner.removesuffix(f"-{digest}") if digest and owner.endswith(f"-{digest}") else ""
+    owner = _controller(pod)[1:2]
+    return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""
 
 
-def _owner(obj: Json) -> str:
-    owners = obj["metadata"].get("ownerReferences") or ()
-    return next((str(one["name"]) for one in owners if one.get("controller")), "")
+def _controller(pod: Json) -> tuple[str, ...]:
+    """Kind and name of who made the pod and makes another in its place; empty where nobody does."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    found = ((str(one.get("kind")), str(one["name"])) for one in owners if one.get("controller"))
+    return next((one for one in found if one[0] in _REMAKING), ())
 
 
 def _owned(objects: Iterable[dict[str, Any]], owners: Iterable[Json]) -> Iterable[Json]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import listing
 from cardwise.cli.doctor import checks
 from cardwise.cli.doctor.finding import Finding, as_json
@@ -65,8 +65,8 @@ def bundle(kubeconfig: Path | None, installed: str, file: Path) -> None:
     except OSError as error:
         raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None
     for line in missing:
-        click.echo(f"note: not in it: {line}", err=True)
-    click.echo(f"wrote {file}; look through it before you send it")
+        console.say(f"note: not in it: {line}", err=True)
+    console.say(f"wrote {file}; look through it before you send it")
 
 
 def write(client: KubeClient, target: Path, findings: Sequence[Finding], installed: str, now: datetime) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import visible
 from cardwise.cli.render import devicetable, printing, tables, visibletable
 from cardwise.core.api.classes import DeviceClass
@@ -39,14 +39,15 @@ def classes(kubeconfig: Path | None, output: str, name: str | None) -> None:
     if output in ("json", "yaml"):
         printing.dump({"classes": as_json(of_cards), "deviceClasses": devicetable.as_json(of_devices)}, output)
     elif not seen.classes:
-        click.echo("there is no ResourceClass yet; the first card of a model brings one", err=True)
+        console.say("there is no ResourceClass yet; the first card of a model brings one", err=True)
     elif name is not None and output == "table":
-        click.echo(devicetable.single(of_devices[0]) if of_devices else single(of_cards[0]), nl=False)
+        of_one = devicetable.single(of_devices[0]) if of_devices else single(of_cards[0], console.columns())
+        console.say(of_one, nl=False)
     else:
         wide = output == "wide"
-        parts = [table(of_cards, wide=wide)] if of_cards else []
+        parts = [table(of_cards, None if wide else console.columns(), wide=wide)] if of_cards else []
         parts += [devicetable.table(of_devices, wide=wide)] if of_devices else []
-        click.echo("\n".join(parts), nl=False)
+        console.say("\n".join(parts), nl=False)
 
 
 def _unknown(name: str, there: Iterable[str]) -> click.ClickException:
@@ -61,11 +62,11 @@ def _by_status(client: KubeClient, name: str | None, output: str, missing: error
         raise _unknown(name, [one.name for one in there])
     found = [one for one in there if name in (None, one.name)]
     why = options.missing(missing)
-    click.echo(f"note: as the extender says it, without who uses what: {why}", err=True)
+    console.say(f"note: as the extender says it, without who uses what: {why}", err=True)
     if output in ("json", "yaml"):
         printing.dump({"classes": [visibletable.as_json(one) for one in found]}, output)
         return
-    click.echo(tables.aligned(visibletable.of_types(found)), nl=False)
+    console.say(visibletable.of_types(found, None if output == "wide" else console.columns()), nl=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +111,9 @@ def _view(ledger: Ledger, known: DeviceClass, namespaces: Collection[str]) -> Cl
     )
 
 
-def table(seen: Sequence[ClassView], *, wide: bool = False) -> str:
-    """One row for each class; wide, also who uses each."""
-    heads = ["CLASS", "CARDS", "NODES", "FREE-MIB", "USED-MIB", "TOTAL-MIB", "SHARE", "PRIORITY", "AUTO"]
+def table(seen: Sequence[ClassView], columns: int | None = None, *, wide: bool = False) -> str:
+    """One row for each class; wide, also who uses each. `columns`: of the terminal."""
+    heads = list(visibletable.HEADS)
     rows = [[*heads, "HEALTHY"] if wide else heads]
     for view in seen:
         amounts = (view.cards, view.nodes, view.free, view.used, view.total)
@@ -121,16 +122,16 @@ def table(seen: Sequence[ClassView], *, wide: bool = False) -> str:
             *map(str, amounts),
             visible.share(view.known),
             str(view.known.priority),
-            _auto(view.known),
+            visible.auto(view.known),
         ]
         rows.append([*row, str(view.healthy)] if wide else row)
-    return tables.together([rows, _users(seen)]) if wide else tables.aligned(rows)
+    return tables.together([rows, _users(seen)]) if wide else tables.within(rows, columns, visibletable.SPARE)
 
 
-def single(view: ClassView) -> str:
-    """The row of one class and who uses it."""
+def single(view: ClassView, columns: int | None = None) -> str:
+    """The row of one class and who uses it. `columns`: of the terminal."""
     users = [row[1:] for row in _users([view])]
-    return f"{table([view])}\n{tables.aligned(users) if view.users else _NOBODY}"
+    return f"{table([view], columns)}\n{tables.aligned(users) if view.users else _NOBODY}"
 
 
 def as_json(seen: Sequence[ClassView]) -> list[dict[str, Any]]:
@@ -167,8 +168,3 @@ def _users(seen: Sequence[ClassView]) -> list[list[str]]:
         for namespace, held in view.users
     ]
     return rows
-
-
-def _auto(known: DeviceClass) -> str:
-    """`edited`: Cardwise made it, a person has changed it since, so that Cardwise leaves it alone."""
-    return "no" if not known.auto else "yes" if known.untouched else "edited"

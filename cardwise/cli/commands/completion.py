@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+from cardwise.cli import console
+
 PROGRAM = "cardwise"
 _VARIABLE = "_CARDWISE_COMPLETE"  # by which click knows that the shell asks, and for what
 _SHELLS = ("bash", "zsh", "fish")
@@ -29,7 +31,7 @@ def completion(context: click.Context, shell: str) -> None:
     made = get_completion_class(shell)
     if made is None:
         raise click.ClickException(f"click knows no completion for {shell}")
-    click.echo(made(context.find_root().command, {}, PROGRAM, _VARIABLE).source())
+    console.data(made(context.find_root().command, {}, PROGRAM, _VARIABLE).source())
 
 
 def for_kubectl(root: click.Command, words: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons
 from cardwise.kube.wire import ExtendedResource
 
@@ -18,7 +18,7 @@ def cordon(kubeconfig: Path | None, reason: str, card: str) -> None:
     client = options.client(kubeconfig)
     found = cordons.find(client, card)
     done = cordons.mark(client, found, reason, options.clock())
-    click.echo(f"{cordons.title(found)} cordoned" if done else f"{cordons.title(found)} already cordoned{_why(found)}")
+    console.say(f"{cordons.title(found)} cordoned" if done else f"{cordons.title(found)} already cordoned{_why(found)}")
 
 
 @click.command()
@@ -29,10 +29,10 @@ def uncordon(kubeconfig: Path | None, card: str) -> None:
     client = options.client(kubeconfig)
     found = cordons.find(client, card)
     if not found.spec.unschedulable:
-        click.echo(f"{cordons.title(found)} already uncordoned")
+        console.say(f"{cordons.title(found)} already uncordoned")
         return
     cordons.unmark(client, found)
-    click.echo(f"{cordons.title(found)} uncordoned")
+    console.say(f"{cordons.title(found)} uncordoned")
 
 
 def _why(card: ExtendedResource) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import evicting, listing, movables, published, snapshots, whatif
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
@@ -136,19 +136,19 @@ def defrag(
         raise click.ClickException(str(error)) from error
     outcome = _planned(client, seen, asked, clock.wall())
     if output == "table":
-        click.echo(text(outcome), nl=False)
+        console.say(text(outcome), nl=False)
     else:
         printing.dump(as_json(outcome), output)
     if not outcome.reached:
         sys.exit(1)
     if outcome.plan.moves and dry_run:
-        click.echo("nothing was changed; --evict moves them", err=True)
+        console.say("nothing was changed; --evict moves them", err=True)
     elif outcome.plan.moves:
         _carry_out(client, outcome, timeout, clock)
         after = _planned(client, survey.take(client, addresses=False), asked, clock.wall()).plan.fits[0]
         if after < asked.count:
             raise click.ClickException(f"all pods have moved, but {_fits(after, asked)}: others have come meanwhile")
-        click.echo(f"done: {_fits(after, asked)}", err=True)
+        console.say(f"done: {_fits(after, asked)}", err=True)
 
 
 def _asked(
@@ -234,11 +234,11 @@ def _planned(client: KubeClient, seen: survey.Survey, asked: Asked, now: datetim
             limits.set(*record)
     told = published.take(client)
     if told.note:
-        click.echo(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+        console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     ledger = seen.ledger
     engine = Deciding(ledger, snapshots.left(nodes, pods), told.workload)
     if engine.note:
-        click.echo(f"note: {engine.note}", err=True)
+        console.say(f"note: {engine.note}", err=True)
 
     def wanted(holding: Holding) -> bool:
         return asked.namespace in (None, holding.namespace)

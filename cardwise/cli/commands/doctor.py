@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.doctor import checks, finding
 from cardwise.cli.render import printing
 from cardwise.core.api import names
@@ -33,7 +33,7 @@ def doctor(
     probe_in = (namespace or client.namespace) if probe else ""
     found = list(checks.examine(client, installed, probe_in, probe_image))
     if output == "table":
-        click.echo(finding.table(found), nl=False)
+        console.say(finding.table(found), nl=False)
     else:
         printing.dump(finding.as_json(found), output)
     if finding.worst(found) is finding.Level.PROBLEM:

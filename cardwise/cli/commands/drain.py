@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons
 from cardwise.cli.options import DURATION
 from cardwise.cli.options import kubeconfig as _kubeconfig
@@ -116,14 +116,14 @@ class Drain:
         cordons.mark(self.client, self.card, reason, self.clock, dry_run=True)
         for pod in self._to_go(pods):
             why = self._evict(pod, dry_run=True)
-            click.echo(f"pod {pod.name} would be evicted" + (f", once it may be: {why}" if why else ""))
-        click.echo(f"{cordons.title(self.card)} would be drained; nothing was changed")
+            console.say(f"pod {pod.name} would be evicted" + (f", once it may be: {why}" if why else ""))
+        console.say(f"{cordons.title(self.card)} would be drained; nothing was changed")
 
     def run(self, reason: str) -> None:
         """Cordons, evicts and waits. Raises `ClickException` where the card does not get empty, and `KubeError`."""
         self._check(self._on_card())  # before anything is changed
         if cordons.mark(self.client, self.card, reason, self.clock):
-            click.echo(f"{cordons.title(self.card)} cordoned")
+            console.say(f"{cordons.title(self.card)} cordoned")
         until = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
         empty = 0
         while True:
@@ -135,7 +135,7 @@ class Drain:
             if self.clock.now() >= until:
                 raise click.ClickException(self._not_empty(left, held))
             self.clock.sleep(min(_LOOK_SECONDS, max(0.0, until - self.clock.now())))
-        click.echo(f"{cordons.title(self.card)} drained")
+        console.say(f"{cordons.title(self.card)} drained")
 
     def _look(self) -> tuple[list[_Pod], list[str]]:
         """The pods that still have to go, asked to if that is due, and those whose containers alone are there."""
@@ -144,7 +144,7 @@ class Drain:
         left = self._to_go(pods)
         there = {pod.metadata.uid for pod in pods}
         for uid in [uid for uid in self._accepted if uid not in there]:
-            click.echo(f"pod {self._accepted.pop(uid)} is gone")
+            console.say(f"pod {self._accepted.pop(uid)} is gone")
         for pod in left:
             uid = pod.metadata.uid
             if pod.metadata.deletion_timestamp is not None or uid in self._accepted:
@@ -157,10 +157,10 @@ class Drain:
     def _ask(self, pod: _Pod) -> None:
         uid, why = pod.metadata.uid, self._evict(pod)
         if not why:
-            click.echo(f"evicting pod {pod.name}")
+            console.say(f"evicting pod {pod.name}")
             self._accepted[uid] = pod.name
         elif self._said.get(uid) != why:
-            click.echo(f"pod {pod.name} cannot be evicted yet: {why}; asked again every {_ASK_SECONDS:g} s", err=True)
+            console.say(f"pod {pod.name} cannot be evicted yet: {why}; asked again every {_ASK_SECONDS:g} s", err=True)
         self._said[uid] = why
 
     def _evict(self, pod: _Pod, *, dry_run: bool = False) -> str:
@@ -204,7 +204,7 @@ class Drain:
         try:
             assigned = assignment.decode(pod.metadata.annotations)
         except assignment.InvalidAssignment as error:
-            click.echo(f"warning: what pod {pod.name} holds is not known: {error}", err=True)
+            console.say(f"warning: what pod {pod.name} holds is not known: {error}", err=True)
             return False
         if assigned is None:
             return False

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import listing, published, snapshots, workloads
 from cardwise.cli.explanation import objects, sentences
 from cardwise.cli.explanation.holdups import Around
@@ -47,7 +47,7 @@ def explain(kubeconfig: Path | None, namespace: str | None, output: str, what: t
     else:
         text, data = _of_workload(client, kind, obj, namespace)
     if output == "table":
-        click.echo(text, nl=False)
+        console.say(text, nl=False)
     else:
         printing.dump(data, output)
 
@@ -108,12 +108,12 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, dict[st
     try:
         seen = survey.take(client, addresses=False, own=namespace)
     except errors.Forbidden as error:
-        click.echo(f"note: why it is so cannot be said in full: {options.missing(error)}", err=True)
+        console.say(f"note: why it is so cannot be said in full: {options.missing(error)}", err=True)
     if seen is not None and seen.partial:
-        click.echo(f"note: {seen.partial}", err=True)
+        console.say(f"note: {seen.partial}", err=True)
     told = published.take(client)
     if told.note and seen is not None and not pod["spec"].get("nodeName"):  # of a placed pod no policy decides any more
-        click.echo(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
+        console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
     engine = None
     if seen is not None and published.in_force(pod, told) in policies.SCORED:
         from cardwise.cli.cluster.engine import Deciding  # noqa: PLC0415 - loads numpy
@@ -121,13 +121,13 @@ def _of_pod(client: KubeClient, pod: Json, namespace: str) -> tuple[str, dict[st
         left, unknown = snapshots.read_left(client)
         engine = Deciding(seen.ledger, left, told.workload)
         for note in filter(None, (unknown, engine.note)):
-            click.echo(f"note: {note}", err=True)
-    text = sentences.explain(pod, seen, gang.lines, told, engine, around=_around(client, pod, seen, gang.waiting))
+            console.say(f"note: {note}", err=True)
+    text = sentences.explain(pod, seen, gang.lines, told, engine, around=_around(client, pod, seen, gang))
     return text, objects.as_json(pod, seen, published.in_force(pod, told), text)
 
 
-def _around(client: KubeClient, pod: Json, seen: Survey | None, waiting: frozenset[str]) -> Around:
-    """What is known beside cards; of a placed pod nothing is needed. `waiting`: the pods of its gang without a node."""
+def _around(client: KubeClient, pod: Json, seen: Survey | None, gang: gangtable.OfPod) -> Around:
+    """What is known beside cards; of a placed pod nothing is needed."""
     if pod["spec"].get("nodeName"):
         return Around()
     try:
@@ -135,9 +135,10 @@ def _around(client: KubeClient, pod: Json, seen: Survey | None, waiting: frozens
     except errors.Forbidden:
         nodes = None
     metadata = pod["metadata"]
-    partners = [
-        asked
+    partners = {
+        name: asked
         for namespace, name, asked in (seen.waiting if seen is not None else ())
-        if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
-    ]
-    return Around(nodes, workloads.former(client, pod), partners)
+        if namespace == metadata["namespace"] and name in gang.waiting and name != metadata["name"]
+    }
+    replicas = workloads.replicas(client, pod)
+    return Around(nodes, replicas.former, replicas.fellows | gang.bound, partners)

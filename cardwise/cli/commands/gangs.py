@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.render import gangtable, printing
 
 
@@ -21,6 +21,6 @@ def gangs(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, 
     if output in ("json", "yaml"):
         printing.dump(gangtable.as_json(views), output)
     elif views:
-        click.echo(gangtable.table(views, options.clock().wall(), wide=output == "wide"), nl=False)
+        console.say(gangtable.table(views, options.clock().wall(), wide=output == "wide"), nl=False)
     else:
-        click.echo(f"there is no gang{f' in namespace {of!r}; -A shows those of all' if of else ''}", err=True)
+        console.say(f"there is no gang{f' in namespace {of!r}; -A shows those of all' if of else ''}", err=True)

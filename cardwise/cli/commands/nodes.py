@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import published, snapshots
 from cardwise.cli.options import kubeconfig as _kubeconfig
 from cardwise.cli.render import cardtable, printing, tables, visibletable
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.shapes import Ask
 
 _ALL = "CLUSTER"  # no node can be called so
+_SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +87,13 @@ def nodes(kubeconfig: Path | None, output: str, node: tuple[str, ...]) -> None:
         raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
     found = views(client, seen)
     for line in filter(None, (seen.partial, *found.notes)):
-        click.echo(f"note: {line}", err=True)
+        console.say(f"note: {line}", err=True)
     for problem in seen.problems:
-        click.echo(f"warning: {problem}", err=True)
+        console.say(f"warning: {problem}", err=True)
     if output in ("json", "yaml"):
         printing.dump(as_json(found, node), output)
     else:
-        click.echo(table(found, node, wide=output == "wide"), nl=False)
+        console.say(table(found, node, console.columns(), wide=output == "wide"), nl=False)
 
 
 def views(client: KubeClient, seen: Survey) -> Views:
@@ -177,8 +178,11 @@ def _together(nodes: Sequence[NodeView], memory: "Memory", *, measured: bool) ->
     )
 
 
-def table(found: Views, only: Collection[str] = (), *, wide: bool = False) -> str:
-    """One row for each node, or each of these, and one for the cluster; wide, also which cards, models, and classes."""
+def table(found: Views, only: Collection[str] = (), columns: int | None = None, *, wide: bool = False) -> str:
+    """One row for each node, or each of these, and one for the cluster; wide, also which cards, models, and classes.
+
+    `columns`: of the terminal.
+    """
     heads = ["NAME", "CARDS", "USED/TOTAL(MiB)", "FREE-CARDS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
     rows = [[*heads, "SICK", "CORDONED", "MODELS"] if wide else heads]
     for view in _shown(found, only):
@@ -189,7 +193,7 @@ def table(found: Views, only: Collection[str] = (), *, wide: bool = False) -> st
         row += [str(view.largest), fragmented, ",".join(view.mps) or "-", str(view.pods)]
         more = [",".join(view.sick) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
         rows.append([*row, *more] if wide else row)
-    return tables.together([rows, _of_classes(found)]) if wide else tables.aligned(rows)
+    return tables.together([rows, _of_classes(found)]) if wide else tables.within(rows, columns, _SPARE)
 
 
 def _of_classes(found: Views) -> list[list[str]]:

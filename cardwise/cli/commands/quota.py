@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import listing
 from cardwise.cli.render import printing, quotatable
 from cardwise.kube import errors, paths, survey
@@ -25,14 +25,14 @@ def quota(kubeconfig: Path | None, namespace: str | None, all_namespaces: bool, 
     except errors.Forbidden as error:
         why = options.missing(error)
         views = quotatable.by_status(listing.objects(client, paths.gpuquotas(of)))
-        click.echo(f"note: as the extender says it, without the pods: {why}", err=True)
+        console.say(f"note: as the extender says it, without the pods: {why}", err=True)
     else:
         printing.warn(seen)
         views = quotatable.views(seen, of)
     if output in ("json", "yaml"):
         printing.dump(quotatable.as_json(views, native), output)
         return
-    click.echo(quotatable.table(views, native, wide=output == "wide"), nl=False)
+    console.say(quotatable.table(views, native, wide=output == "wide"), nl=False)
     if not views and not native:
         where = f"namespace {of!r} has" if of else "there is"
-        click.echo(f"{where} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True)
+        console.say(f"{where} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True)

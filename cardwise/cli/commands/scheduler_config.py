@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import yaml
 
+from cardwise.cli import console
 from cardwise.core.api import schedulerconfig
 
 
@@ -28,4 +29,4 @@ def scheduler_config(filter_url: str, bind_url: str, tls_dir: Path | None) -> No
         "percentageOfNodesToScore": 100,
         "extenders": stanzas,
     }
-    click.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
+    console.data(yaml.safe_dump(config, sort_keys=False), nl=False)

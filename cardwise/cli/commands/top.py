@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import usage
 from cardwise.cli.cluster.usage import Card
 from cardwise.cli.options import DURATION
@@ -62,7 +62,7 @@ def top(
         visibletable.show(client, error, output, node)
         return
     if output == "table":
-        click.echo(look.screen(_room()[0] if sys.stdout.isatty() else None), nl=False)
+        console.say(look.screen(console.columns()), nl=False)
     else:
         printing.dump(look.as_json(), output)
 
@@ -150,7 +150,8 @@ def live(look: Look, interval: float, clock: Clock = SYSTEM) -> None:
     with suppress(KeyboardInterrupt), livescreen.opened() as draw:
         while True:
             now = clock.wall().astimezone()
-            draw(f"cardwise top, {now:%H:%M:%S}, Ctrl-C ends{problem}\n{look.screen(_room()[0])}")
+            head = f"cardwise top, {now:%H:%M:%S}, Ctrl-C ends{problem}"
+            draw(console.clean(f"{head}\n{look.screen(_room()[0])}"))
             clock.sleep(interval)
             try:
                 look.look(_room()[1])

@@ -52,10 +52,14 @@ def judge(seen: Facts) -> Iterator[Finding]:
         yield from check(seen)
     for kind, why in seen.unread.items():
         if why:
-            yield Finding("rights", Level.NOTE, f"{kind.replace('_', ' ')} were not looked at: {why}", "try again")
-    hidden = [kind.replace("_", " ") for kind, why in seen.unread.items() if not why]
+            yield Finding("rights", Level.NOTE, f"{_called(kind)} were not looked at: {why}", "try again")
+    hidden = [_called(kind) for kind, why in seen.unread.items() if not why]
     if hidden:
         yield Finding("rights", Level.NOTE, f"your rights do not show: {', '.join(hidden)}", "ask as an administrator")
+
+
+def _called(kind: str) -> str:
+    return f"{kind} webhooks" if kind in ("mutating", "validating") else kind.replace("_", " ")
 
 
 def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ namespace as users have says whether it may be made; it runs in Cardwise's own, 
 
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cardwise.cli.doctor.facts import Facts
@@ -27,6 +28,7 @@ _SECONDS: Final = 60.0
 _EVERY: Final = 0.5
 _AT_ONCE: Final = 50  # pods
 _FEW: Final = 5
+_SHOWN: Final = 200  # characters of a reason
 _NOBODY: Final = 65534
 _SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _LOOKED: Final = "looked"
@@ -71,7 +73,7 @@ def look(
         except errors.KubeError as error:
             yield _refused(by, error)
             continue
-        found: dict[str, str] = {}
+        found: dict[str, _Told] = {}
         for start in range(0, len(served), _AT_ONCE):
             pods = {node: _pod(image, name, node) for node in served[start : start + _AT_ONCE]}
             try:
@@ -135,9 +137,22 @@ def _refused(by: str, error: errors.KubeError) -> Finding:
     return Finding(CHECK, Level.NOTE, text, "name a namespace where you may create pods with -n")
 
 
-def _tried(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, str]:
-    """What the pod of each node has told, "" where it has not looked; nothing of them is left."""
-    told: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a pod has said; or why it has said nothing, as Kubernetes tells it, "" where that is not told."""
+
+    said: str = ""
+    why: str = ""
+
+    @property
+    def looked(self) -> bool:
+        return self.said.startswith(_LOOKED)
+
+
+def _tried(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _Told]:
+    """Of the pod of each node; nothing of them is left."""
+    told: dict[str, _Told] = {}
+    seen: dict[str, Json] = {}
     made = []
     try:
         for pod in pods.values():
@@ -147,10 +162,11 @@ def _tried(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: 
         while len(told) < len(pods) and clock.now() < deadline:
             for node, pod in pods.items():
                 if node not in told:
-                    said = _said(client.get(paths.pods(namespace, pod["metadata"]["name"])))
-                    told |= {node: said} if said is not None else {}
+                    seen[node] = client.get(paths.pods(namespace, pod["metadata"]["name"]))
+                    said = _said(seen[node])
+                    told |= {node: _Told(said, _why(seen[node]))} if said is not None else {}
             clock.sleep(_EVERY)
-        return {node: told.get(node, "") for node in pods}
+        return {node: told.get(node) or _Told(why=_why(seen.get(node, {}))) for node in pods}
     finally:
         for name in made:
             _delete(client, namespace, name)
@@ -165,8 +181,20 @@ def _said(pod: Json) -> str | None:
     return next((str(state.get("message") or "") for state in states), "")
 
 
-def _judged(by: str, found: Mapping[str, str], access: Mapping[str, str], listed: str) -> Iterator[Finding]:
-    cards = {node: [line for line in said.split() if line.startswith("/dev/")] for node, said in found.items()}
+def _why(pod: Json) -> str:
+    """Why its container has not looked."""
+    status = pod.get("status") or {}
+    for one in status.get("containerStatuses") or ():
+        state = one.get("state") or {}
+        told = state.get("terminated") or state.get("waiting") or {}
+        if told.get("reason"):
+            message = f": {told['message']}" if told.get("message") else ""
+            return errors.truncated(f"{told['reason']}{message}", _SHOWN)
+    return errors.truncated(": ".join(filter(None, (status.get("reason"), status.get("message")))), _SHOWN)
+
+
+def _judged(by: str, found: Mapping[str, _Told], access: Mapping[str, str], listed: str) -> Iterator[Finding]:
+    cards = {node: [line for line in one.said.split() if line.startswith("/dev/")] for node, one in found.items()}
     for how, remedy in _REMEDIES.items():
         open_to_all = [
             f"{node} ({', '.join(there)})" for node, there in cards.items() if there and access.get(node, "cdi") == how
@@ -174,13 +202,16 @@ def _judged(by: str, found: Mapping[str, str], access: Mapping[str, str], listed
         if open_to_all:
             text = f"a pod that asks for no card gets cards by {by}: {wording.few(open_to_all, _FEW)}"
             yield Finding(CHECK, Level.WARNING, text, listed + remedy)
-    silent = [node for node, said in found.items() if not said.startswith(_LOOKED)]
-    if silent:
-        text = f"whether pods that ask for no card get one by {by} is not known of {wording.few(silent, _FEW)}"
-        yield Finding(
-            CHECK, Level.NOTE, text, "see whether pods start there; name an image that they have by --probe-image"
-        )
-    closed = sum(said.startswith(_LOOKED) and not cards[node] for node, said in found.items())
+    silent: dict[str, list[str]] = {}
+    for node, one in found.items():
+        if not one.looked:
+            silent.setdefault(one.why, []).append(node)
+    for why, nodes in silent.items():
+        text = f"whether pods that ask for no card get one by {by} is not known of {wording.few(nodes, _FEW)}"
+        said = f": of the pod that was to look Kubernetes says {why}" if why else ""
+        remedy = "see whether pods start there; name an image with a shell, which they have, by --probe-image"
+        yield Finding(CHECK, Level.NOTE, text + said, remedy)
+    closed = sum(one.looked and not cards[node] for node, one in found.items())
     if closed:
         text = f"a pod that asks for no card gets none by {by} on {wording.count(closed, 'node')}"
         yield Finding(CHECK, Level.OK, text)

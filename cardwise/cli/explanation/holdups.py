@@ -1,7 +1,7 @@
 """What keeps a pod waiting before cards matter: its scheduler, its gates, and the nodes that it may be on."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cardwise.core.api import lookalikes, names, request
@@ -14,18 +14,21 @@ Json = Mapping[str, Any]
 _ASKING: Final = ("default-scheduler", "cardwise-scheduler")  # schedulers that ask us unless somebody set it otherwise
 _KUEUE: Final = "kueue.x-k8s.io/"
 _FEW: Final = 5
+_NO_MATCH: Final = "didn't match Pod's node affinity/selector"  # of kube-scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
     """What else is known beside cards. `nodes` are decoded Nodes, None where they may not be read. `former`: names of
-    pods that the pod's own Deployment made before its last change. `partners`: what the other waiting pods of its gang
-    ask for.
+    pods that the pod's own Deployment made before its last change. `fellows`: names of pods whose end would not help,
+    since each would be made anew and wait beside this one: of its own gang, or of the controller that made it too.
+    `partners`: by name what the other waiting pods of its gang ask for.
     """
 
     nodes: Sequence[Json] | None = None
     former: frozenset[str] = frozenset()
-    partners: Sequence[request.PodRequest] = ()
+    fellows: frozenset[str] = frozenset()
+    partners: Mapping[str, request.PodRequest] = field(default_factory=dict)
 
     def admitted(self, pod: Json) -> frozenset[str] | None:
         """The nodes that the pod may be on by selector, affinity and taints; None where that is not known."""
@@ -66,15 +69,34 @@ def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
     """Which nodes with cards the pod keeps away from, in one line; empty where none."""
     admitted = around.admitted(pod)
     if admitted is None:
-        return []
+        selector = _selector(pod)
+        if not selector or _NO_MATCH not in _said(pod):
+            return []
+        by = f"its nodeSelector ({selector}), or its node affinity"
+        return [f"It keeps away from nodes by {by}; which labels they have, an administrator can tell."]
     away = [name for name in with_cards if name not in admitted]
     if not away:
         return []
-    selector = ", ".join(f"{key}={value}" for key, value in ((pod.get("spec") or {}).get("nodeSelector") or {}).items())
-    by = f"its nodeSelector ({selector})" if selector else "its node affinity, or taints that it does not tolerate"
-    also = " (or its affinity, or taints)" if selector else ""
     which = "every node with cards" if len(away) == len(with_cards) else wording.few(away, _FEW, "nodes")
-    return [f"It keeps away from {which} by {by}{also}."]
+    return [f"It keeps away from {which} by {kept_away_by(pod, away, around)}."]
+
+
+def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
+    """What of the pod keeps it from some of these nodes."""
+    spec = pod.get("spec") or {}
+    tolerating = [{"operator": "Exists"}]
+    nodes = [node for node in around.nodes or () if node["metadata"]["name"] in away]
+    parts = {
+        f"its nodeSelector ({_selector(pod)})": {"nodeSelector": spec.get("nodeSelector"), "tolerations": tolerating},
+        "its node affinity": {"affinity": spec.get("affinity"), "tolerations": tolerating},
+        "taints that it does not tolerate": {"tolerations": spec.get("tolerations")},
+    }
+    found = [why for why, part in parts.items() if not all(eligible.admits(node, {"spec": part}) for node in nodes)]
+    return " and ".join(found) or "a node that is gone"
+
+
+def _selector(pod: Json) -> str:
+    return ", ".join(f"{key}={value}" for key, value in ((pod.get("spec") or {}).get("nodeSelector") or {}).items())
 
 
 def beside_cards(pod: Json, said: str, foreign: Sequence[str]) -> str:

@@ -1,10 +1,14 @@
 """Remedies in `explain`: who would have to go so that a waiting pod runs, which card must come back, which quota."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from cardwise.cli.explanation import holdups
 from cardwise.cli.explanation.holdups import Around
 from cardwise.cli.render import quotatable
 from cardwise.core.api import names, quotas
+from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
@@ -21,20 +25,27 @@ _MEMBERS = 16  # of a gang, for whom room is looked for
 
 
 def remedies(
+    pod: Mapping[str, Any],
     asked: PodRequest,
-    namespace: str,
     survey: Survey,
     views: Sequence[NodeView],
     policy: str,
     *,
+    away: Sequence[str] = (),
     around: Around = Around(),
 ) -> list[str]:
-    """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already."""
+    """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already.
+
+    `away`: nodes with cards that the pod keeps away from.
+    """
     if any(view.refusal is None for view in views):
         return []
+    namespace = pod["metadata"]["namespace"]
     headroom = [left for _, left in survey.headroom(namespace)]
     found = [
         *_less(asked, survey.ledger, views, policy, headroom),
+        *_elsewhere(pod, explanation.explain(survey.ledger, away, asked, policy, headroom), around),
+        *_without_mps(asked, survey.ledger, views, policy, headroom),
         *_withheld(asked, views),
         *_former(namespace, views, around),
         *_holders(asked, survey.ledger, views, policy, headroom, namespace=namespace, around=around),
@@ -82,15 +93,15 @@ def _holders(
     namespace: str,
     around: Around,
 ) -> Iterator[str]:
+    kept = {one.uid for one in ledger.holdings() if one.namespace == namespace and one.name in around.fellows}
     if around.partners:
-        every = explanation.together(
-            ledger, [view.name for view in views], [asked, *around.partners][:_MEMBERS], policy, headroom
-        )
+        asking = [asked, *around.partners.values()][:_MEMBERS]
+        every = explanation.together(ledger, [view.name for view in views], asking, policy, headroom, kept=kept)
         if every:
             who = wording.few([holder(one) for one in every], _FEW, "pods")
             yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {who}"
         return
-    near = explanation.nearest(ledger, views, asked, policy, headroom)
+    near = explanation.nearest(ledger, views, asked, policy, headroom, kept=kept)
     if near is None:
         return
     if near.holders and all(one.namespace == namespace and one.name in around.former for one in near.holders):
@@ -101,6 +112,27 @@ def _holders(
         yield f"what is ending on {near.node} is gone: nobody else has to go"
         return
     yield f"these ended ({where}{short}): {wording.few([holder(one) for one in near.holders], _FEW, 'pods')}"
+
+
+def _without_mps(
+    asked: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
+) -> Iterator[str]:
+    """A pod that requires MPS, and would run at once if it did not."""
+    if asked.mps is not Mode.REQUIRED:
+        return
+    content = replace(asked, mps=Mode.PREFERRED)
+    there = [view.name for view in views]
+    fits = [one.name for one in explanation.explain(ledger, there, content, policy, headroom) if one.refusal is None]
+    if fits:
+        yield f"it said {MODE}: {Mode.PREFERRED}, so that it need not have MPS: that runs now, on {fits[0]}"
+
+
+def _elsewhere(pod: Mapping[str, Any], away: Sequence[NodeView], around: Around) -> Iterator[str]:
+    """Nodes that would take the pod, if it did not keep away from them."""
+    free = [view.name for view in away if view.refusal is None]
+    if free:
+        why = holdups.kept_away_by(pod, free, around)
+        yield f"it did not keep away from {wording.few(free, _FEW, 'nodes')} by {why}: what it asks for is free there"
 
 
 def _cards(node: str, indices: Sequence[int]) -> str:

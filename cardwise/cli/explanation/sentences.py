@@ -67,7 +67,9 @@ def explain(
     together = "".join(f"{line}\n" for line in gang)
     if asked is None and gang:
         at = f"is on node {node}" if node else "is placed together with its gang"
-        return f"{where} asks for no GPU and no device of Cardwise, and {at}.\n{together}"
+        other = next(iter(around.partners), "")
+        what = f"What keeps those waiting that ask for some: cardwise explain pod {other}\n" if other else ""
+        return f"{where} asks for no GPU and no device of Cardwise, and {at}.\n{together}{what}"
     if asked is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
         classes = survey.classes if survey is not None else {}
@@ -214,6 +216,7 @@ def _waiting(
     foreign = holdups.foreign(pod, around, list(survey.classes) if survey is not None else [])
     lines += foreign
     if survey is None:
+        lines += holdups.no_node(pod, (), around)
         return "".join(f"{line}\n" for line in lines or ["kube-scheduler has not said anything of it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.in_force(pod, told)
     headroom = [left for _, left in survey.headroom(namespace)]
@@ -248,7 +251,8 @@ def _waiting(
             lines += devicetable.shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
             lines += [_card(card, known.get(card.uuid, _UNTOLD)) for card in view.cards]
-    lines += remedies.remedies(asked, namespace, survey, views, policy, around=around)
+    away = [name for name in with_cards if name not in nodes]
+    lines += remedies.remedies(pod, asked, survey, views, policy, away=away, around=around)
     return "\n".join(lines) + "\n"
 
 

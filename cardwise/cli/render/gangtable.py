@@ -70,10 +70,13 @@ def views(client: KubeClient, namespace: str = "", name: str = "") -> list[GangV
 
 @dataclass(frozen=True, slots=True)
 class OfPod:
-    """What `explain` tells of the gang of a pod, and the names of its pods without a node; empty for one in none."""
+    """What `explain` tells of the gang of a pod, and the names of its pods without a node, and of those with one; empty
+    for one in none.
+    """
 
     lines: tuple[str, ...] = ()
     waiting: frozenset[str] = frozenset()
+    bound: frozenset[str] = frozenset()
 
 
 def of_pod(client: KubeClient, pod: Json) -> OfPod:
@@ -81,7 +84,8 @@ def of_pod(client: KubeClient, pod: Json) -> OfPod:
     name = _gang_of(pod)
     seen = views(client, pod["metadata"]["namespace"], name) if name else []
     waiting = frozenset(member for view in seen for member in view.members if member not in view.bound)
-    return OfPod(tuple(line for view in seen for line in sentences(view)), waiting)
+    bound = frozenset(member for view in seen for member in view.bound)
+    return OfPod(tuple(line for view in seen for line in sentences(view)), waiting, bound)
 
 
 def holds(client: KubeClient) -> list[GangView]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from cardwise.cli import console
 from cardwise.cli.render import cardtable, devicetable, gangtable, printing, visibletable
 from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
@@ -24,9 +25,9 @@ def show(client: KubeClient, node: str | None, output: str, *, details: bool) ->
         printing.dump(_as_json(seen, node), output)
         return
     draw = cardtable.details if details else cardtable.summary
-    click.echo(draw(seen.ledger, seen.addresses, node), nl=False)
+    console.say(draw(seen.ledger, seen.addresses, node), nl=False)
     if details:
-        click.echo(gangtable.holds_table(gangtable.holds(client), node), nl=False)
+        console.say(gangtable.holds_table(gangtable.holds(client), node), nl=False)
     printing.warn(seen)
 
 

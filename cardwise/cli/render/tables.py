@@ -2,15 +2,31 @@
 
 from collections.abc import Iterable, Sequence
 
+from cardwise.cli import console
+
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns with two spaces between them; rows may be of different length."""
+    """Columns with two spaces between them; rows may be of different length. A cell is one line, whatever is in it."""
+    rows = [[console.line(cell) for cell in row] for row in rows]
     widths: list[int] = []
     for row in rows:
         for i, cell in enumerate(row):
             widths[i : i + 1] = [max(len(cell), widths[i] if i < len(widths) else 0)]
     lines = ("  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows)
     return "".join(f"{line}\n" for line in lines)
+
+
+def within(rows: Sequence[Sequence[str]], columns: int | None, spare: Sequence[str]) -> str:
+    """As `aligned`; where that is wider than so many columns, without the columns of these heads, the first one first.
+
+    Each row has a cell below each head.
+    """
+    for head in spare:
+        if columns is None or max(map(len, aligned(rows).splitlines())) <= columns:
+            break
+        at = list(rows[0]).index(head)
+        rows = [[cell for i, cell in enumerate(row) if i != at] for row in rows]
+    return aligned(rows)
 
 
 def together(tables: Iterable[Sequence[Sequence[str]]]) -> str:

@@ -1,22 +1,23 @@
 """The tables and the JSON of `cardwise.cli.cluster.visible`."""
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
 
-import click
-
-from cardwise.cli import options
+from cardwise.cli import console, options
 from cardwise.cli.cluster import visible
-from cardwise.cli.cluster.visible import COLUMNS, Share, Type
+from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, Share, Type
 from cardwise.cli.render import printing, tables
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
+
+HEADS: Final = ("CLASS", *COLUMNS, "SHARE", "PRIORITY", "AUTO")
+SPARE: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that has few columns
 
 
 def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Collection[str] = ()) -> None:
     """Prints it in the place of cards, and the right that is missing. Raises `missing` where nothing may be read."""
     seen = visible.look(client, missing, nodes)
-    click.echo(f"note: types, and the cards of your own pods: {options.missing(missing)}", err=True)
+    console.say(f"note: types, and the cards of your own pods: {options.missing(missing)}", err=True)
     if output in ("json", "yaml"):
         found = {
             "nodes": None,
@@ -25,17 +26,30 @@ def show(client: KubeClient, missing: errors.Forbidden, output: str, nodes: Coll
         }
         printing.dump(found, output)
         return
-    click.echo(tables.together([of_types(seen.types or ()), _of_pods(seen.shares or ())]), nl=False)
+    parts = [of_types(seen.types, console.columns())] if seen.types else []
+    parts += [tables.aligned(_of_pods(seen.shares))] if seen.shares else []
+    console.say("\n".join(parts), nl=False)
     if seen.shares is not None and not seen.shares:
-        click.echo(f"no pod of namespace {client.namespace!r} holds a card", err=True)
+        console.say(f"no pod of namespace {client.namespace!r} holds a card", err=True)
 
 
-def of_types(found: Iterable[Type]) -> list[list[str]]:
-    rows = [["CLASS", *COLUMNS, "SHARE"]]
-    for one in found:
-        amounts = (one.amounts[key] for key in COLUMNS.values())
-        rows.append([one.name, *("-" if each is None else str(each) for each in amounts), one.one])
-    return rows
+def of_types(found: Sequence[Type], columns: int | None = None) -> str:
+    """As `cardwise classes` has them. `columns`: of the terminal."""
+    cards = [list(HEADS)]
+    cards += [
+        [one.name, *(_amount(one, key) for key in COLUMNS.values()), one.one, one.priority, one.auto]
+        for one in found
+        if not one.other
+    ]
+    devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
+    devices += [[one.name, *(_amount(one, key) for key in ("cards", "nodes", HEALTHY))] for one in found if one.other]
+    parts = [tables.within(cards, columns, SPARE)] if len(cards) > 1 or len(devices) == 1 else []
+    return "\n".join([*parts, *([tables.aligned(devices)] if len(devices) > 1 else [])])
+
+
+def _amount(one: Type, key: str) -> str:
+    amount = one.amounts[key]
+    return "-" if amount is None else str(amount)
 
 
 def as_json(one: Type) -> dict[str, Any]:

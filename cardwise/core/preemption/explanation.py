@@ -198,11 +198,17 @@ def smaller(
 
 
 def together(
-    ledger: Ledger, nodes: Sequence[str], requests: Sequence[PodRequest], policy: str, headroom: Sequence[Headroom] = ()
+    ledger: Ledger,
+    nodes: Sequence[str],
+    requests: Sequence[PodRequest],
+    policy: str,
+    headroom: Sequence[Headroom] = (),
+    *,
+    kept: Collection[str] = (),
 ) -> tuple[Holding, ...] | None:
     """Who would have to end so that all these requests are placed, one after another; None where that helps not.
 
-    The ledger is as before afterwards.
+    `kept`: as `nearest`. The ledger is as before afterwards.
     """
     undo: list[Undo] = []
     gone: list[Holding] = []
@@ -212,7 +218,7 @@ def together(
             views = explain(ledger, nodes, request, policy, headroom)
             where = next((view.name for view in views if view.refusal is None), "")
             if not where:
-                near = nearest(ledger, views, request, policy, headroom, kept=placed)
+                near = nearest(ledger, views, request, policy, headroom, kept=[*kept, *placed])
                 if near is None:
                     return None
                 gone += near.holders

@@ -25,6 +25,19 @@ def test_table():
     )
 
 
+def test_eighty_columns_show_what_matters():
+    narrow = classes.table(views(lists()), 80)
+    assert narrow == (
+        "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE\n"
+        "big               1      1      12207     4069      16276      4069 MiB 25%\n"
+        "nvidia.tesla.k80  3      2      8441      14441     34323      whole card\n"
+    )
+    heads = classes.table(views(lists()), 60).splitlines()[0].split()
+    assert heads == ["CLASS", "CARDS", "FREE-MIB", "TOTAL-MIB", "SHARE"]
+    assert classes.table(views(lists()), 200) == classes.table(views(lists()))
+    assert max(map(len, classes.single(views(lists(), "big")[0], 60).splitlines())) <= 60
+
+
 def test_wide_says_who_uses_what():
     text = classes.table(views(lists()), wide=True)
     assert text.splitlines()[0].endswith("AUTO  HEALTHY")

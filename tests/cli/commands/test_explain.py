@@ -85,7 +85,7 @@ def test_what_is_not_there_or_no_kind_is_told(monkeypatch, api):
     assert "name one thing" in run(monkeypatch, api, "explain", "pod", "a", "b").output
 
 
-def test_former_replicas_are_of_the_same_deployment_and_another_template():
+def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fellows_of_the_same():
     limits = {"aliyun.com/gpu-mem": "1"}
     replicas = [
         owned(
@@ -96,6 +96,10 @@ def test_former_replicas_are_of_the_same_deployment_and_another_template():
         )
         for name, digest in (("web", "1"), ("web", "2"), ("api", "3"))
     ]
-    api = lists(pods=replicas)
-    assert workloads.former(api.kube, replicas[1]) == {"web-1-x"}
-    assert workloads.former(api.kube, waiting("t", "bare", limits)) == frozenset()
+    fellow = owned(waiting("t", "web-2-y", limits), "ReplicaSet", "web-2", **{"pod-template-hash": "2"})
+    jobs = [owned(waiting("t", f"train-{x}", limits), "Job", "train") for x in "ab"]
+    api = lists(pods=[*replicas, fellow, *jobs])
+    of_web = workloads.replicas(api.kube, replicas[1])
+    assert (of_web.former, of_web.fellows) == ({"web-1-x"}, {"web-2-y"})
+    for other in (jobs[0], waiting("t", "bare", limits)):
+        assert workloads.replicas(api.kube, other) == workloads.Replicas(), "each of a Job ends by itself"

@@ -447,7 +447,7 @@ def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answe
 class Looked:
     """A cluster for the pods that ask for no card: what each tells is by its node, and by the RuntimeClass it names."""
 
-    def __init__(self, told: dict[tuple[str, str], str], *, refused: str = "") -> None:
+    def __init__(self, told: dict[tuple[str, str], str | Json], *, refused: str = "") -> None:
         self.clock = FakeClock()
         self.api = Cluster({}, self.clock)
         self.asked: list[Json] = []
@@ -459,9 +459,12 @@ class Looked:
             self.api.before(lambda _: self.api.fault(fault, "create"), "delete")
 
     def _run(self, request: Request) -> None:
+        """Told is a message, or a whole status of the container that has not looked."""
         (spec,) = [one["spec"] for one in self.asked if request.path.endswith(f"/{one['metadata']['name']}")][-1:]
         told = self._told.get((spec["nodeName"], spec.get("runtimeClassName", "")))
-        if told is not None:
+        if isinstance(told, dict):
+            self.api.edit(request.path, status={"containerStatuses": [{"state": told}]})
+        elif told is not None:
             ended = [{"state": {"terminated": {"message": told}}}]
             self.api.edit(request.path, status={"phase": "Succeeded", "containerStatuses": ended})
 
@@ -516,6 +519,10 @@ def test_what_could_not_be_looked_at_is_told(sound):
     assert (found.level, "is not known of n1" in found.text) == (Level.NOTE, True)
     (found,) = Looked({("n1", ""): "failed to create containerd task"}).look(sound)
     assert (found.level, "is not known of n1" in found.text) == (Level.NOTE, True)
+    (found,) = Looked({("n1", ""): {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}).look(sound)
+    assert found.text.endswith(
+        "is not known of n1: of the pod that was to look Kubernetes says ErrImagePull: not found"
+    )
     (found,) = Looked({}).look(sound, image="")
     assert (found.level, "--probe-image" in found.remedy) == (Level.NOTE, True)
     plugin = {"spec": {"template": {"spec": {"containers": [{"image": "registry.example/cardwise:1"}]}}}}

@@ -386,13 +386,71 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
 
 def test_for_a_gang_all_that_must_end_are_named():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
-    partners = [asked for pod in 2 * [waiting_for(16000)] if (asked := request.parse(pod))]
+    partners = {name: asked for name in "ab" if (asked := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
     text = sentences.explain(waiting_for(16000), seen, around=Around(nodes, partners=partners))
     who = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
     assert all(one in text.rpartition("gang: ")[2] for one in who.split(", "))
     assert len(seen.ledger) == 3, "as it was"
+
+
+def test_nobody_is_told_to_end_what_would_come_again_and_wait():
+    """A running pod of the same gang or ReplicaSet."""
+    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
+    seen.ledger.release("n2-0")
+    seen.ledger.hold(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
+    nodes = [labelled(name) for name in ("n1", "n2")]
+    alone = sentences.explain(waiting_for(4000), seen, around=Around(nodes, fellows=frozenset({"serve-x"})))
+    assert alone.endswith("  - these ended (card 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
+    partners = {"serve-y": asked} if (asked := request.parse(waiting_for(4000))) else {}
+    ganged = Around(nodes, fellows=frozenset({"serve-x"}), partners=partners)
+    text = sentences.explain(waiting_for(4000), seen, around=ganged)
+    assert text.endswith("  - these ended, for all 2 waiting pods of its gang: default/n1-0 (16176 MiB)\n")
+    assert "these ended" in sentences.explain(waiting_for(4000), seen, around=Around(nodes[1:]))
+    only = Around(nodes[1:], fellows=frozenset({"serve-x"}))
+    assert "these ended" not in sentences.explain(waiting_for(4000), seen, around=only)
+
+
+def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
+    partners = {"tf-worker-0": asked} if (asked := request.parse(waiting_for(4000))) else {}
+    text = sentences.explain(
+        pod("tf-ps-0", containers=[{"name": "x"}]),
+        Survey(),
+        ["Its gang waits."],
+        around=Around(None, partners=partners),
+    )
+    assert text.endswith(
+        "Its gang waits.\nWhat keeps those waiting that ask for some: cardwise explain pod tf-worker-0\n"
+    )
+
+
+def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
+    zones = around(labelled("n1", zone="a"), labelled("n2", zone="b"))
+    seen = Survey(ledger=ledger_with_free(n1=[100], n2=[16276]))
+    picky = waiting_for(4000)
+    picky["spec"] |= {"nodeSelector": {"zone": "a"}}
+    text = sentences.explain(picky, seen, around=zones)
+    assert "It keeps away from n2 by its nodeSelector (zone=a).\n" in text
+    assert "  - it did not keep away from n2 by its nodeSelector (zone=a): what it asks for is free there\n" in text
+    tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
+    text = sentences.explain(waiting_for(4000), seen, around=around(labelled("n1"), tainted))
+    assert "It keeps away from n2 by taints that it does not tolerate.\n" in text
+    picky["status"] = {"conditions": [{"type": "PodScheduled", "message": MISMATCH}]}
+    blind = sentences.explain(picky, None)
+    assert "It keeps away from nodes by its nodeSelector (zone=a), or its node affinity; which labels" in blind
+
+
+MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+
+
+def test_who_requires_mps_where_there_is_none_hears_that_it_might_only_prefer_it():
+    seen = Survey(ledger=ledger_with_free(n1=[16276]))
+    text = sentences.explain(waiting_for(4000, **{"cardwise.dev/mps": "required"}), seen)
+    assert "  - it said cardwise.dev/mps: preferred, so that it need not have MPS: that runs now, on n1\n" in text
+    full = Survey(ledger=ledger_with_free(n1=[100]))
+    text = sentences.explain(waiting_for(4000, **{"cardwise.dev/mps": "required"}), full)
+    assert "cardwise.dev/mps" not in text
 
 
 def test_a_container_that_does_not_start_says_why():

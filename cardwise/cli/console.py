@@ -1,0 +1,38 @@
+"""Prints: the one way out of the command line, for people and for programs.
+
+Reasons, names of processes, messages of events and annotations are written by whoever may, and a terminal obeys an
+escape sequence in them. So people get no control characters. What programs read goes out as it is: who writes JSON and
+YAML has escaped them.
+"""
+
+import shutil
+import sys
+
+import click
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """For people, on a terminal or in a file."""
+    click.echo(clean(text), err=err, nl=nl)
+
+
+def data(text: str, *, nl: bool = True) -> None:
+    """For programs."""
+    click.echo(text, nl=nl)
+
+
+def columns() -> int | None:
+    """Of the terminal; None where the output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def clean(text: str) -> str:
+    """The text in its lines, without control characters and what else is not seen."""
+    return "\n".join(map(line, text.split("\n")))
+
+
+def line(text: str) -> str:
+    """As `clean`, as one line."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in text)

@@ -1,0 +1,71 @@
+"""What others write into the cluster obeys no terminal."""
+
+import json
+import math
+import sys
+
+import pytest
+import yaml
+
+from cardwise.cli import console, main
+from cardwise.cli.render import tables
+from tests.cli.worlds import Cluster, card, lists, run, waiting
+from tests.fakes.apiserver import Fault
+
+EVIL = "ok\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202eback\x7f"
+
+
+def harmless(text: str) -> bool:
+    return all(one.isprintable() or one == "\n" for one in text)
+
+
+def test_control_characters_are_marked_and_lines_stay():
+    assert console.clean("a\tb\r\n\x1b[31mred\x85\u2028é ░…\n") == "a b \n?[31mred  é ░…\n"
+    assert console.line("one\ntwo") == "one two"
+
+
+def test_a_cell_is_one_line_whatever_is_in_it():
+    assert tables.aligned([["A", "B"], ["x\ny", "z\x0b\x85\u2028z"]]) == "A    B\nx y  z   z\n"
+
+
+@pytest.fixture
+def api() -> Cluster:
+    """With a sick card whose reason a node tells, and a waiting pod of which kube-scheduler says something."""
+    sick = card("n1", 0, EVIL, health="Unhealthy")
+    sick["status"]["reason"] = f"two\nlines {EVIL}"
+    limits = {"aliyun.com/gpu-mem": "4000", "cardwise.dev/share": "1"}
+    pod = waiting("team-a", "p", limits)
+    pod["status"] = {"conditions": [{"type": "PodScheduled", "message": EVIL}]}
+    pod["metadata"]["annotations"] = {"cardwise.dev/class": EVIL}
+    made = lists(extendedresources=[sick], pods=[pod])
+    made.kube.namespace = "team-a"
+    return made
+
+
+@pytest.mark.parametrize(
+    "words", [("explain", "p"), ("inspect", "-d"), ("top", "--once"), ("nodes", "-o", "wide"), ("doctor", "--no-probe")]
+)
+def test_no_command_prints_any(monkeypatch, api, words):
+    said = run(monkeypatch, api, *words)
+    assert "ok?[2J?]0;owned" in said.output
+    assert harmless(said.output)
+
+
+@pytest.mark.parametrize("words", [("explain", "p"), ("inspect",)])
+def test_programs_get_what_is_there(monkeypatch, api, words):
+    said = run(monkeypatch, api, *words, "-o", "json").stdout
+    assert json.loads(said) == yaml.safe_load(run(monkeypatch, api, *words, "-o", "yaml").stdout)
+    assert "\\u001b[2J" in said
+
+
+def test_nor_does_an_error(monkeypatch, api):
+    api.add("extendedresources", card(f"n{EVIL}", 1))
+    refused = run(monkeypatch, api, "nodes", "none")
+    assert "nodes that have: n1, nok?[2J" in refused.stderr
+    assert harmless(refused.stderr)
+    api.fault(Fault(status=500, message=EVIL), "list", times=math.inf)
+    monkeypatch.setattr(sys, "argv", ["cardwise", "nodes"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert "ok?[2J" in str(ended.value.code)
+    assert harmless(str(ended.value.code))
