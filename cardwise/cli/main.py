@@ -71,9 +71,10 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
+        except click.UsageError:
+            raise  # nobody's words but ours and of who types
         except click.ClickException as error:
-            error.message = console.clean(error.message)
-            raise
+            raise click.ClickException(console.clean(error.message)) from error
         finally:
             self.called = ctx.invoked_subcommand or ""
 

@@ -65,10 +65,10 @@ def _plain(found: Kubeconfig) -> Credentials:
         if found.certificate is not None:
             # Python takes them from files only. Nobody else sees these, and they are gone in a moment.
             with tempfile.TemporaryDirectory() as folder:
-                pair = [Path(folder) / name for name in ("crt", "key")]
-                for path, content in zip(pair, found.certificate, strict=True):
-                    path.write_bytes(content)
-                tls.load_cert_chain(*pair)
+                certificate, key = Path(folder) / "crt", Path(folder) / "key"
+                certificate.write_bytes(found.certificate[0])
+                key.write_bytes(found.certificate[1])
+                tls.load_cert_chain(certificate, key)
     by_environment = urllib.request.getproxies()
     proxy = found.proxy or by_environment.get(urlsplit(found.server).scheme) or by_environment.get("all")
     authorization: Authorization | None = None

@@ -391,3 +391,18 @@ def test_nor_does_that_of_inspect():
     help_, loaded = loaded_for("inspect", "--help")
     assert "--details" in help_
     assert HEAVY & loaded == set()
+
+
+def test_and_inspect_itself_for_no_more_of_the_cluster_than_it_shows(tmp_path):
+    """Half a second of a core with the official client, a quarter without."""
+    api, path = lists(), tmp_path / "config"
+    clusters = [{"name": "c", "cluster": {"server": api.serve()}}]
+    contexts = [{"name": "c", "context": {"cluster": "c"}}]
+    path.write_text(yaml.safe_dump({"current-context": "c", "clusters": clusters, "contexts": contexts}))
+    try:
+        said, loaded = loaded_for("inspect", "--kubeconfig", str(path))
+    finally:
+        api.close()
+    assert "Allocated/Total GPU Memory In Cluster:" in said
+    not_shown = {"numpy", "rich", "cardwise.core.preemption", "cardwise.core.gangs", "cardwise.simulation"}
+    assert (not_shown | {"kubernetes", "requests", "oauthlib", "websocket"}) & loaded == set()

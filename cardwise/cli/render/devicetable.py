@@ -1,22 +1,25 @@
 """Devices that are not GPUs, on every screen: how many there are of a class, which are free, and who has them.
 
-A device is given whole or not at all, so counts are added up and no memory.
+A device is given whole or not at all, so counts are added up and no memory. What `explain` finds is a type only:
+`inspect` and `classes` wait for none of its search.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cardwise.cli.render import tables
 from cardwise.core.api.classes import DeviceClass
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.preemption.explanation import DevicesView
 from cardwise.core.values import wording
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.survey import Survey
+
+if TYPE_CHECKING:
+    from cardwise.core.preemption.explanation import DevicesView
 
 _FEW = 10  # nodes named in one line
 _NOBODY = "Nobody uses it.\n"
@@ -171,7 +174,7 @@ def of_class(name_of_class: str, survey: Survey) -> str:
     )
 
 
-def shortage(seen: Sequence[DevicesView]) -> list[str]:
+def shortage(seen: "Sequence[DevicesView]") -> list[str]:
     """What a node that was refused for its devices has of each class that is asked for, and who holds it."""
     lines = [f"    {_of_node(view)}" for view in seen if view.total]
     if lines and all(view.free >= view.asked for view in seen):
@@ -179,7 +182,7 @@ def shortage(seen: Sequence[DevicesView]) -> list[str]:
     return lines
 
 
-def _of_node(view: DevicesView) -> str:
+def _of_node(view: "DevicesView") -> str:
     short, sick = view.asked - view.free, view.total - view.healthy
     return (
         f"{view.device_class}: {view.asked} asked, {view.free} of {wording.count(view.total, 'device')} free"

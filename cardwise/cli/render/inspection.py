@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from cardwise.cli import console
-from cardwise.cli.render import cardtable, devicetable, gangtable, printing, visibletable
+from cardwise.cli.render import cardtable, devicetable, printing
 from cardwise.kube import errors, survey
 from cardwise.kube.client import KubeClient
 
@@ -15,6 +15,8 @@ def show(client: KubeClient, node: str | None, output: str, *, details: bool) ->
     try:
         seen = survey.take(client, own=client.namespace)
     except errors.Forbidden as error:
+        from cardwise.cli.render import visibletable  # noqa: PLC0415 - who sees the cards does not wait for it
+
         visibletable.show(client, error, output, [node] if node else [])
         return
     shown = (cardtable.with_any if details or output != "table" else cardtable.with_cards)(seen.ledger)
@@ -27,6 +29,8 @@ def show(client: KubeClient, node: str | None, output: str, *, details: bool) ->
     draw = cardtable.details if details else cardtable.summary
     console.say(draw(seen.ledger, seen.addresses, node), nl=False)
     if details:
+        from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
+
         console.say(gangtable.holds_table(gangtable.holds(client), node), nl=False)
     printing.warn(seen)
 
