@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from cardwise.cli import console, main
+from cardwise.cli.commands import completion
 from cardwise.cli.render import tables
+from cardwise.kube.client import KubeClient
 from tests.cli.worlds import Cluster, card, lists, run, waiting
 from tests.fakes.apiserver import Fault
 
@@ -56,6 +58,12 @@ def test_programs_get_what_is_there(monkeypatch, api, words):
     said = run(monkeypatch, api, *words, "-o", "json").stdout
     assert json.loads(said) == yaml.safe_load(run(monkeypatch, api, *words, "-o", "yaml").stdout)
     assert "\\u001b[2J" in said
+
+
+def test_no_shell_is_offered_any(monkeypatch, api):
+    api.add("extendedresources", card(f"n{EVIL}", 1))
+    monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
+    assert completion.for_kubectl(main.cli, ["cordon", ""]).splitlines() == ["n1/0", ":4"]
 
 
 def test_nor_does_an_error(monkeypatch, api):

@@ -40,7 +40,7 @@ def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str
     except (errors.KubeError, errors.KubeConfigError):
         return []
     places = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.KIND)
-    return sorted(place for place in places if place.startswith(begun))
+    return sorted(place for place in places if place.startswith(begun) and place.isprintable())
 
 
 def card_argument(function: _F) -> _F:
