@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,7 @@ from cardwise.kube.pods import eligible
 
 Json = dict[str, Any]
 
+_FEW: Final = 64  # nodes; of more, some will have what a pod asks for
 _MOST_CONDITIONS: Final = 16
 _ANY_TAINT: Final = [{"operator": "Exists"}]  # taints come and go, as autoscalers', and are no fault of the pod
 
@@ -60,22 +62,25 @@ class Offers:
         return tuple(f"{key}={value}" for key, value in (alone[:1] or selector.items()))
 
     def left(self, pod: Json) -> frozenset[str] | None:
-        """The nodes with cards that the pod's node selector and required node affinity leave; None where they bar none,
-        where no node has cards, and where the affinity is too long to be tried on each node while somebody waits.
+        """The nodes with cards that the pod's node selector and required node affinity leave, where these are few.
+
+        None where they bar none or leave many, where no node has cards, and where there is more to compare than can be
+        tried on each node while somebody waits.
         """
         spec = pod.get("spec") or {}
         affinity = {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity")}
         bars = {"nodeSelector": spec.get("nodeSelector"), "affinity": affinity, "tolerations": _ANY_TAINT}
-        if eligible.conditions(bars) > _MOST_CONDITIONS:
+        if not 0 < eligible.conditions(bars) <= _MOST_CONDITIONS:
             return None
         with self._lock:
             nodes = dict(self._labels)
-        left = frozenset(
+        left = (
             name
             for name, labels in nodes.items()
             if eligible.admits({"metadata": {"name": name, "labels": labels}}, {"spec": bars})
         )
-        return left if len(left) < len(nodes) else None
+        few = frozenset(islice(left, _FEW + 1))
+        return few if len(few) <= _FEW and len(few) < len(nodes) else None
 
     def on_change(self, key: str, old: Offer | None, new: Offer) -> None:
         with self._lock:

@@ -26,7 +26,6 @@ Oversize = Literal["refuse", "wait"]
 _SCHEDULER_PLACES = "a pod that asks for a share of a card must be placed by the scheduler"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
 _GIB = 1024  # MiB
-_FEW_NODES = 64
 _SHOWN = 10  # of the classes that there are, in a refusal
 
 
@@ -80,10 +79,11 @@ def pod(obj: Json, inventory: Inventory, oversize: Oversize) -> tuple[PodRequest
 
 
 def kept_to(asked: PodRequest, inventory: Inventory, nodes: Collection[str] | None) -> tuple[str, ...]:
-    """Warnings of what no node has that the pod's selector and affinity leave, where others may have it. Few nodes are
-    looked at: of many, some will have it. Raises KubeError.
+    """Warnings of what none of these nodes has, which the pod's selector and affinity leave; others may have it.
+
+    Raises KubeError.
     """
-    if not nodes or len(nodes) > _FEW_NODES:
+    if not nodes:
         return ()
     there = _Part(inventory, nodes)
     try:

@@ -36,8 +36,12 @@ def foreign_names(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[st
     return tuple(told.values())
 
 
-def placing(pod: Json, schedulers: Collection[str], offers: Offers | None) -> tuple[str, ...]:
-    """Of a pod that asks for cards: who places it, and when, and where. `schedulers` ask the extender."""
+def placing(
+    pod: Json, schedulers: Collection[str], offers: Offers | None, left: Collection[str] | None
+) -> tuple[str, ...]:
+    """Of a pod that asks for cards: who places it, and when, and where. `schedulers` ask the extender. `left`: as
+    `Offers.left`.
+    """
     spec = pod.get("spec") or {}
     found = []
     scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
@@ -55,7 +59,7 @@ def placing(pod: Json, schedulers: Collection[str], offers: Offers | None) -> tu
     if offers is not None and (unmatched := offers.unmatched(spec.get("nodeSelector") or {})):
         shown = ", ".join(unmatched[:_FEW])
         found.append(f"spec.nodeSelector: no node with cards has {shown} now; the pod waits until one does")
-    elif offers is not None and offers.left(pod) == frozenset():
+    elif left is not None and not left:
         field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
         found.append(f"{field}: no node with cards meets it now; the pod waits until one does")
     return tuple(found)

@@ -308,9 +308,10 @@ def _judged(pod: Json, namespace: str, view: View, settings: Settings) -> tuple[
         told += advice.foreign_names(pod, offers, view.classes())
     if asked is None:
         return told
-    told += advice.placing(pod, settings.gang_schedulers, offers)
-    if offers is not None and not told:
-        told += validate.kept_to(asked, view, offers.left(pod))
+    left = offers.left(pod) if offers is not None else None
+    told += advice.placing(pod, settings.gang_schedulers, offers, left)
+    if not told:
+        told += validate.kept_to(asked, view, left)
     told += validate.small(asked, view, settings.least_share)
     told += _judge_quotas(asked, view.quotas(namespace), view, settings)
     return told + _judge_sharing(pod, namespace, asked, view, settings)
