@@ -28,6 +28,7 @@ ELSEWHERE = {
     "docker ": "needs an engine: tests/helm holds the Dockerfile",
     "helm ": "test_chart.py",
     "kubectl logs cardwise-test": "helm test leaves that pod: test_chart.py",
+    "kubectl logs -n cardwise-system job/cardwise-kubeadm": "of scheduler.mode=kubeadm: tests/helm/test_kubeadm.py",
     "nvidia-ctk ": "on a node: test_nvidia_runtime.py",
     "pipx ": "not on each machine: tests/release installs the wheel",
     "cardwise simulate openb": "the trace is not shipped: tests/cli/commands/test_simulate.py",
