@@ -21,6 +21,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.inventory import Report
 from extender.cache.nodeload import NodeLoads
+from extender.cache.nominated import NominatedPods
 from extender.cache.placing import Ask, Placing
 from extender.cache.policies import Policies
 from extender.cache.quotas import FullEntry
@@ -29,10 +30,11 @@ from extender.cache.statelock import StateLock
 from extender.gangs import gangwords
 from extender.gangs.ganglock import LockedGangs
 from extender.gangs.gangs import Gangs
-from extender.preemption import preemption
 from extender.preemption.preemption import Preemption
 from extender.queue import ahead
 from extender.queue.ahead import Ahead, Nominee
+from extender.queue.reserve import Reserve
+from extender.queue.turns import Turns
 from extender.queue.waitingpods import WaitingPods
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.objects import CardRecord
@@ -57,59 +59,37 @@ class State:
         self.patience = patience or Patience()
         self._lock = StateLock(clock)
         self._ledger = Ledger(kept_back=kept_back, max_clients=max_clients, core=core)
-        self._held = held = Cache(self._ledger, self.patience, clock)
-        self._inventory, self._reservations, self._limits = held.inventory, held.reservations, held.limits
-        self._loads = held.loads
-        self.waiting_pods = WaitingPods(self._lock, held, clock)
-        self.policies = Policies(self._lock, self._ledger, self._loads, held.count_cards)
-        for_preemption = preemption.Parts(
-            ledger=self._ledger,
-            loads=self._loads,
-            nominations=self._reservations.nominations,
-            gangs=lambda: self._gangs,  # which are made with what preemption keeps
-            ready=held.count_cards,
-            headroom=held.headroom_without,
-            freed=held.free,
-            refused=held.refused,
-            policy=(of_gangs or gangwords.Settings()).policy,
+        self._cache = cache = Cache(self._ledger, self.patience, clock)
+        self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
+        self._loads = cache.loads
+        self.waiting_pods = WaitingPods(self._lock, cache, clock)
+        self.policies = Policies(self._lock, self._ledger, self._loads, cache.count_cards)
+        settings = of_gangs or gangwords.Settings()
+        nominated = NominatedPods(cache, settings.policy)
+        self._placing = Placing(cache, self.policies, nominated)
+        turns, reserve = Turns(), Reserve(cache, clock)
+        self.ahead = Ahead(
+            self._lock,
+            cache=cache,
+            placing=self._placing,
+            reserve=reserve,
+            turns=turns,
+            settings=of_ahead or ahead.Settings(),
+            clock=clock,
         )
-        self.preemption = Preemption(self._lock, for_preemption, clock)
-        for_gangs = gangwords.Parts(
-            ledger=self._ledger,
-            reservations=self._reservations,
-            loads=self._loads,
-            unschedulable=held.unschedulable,
-            freed=lambda: held.freed,
-            good=held.good,
-            headroom=held.headroom,
-            kept=self.preemption.kept,
-            may=self.preemption.may_plan,
-            nominated=self.preemption.nominated,
-            ahead=lambda: self.ahead,  # which is made with what gangs keep
+        self._gangs = Gangs(gangwords.Parts(cache, nominated, turns, reserve, self.ahead), settings, clock)
+        self.gangs = LockedGangs(self._lock, cache, self._gangs, reserve, clock)
+        self.preemption = Preemption(
+            self._lock, cache=cache, nominated=nominated, turns=turns, gangs=self._gangs, clock=clock
         )
-        self._gangs = Gangs(for_gangs, of_gangs or gangwords.Settings(), clock)
-        self.gangs = LockedGangs(self._lock, self._gangs, held.count_cards, clock)
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
         self._unplaced: dict[str, tuple[PodRef, str]] = {}  # by UID: bound past us, and where
-        self._placing = Placing(self._ledger, held, self.policies, self.preemption.kept)
-        for_ahead = ahead.Parts(
-            ledger=self._ledger,
-            reservations=self._reservations,
-            loads=self._loads,
-            ready=held.count_cards,
-            place=self._placing.place_ahead,
-            hold=self._placing.hold_ahead,
-            headroom=held.headroom,
-            reserved=self._gangs.reserved,
-            may=self.preemption.may_plan,
-        )
-        self.ahead = Ahead(self._lock, for_ahead, of_ahead or ahead.Settings(), clock)
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
         """The ledger as of now, locked: read it and let go."""
         with self._lock:
-            self._held.count_cards()
+            self._cache.count_cards()
             yield self._ledger
 
     @contextmanager
@@ -181,12 +161,12 @@ class State:
                 self._reservations.noted(report)
             for report in heard.silent:
                 self._reservations.unreported(report)
-            self._held.settle_reports({*heard.reported, *heard.silent, *noted})
+            self._cache.settle_reports({*heard.reported, *heard.silent, *noted})
             return heard.problem
 
     def remove_card(self, name: str) -> None:
         with self._lock:
-            self._held.settle_reports(self._inventory.remove_card(name))
+            self._cache.settle_reports(self._inventory.remove_card(name))
 
     def set_node(self, name: str, record: NodeRecord = NodeRecord()) -> None:
         with self._lock:
@@ -205,23 +185,23 @@ class State:
         """The ResourceClass is so now."""
         with self._lock:
             if self._inventory.set_class(device_class):
-                self._held.free()
+                self._cache.free()
 
     def remove_class(self, name: str) -> None:
         with self._lock:
             if self._inventory.remove_class(name):
-                self._held.free()
+                self._cache.free()
 
     def set_quota(self, key: str, quota: GPUQuota) -> None:
         """The GPUQuota `key`, "namespace/name", is so now."""
         with self._lock:
             if self._limits.set(key, quota):
-                self._held.free()
+                self._cache.free()
 
     def remove_quota(self, key: str) -> None:
         with self._lock:
             if self._limits.remove(key):
-                self._held.free()
+                self._cache.free()
 
     # What filter and bind decide.
 
@@ -240,22 +220,16 @@ class State:
             decided = self._reservations.decided(uid)
             if decided is not None:
                 return decided
-            self._held.count_cards()
+            self._cache.count_cards()
             self.ahead.comes(uid, ask.nodes)
-            with self._held.aside(uid):  # its own plan is no obstacle, on a card or in a quota
-                placed = self.ahead.find(
-                    ask.pod.namespace,
-                    ask.request.priority,
-                    created,
-                    lambda: self._placing.place(ask),
-                    lambda found: () if isinstance(found, Unplaceable) else (found.node,),
-                )
+            with self._cache.aside(uid):  # its own plan is no obstacle, on a card or in a quota
+                placed = self.ahead.place(ask, created)
             if isinstance(placed, Unplaceable):
                 self._reservations.give_up(uid)
-                self._held.refused(uid)
+                self._cache.refused(uid)
             else:
                 self._placing.hold(ask, placed, Phase.RESERVED)
-                self._held.unschedulable.satisfied(uid)
+                self._cache.unschedulable.satisfied(uid)
             return placed
 
     def fitting(self, ask: Ask, *, created: str = ahead.YOUNGEST) -> dict[str, int] | Unplaceable | Decided:
@@ -266,16 +240,10 @@ class State:
             if decided is not None:
                 return decided
             self.ahead.comes(uid, ask.nodes)
-            scores, refusals = self.ahead.find(
-                ask.pod.namespace,
-                ask.request.priority,
-                created,
-                lambda: self._placing.score(ask),
-                lambda found: found[0],
-            )
+            scores, refusals = self.ahead.score(ask, created)
             if scores:
                 return scores
-            self._held.refused(uid)
+            self._cache.refused(uid)
             return Unplaceable(refusals=refusals)
 
     def scores(self, ask: Ask) -> dict[str, int]:
@@ -305,7 +273,7 @@ class State:
             chosen: Assignment | Refusal | None = None
             if one is not None and unsure:
                 chosen = one.assignment  # it may be written already, so no other cards will do
-            elif request is not None and not self._held.loads.offers(node):
+            elif request is not None and not self._cache.loads.offers(node):
                 chosen = Refusal.NO_SLOTS  # since filter; the kubelet would fail the pod for good
             elif request is not None:
                 chosen = self._choose(Ask(pod, request, (node,), policy), node)
@@ -348,7 +316,7 @@ class State:
                 if one.phase is Phase.NOMINATED:
                     self.ahead.expired(one.pod.uid)
             if self.preemption.step() or over.nomination:
-                self._held.free()
+                self._cache.free()
             return self._reservations.unconfirmed()
 
     def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:
@@ -370,7 +338,7 @@ class State:
     def class_in_use(self, name: str) -> bool:
         """Whether a pod waits for the class or holds a card that is of it or, gone from its node, may have been."""
         with self._lock:
-            self._held.count_cards()
+            self._cache.count_cards()
             if self.waiting_pods.any_asks_for(name):
                 return True
             kinds = self._ledger.kinds
@@ -380,14 +348,14 @@ class State:
     def changed_nodes(self) -> set[str]:
         """The nodes whose cards or holdings have changed since the last call."""
         with self._lock:
-            self._held.count_cards()
-            changed, self._held.changed = self._held.changed, set()
+            self._cache.count_cards()
+            changed, self._cache.changed = self._cache.changed, set()
             return changed
 
     def take_overfull(self) -> set[str]:
         """Of the nodes on which pods were seen bound since the last call, those with `holders` of too much."""
         with self._lock:
-            self._held.count_cards()
+            self._cache.count_cards()
             nodes, self._bound_on = self._bound_on, set()
             return {node for node in nodes if self._given_twice(node)}
 
@@ -396,7 +364,7 @@ class State:
         UUIDs of its cards by index; and the pods that are bound there and hold something, not what a node says of some.
         """
         with self._lock:
-            self._held.count_cards()
+            self._cache.count_cards()
             state = self._ledger.node(node)
             return (
                 self._given_twice(node),
@@ -411,7 +379,7 @@ class State:
     def unplaced(self) -> list[tuple[PodRef, str]]:
         """The pods that ask for cards or devices and were bound past us, on nodes that have some of ours."""
         with self._lock:
-            self._held.count_cards()
+            self._cache.count_cards()
             return [each for each in self._unplaced.values() if self._ledger.node(each[1]) is not None]
 
     def marks(self) -> dict[str, int]:
@@ -456,11 +424,11 @@ class State:
 
     def _choose(self, ask: Ask, node: str) -> Assignment | Refusal:
         """The cards of the pod's plan for the node where they still hold, else others there."""
-        self._held.count_cards()
+        self._cache.count_cards()
         one = self._reservations.get(ask.pod.uid)
         plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None
-        if plan is not None and self._held.good(plan, ask.request):
+        if plan is not None and self._cache.good(plan, ask.request):
             return plan.assignment
-        with self._held.aside(ask.pod.uid):
+        with self._cache.aside(ask.pod.uid):
             placed = self._placing.place_on(ask, node)
         return placed if isinstance(placed, Refusal) else placed.assignment

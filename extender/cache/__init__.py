@@ -1,6 +1,7 @@
 """The cache: what nodes report, what pods hold or may come to hold, and the ledger of cards that follows.
 
-Comes in: records, and what filter and bind decide. Goes out: where a pod fits (`placing`) and what is free.
+Comes in: records, and what filter and bind decide. Goes out: where a pod fits (`placing`), what is free, and what is
+kept from whom (`nominated`).
 
 Nothing here locks but what says so: `extender.state` holds the one lock, `statelock`.
 

@@ -31,9 +31,7 @@ class Cache:
         self.ledger = ledger
         self.inventory = Inventory()
         self.loads = NodeLoads()
-        self.reservations = Reservations(
-            self.inventory, lambda uid: self.loads.get(uid) is not None, self._follow, patience, clock
-        )
+        self.reservations = Reservations(self.inventory, self.loads, self._follow, patience, clock)
         self.limits = Quotas()
         self.unschedulable = UnschedulablePods()
         self.freed = 0

@@ -19,11 +19,12 @@ only the extender knows. It remembers what it has answered, and learns the node 
 preemption another extender has answered the cards are found anew. Not thread-safe: the state locks.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from cardwise.core.api.assignment import Assignment
+from extender.cache.nodeload import NodeLoads
 from extender.records.pod import Claimant
 
 _UNTOLD = 5.0  # seconds for kube-scheduler to say which node it has chosen
@@ -63,10 +64,10 @@ class Nomination:
 
 
 class Nominations:
-    """`there`: whether a pod, by its UID, is still on its node."""
+    """`loads`: who is still on a node."""
 
-    def __init__(self, there: Callable[[str], bool]) -> None:
-        self._there = there
+    def __init__(self, loads: NodeLoads) -> None:
+        self._loads = loads
         self._of: dict[str, Nomination] = {}
         self._over: dict[str, str] = {}  # the node that was kept long enough, by pod
 
@@ -130,7 +131,7 @@ class Nominations:
         ended = False
         for uid, nomination in list(self._of.items()):
             victims = [victim for place in nomination.places.values() for victim in place.victims]
-            if nomination.told and any(map(self._there, victims)):
+            if nomination.told and any(self._loads.get(victim) is not None for victim in victims):
                 nomination.until = now + _PATIENCE
             elif now >= nomination.until:
                 del self._of[uid]

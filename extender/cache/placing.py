@@ -3,17 +3,16 @@
 Runs under the state's lock; the state decides what follows from the answer.
 """
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from collections.abc import Collection
 from typing import NamedTuple
 
 from cardwise.core.api import policies
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
+from extender.cache.nominated import NominatedPods
 from extender.cache.policies import Policies
 from extender.cache.reservations import Phase
 from extender.records.pod import Prospect
@@ -31,24 +30,18 @@ class Ask(NamedTuple):
 
 
 class Placing:
-    """`kept`: what is kept from a pod for others, as long as it is entered."""
+    """Changes nothing but with `hold` and `hold_ahead`."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        held: Cache,
-        scored: Policies,
-        kept: Callable[[Collection[str], int], AbstractContextManager[None]],
-    ) -> None:
-        self._ledger = ledger
-        self._held = held
+    def __init__(self, cache: Cache, scored: Policies, nominated: NominatedPods) -> None:
+        self._ledger = cache.ledger
+        self._cache = cache
         self._scored = scored
-        self._kept = kept
+        self._nominated = nominated
 
     def place(self, ask: Ask) -> Placement | Unplaceable:
         """The best node, held by nobody yet."""
-        headroom = self._held.headroom(ask.pod.namespace)
-        with self._kept((ask.pod.uid,), ask.request.priority):
+        headroom = self._cache.headroom(ask.pod.namespace)
+        with self._nominated.kept((ask.pod.uid,), ask.request.priority):
             if ask.load is not None:
                 best = self._scored.place(ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, headroom=headroom)
                 if best is not None:
@@ -57,15 +50,15 @@ class Placing:
 
     def place_on(self, ask: Ask, node: str) -> Placement | Refusal:
         """The cards of one node."""
-        headroom = self._held.headroom(ask.pod.namespace)
-        with self._kept((ask.pod.uid,), ask.request.priority):
+        headroom = self._cache.headroom(ask.pod.namespace)
+        with self._nominated.kept((ask.pod.uid,), ask.request.priority):
             return placement.place_on(self._ledger.node(node), ask.request, ask.policy, headroom)
 
     def score(self, ask: Ask) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod holds itself is no obstacle."""
-        self._held.count_cards()
-        with self._held.aside(ask.pod.uid), self._kept((ask.pod.uid,), ask.request.priority):
-            headroom = self._held.headroom(ask.pod.namespace)
+        self._cache.count_cards()
+        with self._cache.aside(ask.pod.uid), self._nominated.kept((ask.pod.uid,), ask.request.priority):
+            headroom = self._cache.headroom(ask.pod.namespace)
             if ask.load is not None:
                 scores = self._scored.scores(
                     ask.pod.uid, ask.request, ask.load, ask.nodes, ask.policy, headroom=headroom
@@ -81,11 +74,11 @@ class Placing:
 
     def hold(self, ask: Ask, placed: Placement, phase: Phase) -> None:
         """The pod is to have this."""
-        self._held.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
+        self._cache.reservations.plan(ask.pod, placed.node, placed.assignment, phase, mps_client=ask.request.mps_client)
 
     def hold_ahead(self, pod: Prospect, placed: Placement) -> None:
         """The pod is to have this before kube-scheduler comes to it."""
-        self._held.reservations.plan(
+        self._cache.reservations.plan(
             pod.ref,
             placed.node,
             placed.assignment,

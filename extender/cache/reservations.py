@@ -38,6 +38,7 @@ from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from extender.cache.inventory import REPORTED, Inventory, Report
+from extender.cache.nodeload import NodeLoads
 from extender.cache.nominations import Nominations
 from extender.records.pod import Prospect
 from extender.records.podinfo import PodRecord
@@ -168,12 +169,10 @@ Follow = Callable[[str, bool], None]
 
 
 class Reservations:
-    """By pod UID. `reports`: what nodes say. `there`: whether a pod is still on its node."""
+    """By pod UID. `reports`: what nodes say; `loads`: who is still on a node."""
 
-    def __init__(
-        self, reports: Inventory, there: Callable[[str], bool], follow: Follow, patience: Patience, clock: Clock
-    ) -> None:
-        self.nominations = Nominations(there)
+    def __init__(self, reports: Inventory, loads: NodeLoads, follow: Follow, patience: Patience, clock: Clock) -> None:
+        self.nominations = Nominations(loads)
         self._follow = follow
         self._reports = reports
         self._patience = patience

@@ -10,24 +10,27 @@ from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Foreign, Group, Rank
 from cardwise.core.values.refusals import Refusal
+from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
 from extender.gangs.gangs import Gangs
 from extender.gangs.gangviews import View
 from extender.gangs.gangwords import Hold, Work
+from extender.queue.reserve import Reserve
 
 _TOLD_AT_ONCE: Final = 50  # gangs
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next
 
 
 class LockedGangs:
-    """All methods may be called from any thread. `ready`: brings the ledger up to date; under the lock."""
+    """All methods may be called from any thread."""
 
-    def __init__(self, lock: StateLock, gangs: Gangs, ready: Callable[[], None], clock: Clock) -> None:
+    def __init__(self, lock: StateLock, cache: Cache, gangs: Gangs, reserve: Reserve, clock: Clock) -> None:
         self._lock = lock
         self._clock = clock
         self._gangs = gangs
-        self._ready = ready
+        self._cache = cache
+        self._reserve = reserve
 
     def set_group(self, key: str, group: Group | None) -> None:
         """Our PodGroup, "namespace/name", is so now; None: it is no more."""
@@ -42,21 +45,21 @@ class LockedGangs:
     def filter(self, uid: str, nodes: Collection[str]) -> str | Refusal | None:
         """The node of a member; None: it is placed alone."""
         with self._lock:
-            self._ready()
+            self._cache.count_cards()
             return self._gangs.filter(uid, nodes)
 
     def reserved(self, rank: Rank, request: PodRequest, nodes: Collection[str]) -> set[str]:
         """The nodes among these that are kept from a pod of this rank, for a gang that has waited long."""
-        if not self._gangs.reserving:
+        if self._reserve.gang is None:
             return set()
         with self._lock:
-            self._ready()
-            return self._gangs.reserved(rank, request, nodes)
+            self._cache.count_cards()
+            return self._reserve.closed(rank, request, nodes)
 
     def join(self, uid: str, node: str) -> Hold | str | None:
         """A bind call has come: what to wait for, or why it cannot be; None: it goes on at once."""
         with self._lock:
-            self._ready()
+            self._cache.count_cards()
             return self._gangs.join(uid, node)
 
     def waits(self, uid: str) -> bool:
@@ -79,7 +82,7 @@ class LockedGangs:
     def recover(self) -> None:
         """A term begins: the rest of what is bound in part is planned before anything else is placed."""
         with self._lock:
-            self._ready()
+            self._cache.count_cards()
             self._gangs.recover()
 
     def stop(self, reason: str) -> None:
@@ -90,7 +93,7 @@ class LockedGangs:
     def step(self) -> Work:
         """One round of what time does; for the extender that leads."""
         with self._lock:
-            self._ready()
+            self._cache.count_cards()
             work = self._gangs.step()
         until = self._clock.now() + _ROUND_SECONDS
         while self._plan_some() and self._clock.now() < until:
@@ -99,7 +102,7 @@ class LockedGangs:
 
     def _plan_some(self) -> bool:
         with self._lock:
-            self._ready()
+            self._cache.count_cards()
             return self._gangs.plan_some()
 
     def evicts(self, uid: str) -> bool:

@@ -12,15 +12,14 @@ from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Nodes, Planned, Terms, Unplanned
-from cardwise.core.gangs.gangs import Member, Rank
+from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, Plan
 from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement import fitting
 from extender.cache import yielding
 from extender.cache.reservations import Phase, Reservations
-from extender.gangs import gangwords
 from extender.gangs.gangwords import Parts
-from extender.gangs.reserve import Reserve
+from extender.queue.reserve import no_place
 from extender.records.podref import PodRef
 
 CHEAP = 0.002  # seconds that a plan may take in vain and be tried again at once
@@ -30,14 +29,18 @@ class Places:
     """`policy`: of placement, for pods that name none."""
 
     def __init__(self, parts: Parts, policy: str, clock: Clock) -> None:
-        self._parts = parts
-        self._clock = clock
+        self._cache = parts.cache
+        self._ledger, self._loads = parts.cache.ledger, parts.cache.loads
+        self._reservations = parts.cache.reservations
+        self._nominated = parts.nominated
+        self._reserve = parts.reserve
+        self._ahead = parts.ahead
         self._policy = policy
-        self._reserve = Reserve(parts.headroom)
+        self._clock = clock
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape
         self._last_offer: frozenset[str] = frozenset()
         self._offered: dict[str, int] = {}  # by gang, how often the scheduler has offered something anew
-        self._vacancies = Vacancies(parts.ledger, parts.loads)
+        self._vacancies = Vacancies(self._ledger, self._loads)
         self._freed = 0
         self._tried: dict[str, object] = {}  # `_state` of the last plan that failed
         self._not_before: dict[str, float] = {}
@@ -78,19 +81,9 @@ class Places:
         self._tried.clear()
         self._not_before.clear()
 
-    # What is kept from others.
-
-    @property
-    def reserving(self) -> bool:
-        return self._reserve.gang is not None
-
-    def reserved(self, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
-        """The nodes among these that are kept from a pod of this rank."""
-        return self._reserve.closed(self._parts.ledger, rank, request, nodes)
-
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
         """These have waited too long, in their order. Whether others may have what was kept from them."""
-        ended = self._reserve.turn_to(due, self._parts.ledger, self._parts.loads, self._policy, now)
+        ended = self._reserve.turn_to(due, self._policy, now)
         if ended:
             self._freed += 1
         return ended
@@ -99,7 +92,7 @@ class Places:
 
     def plan_of(self, key: str) -> Plan:
         """What is planned for the gang, "namespace/name", at any time from now on."""
-        return _Rows(self._parts.reservations, key)
+        return _Rows(self._reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Not where it did not fit a moment ago and nothing has changed."""
@@ -115,7 +108,7 @@ class Places:
         if not known:
             return None
         if short is not None:
-            gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(short)
+            gang.reason = self._reserve.hopeless(gang.key) or no_place(short)
         elif self.place(gang, members, now):
             self._tried.pop(gang.key, None)
             return True
@@ -130,34 +123,34 @@ class Places:
         """Places for all of these members, held and in the gang's plan, instead of those they had there; or nothing has
         changed.
         """
-        parts, uids = self._parts, [member.uid for member in members]
+        uids = [member.uid for member in members]
         for member in members:
-            if parts.reservations.decided(member.uid) is not None:
+            if self._reservations.decided(member.uid) is not None:
                 gang.reason = f"{member.name} may be bound already; that is found out first"
                 return False
         offers = self._offers.get(gang.key, {})
-        priority, _, created, _ = gang.rank()
+        _, _, created, _ = gang.rank()
 
         with (
-            parts.ledger.what_if(released=uids),
-            parts.loads.what_if(unplanned=uids),
-            parts.kept(gang.members, gang.priority),
+            self._ledger.what_if(released=uids),
+            self._loads.what_if(unplanned=uids),
+            self._nominated.kept(gang.members, gang.priority),
         ):
-            found = parts.ahead().find(
-                gang.namespace,
-                -priority,
-                created,
-                lambda: self._planned(gang, members, offers, now),
-                lambda found: () if isinstance(found, Unplanned) else set(found.nodes.values()),
-            )
+            found = self._planned(gang, members, offers, now)
+            if isinstance(found, Unplanned) and (later := self._ahead.after(gang.priority, created)):
+                with self._ahead.without(later):
+                    then = self._planned(gang, members, offers, now)
+                if isinstance(then, Planned):
+                    self._ahead.overtake(later, gang.namespace, set(then.nodes.values()))
+                    found = self._planned(gang, members, offers, now)
         if isinstance(found, Unplanned):
-            gang.reason = self._reserve.hopeless(gang.key) or gangwords.no_place(found.member)
+            gang.reason = self._reserve.hopeless(gang.key) or no_place(found.member)
             return False
         gang.hold(uids, now)
         for uid in uids:
-            parts.reservations.give_up(uid)
+            self._reservations.give_up(uid)
         for member in members:
-            parts.reservations.plan(
+            self._reservations.plan(
                 PodRef(member.uid, gang.namespace, member.name),
                 found.nodes[member.uid],
                 found.assignments.get(member.uid),
@@ -174,7 +167,7 @@ class Places:
         found = self._where_nominated(gang, members, offers, now)
         if isinstance(found, Planned):
             return found
-        return gangplan.plan(self._parts.ledger, self._parts.loads, members, self._terms(gang, offers, now))
+        return gangplan.plan(self._ledger, self._loads, members, self._terms(gang, offers, now))
 
     def _where_nominated(
         self, gang: Gang, members: Sequence[Member], offers: Mapping[str, frozenset[str]], now: float
@@ -184,7 +177,7 @@ class Places:
         """
         avoided, own, planned = gang.avoided(now), {}, []
         for member in members:
-            node = self._parts.nominated(member.uid)
+            node = self._reservations.nominations.node(member.uid)
             if node and (member.shape, node) not in avoided:
                 shape = f"{member.shape}@{node}"
                 own[shape] = frozenset({node})
@@ -193,7 +186,7 @@ class Places:
                 planned.append(member)
         if not own:
             return None
-        return gangplan.plan(self._parts.ledger, self._parts.loads, planned, self._terms(gang, {**offers, **own}, now))
+        return gangplan.plan(self._ledger, self._loads, planned, self._terms(gang, {**offers, **own}, now))
 
     def would_place(
         self, gang: Gang, members: Sequence[Member], nodes: Nodes, now: float, *, shape: str, also: Iterable[str]
@@ -203,36 +196,34 @@ class Places:
         offers[shape] = offers.get(shape, frozenset()).union(also)
         # Vacancies are of the nodes as they are, not of these.
         terms = replace(self._terms(gang, offers, now), vacant=None)
-        found = gangplan.plan(self._parts.ledger, nodes, members, terms)
+        found = gangplan.plan(self._ledger, nodes, members, terms)
         return found if isinstance(found, Planned) else None
 
     def broken(self, gang: Gang) -> str:
         """What of the plan is not good any more, or ""."""
-        parts = self._parts
         for uid, node in gang.plan.items():
-            member, holding = gang.members[uid], parts.ledger.holding(uid)
-            good = parts.loads.left(node) is not None
+            member, holding = gang.members[uid], self._ledger.holding(uid)
+            good = self._loads.left(node) is not None
             if good and member.request is not None:
-                good = holding is not None and parts.good(holding, member.request)
+                good = holding is not None and self._cache.good(holding, member.request)
             if not good:
                 return f"what {member.name} was to have on node {node} is not there any more"
         return ""
 
     def _terms(self, gang: Gang, offers: Mapping[str, frozenset[str]], now: float) -> Terms:
-        parts = self._parts
         return Terms(
             namespace=gang.namespace,
             policy=self._policy,
-            headroom=lambda: parts.headroom(gang.namespace),
+            headroom=lambda: self._cache.headroom(gang.namespace),
             offers=offers,
             avoided=gang.avoided(now),
-            closed=self._reserve.against(parts.ledger, gang.key, gang.rank()),
+            closed=self._reserve.against(gang.key, gang.rank()),
             vacant=self._vacant,
         )
 
     def _state(self, gang: Gang, now: float) -> object:
         """While it is the same, a plan that failed would fail again."""
-        freed = self._freed + self._parts.freed() + self._parts.loads.freed
+        freed = self._freed + self._cache.freed + self._loads.freed
         return freed, self._offered.get(gang.key, 0), tuple(gang.avoided(now))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
@@ -249,7 +240,7 @@ class Places:
         """How many more there would be room for at most, if nothing were held ahead."""
         least = min((claim.mem for claim in fitting.claims(shape.request) if not claim.whole), default=0)
         more = 0
-        for one in self._parts.reservations.among(Phase.NOMINATED):
+        for one in self._reservations.among(Phase.NOMINATED):
             shares = one.assignment.shares() if one.assignment is not None else ()
             on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
             cpu, memory, _ = one.load or Load(0, 0, 0)
@@ -264,7 +255,7 @@ class Places:
         shape = Shape(request, load)
         if not self._vacancies.most(shape)[1]:
             return None
-        ahead = {one.node: 1 for one in self._parts.reservations.among(Phase.NOMINATED)}  # who may give way
+        ahead = {one.node: 1 for one in self._reservations.among(Phase.NOMINATED)}  # who may give way
         return {**ahead, **self._vacancies.nodes(shape)}
 
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from cardwise.clock import Clock
-from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangplan import Nodes, Planned
-from cardwise.core.gangs.gangs import Foreign, Group, Member, Phase, Rank
+from cardwise.core.gangs.gangs import Foreign, Group, Member, Phase
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
@@ -31,7 +30,10 @@ class Gangs:
     def __init__(self, parts: Parts, settings: Settings, clock: Clock) -> None:
         self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
         self.queued: Callable[[str], None] = lambda _created: None
-        self._parts = parts
+        self._cache = parts.cache
+        self._unschedulable = parts.cache.unschedulable
+        self._reservations = parts.cache.reservations
+        self._first = parts.turns  # who comes before gangs
         self._settings = settings
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
@@ -41,7 +43,7 @@ class Gangs:
         self._beside: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that are none of ours
         self._beside_of: dict[str, str] = {}  # gang by such a pod
         self._holds: dict[str, Hold] = {}
-        self._requeue = Requeue(parts.unschedulable)
+        self._requeue = Requeue(parts.cache.unschedulable)
         self._round: deque[Gang] = deque()  # those that are still to be looked at
         self._unasked: list[Gang] = []  # of this round
         self._round_cost = 0.0
@@ -68,7 +70,7 @@ class Gangs:
         self._regroup(gang, member)
         self._void(gang, gang.put(member, now))
         self._stand_back(gang, now)
-        came_late = before is None and member.uid in self._parts.unschedulable  # the scheduler knew of it before we did
+        came_late = before is None and member.uid in self._unschedulable  # the scheduler knew of it before we did
         if gang.complete > was_complete or gang.ran > was_running or came_late:
             self._requeue.all(now)
 
@@ -126,15 +128,15 @@ class Gangs:
         now = self._clock.now()
         gang = self.of(uid)
         if gang is None:
-            self._parts.unschedulable.refused(uid, now)
+            self._unschedulable.refused(uid, now)
             return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
         if gang.ran:
             return None
         found = self._filter(gang, uid, nodes, now)
         if isinstance(found, Refusal):
-            self._parts.unschedulable.refused(uid, now)
+            self._unschedulable.refused(uid, now)
             return found
-        self._parts.unschedulable.satisfied(uid)
+        self._unschedulable.satisfied(uid)
         gang.passes(uid, now)
         return found
 
@@ -257,7 +259,7 @@ class Gangs:
     def views(self, keys: Iterable[str]) -> list[View]:
         """These gangs, as they are told; not those that are gone, or no gangs."""
         gangs = (self._gangs[key] for key in keys if key in self._gangs)
-        return [view(gang, self._parts.ledger) for gang in gangs if not gang.group.basic]
+        return [view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
 
     def phases(self) -> dict[str, int]:
         """How many gangs are in which phase."""
@@ -270,21 +272,14 @@ class Gangs:
         """The gangs whose minimum somebody else's PodGroup says, and whose."""
         return [(kind, key) for key, gang in self._gangs.items() for kind in _kinds(gang.there)]
 
-    @property
-    def reserving(self) -> bool:
-        """Whether anything is kept from anybody; may be asked without the lock."""
-        return self._places.reserving
-
-    def reserved(self, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
-        """The nodes among these that are kept from a pod of this rank."""
-        return self._places.reserved(rank, request, nodes)
-
     # Everything below is what they are made of.
 
     def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float) -> str | Refusal:
         member = gang.members[uid]
         gang.shown(uid)
-        if list(nodes) != [self._parts.nominated(uid)]:  # it is asked about alone, so that says nothing of the others
+        if list(nodes) != [
+            self._reservations.nominations.node(uid)
+        ]:  # it is asked about alone, so that says nothing of the others
             self._places.offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
             self._end(gang, f"{member.name} came to be scheduled again while it waited")
@@ -309,7 +304,7 @@ class Gangs:
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
         """The scheduler does not offer the node that the member was planned on."""
-        if self._parts.reservations.decided(uid) is not None:
+        if self._reservations.decided(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid(uid, node, now)
         # Who has passed filter may be on its way to bind; and what is posted is posted.
@@ -376,7 +371,7 @@ class Gangs:
 
     def _try(self, gang: Gang, now: float) -> bool | None:
         """Plans it, where that may help; those who were refused before are woken. None: as `Places.attempt`."""
-        if not gang.forward and not self._parts.may(gang.priority):
+        if not gang.forward and not self._first.has("", gang.priority, now):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
         if not gang.forward:
@@ -413,7 +408,7 @@ class Gangs:
         if not gang.forsaken:
             return
         there = [member.uid for member in gang.there]
-        if not any(self._parts.reservations.decided(uid) is not None for uid in there):
+        if not any(self._reservations.decided(uid) is not None for uid in there):
             self._void(gang, gang.stand_back(now))
 
     def _end(self, gang: Gang, reason: str) -> None:

@@ -4,20 +4,16 @@ What is decided is in `gangs`.
 """
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cardwise.core.api import policies
-from cardwise.core.api.quotas import Headroom
-from cardwise.core.api.request import PodRequest
-from cardwise.core.gangs.gangs import GangPatience, Member
-from cardwise.core.placement.ledger import Holding, Ledger
-from extender.cache.nodeload import NodeLoads
-from extender.cache.reservations import Reservations
-from extender.cache.unschedulable import UnschedulablePods
+from cardwise.core.gangs.gangs import GangPatience
+from extender.cache.cache import Cache
+from extender.cache.nominated import NominatedPods
 from extender.queue.ahead import Ahead
+from extender.queue.reserve import Reserve
+from extender.queue.turns import Turns
 from extender.records.podref import PodRef
 
 
@@ -46,28 +42,13 @@ class Hold:
 
 
 class Parts(NamedTuple):
-    """The parts of the state that plans are made of. `freed` counts the times at which room may have come on cards or
-    in quotas; `good`: whether a holding still stands; `headroom`: what quotas leave to a namespace; `kept`: around a
-    plan for these pods of this priority, for what is kept from them; `may`: whether a gang of this priority may be
-    planned now, see `turns`; `nominated`: the node where others have gone for the pod, or "".
-    """
+    """The parts of the state that plans are made of."""
 
-    ledger: Ledger
-    reservations: Reservations
-    loads: NodeLoads
-    unschedulable: UnschedulablePods
-    freed: Callable[[], int]
-    good: Callable[[Holding, PodRequest], bool]
-    headroom: Callable[[str], Sequence[Headroom]]
-    kept: Callable[[Collection[str], int], AbstractContextManager[None]]
-    may: Callable[[int], bool]
-    nominated: Callable[[str], str]
-    ahead: Callable[[], Ahead]
-
-
-def no_place(member: Member) -> str:
-    """Why a plan failed."""
-    return f"there is no place for {member.name} beside the others"
+    cache: Cache
+    nominated: NominatedPods
+    turns: Turns
+    reserve: Reserve
+    ahead: Ahead
 
 
 class Work(NamedTuple):

@@ -6,29 +6,22 @@ must go for the pod that was asked for is answered; the places of the others are
 lock of the state.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.placement.ledger import Ledger
 from cardwise.core.preemption.preemption import Victims
+from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
-from extender.cache.nominations import Kept, Nominations, Place
+from extender.cache.nominated import NominatedPods
+from extender.cache.nominations import Kept, Place
 from extender.gangs.gangs import Gangs
+from extender.preemption.search import VictimSearch
 from extender.records.pod import Claimant
 from extender.records.podref import PodRef
-
-
-class Look(Protocol):
-    """Who must go on a node for the pod; as `Preemption`, whose search it is."""
-
-    def __call__(
-        self, claimant: Claimant, policy: str, node: str, chosen: Collection[str], /, *, own: Collection[str]
-    ) -> Victims | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +33,37 @@ class Together:
     rest: tuple[Kept, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class GangPreemption:
-    """`kept`: around what is looked at, for all that is kept from these pods of this priority."""
+    """Not thread-safe: the state locks."""
 
-    ledger: Ledger
-    loads: NodeLoads
-    gangs: Callable[[], Gangs]
-    nominations: Nominations
-    kept: Callable[[Collection[str], int], AbstractContextManager[None]]
-    look: Look
-    clock: Clock
+    def __init__(
+        self, nominated: NominatedPods, search: VictimSearch, gangs: Gangs, *, cache: Cache, clock: Clock
+    ) -> None:
+        self._ledger = cache.ledger
+        self._loads = cache.loads
+        self._nominations = cache.reservations.nominations
+        self._nominated = nominated
+        self._victims = search
+        self._gangs = gangs
+        self._clock = clock
 
     def concerns(self, uid: str) -> bool:
         """Whether the pod is in a gang that does not run, so that it is not placed alone."""
-        gang = self.gangs().of(uid)
+        gang = self._gangs.of(uid)
         return gang is None or not gang.ran
 
     def unhelped(self, uid: str) -> list[str]:
         """All of the pod's gang who have no place yet, and for whom nobody goes."""
         return [member.uid for member in self._lacking(uid)]
 
-    def answer(
-        self, claimant: Claimant, policy: str, found: Mapping[str, Victims], in_time: Callable[[], bool]
-    ) -> Together | None:
+    def answer(self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float) -> Together | None:
         """None where nobody is to go: the gang only has to wait, or would not be complete. `found`: who would have to
-        go for this pod alone, by node.
+        go for this pod alone, by node; `until`: when the search ends.
         """
-        with self.nominations.tried():
-            self.nominations.drop(claimant.uid)
+        with self._nominations.tried():
+            self._nominations.drop(claimant.uid)
             lacking = self._lacking(claimant.uid)
-            return self._search(claimant, policy, dict(found), lacking, in_time)
+            return self._search(claimant, policy, dict(found), lacking, until)
 
     def _search(
         self,
@@ -78,7 +71,7 @@ class GangPreemption:
         policy: str,
         found: dict[str, Victims],
         lacking: Sequence[Member],
-        in_time: Callable[[], bool],
+        until: float,
     ) -> Together | None:
         asker = next((member for member in lacking if member.uid == claimant.uid), None)
         nodes = {node for node, victims in found.items() if not victims.uids}  # where it is enough to wait
@@ -89,7 +82,7 @@ class GangPreemption:
         own: tuple[str, Victims] | None = None
         others: list[Kept] = []
         at_once = 1
-        while found and in_time():
+        while found and self._clock.now() <= until:
             for _ in range(at_once):
                 node, victims = min(found.items(), key=lambda item: (item[1].harm, item[0]))
                 if victims.uids and own is None:
@@ -101,11 +94,13 @@ class GangPreemption:
                 else:
                     found.clear()
                     break
-                self.nominations.answered(taker, {node: Place(victims.assignment, victims.uids)}, self.clock.now())
+                self._nominations.answered(taker, {node: Place(victims.assignment, victims.uids)}, self._clock.now())
                 nodes.add(node)
                 del found[node]
                 taker = _claimant(claimant.ref.namespace, fellows[0]) if fellows else claimant
-                again = self.look(taker, policy, node, (), own=[m.uid for m in lacking if not self._is_helped(m.uid)])
+                again = self._victims.look(
+                    taker, policy, node, own=[m.uid for m in lacking if not self._is_helped(m.uid)]
+                )
                 if again is not None:
                     found[node] = again
                 if not found:
@@ -121,23 +116,23 @@ class GangPreemption:
 
     def _lacking(self, uid: str) -> list[Member]:
         """The same; none where nothing can be planned for the gang now."""
-        gang = self.gangs().of(uid)
-        if gang is None or gang.ran or gang.refusal(self.clock.now()) is not None:
+        gang = self._gangs.of(uid)
+        if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
             return []
         return [member for member in gang.missing_in_plan() if not self._is_helped(member.uid)]
 
     def _is_helped(self, uid: str) -> bool:
         """Whether somebody goes for the pod already."""
-        return bool(self.nominations.node(uid))
+        return bool(self._nominations.node(uid))
 
     def _places(self, claimant: Claimant, members: Sequence[Member], nodes: Iterable[str]) -> list[Kept] | None:
         """Places for all of these, once all are gone who go; what they hold there of cards."""
-        gang = self.gangs().of(claimant.uid)
+        gang = self._gangs.of(claimant.uid)
         if gang is None:
             return None
         with self._later(claimant, {member.uid for member in members}, nodes) as later:
             shape = gang.members[claimant.uid].shape
-            planned = self.gangs().would_place(gang, members, later, shape=shape, also=nodes)
+            planned = self._gangs.would_place(gang, members, later, shape=shape, also=nodes)
         if planned is None:
             return None
         return [
@@ -149,19 +144,19 @@ class GangPreemption:
     @contextmanager
     def _later(self, claimant: Claimant, own: Collection[str], nodes: Iterable[str]) -> Iterator["_Later"]:
         """Meanwhile all who go are gone, and for whom they go is there."""
-        going = self.nominations.all_victims()
+        going = self._nominations.all_victims()
         more: dict[str, Load] = {}
         for node in {*nodes, *going.values()}:
-            for _, placed in self.loads.on(node):
+            for _, placed in self._loads.on(node):
                 one = placed.occupant
                 if one is not None and (one.going or one.uid in going):
                     going[one.uid] = node
                     more[node] = more.get(node, _NOTHING).plus(placed.load)
-        for who, node, _ in self.nominations.before(own, claimant.request.priority):
-            if self.loads.get(who.uid) is None:
+        for who, node, _ in self._nominations.before(own, claimant.request.priority):
+            if self._loads.get(who.uid) is None:
                 more[node] = more.get(node, _NOTHING).plus(who.load, -1)
-        with self.kept(own, claimant.request.priority), self.ledger.what_if(released=going):
-            yield _Later(self.loads, more)
+        with self._nominated.kept(own, claimant.request.priority), self._ledger.what_if(released=going):
+            yield _Later(self._loads, more)
 
 
 class _Later:

@@ -5,28 +5,21 @@ only about nodes whose sums want victims. Pods for which there is room in the su
 `fragmented`, for `evictions`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from typing import Final, NamedTuple
+from typing import Final
 
 from cardwise.clock import Clock
-from cardwise.core.api import policies
-from cardwise.core.api.quotas import Headroom
-from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.preemption import preemption
-from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
-from cardwise.kube.pods.budgets import Budget, Budgets
-from extender.cache.nodeload import NodeLoads
-from extender.cache.nominations import KEPT, Nominations, Place
-from extender.cache.reservations import MARKS, Phase
+from cardwise.core.preemption.preemption import Victims
+from cardwise.kube.pods.budgets import Budget
+from extender.cache.cache import Cache
+from extender.cache.nominated import LOWEST, NominatedPods
+from extender.cache.nominations import Place
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import slices
 from extender.gangs.gangs import Gangs
 from extender.preemption.gangpreemption import GangPreemption
+from extender.preemption.search import VictimSearch
 from extender.queue.fragmented import FragmentedPods
 from extender.queue.turns import Turns
 from extender.records.pod import Claimant
@@ -34,32 +27,6 @@ from extender.records.podref import PodRef
 
 _SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
 _TOGETHER: Final = 8  # nodes looked at under one lock, where nobody waits for the answer
-_LOWEST: Final = -(1 << 40)  # below all priorities
-_NO_LOAD: Final = Load(0, 0, 0)
-
-
-class Parts(NamedTuple):
-    """The parts of the state. `gangs`: made after this, with what is kept here; `ready`: brings the ledger up to date;
-    `headroom`: what quotas leave to a namespace, but for what one pod holds; `freed`: there may be room where there was
-    none; `refused`: the pod waits for that; `policy`: of placement, for pods that name none.
-    """
-
-    ledger: Ledger
-    loads: NodeLoads
-    nominations: Nominations
-    gangs: Callable[[], Gangs]
-    ready: Callable[[], None]
-    headroom: Callable[[str, str], Sequence[Headroom]]
-    freed: Callable[[], None]
-    refused: Callable[[str], None]
-    policy: str = policies.DEFAULT
-
-
-class _Nominated(NamedTuple):
-    """What is kept for a nominated pod on a node, and what the pod takes there beside cards."""
-
-    holding: Holding
-    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +41,30 @@ class Eviction:
 class Preemption:
     """Methods may be called from any thread; those that say so want the lock to be held."""
 
-    def __init__(self, lock: StateLock, parts: Parts, clock: Clock) -> None:
+    def __init__(
+        self, lock: StateLock, *, cache: Cache, nominated: NominatedPods, turns: Turns, gangs: Gangs, clock: Clock
+    ) -> None:
         self._lock = lock
-        self._parts = parts
-        self._clock = clock
-        self._budgets = Budgets()
-        self._nominations = parts.nominations
+        self._cache = cache
+        self._loads = cache.loads
+        self._nominated = nominated
+        self._nominations = cache.reservations.nominations
+        self._turns = turns
+        self._search = VictimSearch(nominated)
         self._fragmented = FragmentedPods()
-        self._turns = Turns()
-        self._together = GangPreemption(
-            parts.ledger, parts.loads, parts.gangs, self._nominations, self.kept, self._look, clock
-        )
+        self._together = GangPreemption(nominated, self._search, gangs, cache=cache, clock=clock)
+        self._clock = clock
 
     # What the API server tells.
 
     def set_budget(self, key: str, budget: Budget) -> None:
         """The PodDisruptionBudget, "namespace/name", is so now."""
         with self._lock:
-            self._budgets.set(key, budget)
+            self._search.budgets.set(key, budget)
 
     def remove_budget(self, key: str) -> None:
         with self._lock:
-            self._budgets.remove(key)
+            self._search.budgets.remove(key)
 
     def heard(self, claimant: Claimant, node: str) -> None:
         """The pod waits, and its status names this node, or "". Under the lock."""
@@ -105,29 +74,12 @@ class Preemption:
         """The pod waits since no extender answered for it, or None: for another reason. Under the lock."""
         self._turns.heard(uid, priority)
 
-    def nominated(self, uid: str) -> str:
-        """The node where others go or have gone for the pod, or "". Under the lock."""
-        return self._nominations.node(uid)
-
-    def may_plan(self, priority: int) -> bool:
-        """Whether a gang of this priority may be planned now. Under the lock."""
-        return self._turns.has("", priority, self._clock.now())
-
     def over(self, uid: str) -> None:
         """The pod is bound, or is no more. Under the lock."""
         self._turns.drop(uid)
         self._fragmented.drop(uid)
 
-    # What is kept.
-
-    @contextmanager
-    def kept(self, own: Collection[str], priority: int) -> Iterator[None]:
-        """Meanwhile the ledger has what is kept from pods of this priority, but for their own. Under the lock."""
-        if not len(self._nominations):
-            yield
-            return
-        with self._parts.ledger.what_if(held=[one.holding for one in self._kept(own, priority)]):
-            yield
+    # What time and leaders do.
 
     def forget(self) -> None:
         """Another extender decides from now on, or has until now. Under the lock."""
@@ -149,7 +101,7 @@ class Preemption:
         with self._lock:
             if self._turns.has(uid, priority, self._clock.now()):
                 return True
-            self._parts.refused(uid)
+            self._cache.refused(uid)
             return False
 
     def answer(
@@ -160,7 +112,7 @@ class Preemption:
         """
         until = self._clock.now() + _SECONDS
         with self._lock:
-            self._parts.ready()
+            self._cache.count_cards()
             if self._waits(claimant, policy):
                 return {}
             own = self._together.unhelped(claimant.uid) if member else []
@@ -169,7 +121,7 @@ class Preemption:
             if self._clock.now() > until:
                 break
             with self._lock:  # for one node at a time: filter must not wait for all of them
-                victims = self._look(claimant, policy, node, chosen[node], own=own)
+                victims = self._search.look(claimant, policy, node, chosen[node], own=own)
                 if victims is not None:
                     found[node] = victims
         with self._lock:
@@ -180,7 +132,7 @@ class Preemption:
     def are_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
         with self._lock:
-            there = {placed.occupant.uid for _, placed in self._parts.loads.on(node) if placed.occupant is not None}
+            there = {placed.occupant.uid for _, placed in self._loads.on(node) if placed.occupant is not None}
         return there.issuperset(uids)
 
     # Pods that only cards keep waiting.
@@ -201,9 +153,9 @@ class Preemption:
         found: list[tuple[tuple[object, ...], str]] = []
         for nodes in slices(due.nodes, _TOGETHER, self._clock):
             with self._lock:
-                self._parts.ready()
+                self._cache.count_cards()
                 for node in nodes:
-                    victims = self._look(due.claimant, due.policy, node, ())
+                    victims = self._search.look(due.claimant, due.policy, node)
                     if victims is None or victims.violations:
                         continue
                     if not victims.uids:
@@ -211,12 +163,12 @@ class Preemption:
                     found.append((victims.harm, node))
         found.sort()
         with self._lock:
-            self._parts.ready()
+            self._cache.count_cards()
             # Much may have happened since the first of them was looked at.
             if due.claimant.uid not in self._fragmented or self._is_helped(due.claimant.uid):
                 return None
             for _, node in found[:_TOGETHER]:
-                victims = self._look(due.claimant, due.policy, node, ())
+                victims = self._search.look(due.claimant, due.policy, node)
                 if victims is not None and not victims.violations:
                     return self._decided(due.claimant, node, victims) if victims.uids else None
             return None
@@ -225,7 +177,7 @@ class Preemption:
         """Whether the victim is still to go for the pod."""
         with self._lock:
             nomination = self._nominations.get(claimant.uid)
-            placed = self._parts.loads.get(victim)
+            placed = self._loads.get(victim)
             going = placed is not None and placed.occupant is not None and placed.occupant.going
             return nomination is not None and not going
 
@@ -233,38 +185,17 @@ class Preemption:
         """Nobody was evicted for the pod: nothing is kept for it."""
         with self._lock:
             self._nominations.drop(claimant.uid)
-            self._parts.freed()
+            self._cache.free()
 
     # Everything below runs under the lock.
 
     def _decided(self, claimant: Claimant, node: str, victims: Victims) -> Eviction:
         self._nominations.decided(claimant, node, Place(victims.assignment, victims.uids), self._clock.now())
-        there = {one.uid: one for _, placed in self._parts.loads.on(node) if (one := placed.occupant) is not None}
+        there = {one.uid: one for _, placed in self._loads.on(node) if (one := placed.occupant) is not None}
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids))
 
     def _is_helped(self, uid: str) -> bool:
-        return self._nominations.get(uid) is not None or self._parts.ledger.holding(uid) is not None
-
-    def _kept(self, own: Collection[str], priority: int, on: str = "") -> list[_Nominated]:
-        """What is kept from pods of this priority, but for their own: everywhere, or on this node."""
-        ledger = self._parts.ledger
-        found = []
-        for claimant, node, place in list(self._nominations.before(own, priority)):
-            if on not in ("", node) or ledger.holding(claimant.uid) is not None:
-                continue  # what it was given counts by itself
-            assignment = place.assignment
-            if assignment is None:
-                # Somebody else has answered: what it would get when those that are going have gone.
-                victims = self._look(claimant, claimant.request.policy or self._parts.policy, node, (), nobody=True)
-                assignment = victims.assignment if victims is not None else None
-                if assignment is None:
-                    continue
-                self._nominations.settle(claimant.uid, node, assignment)
-            # Of no namespace: no quota counts it before it is bound.
-            mps_client = claimant.request.mps_client
-            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
-            found.append(_Nominated(holding, claimant.load))
-        return found
+        return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
     def _waits(self, claimant: Claimant, policy: str) -> bool:
         """Whether somebody goes for the pod already, and that is enough."""
@@ -272,82 +203,14 @@ class Preemption:
         if nomination is None or not nomination.told:
             return False
         return any(
-            self._look(claimant, policy, node, (), nobody=True, gone=place.victims) is not None
+            self._nominated.once_gone(claimant, policy, node, place.victims) is not None
             for node, place in nomination.places.items()
         )
-
-    def _look(
-        self,
-        claimant: Claimant,
-        policy: str,
-        node: str,
-        chosen: Collection[str],
-        *,
-        nobody: bool = False,
-        gone: Collection[str] = (),
-        own: Collection[str] = (),
-    ) -> Victims | None:
-        """The victims on the node. `nobody`: none may be evicted; `gone`: these go whatever is chosen; `own`: pods of
-        which nothing is kept from this one.
-        """
-        left, request = self._parts.loads.left(node), claimant.request
-        if left is None:
-            return None
-        # Asked for while what is kept is found out, it would go round in a circle.
-        kept = [] if nobody else self._kept({claimant.uid, *own}, request.priority, node)
-        going = {*gone, *self._nominations.victims(node, claimant.uid)}
-        residents = [*self._residents(node, claimant.uid, going), *(_resident(one.holding, going) for one in kept)]
-        full = Full(
-            node=self._as_it_would_be(node, claimant.uid, kept),
-            left=reduce(lambda less, one: less.plus(one.load, -1), kept, left),
-            residents=residents,
-            allowed=self._budgets.allowed({budget for resident in residents for budget in resident.budgets}),
-        )
-        newcomer = Newcomer(
-            request=request,
-            load=claimant.load,
-            priority=_LOWEST if nobody else request.priority,
-            policy=policy,
-            headroom=self._parts.headroom(claimant.ref.namespace, claimant.uid),
-        )
-        return preemption.best(full, newcomer, chosen)
-
-    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[_Nominated]) -> NodeState | None:
-        """The node with what is kept there, and without what the pod holds itself: a copy."""
-        known = self._parts.ledger.node(node)
-        if known is None:
-            return None
-        state, own = known.copy(), self._parts.ledger.holding(uid)
-        if own is not None and own.node == node:
-            state.add(own.assignment, own.mps_client, -1)
-        for one in kept:
-            state.add(one.holding.assignment, one.holding.mps_client, 1)
-        return state
-
-    def _residents(self, node: str, but: str, gone: Collection[str]) -> list[Resident]:
-        """Everybody on the node, except for this pod."""
-        ledger, loads = self._parts.ledger, self._parts.loads
-        residents, seen = [], {but}
-        for key, placed in loads.on(node):
-            one = placed.occupant
-            uid = one.uid if one is not None else key
-            holding = ledger.holding(uid) if uid not in seen else None
-            seen.add(uid)
-            if holding is not None and holding.node != node:
-                holding = None
-            if one is None:
-                residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
-                continue
-            budgets = self._budgets.matching(one.namespace, one.labels)
-            going = one.going or uid in gone
-            residents.append(Resident(uid, one.priority, placed.load, holding, budgets, going, one.fixed, one.grouped))
-        residents += [_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen]
-        return residents
 
     def _for_gang(
         self, claimant: Claimant, policy: str, found: Mapping[str, Victims], until: float
     ) -> dict[str, Victims]:
-        together = self._together.answer(claimant, policy, found, lambda: self._clock.now() <= until)
+        together = self._together.answer(claimant, policy, found, until)
         if together is None:
             return {}
         victims = together.victims
@@ -359,7 +222,7 @@ class Preemption:
         if any(not victims.uids for victims in found.values()):
             # Somewhere it only has to wait, so nobody else goes: the node is named by those that go already.
             found = {
-                node: Victims(uids=going, highest=_LOWEST, assignment=victims.assignment)
+                node: Victims(uids=going, highest=LOWEST, assignment=victims.assignment)
                 for node, victims in found.items()
                 if not victims.uids and (going := self._going(node, claimant.request.priority))
             }
@@ -368,11 +231,5 @@ class Preemption:
         return found
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:
-        occupants = (placed.occupant for _, placed in self._parts.loads.on(node))
+        occupants = (placed.occupant for _, placed in self._loads.on(node))
         return tuple(one.uid for one in occupants if one is not None and one.going and one.priority < priority)
-
-
-def _resident(holding: Holding, gone: Collection[str]) -> Resident:
-    """A plan, or what a vanished pod had: it is no pod that could be evicted."""
-    going = holding.mark == MARKS[Phase.TERMINATING] or holding.uid in gone
-    return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)

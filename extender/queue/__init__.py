@@ -2,5 +2,6 @@
 
 Comes in: records of pods without a node, and refusals. Goes out: who is to be woken, and which node a pod gets ahead.
 
-Read first: `waitingpods`, then `ahead` (pods that have a node before kube-scheduler comes to them).
+Read first: `waitingpods`, then `ahead` (pods that have a node before kube-scheduler comes to them) and `reserve` (nodes
+that are kept for a gang that has waited long).
 """

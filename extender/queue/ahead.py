@@ -6,24 +6,26 @@ as filter's do: the scheduler's own filters and filter and bind stand as ever. S
 """
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api import policies
-from cardwise.core.api.quotas import Headroom
-from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangs import Rank
-from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
-from extender.cache.nodeload import NodeLoads
-from extender.cache.reservations import Phase, Reservation, Reservations
+from extender.cache.cache import Cache
+from extender.cache.placing import Ask, Placing
+from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
+from extender.queue.reserve import Reserve
+from extender.queue.turns import Turns
 from extender.records.aheadnodes import Ground, Grounds
 from extender.records.pod import Prospect
 from extender.records.podref import PodRef
@@ -78,34 +80,30 @@ class Nominee(NamedTuple):
     node: str
 
 
-class Parts(NamedTuple):
-    """The parts of the state. `place`: as filter would, held by nobody yet; `hold`: for the pod until its bind;
-    `headroom`: what quotas leave to a namespace; `reserved`: nodes that are kept from a pod for a gang; `may`: whether
-    a pod of this priority may be placed now.
-    """
-
-    ledger: Ledger
-    reservations: Reservations
-    loads: NodeLoads
-    ready: Callable[[], None]
-    place: Callable[[Prospect, Collection[str], str], Placement | Unplaceable]
-    hold: Callable[[Prospect, Placement], None]
-    headroom: Callable[[str], Collection[Headroom]]
-    reserved: Callable[[Rank, PodRequest, Collection[str]], set[str]]
-    may: Callable[[int], bool]
-
-
 _Place = tuple[int, str]  # in the queue: priority, the highest first, and time of creation
-_Found = TypeVar("_Found")
 
 
 class Ahead:
     """Methods that say so may be called from any thread; the others want the lock to be held."""
 
-    def __init__(self, lock: StateLock, parts: Parts, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        lock: StateLock,
+        *,
+        cache: Cache,
+        placing: Placing,
+        reserve: Reserve,
+        turns: Turns,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
         self.observe: Callable[[Outcome], None] = lambda _: None  # told how it went with each pod
         self._lock = lock
-        self._parts = parts
+        self._cache = cache
+        self._reservations = cache.reservations
+        self._placing = placing
+        self._reserve = reserve
+        self._turns = turns
         self._settings = settings
         self._clock = clock
         self._grounds = Grounds()
@@ -182,7 +180,7 @@ class Ahead:
             return
         doubt = one.prospect.constraints
         if list(nodes) == [one.node]:
-            self._parts.reservations.meet(uid)
+            self._reservations.meet(uid)
             self._doubts.pop(doubt, None)
             self.observe(Outcome.MET)
         else:
@@ -190,21 +188,49 @@ class Ahead:
                 self._doubt(doubt)
             self._end([uid], Outcome.ELSEWHERE)
 
-    def find(
-        self,
-        namespace: str,
-        priority: int,
-        created: str,
-        search: Callable[[], _Found],
-        nodes: Callable[[_Found], Collection[str]],
-    ) -> _Found:
-        """What the search for a place finds, of a pod or a gang. `nodes`: those where it fits, by what was found. Where
-        there are none, pods that come later in the queue give way with what they hold ahead, if that helps.
-        """
-        found = search()
-        if nodes(found) or not self._gives_way(namespace, (-priority, created), lambda: nodes(search())):
-            return found
-        return search()
+    def place(self, ask: Ask, created: str) -> Placement | Unplaceable:
+        """The best node for a pod of that time of creation, if need be with what pods after it hold ahead."""
+        found = self._placing.place(ask)
+        if isinstance(found, Unplaceable) and (later := self.after(ask.request.priority, created)):
+            with self.without(later):
+                then = self._placing.place(ask)
+            if isinstance(then, Placement):
+                self.overtake(later, ask.pod.namespace, (then.node,))
+                return self._placing.place(ask)
+        return found
+
+    def score(self, ask: Ask, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
+        """As `place`, for all nodes that fit; and why the others do not."""
+        found = self._placing.score(ask)
+        if not found[0] and (later := self.after(ask.request.priority, created)):
+            with self.without(later):
+                scores, _ = self._placing.score(ask)
+            if scores:
+                self.overtake(later, ask.pod.namespace, scores)
+                return self._placing.score(ask)
+        return found
+
+    # What gives way to a pod or a gang that finds no place.
+
+    def after(self, priority: int, created: str) -> list[Reservation]:
+        """What is held ahead for pods that come later in the queue than one of this priority and time of creation."""
+        return [
+            one
+            for one in self._reservations.among(Phase.NOMINATED)
+            if one.prospect is not None and _place(one.prospect) > (-priority, created)
+        ]
+
+    def without(self, later: Iterable[Reservation]) -> AbstractContextManager[None]:
+        """Meanwhile these hold nothing."""
+        return self._cache.ledger.what_if(released=[one.pod.uid for one in later])
+
+    def overtake(self, later: Iterable[Reservation], namespace: str, nodes: Collection[str]) -> None:
+        """What these hold on the nodes is over; where the namespace has quotas, all that its own pods hold."""
+        limited = bool(self._cache.headroom(namespace))
+        self._end(
+            [one.pod.uid for one in later if one.node in nodes or (limited and one.pod.namespace == namespace)],
+            Outcome.OVERTAKEN,
+        )
 
     # What time does.
 
@@ -218,7 +244,7 @@ class Ahead:
     def decide(self, resting: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
         """The next pod, if any, and whether to ask again at once. `resting`: namespaces whose pods wait meanwhile."""
         with self._lock:
-            if not self._active() or self._parts.reservations.count(Phase.NOMINATED) >= WINDOW:
+            if not self._active() or self._reservations.count(Phase.NOMINATED) >= WINDOW:
                 return False, None
             prospect = self._next(resting)
             if prospect is None:
@@ -239,7 +265,7 @@ class Ahead:
             now = self._clock.now()
             found = []
             for uid, nominee in list(self._named.items()):
-                one = self._parts.reservations.get(uid)
+                one = self._reservations.get(uid)
                 if one is not None and one.node == nominee.node:
                     self._unheld.pop(uid, None)
                 elif now - self._unheld.setdefault(uid, now) >= _STALE_SECONDS:
@@ -293,31 +319,30 @@ class Ahead:
         uid = prospect.uid
         del self._waiting[uid]
         self._tried(uid)
-        parts, settings = self._parts, self._settings
-        parts.ready()
+        self._cache.count_cards()
         if (
-            not (settings.one_best_node or prospect.insists)
-            or parts.ledger.holding(uid) is not None
-            or not parts.may(prospect.request.priority)
+            not (self._settings.one_best_node or prospect.insists)
+            or self._cache.ledger.holding(uid) is not None
+            or not self._turns.has("", prospect.request.priority, self._clock.now())
             or self._doubts.get(prospect.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
         placed = self._place(prospect)
         if placed is None:
             return None
-        parts.hold(prospect, placed)
+        self._placing.hold_ahead(prospect, placed)
         return Nominee(prospect.ref, prospect.version, placed.node)
 
     def _place(self, prospect: Prospect) -> Placement | None:
         """The best node with room for the pod beside cards, too."""
-        parts, policy = self._parts, prospect.request.policy or self._settings.policy
+        policy = prospect.request.policy or self._settings.policy
         nodes = self._grounds.allowed(prospect.constraints)
-        closed = parts.reserved(prospect.rank, prospect.request, nodes)
+        closed = self._reserve.closed(prospect.rank, prospect.request, nodes)
         full = set(closed)
         for look in range(_LOOKS + 1):
             if look == _LOOKS:
                 full = {name for name in nodes if name in closed or not self._takes(name, prospect.load)}
-            placed = parts.place(prospect, nodes - full if full else nodes, policy)
+            placed = self._placing.place_ahead(prospect, nodes - full if full else nodes, policy)
             if isinstance(placed, Unplaceable):
                 return None
             if self._takes(placed.node, prospect.load):
@@ -326,7 +351,7 @@ class Ahead:
         return None
 
     def _takes(self, node: str, load: Load) -> bool:
-        return gangplan.takes(self._parts.loads.left(node), _NO_LOAD, load)
+        return gangplan.takes(self._cache.loads.left(node), _NO_LOAD, load)
 
     def _unname(self, uid: str) -> None:
         self._named.pop(uid, None)
@@ -349,28 +374,11 @@ class Ahead:
         for uid in uids:
             if self._nominated(uid) is not None:
                 self.observe(outcome)
-                self._parts.reservations.give_up(uid)
-
-    def _gives_way(self, namespace: str, place: _Place, fits: Callable[[], Collection[str]]) -> bool:
-        """Whether something has ended that was held ahead for pods after this place, so that there is room."""
-        later = [
-            (one.pod.uid, one.node, one.pod.namespace)
-            for one in self._parts.reservations.among(Phase.NOMINATED)
-            if one.prospect is not None and _place(one.prospect) > place
-        ]
-        if not later:
-            return False
-        with self._parts.ledger.what_if(released=[uid for uid, _, _ in later]):
-            nodes = fits()
-        if not nodes:
-            return False
-        limited = bool(self._parts.headroom(namespace))
-        self._end([uid for uid, node, of in later if node in nodes or (limited and of == namespace)], Outcome.OVERTAKEN)
-        return True
+                self._reservations.give_up(uid)
 
     def _nominated(self, uid: str) -> Reservation | None:
         """What the pod holds ahead, until kube-scheduler comes to it."""
-        one = self._parts.reservations.get(uid)
+        one = self._reservations.get(uid)
         return one if one is not None and one.phase is Phase.NOMINATED else None
 
 

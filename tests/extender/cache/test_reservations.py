@@ -7,6 +7,7 @@ import pytest
 from cardwise.core.api import names, request
 from extender.cache import reservations
 from extender.cache.inventory import Inventory
+from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import FOLLOWS, PLANS, POSTED, IllegalTransition, Patience, Phase, Reservations
 from extender.records.podref import PodRef
 from tests.build import pod
@@ -24,7 +25,7 @@ def clock():
 @pytest.fixture
 def table(clock):
     return Reservations(
-        Inventory(), lambda uid: False, lambda uid, seen: None, Patience(hold=30, terminating=20, confirm=75), clock
+        Inventory(), NodeLoads(), lambda uid, seen: None, Patience(hold=30, terminating=20, confirm=75), clock
     )
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from cardwise.core.api import names
 from extender.cache.reservations import Begun
-from extender.gangs.gangs import Gangs
 from extender.queue import ahead
 from extender.queue.ahead import Outcome, Settings, When
+from extender.queue.reserve import Reserve
 from tests.extender import gangworlds
 from tests.extender.aheadworlds import REFUSED, World
 from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark
@@ -255,7 +255,7 @@ def test_at_the_beginning_of_a_term_those_wait_whose_turn_it_is_not():
 
 
 def test_nodes_that_are_kept_for_a_gang_are_named_for_nobody_else(monkeypatch):
-    monkeypatch.setattr(Gangs, "reserved", lambda *_: {"n1"})
+    monkeypatch.setattr(Reserve, "closed", lambda *_: {"n1"})
     world = World("n1", "n2")
     world.create("p", HALF)
     assert world.ahead() == {"p": "n2"}

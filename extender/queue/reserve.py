@@ -9,10 +9,10 @@ nothing and is told so. Nodes are kept whole where one of their cards would do, 
 such a node waits as well. Not thread-safe.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from cardwise.clock import Clock
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
@@ -21,23 +21,25 @@ from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.gangs.vacancy import Shape, Vacancies, shapes
 from cardwise.core.placement.kinds import Kinds
-from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
+from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
-from extender.gangs import gangwords
 
 _LOOK_AGAIN = 30.0  # seconds between two looks at whether the gang could fit
 _AT_ONCE = 0.004  # seconds of one part of such a look
 
 
+def no_place(member: Member) -> str:
+    """Why a plan failed."""
+    return f"there is no place for {member.name} beside the others"
+
+
 class Reserve:
-    """At most one gang keeps nodes: the first in the order of those that have waited too long and could fit.
+    """At most one gang keeps nodes: the first in the order of those that have waited too long and could fit."""
 
-    `headroom`: what quotas leave to a namespace now, of the live ledger.
-    """
-
-    def __init__(self, headroom: Callable[[str], Sequence[Headroom]]) -> None:
-        self._headroom = headroom
+    def __init__(self, cache: Cache, clock: Clock) -> None:
+        self._cache = cache
+        self._clock = clock
         self._gang: Gang | None = None
         self._nodes: frozenset[str] = frozenset()
         self._since = 0.0
@@ -63,7 +65,7 @@ class Reserve:
         if self._gang is not None and self._gang.key == key:
             self._end()
 
-    def turn_to(self, due: Sequence[Gang], ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> bool:
+    def turn_to(self, due: Sequence[Gang], policy: str, now: float) -> bool:
         """Who keeps nodes from now on, of the gangs that have waited too long, in their order. Whether others may have
         what was kept from them.
         """
@@ -76,7 +78,7 @@ class Reserve:
             self._end()
             self._kept.pop(namespace, None)
             self._rests[namespace] = rest
-        first, nodes = self._first(due, ledger, loads, policy, now)
+        first, nodes = self._first(due, policy, now)
         if first is None:
             self._end()
         elif self._gang is not first:
@@ -95,11 +97,12 @@ class Reserve:
     def gang(self) -> Gang | None:
         return self._gang
 
-    def closed(self, ledger: Ledger, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
+    def closed(self, rank: Rank, request: PodRequest, nodes: Iterable[str]) -> set[str]:
         """The nodes among these that a pod with this place in the order must leave alone."""
         gang = self._gang
         if gang is None or rank <= gang.rank():
             return set()
+        ledger = self._cache.ledger
         wants = [_Want(ledger.kinds, member, self._offered_to(member)) for member in _by_shape(gang)]
         asked = _classes(request)
         by_name = ledger.by_name()
@@ -109,19 +112,19 @@ class Reserve:
             if (state := by_name.get(name)) is not None and any(want.meets(state, asked) for want in wants)
         }
 
-    def against(self, ledger: Ledger, key: str, rank: Rank) -> Callable[[Member, str], bool] | None:
+    def against(self, key: str, rank: Rank) -> Callable[[Member, str], bool] | None:
         """The same for the members of another gang, node by node; None where it is kept from nothing."""
         gang = self._gang
         if gang is None or gang.key == key or rank <= gang.rank():
             return None
 
-        of_shape: dict[str, set[str]] = {}
+        ledger, of_shape = self._cache.ledger, dict[str, set[str]]()
 
         def closed(member: Member, node: str) -> bool:
             if member.request is None:
                 return False
             if member.shape not in of_shape:
-                of_shape[member.shape] = self.closed(ledger, rank, member.request, ledger.by_name())
+                of_shape[member.shape] = self.closed(rank, member.request, ledger.by_name())
             return node in of_shape[member.shape]
 
         return closed
@@ -136,9 +139,7 @@ class Reserve:
             self._kept[self._gang.namespace] = _Kept(self._now - self._since, self._now + self._gang.patience.keep)
         self._gang, self._nodes = None, frozenset()
 
-    def _first(
-        self, due: Sequence[Gang], ledger: Ledger, loads: NodeLoads, policy: str, now: float
-    ) -> tuple[Gang | None, frozenset[str]]:
+    def _first(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, frozenset[str]]:
         """One gang is looked at in a call, so that the next call goes on with the same. Until then what was known of it
         before counts, and those after it may keep nodes.
         """
@@ -148,25 +149,26 @@ class Reserve:
                 continue
             look = self._looked.get(gang.key)
             if not looking and (look is None or now - look.at >= _LOOK_AGAIN):
-                found = self._look(gang, ledger, loads, policy, now)
+                found = self._look(gang, policy, now)
                 looking = found is None
                 look = found or look
             if look is not None and look.nodes:
                 return gang, look.nodes
         return None, frozenset()
 
-    def _look(self, gang: Gang, ledger: Ledger, loads: NodeLoads, policy: str, now: float) -> "_Look | None":
+    def _look(self, gang: Gang, policy: str, now: float) -> "_Look | None":
         """Which nodes would do if all that holds cards there ended; None: not known yet, the next call goes on."""
         if self._draft is None or self._draft.key != gang.key:
-            self._draft = _Draft(gang.key, ledger, loads)
-        if not self._draft.go_on(gang, ledger):
+            self._draft = _Draft(gang.key, self._cache, self._clock)
+        if not self._draft.go_on(gang):
             return None
-        found = self._draft.nodes_for(gang, self._offers.get(gang.key, {}), self._headroom(gang.namespace), policy)
+        headroom = self._cache.headroom(gang.namespace)
+        found = self._draft.nodes_for(gang, self._offers.get(gang.key, {}), headroom, policy)
         if found is None:
             return None
         self._draft = None
         if isinstance(found, Unplanned):
-            problem = f"it cannot run whatever else ends: {gangwords.no_place(found.member)}"
+            problem = f"it cannot run whatever else ends: {no_place(found.member)}"
             look = _Look(now, frozenset(), problem)
             gang.reason = problem
         else:
@@ -193,31 +195,33 @@ class _Look(NamedTuple):
 class _Draft:
     """The cluster without what holds cards but for one gang's, made a part at a time: filter waits for the lock."""
 
-    def __init__(self, key: str, ledger: Ledger, loads: NodeLoads) -> None:
+    def __init__(self, key: str, cache: Cache, clock: Clock) -> None:
         self.key = key
-        self._empty = ledger.like()
-        self._free = _Freed(loads)
+        self._ledger = cache.ledger
+        self._clock = clock
+        self._empty = cache.ledger.like()
+        self._free = _Freed(cache.loads)
         self._busy: dict[str, int] = {}  # MiB that others hold, by node
-        self._left = sorted(ledger.by_name(), reverse=True)
+        self._left = sorted(cache.ledger.by_name(), reverse=True)
         self._vacancies: Vacancies | None = None
         self._names: list[str] = []  # the emptiest first
         self._count = 1  # of those that were tried last
 
-    def go_on(self, gang: Gang, ledger: Ledger) -> bool:
+    def go_on(self, gang: Gang) -> bool:
         """Whether it is done."""
-        until = time.thread_time() + _AT_ONCE
+        until = self._clock.cpu() + _AT_ONCE
         while self._left:
-            state = ledger.node(self._left.pop())
+            state = self._ledger.node(self._left.pop())
             if state is not None:
-                self._add(state, gang, ledger)
-            if time.thread_time() > until:
+                self._add(state, gang)
+            if self._clock.cpu() > until:
                 return not self._left
         return True
 
-    def _add(self, state: NodeState, gang: Gang, ledger: Ledger) -> None:
+    def _add(self, state: NodeState, gang: Gang) -> None:
         self._empty.set_cards(state.name, state.cards)
         self._empty.set_devices(state.name, state.devices)
-        for holding in ledger.holdings(state.name):
+        for holding in self._ledger.holdings(state.name):
             if holding.uid in gang.members:
                 self._empty.hold(holding)
             else:
@@ -234,7 +238,7 @@ class _Draft:
         """As few of the emptiest nodes as it fits on, to a factor of two; or for whom there is no place on all. None:
         the next call goes on.
         """
-        until = time.thread_time() + _AT_ONCE
+        until = self._clock.cpu() + _AT_ONCE
         if self._vacancies is None:
             self._vacancies = Vacancies(self._empty, self._free)
             self._names = sorted(self._free.names(), key=lambda name: (self._busy.get(name, 0), name))
@@ -251,7 +255,7 @@ class _Draft:
             if self._count >= len(self._names):
                 return found
             self._count *= 2
-            if time.thread_time() > until:
+            if self._clock.cpu() > until:
                 return None
 
     def _no_more(self, gang: Gang, nodes: Sequence[str]) -> frozenset[str]:

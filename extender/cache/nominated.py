@@ -1,0 +1,158 @@
+"""What is kept for nominated pods, as holdings. The ledger has them only while a pod is placed that comes after them.
+
+A preemption that this extender has answered says which cards they are. After another extender's only the node is known,
+from the pod's status: then they are the cards that the pod gets once those that are going have gone. Not thread-safe:
+the state locks.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Final, NamedTuple
+
+from cardwise.core.api import policies
+from cardwise.core.api.request import Load
+from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.preemption import preemption
+from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
+from cardwise.kube.pods.budgets import Budgets
+from extender.cache.cache import Cache
+from extender.cache.nominations import KEPT
+from extender.cache.reservations import MARKS, Phase
+from extender.records.pod import Claimant
+
+LOWEST: Final = -(1 << 40)  # below all priorities
+_NO_LOAD: Final = Load(0, 0, 0)
+_NO_BUDGETS: Final = Budgets()
+
+
+class Nominated(NamedTuple):
+    """What is kept for a nominated pod on a node, and what the pod takes there beside cards."""
+
+    holding: Holding
+    load: Load
+
+
+class NominatedPods:
+    """`policy`: of placement, for pods that name none."""
+
+    def __init__(self, cache: Cache, policy: str = policies.DEFAULT) -> None:
+        self._cache = cache
+        self._policy = policy
+        self._nominations = cache.reservations.nominations
+
+    @contextmanager
+    def kept(self, own: Collection[str], priority: int) -> Iterator[None]:
+        """Meanwhile the ledger has what is kept from pods of this priority, but for their own."""
+        if not len(self._nominations):
+            yield
+            return
+        with self._cache.ledger.what_if(held=[one.holding for one in self.kept_on("", own, priority)]):
+            yield
+
+    def kept_on(self, on: str, own: Collection[str], priority: int) -> list[Nominated]:
+        """What is kept on this node, "" for all, from pods of this priority, but for their own."""
+        found = []
+        for claimant, node, place in list(self._nominations.before(own, priority)):
+            if on not in ("", node) or self._cache.ledger.holding(claimant.uid) is not None:
+                continue  # what it was given counts by itself
+            assignment = place.assignment
+            if assignment is None:
+                victims = self.once_gone(claimant, claimant.request.policy or self._policy, node)
+                assignment = victims.assignment if victims is not None else None
+                if assignment is None:
+                    continue
+                self._nominations.settle(claimant.uid, node, assignment)
+            # Of no namespace: no quota counts it before it is bound.
+            mps_client = claimant.request.mps_client
+            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
+            found.append(Nominated(holding, claimant.load))
+        return found
+
+    def once_gone(self, claimant: Claimant, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
+        """What the pod has on the node once those that are going have gone, and these; None where it does not fit.
+
+        What is kept there for others does not count: while that is found out it would go round in a circle.
+        """
+        there = self.full(claimant, node, gone=gone)
+        if there is None:
+            return None
+        return preemption.best(there, self.newcomer(claimant, policy, LOWEST))
+
+    def newcomer(self, claimant: Claimant, policy: str, priority: int) -> Newcomer:
+        """The pod, as preemption takes it: pods below this priority may be evicted for it."""
+        return Newcomer(
+            request=claimant.request,
+            load=claimant.load,
+            priority=priority,
+            policy=policy,
+            headroom=self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
+        )
+
+    def full(
+        self,
+        claimant: Claimant,
+        node: str,
+        *,
+        gone: Collection[str] = (),
+        kept: Sequence[Nominated] = (),
+        budgets: Budgets = _NO_BUDGETS,
+    ) -> Full | None:
+        """The node as preemption for the pod sees it: all who are on it, and what is kept there. `gone`: these go,
+        whatever is chosen. None where there is no such node.
+        """
+        left = self._cache.loads.left(node)
+        if left is None:
+            return None
+        going = {*gone, *self._nominations.victims(node, claimant.uid)}
+        residents = [
+            *self._residents(node, claimant.uid, going, budgets),
+            *(_resident(one.holding, going) for one in kept),
+        ]
+        return Full(
+            node=self._as_it_would_be(node, claimant.uid, kept),
+            left=reduce(lambda less, one: less.plus(one.load, -1), kept, left),
+            residents=residents,
+            allowed=budgets.allowed({budget for resident in residents for budget in resident.budgets}),
+        )
+
+    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[Nominated]) -> NodeState | None:
+        """The node with what is kept there, and without what the pod holds itself: a copy."""
+        known = self._cache.ledger.node(node)
+        if known is None:
+            return None
+        state, own = known.copy(), self._cache.ledger.holding(uid)
+        if own is not None and own.node == node:
+            state.add(own.assignment, own.mps_client, -1)
+        for one in kept:
+            state.add(one.holding.assignment, one.holding.mps_client, 1)
+        return state
+
+    def _residents(self, node: str, but: str, gone: Collection[str], budgets: Budgets) -> list[Resident]:
+        """Everybody on the node, except for this pod."""
+        ledger, loads = self._cache.ledger, self._cache.loads
+        residents, seen = [], {but}
+        for key, placed in loads.on(node):
+            one = placed.occupant
+            uid = one.uid if one is not None else key
+            holding = ledger.holding(uid) if uid not in seen else None
+            seen.add(uid)
+            if holding is not None and holding.node != node:
+                holding = None
+            if one is None:
+                residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
+                continue
+            protecting = budgets.matching(one.namespace, one.labels)
+            going = one.going or uid in gone
+            residents.append(
+                Resident(uid, one.priority, placed.load, holding, protecting, going, one.fixed, one.grouped)
+            )
+        residents += [_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen]
+        return residents
+
+
+def _resident(holding: Holding, gone: Collection[str]) -> Resident:
+    """A plan, or what a vanished pod had: it is no pod that could be evicted."""
+    going = holding.mark == MARKS[Phase.TERMINATING] or holding.uid in gone
+    return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)
