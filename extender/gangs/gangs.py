@@ -33,7 +33,7 @@ class Gangs:
         self._cache = parts.cache
         self._unschedulable = parts.cache.unschedulable
         self._reservations = parts.cache.reservations
-        self._first = parts.turns  # who comes before gangs
+        self._turns = parts.turns
         self._settings = settings
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
@@ -48,7 +48,7 @@ class Gangs:
         self._unasked: list[Gang] = []  # of this round
         self._round_cost = 0.0
         self._next_round = float("-inf")
-        self._turns = BindTurns(settings.max_waiting)
+        self._bind_turns = BindTurns(settings.max_waiting)
         self._places = Places(parts, settings.policy, clock)
         self._stopped = ""
 
@@ -224,7 +224,9 @@ class Gangs:
         now = self._clock.now()
         work = Work([], [])
         for gang in list(self._gangs.values()):
-            late = gang.expired(now, others_short=bool(gang.plan) and self._turns.others_short(gang.namespace, now))
+            late = gang.expired(
+                now, others_short=bool(gang.plan) and self._bind_turns.others_short(gang.namespace, now)
+            )
             if late:
                 self._end(gang, late)
             if gang.rollback_due(now):
@@ -371,11 +373,11 @@ class Gangs:
 
     def _try(self, gang: Gang, now: float) -> bool | None:
         """Plans it, where that may help; those who were refused before are woken. None: as `Places.attempt`."""
-        if not gang.forward and not self._first.has("", gang.priority, now):
+        if not gang.forward and not self._turns.has("", gang.priority, now):
             gang.reason = "pods of higher priority come first, for which no extender answered a moment ago"
             return False
         if not gang.forward:
-            refusal = self._turns.refusal(gang, self._waits(), now)
+            refusal = self._bind_turns.refusal(gang, self._waits(), now)
             if refusal:
                 gang.reason = refusal
                 return False
@@ -384,7 +386,7 @@ class Gangs:
             return planned
         if not gang.forward:
             self._holds[gang.key] = Hold(gang.key, now)
-            self._turns.given(gang, now)
+            self._bind_turns.given(gang, now)
         self._requeue.members(gang, now)
         return True
 
