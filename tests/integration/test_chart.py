@@ -56,6 +56,9 @@ def part_pods(cluster: Cluster, part: str) -> list[Json]:
     return found
 
 
+# By the default policy the card of a pod depends on how many came before it; here one card is to stay nearly empty.
+PACKED = {"cardwise.dev/policy": "binpack"}
+
 # Pods of the churn that are there together, and what each does; `make soak` has the greater number.
 _AT_A_TIME, _WORK = (50, "sleep 10") if SOAK else (8, "exit 0")
 
@@ -116,7 +119,7 @@ def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
     space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
-    space.create(workload("later", gpu_mem=8000, command=IDLE))
+    space.create(workload("later", gpu_mem=8000, command=IDLE, annotations=PACKED))
     space.running("later")
     assert space.get("later")["spec"]["schedulerName"] == "cardwise-scheduler"
     plain = workload("plain", command=IDLE)
@@ -133,7 +136,7 @@ def test_a_rollback_takes_our_scheduler_away_and_no_pod(cluster: Cluster, space:
     assert deployments == ["deployment.apps/cardwise-extender", "deployment.apps/cardwise-webhook"]
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
     space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
-    space.create(workload("back", gpu_mem=100, command=IDLE))
+    space.create(workload("back", gpu_mem=100, command=IDLE, annotations=PACKED))
     space.running("back")
     assert space.get("back")["spec"]["schedulerName"] == "default-scheduler"
 
@@ -173,7 +176,7 @@ def test_a_kubeadm_control_plane_is_wired(cluster: Cluster, space: Space) -> Non
     assert spec["command"][-1].startswith(f"--config={node.OWN_FOLDER}/kubernetes/cardwise/")
     space.wait(lambda: len(part_pods(cluster, "webhook")) == 2, "the former webhooks, which still answered, have ended")
     space.wait(lambda: mps_is_ready(cluster), "the cards are open again")
-    space.create(workload("wired", gpu_mem=100, command=IDLE))
+    space.create(workload("wired", gpu_mem=100, command=IDLE, annotations=PACKED))
     space.running("wired")
     assert space.get("wired")["spec"]["schedulerName"] == "default-scheduler"
     assert assigned(space.get("wired"))

@@ -437,7 +437,8 @@ def test_a_tenants_fat_pods_are_tried_again_a_few_at_a_time_while_the_term_lasts
     assert two.b.bind("good", "n1") == "bound"
     before = len(tried)
     later(two)
-    assert 16 < len(tried) - before <= 3 * 16, "in a minute"
+    # Of the 300 in a minute; some of the first sweep may still have been on their way.
+    assert 16 < len(tried) - before <= 4 * 16
 
 
 def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two):
